@@ -1,0 +1,1 @@
+"""Simulated inference engines for Seer: vLLM's scheduling on a virtual clock."""

@@ -1,0 +1,46 @@
+"""How long a response truly is: given by the job, or drawn from a group-correlated log-normal."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from math import exp, log, sqrt
+from statistics import NormalDist
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from seer_core.ports import ChunkJob
+
+__all__ = ["Lengths"]
+
+_NORMAL = NormalDist()
+
+
+class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Distribution of response lengths for jobs that do not know theirs.
+
+    ``mean_tokens`` is the mean before the cap, ``sigma`` the standard deviation of the length's
+    logarithm, ``group_share`` the part of its variance that siblings have in common.
+    """
+
+    mean_tokens: Annotated[float, Meta(ge=1)] = 512.0
+    sigma: Annotated[float, Meta(ge=0)] = 0.8
+    group_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    cap_tokens: Annotated[int, Meta(ge=1)] = 4096
+
+    def of(self, job: ChunkJob) -> int:
+        """Return the response's true length in tokens: the same for every chunk of a request."""
+        if job.known_tokens is not None:
+            return job.known_tokens
+        z = sqrt(self.group_share) * _normal(f"group {job.group_id}") + sqrt(
+            1 - self.group_share
+        ) * _normal(f"seed {job.seed}")
+        length = exp(log(self.mean_tokens) - self.sigma**2 / 2 + self.sigma * z)
+        return min(max(1, round(length)), self.cap_tokens)
+
+
+def _normal(text: str) -> float:
+    """Return a standard normal number that depends on ``text`` only."""
+    bits = int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
+    return _NORMAL.inv_cdf((bits + 0.5) / 2**48)

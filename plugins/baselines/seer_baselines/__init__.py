@@ -1,0 +1,1 @@
+"""What others do, as plug-ins to compare with."""

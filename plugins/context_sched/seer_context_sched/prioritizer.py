@@ -1,0 +1,136 @@
+"""The prioritizer: the paper's Algorithm 2 with its starvation safeguard."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import attrs
+
+from seer_core.model import GroupContext, Request
+
+__all__ = ["ContextAware"]
+
+
+@attrs.define(eq=False)
+class Candidates:
+    """A group's waiting requests, its probe excepted; furthest first, for their KV may still be warm.
+
+    ``estimate`` and ``served`` are the keys under which the group stands in the two group heaps, None
+    where it does not stand.
+    """
+
+    group: GroupContext
+    heap: list[tuple[int, int, Request]] = attrs.Factory(list)
+    taken: int = 0
+    estimate: int | None = None
+    served: int | None = None
+
+
+class ContextAware:
+    """Serves probes shortest first, then groups longest first; O(log n) per decision.
+
+    Response 0 of each group is its probe.  While probes wait, the one with the fewest generated
+    tokens is next; otherwise a request of the group with the largest estimate.  Every
+    ``guard_interval``-th decision goes to the group that has been served least instead, so that a
+    wrong estimate starves nobody.  Heaps hold stale entries, which are dropped when they surface.
+    """
+
+    def __init__(self, guard_interval: int) -> None:
+        self.guard_interval = guard_interval
+        self._probes: list[tuple[int, int, Request]] = []
+        self._groups: dict[int, Candidates] = {}
+        self._longest: list[tuple[int, int]] = []
+        self._least_served: list[tuple[int, int]] = []
+        self._waiting: set[int] = set()
+        self._decisions = 0
+
+    def push(self, request: Request) -> None:
+        """Take a waiting request: probes into their own queue, others to their group."""
+        self._waiting.add(request.seq)
+        if request.index == 0:
+            heappush(self._probes, (request.generated_tokens, request.seq, request))
+            return
+        group = self._groups.get(request.group.seq)
+        if group is None:
+            group = self._groups[request.group.seq] = Candidates(request.group)
+        heappush(group.heap, (-request.generated_tokens, request.seq, request))
+        self._enter(group)
+
+    def peek(self) -> Request | None:
+        """Return the request to serve next."""
+        if self.guard_interval and self._decisions % self.guard_interval == self.guard_interval - 1:
+            request = self._from_least_served()
+            if request is not None:
+                return request
+        return self._from_probes() or self._from_longest()
+
+    def take(self, request: Request) -> None:
+        """Remove a waiting request; its heap entries go when they surface."""
+        self._waiting.remove(request.seq)
+        self._decisions += 1
+        if request.index:
+            group = self._groups[request.group.seq]
+            group.taken += 1
+            self._enter(group)
+
+    def group_changed(self, group: GroupContext) -> None:
+        """Move the group to its new estimate; forget it when it is over."""
+        if group.left == 0:
+            self._groups.pop(group.seq, None)
+        elif group.seq in self._groups:
+            self._enter(self._groups[group.seq])
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _enter(self, group: Candidates) -> None:
+        """Stand in both group heaps under the present keys, while anything waits."""
+        if self._head(group) is None:
+            return
+        seq, estimate = group.group.seq, group.group.estimate_tokens
+        if group.estimate != estimate:
+            group.estimate = estimate
+            heappush(self._longest, (-estimate, seq))
+        if self.guard_interval and group.served != group.taken:
+            group.served = group.taken
+            heappush(self._least_served, (group.taken, seq))
+
+    def _head(self, group: Candidates) -> Request | None:
+        heap = group.heap
+        while heap and not self._current(heap[0]):
+            heappop(heap)
+        return heap[0][2] if heap else None
+
+    def _current(self, entry: tuple[int, int, Request]) -> bool:
+        return entry[1] in self._waiting and abs(entry[0]) == entry[2].generated_tokens
+
+    def _from_probes(self) -> Request | None:
+        while self._probes:
+            if self._current(self._probes[0]):
+                return self._probes[0][2]
+            heappop(self._probes)
+        return None
+
+    def _from_longest(self) -> Request | None:
+        while self._longest:
+            estimate, seq = self._longest[0]
+            group = self._groups.get(seq)
+            if group is not None and group.estimate == -estimate:
+                request = self._head(group)
+                if request is not None:
+                    return request
+                group.estimate = None
+            heappop(self._longest)
+        return None
+
+    def _from_least_served(self) -> Request | None:
+        while self._least_served:
+            served, seq = self._least_served[0]
+            group = self._groups.get(seq)
+            if group is not None and group.served == served:
+                request = self._head(group)
+                if request is not None:
+                    return request
+                group.served = None
+            heappop(self._least_served)
+        return None

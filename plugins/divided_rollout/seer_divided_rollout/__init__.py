@@ -1,0 +1,34 @@
+"""Divided rollout: requests run in chunks, each placed where its KV fits whole."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from seer_core.hookspecs import Startup, hookimpl
+from seer_divided_rollout.placer import KvAware
+from seer_divided_rollout.splitter import Chunks
+
+__all__ = ["Chunks", "KvAware", "Settings"]
+
+
+class Settings(Struct, frozen=True):
+    """``chunk_tokens`` is the most a chunk may generate.
+
+    ``stay_kv_fraction``: a request stays on the instance that has its KV while that instance's free
+    KV is at most this share of its capacity below the emptiest instance's.
+    """
+
+    chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
+    stay_kv_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.25
+
+
+@hookimpl
+def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks:
+    """Cut requests into chunks."""
+    return Chunks(settings.chunk_tokens)
+
+
+@hookimpl
+def seer_make_placer(settings: Settings, startup: Startup) -> KvAware:
+    """Place chunks by free KV."""
+    return KvAware(settings.chunk_tokens, settings.stay_kv_fraction)

@@ -1,0 +1,95 @@
+"""The placer: a chunk goes where it fits whole, so that no engine ever has to preempt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from seer_core.errors import ConfigError
+from seer_core.model import InstanceStatus, Request
+
+__all__ = ["KvAware"]
+
+Key = tuple[int, int, int]
+
+
+class KvAware:
+    """Chooses the instance with the most free KV, or the request's own while loads are close.
+
+    Among equals the least recently chosen wins.  A heap of (-free KV, last choice, instance) is kept
+    up to date lazily, so a decision costs O(log n) over n instances.
+    """
+
+    def __init__(self, chunk_tokens: int, stay_kv_fraction: float) -> None:
+        self.chunk_tokens = chunk_tokens
+        self.stay_kv_fraction = stay_kv_fraction
+        self._instances: dict[int, InstanceStatus] = {}
+        self._by_id: dict[str, InstanceStatus] = {}
+        self._keys: dict[int, Key | None] = {}
+        self._chosen: dict[int, int] = {}
+        self._choices = 0
+        self._heap: list[Key] = []
+
+    def instance_changed(self, instance: InstanceStatus) -> None:
+        """Take in an instance's new load; one without a free slot is out of the running."""
+        seq = instance.seq
+        if seq not in self._instances:
+            self._admit(instance)
+        key = (-instance.free_kv_tokens, self._chosen[seq], seq) if instance.free_slots > 0 else None
+        if key == self._keys[seq]:
+            return
+        self._keys[seq] = key
+        if key is not None:
+            heappush(self._heap, key)
+            if len(self._heap) > 64 + 4 * len(self._instances):
+                self._heap = [live for live in self._keys.values() if live is not None]
+                heapify(self._heap)
+
+    def instance_lost(self, instance: InstanceStatus) -> None:
+        """Forget the instance."""
+        for table in (self._instances, self._keys, self._chosen):
+            table.pop(instance.seq, None)
+        self._by_id.pop(instance.id, None)
+
+    def place(
+        self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
+    ) -> InstanceStatus | None:
+        """Return the instance for this chunk, or None while it fits nowhere."""
+        best = self._emptiest()
+        if best is None:
+            return None
+        home = self._by_id.get(request.instance) if request.instance is not None else None
+        if (
+            home is not None
+            and home is not best
+            and home.free_slots > 0
+            and home.footprint(request, chunk_tokens) <= home.free_kv_tokens
+            and best.free_kv_tokens - home.free_kv_tokens
+            <= self.stay_kv_fraction * home.info.kv_capacity_tokens
+        ):
+            best = home
+        if best.footprint(request, chunk_tokens) > best.free_kv_tokens:
+            return None
+        self._choices += 1
+        self._chosen[best.seq] = self._choices
+        return best
+
+    def _emptiest(self) -> InstanceStatus | None:
+        while self._heap:
+            key = self._heap[0]
+            if self._keys.get(key[2]) == key:
+                return self._instances[key[2]]
+            heappop(self._heap)
+        return None
+
+    def _admit(self, instance: InstanceStatus) -> None:
+        block = instance.info.block_tokens
+        if -(-self.chunk_tokens // block) * block > instance.info.kv_capacity_tokens:
+            raise ConfigError(
+                f"[plugin.divided_rollout].chunk_tokens is {self.chunk_tokens}, but the KV cache of"
+                f" instance {instance.id!r} holds {instance.info.kv_capacity_tokens} tokens; make chunks"
+                " smaller or give the engine more KV"
+            )
+        self._instances[instance.seq] = self._by_id[instance.id] = instance
+        self._chosen[instance.seq] = 0
+        self._keys[instance.seq] = None

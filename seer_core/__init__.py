@@ -1,0 +1,1 @@
+"""Seer: a pluggable, exact scheduler for the rollout phase of synchronous RL on language models."""

@@ -1,0 +1,104 @@
+"""The request buffer: every unfinished request, and the only place where its state changes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from seer_core.errors import TransitionError
+from seer_core.model import GroupContext, Request, RequestState
+
+__all__ = ["RequestBuffer"]
+
+HISTORY = 4096
+"""Transitions remembered over all requests, to tell the story of an illegal one."""
+
+
+class RequestBuffer:
+    """Holds the unfinished requests and walks each through waiting, running, finished.
+
+    ``on_instance`` lists, per instance, the requests whose chunk is in flight there.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._history: deque[tuple[str, str]] = deque(maxlen=HISTORY)
+        self._seq = 0
+        self.on_instance: dict[str, dict[str, Request]] = {}
+        self.running = 0
+
+    def add_group(self, group: GroupContext) -> list[Request]:
+        """Create the group's requests, all waiting; ids are ``<group id>/<index>``."""
+        requests = []
+        for index in range(group.size):
+            request = Request(f"{group.id}/{index}", self._seq, index, group)
+            self._seq += 1
+            self._requests[request.id] = request
+            requests.append(request)
+        return requests
+
+    def run(self, request: Request, instance_id: str, chunk_tokens: int) -> bool:
+        """Mark a chunk as sent; return whether the request moved away from an earlier instance."""
+        self._expect(request, RequestState.WAITING, f"run on {instance_id}")
+        migrated = request.instance is not None and request.instance != instance_id
+        request.state = RequestState.RUNNING
+        request.chunk_tokens = chunk_tokens
+        request.instance = instance_id
+        request.migrations += migrated
+        self.on_instance.setdefault(instance_id, {})[request.id] = request
+        self.running += 1
+        return migrated
+
+    def absorb(self, request: Request, tokens: int) -> None:
+        """Count a finished chunk's new tokens; the request waits again."""
+        if not 0 <= tokens <= request.chunk_tokens:
+            raise TransitionError(
+                f"request {request.id!r} got {tokens} tokens for a chunk of {request.chunk_tokens};"
+                f" its engine broke the contract. {self.story(request)}"
+            )
+        self._back(request, "absorb")
+        request.generated_tokens += tokens
+        request.chunks += 1
+
+    def give_back(self, request: Request) -> None:
+        """Void the chunk in flight; the request waits as it was before that chunk."""
+        self._back(request, "give back")
+
+    def finish(self, request: Request) -> None:
+        """End a waiting request and forget it."""
+        self._expect(request, RequestState.WAITING, "finish")
+        request.state = RequestState.FINISHED
+        del self._requests[request.id]
+
+    def _back(self, request: Request, what: str) -> None:
+        self._expect(request, RequestState.RUNNING, what)
+        assert request.instance is not None
+        del self.on_instance[request.instance][request.id]
+        request.state = RequestState.WAITING
+        self.running -= 1
+
+    def _expect(self, request: Request, state: RequestState, what: str) -> None:
+        if request.state is not state:
+            raise TransitionError(
+                f"request {request.id!r} cannot {what}: it is {request.state.value}, not {state.value}."
+                f" {self.story(request)}"
+            )
+        self._history.append((request.id, what))
+
+    def story(self, request: Request) -> str:
+        """Tell what is remembered of a request, for error messages."""
+        steps = [what for request_id, what in self._history if request_id == request.id]
+        return (
+            f"{request.generated_tokens} of {request.group.max_tokens} tokens in {request.chunks} chunks,"
+            f" last on {request.instance}; its last transitions: {', '.join(steps[-12:]) or 'none'}"
+        )
+
+    def get(self, request_id: str) -> Request | None:
+        """Return an unfinished request, or None."""
+        return self._requests.get(request_id)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def __len__(self) -> int:
+        return len(self._requests)

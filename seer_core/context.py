@@ -1,0 +1,55 @@
+"""The context manager: what each prompt group has taught so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from seer_core.errors import PromptError
+from seer_core.events import GroupSpec
+from seer_core.model import GroupContext, Request
+
+__all__ = ["ContextManager"]
+
+
+class ContextManager:
+    """Keeps one ``GroupContext`` per group that is in flight."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, GroupContext] = {}
+        self._seq = 0
+
+    def open(self, spec: GroupSpec) -> GroupContext:
+        """Start the context of a new group; group ids are unique among those in flight."""
+        if spec.id in self._groups:
+            raise PromptError(f"group {spec.id!r} is already in flight; give each group an id of its own")
+        group = GroupContext(
+            spec.id,
+            self._seq,
+            spec.n,
+            spec.prompt_tokens,
+            spec.max_tokens,
+            spec.known_lengths,
+            left=spec.n,
+        )
+        self._seq += 1
+        self._groups[spec.id] = group
+        return group
+
+    def learn(self, request: Request) -> None:
+        """Take in the length of a finished response."""
+        group = request.group
+        group.finished += 1
+        group.longest_finished_tokens = max(group.longest_finished_tokens, request.generated_tokens)
+
+    def close(self, request: Request) -> None:
+        """Note that a request is over; the context is forgotten with the group's last one."""
+        group = request.group
+        group.left -= 1
+        if group.left == 0:
+            del self._groups[group.id]
+
+    def __iter__(self) -> Iterator[GroupContext]:
+        return iter(self._groups.values())
+
+    def __len__(self) -> int:
+        return len(self._groups)

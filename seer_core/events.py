@@ -1,0 +1,131 @@
+"""What happens to a rollout (events) and what the scheduler wants done about it (commands).
+
+``msgspec.Struct`` instead of attrs: the trace needs tagged unions, and one costs 0.1 us to make.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from seer_core.model import FinishReason, InstanceInfo
+
+__all__ = [
+    "Abort",
+    "ChunkFailed",
+    "ChunkFinished",
+    "Command",
+    "Complete",
+    "Dispatch",
+    "Event",
+    "GroupSpec",
+    "GroupsSubmitted",
+    "InstanceLost",
+    "InstanceReported",
+    "InstanceStarted",
+    "RequestAborted",
+]
+
+
+class GroupSpec(msgspec.Struct, frozen=True):
+    """A prompt group without its tokens: all that scheduling needs, and what the trace keeps."""
+
+    id: str
+    prompt_tokens: int
+    n: int
+    max_tokens: int
+    known_lengths: tuple[int, ...] | None = None
+
+
+class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):
+    """New prompt groups, in order of arrival; one event, so that all are known before any runs."""
+
+    groups: tuple[GroupSpec, ...]
+
+
+class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
+    """An instance is ready for chunks, for the first time or again."""
+
+    info: InstanceInfo
+
+
+class InstanceLost(msgspec.Struct, frozen=True, tag=True):
+    """An instance is gone, and every unfinished chunk on it with it."""
+
+    instance_id: str
+    reason: str
+
+
+class InstanceReported(msgspec.Struct, frozen=True, tag=True):
+    """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use."""
+
+    instance_id: str
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+class ChunkFinished(msgspec.Struct, frozen=True, tag=True):
+    """A chunk came to its end with ``tokens`` new tokens.
+
+    ``stopped``: the model ended the response (EOS or a stop token); otherwise the chunk's length did.
+    """
+
+    request_id: str
+    instance_id: str
+    tokens: int
+    stopped: bool
+
+
+class ChunkFailed(msgspec.Struct, frozen=True, tag=True):
+    """A living instance gave a chunk back without a result; its tokens, if any, are discarded."""
+
+    request_id: str
+    instance_id: str
+    reason: str
+
+
+class RequestAborted(msgspec.Struct, frozen=True, tag=True):
+    """Somebody outside the scheduler no longer wants this request."""
+
+    request_id: str
+
+
+Event = (
+    GroupsSubmitted
+    | InstanceStarted
+    | InstanceLost
+    | InstanceReported
+    | ChunkFinished
+    | ChunkFailed
+    | RequestAborted
+)
+
+
+class Dispatch(msgspec.Struct, frozen=True, tag=True):
+    """Send the next chunk of a request to an instance; ``kv_tokens`` is the footprint reserved."""
+
+    request_id: str
+    instance_id: str
+    max_tokens: int
+    kv_tokens: int
+    migrated: bool
+
+
+class Complete(msgspec.Struct, frozen=True, tag=True):
+    """Hand the response to the user; the request is over."""
+
+    request_id: str
+    finish_reason: FinishReason
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Stop a chunk in flight; its result is no longer wanted."""
+
+    request_id: str
+    instance_id: str
+    reason: Literal["request_aborted"] = "request_aborted"
+
+
+Command = Dispatch | Complete | Abort

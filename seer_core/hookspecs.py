@@ -1,0 +1,80 @@
+"""Every hook, in the order of its call.  The docstring is the contract.
+
+Hooks are factories: each is called once, at start-up, for every enabled plug-in, and returns an
+object that fills a slot, or None to abstain.  After that the core calls plain methods only.
+A plug-in is a module or object named by an entry point of the group ``seer``; beside its hooks it may
+carry ``Settings``, a ``msgspec.Struct`` whose fields are the keys of its config table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pluggy
+
+from seer_core.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.ports import EnginePool
+
+__all__ = ["PROJECT", "Startup", "hookimpl", "hookspec"]
+
+PROJECT = "seer"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Startup(msgspec.Struct, frozen=True):
+    """What every hook may know of the run: its seed, and where relative paths of the config start."""
+
+    seed: int
+    base_dir: Path
+
+    def path(self, text: str) -> Path:
+        """Return a path of the config, taken relative to the config file."""
+        return self.base_dir / Path(text).expanduser()
+
+
+@hookspec
+def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:  # type: ignore[empty-body]
+    """Return the engine instances, not yet started, on the clock they live on.
+
+    Called once, first of all hooks, and only for the plug-in that ``[seer].engine`` names;
+    ``settings`` is its ``[engine.NAME]`` table.  Must not start processes or touch accelerators:
+    the runtime starts the engines, in parallel, after every slot has been filled.
+    """
+
+
+@hookspec
+def seer_make_splitter(settings: Any, startup: Startup) -> Splitter | None:  # type: ignore[empty-body]
+    """Return the strategy that says how many tokens the next chunk may have, or None to abstain.
+
+    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
+    a configuration error that names both.  Without an answer, requests run whole.
+    """
+
+
+@hookspec
+def seer_make_prioritizer(settings: Any, startup: Startup) -> Prioritizer | None:  # type: ignore[empty-body]
+    """Return the queue that orders waiting requests, or None to abstain.
+
+    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
+    a configuration error that names both.  Without an answer, requests go first come first served.
+    """
+
+
+@hookspec
+def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:  # type: ignore[empty-body]
+    """Return the strategy that chooses the instance of a chunk, or None to abstain.
+
+    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
+    a configuration error that names both.  Without an answer, the least loaded instance is chosen.
+    """
+
+
+@hookspec
+def seer_make_observer(settings: Any, startup: Startup) -> Observer | None:  # type: ignore[empty-body]
+    """Return an object that sees every event and its commands, or None to abstain.
+
+    Called once, last of all hooks, in the order of ``[seer].plugins``; any number may answer.
+    """

@@ -1,0 +1,211 @@
+"""The nouns of a rollout: what a user submits, what the scheduler knows, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Literal
+
+import attrs
+import msgspec
+
+__all__ = [
+    "ChunkRecord",
+    "Completion",
+    "FinishReason",
+    "GroupContext",
+    "InstanceInfo",
+    "InstanceStatus",
+    "PromptGroup",
+    "Request",
+    "RequestState",
+    "Sampling",
+    "request_seed",
+]
+
+FinishReason = Literal["stop", "length", "error", "aborted"]
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How tokens are drawn: ``temperature`` 0 is greedy, ``top_k`` 0 means no limit."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class PromptGroup(msgspec.Struct, frozen=True):
+    """One prompt and the ``n`` responses wanted for it (GRPO's group).
+
+    ``max_tokens`` bounds each response, prompt excluded.  ``known_lengths`` are response lengths
+    known beforehand, in tokens; only an oracle or a simulated engine reads them.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    n: int
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    metadata: Mapping[str, Any] = {}
+    known_lengths: tuple[int, ...] | None = None
+
+
+def request_seed(group_seed: int, index: int) -> int:
+    """Return the 63-bit sampling seed of response ``index``, by SplitMix64 (Steele et al. 2014)."""
+    z = (group_seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 1
+
+
+class RequestState(Enum):
+    """Where a request stands; ``WAITING`` and ``RUNNING`` alternate, once per chunk."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@attrs.define(eq=False)
+class GroupContext:
+    """What has been learnt about one prompt group so far; shared by its requests.
+
+    All lengths are in tokens.  ``finished`` counts the responses that ended by themselves or at
+    their limit; ``left`` counts those not over yet.  ``longest_finished_tokens`` is 0 until one has
+    finished.
+    """
+
+    id: str
+    seq: int
+    size: int
+    prompt_tokens: int
+    max_tokens: int
+    known_lengths: tuple[int, ...] | None = None
+    left: int = 0
+    finished: int = 0
+    longest_finished_tokens: int = 0
+
+    @property
+    def estimate_tokens(self) -> int:
+        """Longest finished response; ``max_tokens`` while none has finished (paper, Algorithm 2)."""
+        return self.longest_finished_tokens if self.finished else self.max_tokens
+
+
+@attrs.define(eq=False)
+class Request:
+    """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there)."""
+
+    id: str
+    seq: int
+    index: int
+    group: GroupContext
+    state: RequestState = RequestState.WAITING
+    generated_tokens: int = 0
+    chunk_tokens: int = 0
+    chunks: int = 0
+    migrations: int = 0
+    failures: int = 0
+    instance: str | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and generated tokens: what the next chunk starts from."""
+        return self.group.prompt_tokens + self.generated_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Output tokens the request may still generate."""
+        return self.group.max_tokens - self.generated_tokens
+
+
+class InstanceInfo(msgspec.Struct, frozen=True):
+    """What an engine instance can hold; fixed while it lives.
+
+    ``kv_capacity_tokens`` is a multiple of ``block_tokens``; ``max_running`` bounds the sequences
+    decoded in one step; ``max_model_tokens`` bounds prompt plus response.
+    """
+
+    id: str
+    kv_capacity_tokens: int
+    block_tokens: int
+    max_running: int
+    max_model_tokens: int
+
+
+@attrs.define(eq=False)
+class InstanceStatus:
+    """One instance as the scheduler sees it: its limits and the load the scheduler gave it.
+
+    ``reserved_kv_tokens`` sums the whole-block footprints of the chunks in flight, so it is known
+    before the engine knows it; ``reported_*`` is the engine's own word, as fresh as its last report.
+    """
+
+    info: InstanceInfo
+    seq: int
+    running: int = 0
+    reserved_kv_tokens: int = 0
+    reported_kv_usage: float = 0.0
+    reported_running: int = 0
+    reported_waiting: int = 0
+
+    @property
+    def id(self) -> str:
+        """The instance's name."""
+        return self.info.id
+
+    @property
+    def free_kv_tokens(self) -> int:
+        """KV tokens that no chunk in flight may need; negative when over-committed."""
+        return self.info.kv_capacity_tokens - self.reserved_kv_tokens
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that could still join the running batch."""
+        return self.info.max_running - self.running
+
+    def footprint(self, request: Request, chunk_tokens: int) -> int:
+        """KV tokens, in whole blocks, that ``request`` needs to the end of such a chunk."""
+        block = self.info.block_tokens
+        return -(-(request.context_tokens + chunk_tokens) // block) * block
+
+
+class ChunkRecord(msgspec.Struct, frozen=True):
+    """One finished chunk: where and when it ran and what it cost.
+
+    ``cached_tokens`` were found in the instance's prefix cache, ``prefilled_tokens`` computed before
+    the first new token; ``recomputed_tokens`` is the work done a second time, be it on
+    re-entry or after a preemption.  Times are seconds on the run's clock.
+    """
+
+    instance: str
+    tokens: int
+    dispatched_s: float
+    finished_s: float
+    cached_tokens: int
+    prefilled_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    weight_version: int
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """One finished response: ``token_ids`` and ``logprobs`` have equal length.
+
+    ``logprobs`` are those of the sampled tokens under the raw model distribution (temperature 1, no
+    top-k or top-p), in nats.  ``text`` is None without a tokenizer.
+    """
+
+    request_id: str
+    group_id: str
+    index: int
+    seed: int
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str | None
+    finish_reason: FinishReason
+    weight_version: int
+    chunks: list[ChunkRecord]
+    instances: list[str]
+    finished_s: float
+    metadata: Mapping[str, Any]

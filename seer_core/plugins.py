@@ -1,0 +1,209 @@
+"""Plug-ins: discover what is installed, load only what the config names, fill the slots, freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import attrs
+import pluggy
+from msgspec import Struct
+
+from seer_core import hookspecs
+from seer_core.config import Config, nearest, structure
+from seer_core.errors import ConfigError, PluginError, SeerError
+from seer_core.hookspecs import PROJECT, Startup
+from seer_core.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.ports import EnginePool
+from seer_core.scheduler import CORE, Policies, Slot
+
+__all__ = ["Assembly", "Plugin", "assemble", "fill_slots", "installed", "load"]
+
+SLOTS: Mapping[str, type] = {
+    "engines": EnginePool,
+    "splitter": Splitter,
+    "prioritizer": Prioritizer,
+    "placer": Placer,
+    "observer": Observer,
+}
+"""Slot name to the Protocol its strategy satisfies; the hook is ``seer_make_<slot>``."""
+
+
+class NoSettings(Struct, frozen=True):
+    """Settings of a plug-in that has none."""
+
+
+@attrs.frozen
+class Plugin:
+    """A loaded plug-in: its name in the config, what it defines, and its checked settings."""
+
+    name: str
+    namespace: Any
+    settings: Any
+    hooks: Mapping[str, Callable[..., Any]]
+
+
+@attrs.frozen
+class Assembly:
+    """All slots filled; nothing started."""
+
+    pool: EnginePool
+    policies: Policies
+    observers: tuple[Slot[Observer], ...]
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return every plug-in that an installed distribution offers, by name; imports none.
+
+    Raises:
+        PluginError: two distributions offer the same name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=PROJECT), key=lambda point: point.name):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise PluginError(
+                f"plug-in name {point.name!r} is offered by {_distribution(other)} and"
+                f" {_distribution(point)}; uninstall one"
+            )
+    return found
+
+
+def load(name: str, table: Mapping[str, Any], where: str) -> Plugin:
+    """Import a plug-in and check its settings against its ``Settings``.
+
+    Raises:
+        ConfigError: unknown name, or settings that do not fit.
+        PluginError: it cannot be imported, or a hook of it is none of ours.
+    """
+    known = installed()
+    if name not in known:
+        raise ConfigError(f"{where}: no installed plug-in is called {name!r}{nearest(name, known)}")
+    try:
+        namespace = known[name].load()
+    except Exception as error:
+        raise PluginError(
+            f"plug-in {name!r} cannot be imported: {type(error).__name__}: {error};"
+            f" mend or reinstall {_distribution(known[name])}, or run with -p no:{name}"
+        ) from error
+    settings = structure(table, getattr(namespace, "Settings", NoSettings), where)
+    return Plugin(name, namespace, settings, _hooks(name, namespace))
+
+
+def fill_slots(config: Config) -> tuple[Policies, tuple[Slot[Observer], ...]]:
+    """Call the factory hooks of every enabled plug-in and return the filled slots.
+
+    Raises:
+        ConfigError: a slot has two owners, or a plug-in is configured wrongly.
+        PluginError: a factory raised, or returned something its slot does not take.
+    """
+    startup = Startup(config.seer.seed, config.base_dir)
+    _known_tables(config)
+    plugins = [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
+    for plugin in plugins:
+        if set(plugin.hooks) == {"engines"}:
+            raise ConfigError(
+                f"{plugin.name!r} in [seer].plugins makes engines only;"
+                f' write engine = "{plugin.name}" instead'
+            )
+    policies = Policies()
+    for slot in ("splitter", "prioritizer", "placer"):
+        answers = _answers(plugins, slot, startup)
+        if len(answers) > 1:
+            names = " and ".join(repr(answer.owner) for answer in answers)
+            raise ConfigError(f"slot {slot!r} is claimed by {names}; keep one in [seer].plugins")
+        if answers:
+            policies = attrs.evolve(policies, **{slot: answers[0]})
+    return policies, tuple(_answers(plugins, "observer", startup))
+
+
+def assemble(config: Config) -> Assembly:
+    """Fill every slot, engines included; see ``fill_slots`` for the errors."""
+    startup = Startup(config.seer.seed, config.base_dir)
+    name = config.seer.engine
+    plugin = load(name, config.engine.get(name, {}), f"engine.{name}")
+    pools = _answers([plugin], "engines", startup)
+    if not pools:
+        raise ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+    policies, observers = fill_slots(config)
+    return Assembly(pools[0].strategy, policies, observers)
+
+
+def _answers(plugins: Sequence[Plugin], slot: str, startup: Startup) -> list[Slot[Any]]:
+    answers = []
+    for plugin in plugins:
+        if slot not in plugin.hooks:
+            continue
+        try:
+            strategy = plugin.hooks[slot](settings=plugin.settings, startup=startup)
+        except SeerError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
+                f" {type(error).__name__}: {error}; run without it: -p no:{plugin.name}"
+            ) from error
+        if strategy is None:
+            continue
+        _check_type(plugin.name, slot, strategy)
+        answers.append(Slot(slot, plugin.name, strategy))
+    return answers
+
+
+def _check_type(name: str, slot: str, strategy: Any) -> None:
+    protocol = SLOTS[slot]
+    if not isinstance(strategy, protocol):
+        members = {*vars(protocol), *protocol.__annotations__}
+        public = {member for member in members if not member.startswith("_")} | ({"__len__"} & members)
+        missing = sorted(member for member in public if not hasattr(strategy, member))
+        raise PluginError(
+            f"plug-in {name!r} answered hook 'seer_make_{slot}' with a {type(strategy).__name__}, which"
+            f" is no {protocol.__name__}: it lacks {', '.join(missing)}"
+        )
+
+
+def _hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
+    """Return the hooks a plug-in implements, by slot, after pluggy has checked them."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(namespace, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        known = [f"seer_make_{slot}" for slot in SLOTS]
+        raise PluginError(
+            f"plug-in {name!r} has a hook that fits no slot: {error}; hooks: {known}"
+        ) from error
+    hooks: dict[str, Callable[..., Any]] = {}
+    for slot in SLOTS:
+        for impl in getattr(manager.hook, f"seer_make_{slot}").get_hookimpls():
+            hooks[slot] = _with_accepted(impl)
+    if not hooks:
+        raise PluginError(
+            f"plug-in {name!r} implements no hook; mark its factories with @seer_core.hookspecs.hookimpl"
+        )
+    return hooks
+
+
+def _with_accepted(impl: Any) -> Callable[..., Any]:
+    """Call a hook with those of our arguments that it asks for, as pluggy does."""
+
+    def call(**arguments: Any) -> Any:
+        return impl.function(**{name: arguments[name] for name in impl.argnames})
+
+    return call
+
+
+def _known_tables(config: Config) -> None:
+    known = installed()
+    for kind, tables in (("engine", config.engine), ("plugin", config.plugin)):
+        for name in tables:
+            if name not in known:
+                raise ConfigError(
+                    f"[{kind}.{name}]: no installed plug-in is called {name!r}{nearest(name, known)}"
+                )
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else CORE

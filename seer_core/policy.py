@@ -1,0 +1,81 @@
+"""Protocols that a technique implements: what a plug-in's factory hook returns.
+
+The scheduler calls these as plain methods, from one thread, in a fixed order; they do no I/O, read
+no clock and draw no global randomness, so that a trace replays.  Objects passed in are the
+scheduler's own: read them, keep references if useful, never change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from seer_core.events import Command, Event
+from seer_core.model import GroupContext, InstanceStatus, Request
+
+__all__ = ["Observer", "Placer", "Prioritizer", "Splitter"]
+
+
+@runtime_checkable
+class Splitter(Protocol):
+    """How many tokens the next chunk of a request may have."""
+
+    def split(self, request: Request) -> int:
+        """Return the next chunk's ``max_tokens``, in 1 .. ``request.remaining_tokens``."""
+        ...
+
+
+@runtime_checkable
+class Prioritizer(Protocol):
+    """Owns the waiting queue; one decision costs at most O(log n)."""
+
+    def push(self, request: Request) -> None:
+        """Take a request that waits: a new one, one between chunks, or one given back."""
+        ...
+
+    def peek(self) -> Request | None:
+        """Return the request to serve next, without removing it; the same one until something changes."""
+        ...
+
+    def take(self, request: Request) -> None:
+        """Remove a waiting request: the one last returned by ``peek``, or an aborted one."""
+        ...
+
+    def group_changed(self, group: GroupContext) -> None:
+        """Learn that a response of ``group`` is over; ``group.left`` 0 means that the group is."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of waiting requests."""
+        ...
+
+
+@runtime_checkable
+class Placer(Protocol):
+    """Chooses the instance of a chunk."""
+
+    def instance_changed(self, instance: InstanceStatus) -> None:
+        """Learn that an instance has started or that its load has changed."""
+        ...
+
+    def instance_lost(self, instance: InstanceStatus) -> None:
+        """Forget an instance; ``place`` may not return it again until it has started anew."""
+        ...
+
+    def place(
+        self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
+    ) -> InstanceStatus | None:
+        """Return one of the living ``instances`` for this chunk, or None to keep it waiting.
+
+        None means "not before something changes": the queue is asked again after the next event.
+        """
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Sees every event and the commands it led to, after the fact; it decides nothing."""
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Take note; ``now`` is in seconds on the run's clock."""
+        ...

@@ -1,0 +1,171 @@
+"""Protocols that a backend implements: engine instances, the clock they live on, a tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from seer_core.events import InstanceReported
+from seer_core.model import InstanceInfo, Sampling
+
+__all__ = [
+    "ChunkJob",
+    "ChunkOutput",
+    "Clock",
+    "Engine",
+    "EnginePool",
+    "EngineSink",
+    "ModelInfo",
+    "Tokenizer",
+]
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What a prompt must respect; known before any engine starts."""
+
+    vocab_size: int
+    max_model_tokens: int
+
+
+class ChunkJob(msgspec.Struct, frozen=True):
+    """One chunk, complete: an engine needs nothing else and remembers nothing between chunks.
+
+    ``token_ids`` is the prompt followed by everything generated so far.  ``seed`` is the request's:
+    the noise behind the token at absolute position p depends on (seed, p) and on nothing else.
+    ``known_tokens`` is the response's true length where it is known (simulated engines).
+    """
+
+    id: str
+    request_id: str
+    group_id: str
+    token_ids: list[int]
+    prompt_tokens: int
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    weight_version: int
+    known_tokens: int | None = None
+
+
+class ChunkOutput(msgspec.Struct, frozen=True):
+    """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order.
+
+    ``stopped``: the model ended the response.  ``cached_tokens`` of the job's tokens were found in
+    the instance's cache; ``prefilled_tokens`` were computed before the first new token.
+    ``computed_tokens`` counts every position run through the model for this chunk, with what
+    preemptions made it repeat.
+    """
+
+    job_id: str
+    token_ids: list[int]
+    logprobs: list[float]
+    stopped: bool
+    cached_tokens: int
+    prefilled_tokens: int
+    computed_tokens: int
+    preemptions: int
+    weight_version: int
+
+
+class EngineSink(Protocol):
+    """Where an engine reports; every method returns at once and is called on the runtime's thread."""
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """A chunk came to its end."""
+        ...
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """The instance lives but gives this chunk back."""
+        ...
+
+    def reported(self, report: InstanceReported) -> None:
+        """Telemetry."""
+        ...
+
+    def lost(self, instance_id: str, reason: str) -> None:
+        """The instance died by itself; all its chunks are void."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One inference instance; it never calls its sink from within ``submit`` or ``abort``."""
+
+    id: str
+
+    async def start(self, sink: EngineSink) -> InstanceInfo:
+        """Bring the instance up, within the backend's own time limit, or raise ``EngineError``.
+
+        May be called again after a loss or ``stop``; what is left of the old one is ended first.
+        """
+        ...
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk; never blocks.  Exactly one sink call answers it, unless the instance is lost."""
+        ...
+
+    def abort(self, job_id: str) -> None:
+        """Drop a chunk; no sink call follows for it (one already under way may still arrive)."""
+        ...
+
+    async def reset_cache(self) -> None:
+        """Forget all cached KV; the instance must be idle."""
+        ...
+
+    async def update_weights(self, source: str, version: int) -> None:
+        """Load new weights; KV computed under older versions is never used again."""
+        ...
+
+    async def stop(self) -> None:
+        """End the instance and whatever it started; idempotent, bounded."""
+        ...
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """The time a run lives on: the machine's, or a virtual one."""
+
+    def now(self) -> float:
+        """Seconds since the run's own epoch."""
+        ...
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run ``callback`` at ``when_s``; the function returned cancels it."""
+        ...
+
+    async def advance(self, changed: asyncio.Event) -> bool:
+        """Let time pass: wait for ``changed`` (real) or run the next due callback (virtual).
+
+        Returns False if nothing will ever happen again.
+        """
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a plain prompt, special tokens as the model's tokenizer adds them."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the ids of a chat, with the model's template and the generation prompt."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, special tokens left out."""
+        ...
+
+
+@runtime_checkable
+class EnginePool(Protocol):
+    """What an engine plug-in's factory returns: instances on one clock, not yet started."""
+
+    engines: Sequence[Engine]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: Tokenizer | None

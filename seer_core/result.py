@@ -1,0 +1,91 @@
+"""What a rollout amounts to: its completions and the figures users compare."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from seer_core.model import Completion
+
+__all__ = ["RolloutResult", "Summary", "summarize", "tail_time_s"]
+
+TAIL_FRACTION = 0.1
+"""Share of requests, last to finish, that make the tail (paper, evaluation)."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A rollout in figures; times in seconds on the run's clock, tokens are output tokens.
+
+    ``migrations`` counts chunks that ran on another instance than the one before;
+    ``recomputed_tokens`` the positions run through the model a second time, because KV was evicted,
+    preempted, left behind or lost.
+    """
+
+    requests: int
+    groups: int
+    tokens: int
+    total_time_s: float
+    tail_time_s: float
+    throughput_tokens_per_s: float
+    mean_tokens: float
+    max_tokens: int
+    chunks: int
+    migrations: int
+    preemptions: int
+    cached_tokens: int
+    prefilled_tokens: int
+    recomputed_tokens: int
+    instances_lost: int
+    finish_reasons: dict[str, int]
+    weight_version: int
+
+
+class RolloutResult(msgspec.Struct, frozen=True):
+    """Everything a rollout produced; ``completions`` are in order of their finish."""
+
+    completions: list[Completion]
+    summary: Summary
+
+
+def tail_time_s(finish_times_s: Sequence[float]) -> float:
+    """Return the time spent solely on the last tenth of the requests to finish."""
+    times = sorted(finish_times_s)
+    if not times:
+        return 0.0
+    early = len(times) - int(len(times) * TAIL_FRACTION)
+    return times[-1] - times[early - 1]
+
+
+def summarize(
+    completions: Sequence[Completion], started_s: float, instances_lost: int, weight_version: int
+) -> Summary:
+    """Add up a rollout that began at ``started_s``."""
+    chunks = [chunk for completion in completions for chunk in completion.chunks]
+    lengths = [len(completion.token_ids) for completion in completions]
+    finishes = [completion.finished_s for completion in completions]
+    total = max(finishes, default=started_s) - started_s
+    return Summary(
+        requests=len(completions),
+        groups=len({completion.group_id for completion in completions}),
+        tokens=sum(lengths),
+        total_time_s=total,
+        tail_time_s=tail_time_s(finishes),
+        throughput_tokens_per_s=sum(lengths) / total if total else 0.0,
+        mean_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
+        max_tokens=max(lengths, default=0),
+        chunks=len(chunks),
+        migrations=sum(
+            here.instance != there.instance
+            for completion in completions
+            for here, there in zip(completion.chunks, completion.chunks[1:], strict=False)
+        ),
+        preemptions=sum(chunk.preemptions for chunk in chunks),
+        cached_tokens=sum(chunk.cached_tokens for chunk in chunks),
+        prefilled_tokens=sum(chunk.prefilled_tokens for chunk in chunks),
+        recomputed_tokens=sum(chunk.recomputed_tokens for chunk in chunks),
+        instances_lost=instances_lost,
+        finish_reasons=dict(Counter(completion.finish_reason for completion in completions)),
+        weight_version=weight_version,
+    )

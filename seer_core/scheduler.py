@@ -1,0 +1,285 @@
+"""The scheduler: pure decisions.  It takes an event and the time and returns commands.
+
+One decision asks three strategies in turn: the prioritizer which request is next, the splitter how
+many tokens its chunk may have, the placer where it runs.  The first refusal of the placer ends the
+round; the next event starts another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from seer_core.buffer import RequestBuffer
+from seer_core.context import ContextManager
+from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
+from seer_core.events import (
+    Abort,
+    ChunkFailed,
+    ChunkFinished,
+    Command,
+    Complete,
+    Dispatch,
+    Event,
+    GroupsSubmitted,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    RequestAborted,
+)
+from seer_core.model import FinishReason, InstanceStatus, Request, RequestState
+from seer_core.policy import Placer, Prioritizer, Splitter
+
+__all__ = ["CORE", "Policies", "Scheduler", "Slot"]
+
+CORE = "seer-core"
+"""Owner of a slot that no plug-in claims."""
+
+S = TypeVar("S")
+
+
+@attrs.frozen
+class Slot(Generic[S]):
+    """A strategy and the plug-in it came from, so that errors can name it."""
+
+    name: str
+    owner: str
+    strategy: S
+
+
+@attrs.frozen
+class Policies:
+    """The three deciding slots, filled; the defaults are the core's own."""
+
+    splitter: Slot[Splitter] = attrs.Factory(lambda: Slot("splitter", CORE, WholeRequests()))
+    prioritizer: Slot[Prioritizer] = attrs.Factory(lambda: Slot("prioritizer", CORE, FirstComeFirstServed()))
+    placer: Slot[Placer] = attrs.Factory(lambda: Slot("placer", CORE, LeastLoaded()))
+
+
+class Scheduler:
+    """Decides which request runs where and for how long; does nothing itself.
+
+    ``max_failures`` chunks of one request may fail on living instances before it completes with
+    reason ``error``.
+    """
+
+    def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
+        self.policies = policies or Policies()
+        self.max_failures = max_failures
+        self.buffer = RequestBuffer()
+        self.contexts = ContextManager()
+        self.instances: dict[str, InstanceStatus] = {}
+        self._living: list[InstanceStatus] = []
+        self._instances_seen = 0
+        self._stage: Slot[Any] = self.policies.prioritizer
+        self._subject: Request | None = None
+        self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
+            GroupsSubmitted: self._groups_submitted,
+            InstanceStarted: self._instance_started,
+            InstanceLost: self._instance_lost,
+            InstanceReported: self._instance_reported,
+            ChunkFinished: self._chunk_finished,
+            ChunkFailed: self._chunk_failed,
+            RequestAborted: self._request_aborted,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take an event at time ``now`` (seconds) and return what is to be done, in order.
+
+        Raises:
+            PluginError: a strategy raised or answered what its Protocol does not allow.
+            StalledError: requests wait, nothing runs, and the placer accepts no instance.
+            TransitionError: the event does not fit the state of its request or instance.
+        """
+        commands: list[Command] = []
+        try:
+            self._handlers[type(event)](event, commands)
+            self._dispatch(commands)
+        except SeerError:
+            raise
+        except Exception as error:
+            raise self._blame(f"raised {type(error).__name__}: {error}") from error
+        self._check_queue()
+        return commands
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a chunk."""
+        return len(self.buffer) - self.buffer.running
+
+    def _dispatch(self, commands: list[Command]) -> None:
+        splitter = self.policies.splitter
+        prioritizer = self.policies.prioritizer
+        placer = self.policies.placer
+        while self._living:
+            self._stage, self._subject = prioritizer, None
+            request = prioritizer.strategy.peek()
+            if request is None:
+                return
+            self._subject = request
+            if self.buffer.get(request.id) is not request or request.state is not RequestState.WAITING:
+                raise self._blame("offered a request that does not wait")
+            self._stage = splitter
+            tokens = splitter.strategy.split(request)
+            if type(tokens) is not int or not 1 <= tokens <= request.remaining_tokens:
+                raise self._blame(
+                    f"answered {tokens!r}; a chunk has 1 to {request.remaining_tokens} tokens here"
+                )
+            self._stage = placer
+            instance = placer.strategy.place(request, tokens, self._living)
+            if instance is None:
+                return
+            if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
+                raise self._blame(f"answered {instance!r}, which is no living instance")
+            self._stage = prioritizer
+            prioritizer.strategy.take(request)
+            kv_tokens = instance.footprint(request, tokens)
+            migrated = self.buffer.run(request, instance.id, tokens)
+            instance.running += 1
+            instance.reserved_kv_tokens += kv_tokens
+            self._changed(instance)
+            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated))
+
+    def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
+        for spec in event.groups:
+            for request in self.buffer.add_group(self.contexts.open(spec)):
+                self._push(request)
+
+    def _instance_started(self, event: InstanceStarted, commands: list[Command]) -> None:
+        if event.info.id in self.instances:
+            raise TransitionError(f"instance {event.info.id!r} started while it was alive")
+        instance = InstanceStatus(event.info, self._instances_seen)
+        self._instances_seen += 1
+        self.instances[instance.id] = instance
+        self._living.append(instance)
+        self._changed(instance)
+
+    def _instance_lost(self, event: InstanceLost, commands: list[Command]) -> None:
+        instance = self._instance(event.instance_id)
+        del self.instances[instance.id]
+        self._living.remove(instance)
+        self._stage, self._subject = self.policies.placer, None
+        self.policies.placer.strategy.instance_lost(instance)
+        for request in list(self.buffer.on_instance.get(instance.id, {}).values()):
+            self.buffer.give_back(request)
+            request.instance = None
+            self._push(request)
+
+    def _instance_reported(self, event: InstanceReported, commands: list[Command]) -> None:
+        instance = self._instance(event.instance_id)
+        instance.reported_running = event.running
+        instance.reported_waiting = event.waiting
+        instance.reported_kv_usage = event.kv_usage
+        self._changed(instance)
+
+    def _chunk_finished(self, event: ChunkFinished, commands: list[Command]) -> None:
+        request = self._running(event.request_id, event.instance_id)
+        if event.tokens == 0 and not event.stopped:
+            raise TransitionError(
+                f"instance {event.instance_id!r} finished a chunk of request {request.id!r} without a"
+                f" token. {self.buffer.story(request)}"
+            )
+        self._release(request)
+        self.buffer.absorb(request, event.tokens)
+        if event.stopped or request.remaining_tokens == 0:
+            self.contexts.learn(request)
+            self._complete(request, "stop" if event.stopped else "length", commands)
+        else:
+            self._push(request)
+
+    def _chunk_failed(self, event: ChunkFailed, commands: list[Command]) -> None:
+        request = self._running(event.request_id, event.instance_id)
+        self._release(request)
+        self.buffer.give_back(request)
+        request.failures += 1
+        if request.failures > self.max_failures:
+            self._complete(request, "error", commands)
+        else:
+            self._push(request)
+
+    def _request_aborted(self, event: RequestAborted, commands: list[Command]) -> None:
+        request = self.buffer.get(event.request_id)
+        if request is None:
+            return
+        if request.state is RequestState.RUNNING:
+            assert request.instance is not None
+            commands.append(Abort(request.id, request.instance))
+            self._release(request)
+            self.buffer.give_back(request)
+        else:
+            self._stage, self._subject = self.policies.prioritizer, request
+            self.policies.prioritizer.strategy.take(request)
+        self._complete(request, "aborted", commands)
+
+    def _push(self, request: Request) -> None:
+        self._stage, self._subject = self.policies.prioritizer, request
+        self.policies.prioritizer.strategy.push(request)
+
+    def _changed(self, instance: InstanceStatus) -> None:
+        self._stage = self.policies.placer
+        self.policies.placer.strategy.instance_changed(instance)
+
+    def _complete(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
+        self.buffer.finish(request)
+        self.contexts.close(request)
+        commands.append(Complete(request.id, reason))
+        self._stage, self._subject = self.policies.prioritizer, request
+        self.policies.prioritizer.strategy.group_changed(request.group)
+
+    def _release(self, request: Request) -> None:
+        """Give back what a chunk in flight has reserved; call before its tokens are absorbed."""
+        assert request.instance is not None
+        instance = self.instances[request.instance]
+        instance.running -= 1
+        instance.reserved_kv_tokens -= instance.footprint(request, request.chunk_tokens)
+        self._subject = request
+        self._changed(instance)
+
+    def _running(self, request_id: str, instance_id: str) -> Request:
+        request = self.buffer.get(request_id)
+        if request is None or request.state is not RequestState.RUNNING or request.instance != instance_id:
+            raise TransitionError(
+                f"instance {instance_id!r} answered for request {request_id!r}, which does not run there."
+                + (f" {self.buffer.story(request)}" if request else "")
+            )
+        return request
+
+    def _instance(self, instance_id: str) -> InstanceStatus:
+        if instance_id not in self.instances:
+            raise TransitionError(f"instance {instance_id!r} spoke, but it has not started")
+        return self.instances[instance_id]
+
+    def _check_queue(self) -> None:
+        prioritizer = self.policies.prioritizer
+        if len(prioritizer.strategy) != self.waiting:
+            self._stage, self._subject = prioritizer, None
+            raise self._blame(
+                f"holds {len(prioritizer.strategy)} requests where {self.waiting} wait; it lost or kept one"
+            )
+        if self.waiting and self._living and not self.buffer.running:
+            raise self._stalled()
+
+    def _blame(self, what: str) -> PluginError:
+        about = f" for request {self._subject.id!r}" if self._subject is not None else ""
+        return PluginError(
+            f"plug-in {self._stage.owner!r}, slot {self._stage.name!r}{about}: {what};"
+            f" report it to its author, or run without it: -p no:{self._stage.owner}"
+        )
+
+    def _stalled(self) -> StalledError:
+        request = self.policies.prioritizer.strategy.peek()
+        assert request is not None
+        tokens = self.policies.splitter.strategy.split(request)
+        room = ", ".join(
+            f"{instance.id} has {instance.free_kv_tokens} of {instance.info.kv_capacity_tokens}"
+            f" for {instance.footprint(request, tokens)}"
+            for instance in self._living[:4]
+        )
+        return StalledError(
+            f"{self.waiting} requests wait and nothing runs: plug-in {self.policies.placer.owner!r} places"
+            f" no chunk of {tokens} tokens after {request.context_tokens} of request {request.id!r}"
+            f" (KV tokens free: {room}); use smaller chunks or prompts, or give instances more KV"
+        )

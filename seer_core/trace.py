@@ -1,0 +1,73 @@
+"""The trace: every event with its time and commands, one JSON line each, and its replay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from seer_core.errors import SeerError
+from seer_core.events import Command, Event
+from seer_core.scheduler import Scheduler
+
+__all__ = ["TraceRecord", "TraceWriter", "read_trace", "replay"]
+
+
+class TraceRecord(msgspec.Struct, frozen=True):
+    """One event at ``now`` (seconds on the run's clock) and what the scheduler made of it."""
+
+    now: float
+    event: Event
+    commands: list[Command]
+
+
+class TraceWriter:
+    """Observer that writes a trace to a file, as it happens."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file: IO[bytes] = Path(path).open("wb")  # noqa: SIM115, closed by close()
+        self._encoder = msgspec.json.Encoder()
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Write one line."""
+        self._file.write(self._encoder.encode(TraceRecord(now, event, list(commands))) + b"\n")
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._file.close()
+
+
+def read_trace(path: str | os.PathLike[str]) -> Iterator[TraceRecord]:
+    """Yield a trace's records in order.
+
+    Raises:
+        SeerError: a line is not a record.
+    """
+    decoder = msgspec.json.Decoder(TraceRecord)
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise SeerError(f"{os.fspath(path)}:{number}: not a trace record: {error}") from error
+
+
+def replay(path: str | os.PathLike[str], scheduler: Scheduler) -> int:
+    """Feed a trace's events to a fresh scheduler and return how many led to the same commands.
+
+    Raises:
+        SeerError: the scheduler decided otherwise; the message shows the first difference.
+    """
+    count = 0
+    for record in read_trace(path):
+        commands = scheduler.handle(record.event, record.now)
+        if commands != record.commands:
+            raise SeerError(
+                f"replay differs at record {count + 1}, {type(record.event).__name__} at"
+                f" {record.now:.6f} s: recorded {record.commands}, now {commands}"
+            )
+        count += 1
+    return count
