@@ -1,1 +1,25 @@
-"""Seer: a pluggable, exact scheduler for the rollout phase of synchronous RL on language models."""
+"""Seer: a pluggable, exact scheduler for the rollout phase of synchronous RL on language models.
+
+From a script: ``rollout(config, prompts)``.  In an event loop: ``Runtime``.
+"""
+
+from seer_core.config import Config, load_config
+from seer_core.errors import SeerError
+from seer_core.model import Completion, PromptGroup, Sampling
+from seer_core.result import RolloutResult, Summary
+from seer_core.rollout import Rollout
+from seer_core.runtime import Runtime, rollout
+
+__all__ = [
+    "Completion",
+    "Config",
+    "PromptGroup",
+    "Rollout",
+    "RolloutResult",
+    "Runtime",
+    "Sampling",
+    "SeerError",
+    "Summary",
+    "load_config",
+    "rollout",
+]

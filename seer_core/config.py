@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError
 
-__all__ = ["CompareTable", "Config", "SeerTable", "load_config", "nearest", "structure"]
+__all__ = ["CompareTable", "Config", "RolloutTable", "SeerTable", "load_config", "nearest", "structure"]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 
 class SeerTable(Struct, frozen=True):
@@ -30,6 +30,16 @@ class SeerTable(Struct, frozen=True):
     seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
+
+
+class RolloutTable(Struct, frozen=True):
+    """``[rollout]``: what a prompt gets where its line says nothing; ``top_k`` 0 means no limit."""
+
+    n: Annotated[int, Meta(ge=1)] = 8
+    max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
 
 
 class CompareTable(Struct, frozen=True):
@@ -49,6 +59,7 @@ class Config(Struct, frozen=True):
     """A whole configuration.  ``origins`` maps dotted keys that were set to where they were."""
 
     seer: SeerTable
+    rollout: RolloutTable
     compare: CompareTable
     engine: Mapping[str, Mapping[str, Any]]
     plugin: Mapping[str, Mapping[str, Any]]
@@ -79,7 +90,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         key = _override(tree, override)
         origins = {known: where for known, where in origins.items() if not known.startswith(f"{key}.")}
         origins[key] = f"--set {override}"
-    _known_keys(tree, ("seer", "engine", "plugin", "compare"), "")
+    _known_keys(tree, ("seer", "rollout", "compare", "engine", "plugin"), "")
     seer = structure(_table(tree, "seer"), SeerTable, "seer")
     gone = tuple(without)
     for name in gone:
@@ -91,6 +102,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
     _no_duplicates(seer.plugins, "[seer].plugins")
     return Config(
         seer,
+        structure(_table(tree, "rollout"), RolloutTable, "rollout"),
         structure(_table(tree, "compare"), CompareTable, "compare"),
         _tables(tree, "engine"),
         _tables(tree, "plugin"),

@@ -36,7 +36,7 @@ class Startup(msgspec.Struct, frozen=True):
 
 
 @hookspec
-def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:  # type: ignore[empty-body]
+def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:
     """Return the engine instances, not yet started, on the clock they live on.
 
     Called once, first of all hooks, and only for the plug-in that ``[seer].engine`` names;
@@ -46,7 +46,7 @@ def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:  # 
 
 
 @hookspec
-def seer_make_splitter(settings: Any, startup: Startup) -> Splitter | None:  # type: ignore[empty-body]
+def seer_make_splitter(settings: Any, startup: Startup) -> Splitter | None:
     """Return the strategy that says how many tokens the next chunk may have, or None to abstain.
 
     Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
@@ -55,7 +55,7 @@ def seer_make_splitter(settings: Any, startup: Startup) -> Splitter | None:  # t
 
 
 @hookspec
-def seer_make_prioritizer(settings: Any, startup: Startup) -> Prioritizer | None:  # type: ignore[empty-body]
+def seer_make_prioritizer(settings: Any, startup: Startup) -> Prioritizer | None:
     """Return the queue that orders waiting requests, or None to abstain.
 
     Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
@@ -64,7 +64,7 @@ def seer_make_prioritizer(settings: Any, startup: Startup) -> Prioritizer | None
 
 
 @hookspec
-def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:  # type: ignore[empty-body]
+def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:
     """Return the strategy that chooses the instance of a chunk, or None to abstain.
 
     Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
@@ -73,7 +73,7 @@ def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:  # type:
 
 
 @hookspec
-def seer_make_observer(settings: Any, startup: Startup) -> Observer | None:  # type: ignore[empty-body]
+def seer_make_observer(settings: Any, startup: Startup) -> Observer | None:
     """Return an object that sees every event and its commands, or None to abstain.
 
     Called once, last of all hooks, in the order of ``[seer].plugins``; any number may answer.

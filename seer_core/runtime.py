@@ -3,61 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import attrs
 import structlog
 
-from seer_core.config import Config, load_config
+from seer_core.config import Config, RolloutTable, SeerTable, load_config
 from seer_core.errors import EngineError, PluginError, PromptError, SeerError, WeightVersionError
 from seer_core.events import (
     Abort,
-    ChunkFailed,
-    ChunkFinished,
     Complete,
     Dispatch,
     Event,
-    GroupSpec,
-    GroupsSubmitted,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
-    RequestAborted,
 )
-from seer_core.model import ChunkRecord, Completion, InstanceInfo, PromptGroup, request_seed
+from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, assemble
 from seer_core.policy import Observer
-from seer_core.ports import ChunkJob, ChunkOutput, Engine
-from seer_core.result import RolloutResult, summarize
+from seer_core.ports import ChunkOutput, Engine
+from seer_core.prompts import make_groups, problem_of
+from seer_core.result import RolloutResult
+from seer_core.rollout import Flight, Rollout
 from seer_core.scheduler import Policies, Scheduler, Slot
 
-__all__ = ["Rollout", "Runtime"]
+__all__ = ["Runtime", "rollout"]
 
 log = structlog.get_logger("seer")
-
-
-@attrs.define(eq=False)
-class Transcript:
-    """What the user will get of one request, as far as it is written."""
-
-    group: PromptGroup
-    index: int
-    seed: int
-    token_ids: list[int] = attrs.Factory(list)
-    logprobs: list[float] = attrs.Factory(list)
-    chunks: list[ChunkRecord] = attrs.Factory(list)
-
-
-@attrs.frozen
-class Flight:
-    """A chunk under way: the command that sent it, and when."""
-
-    dispatch: Dispatch
-    dispatched_s: float
 
 
 class Runtime:
@@ -66,16 +41,21 @@ class Runtime:
     Use as an async context manager: entering starts all engines in parallel, leaving stops them.
     """
 
-    def __init__(self, assembly: Assembly, *, max_restarts: int = 3, max_chunk_failures: int = 3) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        settings: SeerTable = SeerTable(),  # noqa: B008, immutable
+        defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
+    ) -> None:
         self.pool = assembly.pool
         self.clock = assembly.pool.clock
         self.observers: list[Slot[Observer]] = list(assembly.observers)
-        self.max_restarts = max_restarts
-        self.max_chunk_failures = max_chunk_failures
+        self.settings = settings
+        self.defaults = defaults
         self.weight_version = 0
         self.living: dict[str, InstanceInfo] = {}
         self._weight_source: str | None = None
-        self._scheduler = Scheduler(assembly.policies, max_chunk_failures)
+        self._scheduler = Scheduler(assembly.policies, settings.max_chunk_failures)
         self._engines: dict[str, Engine] = {engine.id: engine for engine in self.pool.engines}
         self._restarts: dict[str, int] = {}
         self._restarting: set[asyncio.Task[None]] = set()
@@ -92,11 +72,7 @@ class Runtime:
         """
         if not isinstance(config, Config):
             config = load_config(config)
-        return cls(
-            assemble(config),
-            max_restarts=config.seer.max_restarts,
-            max_chunk_failures=config.seer.max_chunk_failures,
-        )
+        return cls(assemble(config), config.seer, config.rollout)
 
     async def __aenter__(self) -> Runtime:
         await self.start()
@@ -128,7 +104,7 @@ class Runtime:
                     raise answer
                 self.living[answer.id] = answer
                 log.info("instance_started", instance=answer.id, kv_tokens=answer.kv_capacity_tokens)
-                self._handle(InstanceStarted(answer))
+                self.handle(InstanceStarted(answer))
         except BaseException:
             await self.stop()
             raise
@@ -153,10 +129,10 @@ class Runtime:
         """Schedule the next rollout by other policies, on the same engines."""
         self._expect_idle("change the policies")
         self.observers = list(observers)
-        self._scheduler = Scheduler(policies, self.max_chunk_failures)
+        self._scheduler = Scheduler(policies, self.settings.max_chunk_failures)
         self._spoilt = False
         for info in self.living.values():
-            self._handle(InstanceStarted(info))
+            self.handle(InstanceStarted(info))
 
     async def reset_caches(self) -> None:
         """Let every engine forget its cached KV, so that the next rollout starts cold."""
@@ -192,6 +168,16 @@ class Runtime:
         log.info("weights_updated", version=version)
         return version
 
+    def groups(self, records: Iterable[Mapping[str, Any]]) -> list[PromptGroup]:
+        """Build prompt groups from mappings with the fields of a prompts file's lines.
+
+        Raises:
+            PromptError: a record cannot be rolled out.
+        """
+        return make_groups(
+            records, self.defaults, self.pool.model, self.pool.tokenizer, seed=self.settings.seed
+        )
+
     def rollout(self, groups: Iterable[PromptGroup]) -> Rollout:
         """Begin to roll out prompt groups; iterate over what is returned for completions.
 
@@ -215,18 +201,18 @@ class Runtime:
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
         """Take a finished chunk."""
         if self._rollout is not None:
-            self._guard(self._rollout.chunk_finished, instance_id, output)
+            self.guard(self._rollout.chunk_finished, instance_id, output)
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Take back a chunk."""
         log.warning("chunk_failed", instance=instance_id, chunk=job_id, reason=reason)
         if self._rollout is not None:
-            self._guard(self._rollout.chunk_failed, instance_id, job_id, reason)
+            self.guard(self._rollout.chunk_failed, instance_id, job_id, reason)
 
     def reported(self, report: InstanceReported) -> None:
         """Take telemetry."""
         if report.instance_id in self.living:
-            self._guard(self._handle, report)
+            self.guard(self.handle, report)
 
     def lost(self, instance_id: str, reason: str) -> None:
         """Give a dead instance's chunks back, and start it again in the background."""
@@ -236,14 +222,14 @@ class Runtime:
         del self.living[instance_id]
         if self._rollout is not None:
             self._rollout.instance_lost(instance_id)
-        self._guard(self._handle, InstanceLost(instance_id, reason))
+        self.guard(self.handle, InstanceLost(instance_id, reason))
         task = asyncio.ensure_future(self._restart(self._engines[instance_id]))
         self._restarting.add(task)
         task.add_done_callback(self._restarted)
 
     async def _restart(self, engine: Engine) -> None:
         """Start a lost instance again, as often as it is allowed to."""
-        while self._restarts.get(engine.id, 0) < self.max_restarts:
+        while self._restarts.get(engine.id, 0) < self.settings.max_restarts:
             self._restarts[engine.id] = self._restarts.get(engine.id, 0) + 1
             try:
                 info = await engine.start(self)
@@ -254,7 +240,7 @@ class Runtime:
                 continue
             self.living[info.id] = info
             log.info("instance_restarted", instance=info.id)
-            self._guard(self._handle, InstanceStarted(info))
+            self.guard(self.handle, InstanceStarted(info))
             return
 
     def _restarted(self, task: asyncio.Task[None]) -> None:
@@ -269,7 +255,7 @@ class Runtime:
                 )
             )
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Give an event to the scheduler, show it to the observers, carry out the commands."""
         now = self.clock.now()
         commands = self._scheduler.handle(event, now)
@@ -295,7 +281,7 @@ class Runtime:
                     job_id = self._rollout.forget(command.request_id)
                     self._engines[command.instance_id].abort(job_id)
 
-    def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
+    def guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Run what an engine's word sets off; an error ends the rollout, not the event loop."""
         try:
             call(*arguments)
@@ -305,11 +291,12 @@ class Runtime:
             else:
                 self._rollout.fail(error)
 
-    def _finished(self, rollout: Rollout) -> None:
+    def rollout_finished(self, rollout: Rollout) -> None:
+        """Be ready for the next rollout."""
         if self._rollout is rollout:
             self._rollout = None
 
-    def _abandon(self, flights: dict[str, Flight]) -> None:
+    def rollout_failed(self, flights: dict[str, Flight]) -> None:
         """Abort what a failed rollout left on the engines; its strategies are not used again."""
         self._rollout = None
         self._spoilt = True
@@ -317,7 +304,7 @@ class Runtime:
         for job_id, flight in flights.items():
             if flight.dispatch.instance_id in self.living:
                 self._engines[flight.dispatch.instance_id].abort(job_id)
-        self._scheduler = Scheduler(Policies(), self.max_chunk_failures)
+        self._scheduler = Scheduler(Policies(), self.settings.max_chunk_failures)
         for info in self.living.values():
             self._scheduler.handle(InstanceStarted(info), self.clock.now())
 
@@ -334,219 +321,29 @@ class Runtime:
         seen: set[str] = set()
         room = max((info.kv_capacity_tokens for info in self.living.values()), default=0)
         for group in groups:
-            if group.id in seen:
-                raise PromptError(f"group id {group.id!r} occurs twice; give each group its own")
+            problem = problem_of(group, self.pool.model)
+            needed = len(group.prompt_token_ids) + group.max_tokens
+            if problem is None and group.id in seen:
+                problem = "this id occurs twice; give each group its own"
+            if problem is None and needed > room:
+                problem = (
+                    f"prompt and max_tokens make {needed} tokens, the largest instance's KV holds {room};"
+                    " lower max_tokens or give the engine more KV"
+                )
+            if problem is not None:
+                raise PromptError(f"group {group.id!r}: {problem}")
             seen.add(group.id)
-            if group.n < 1 or group.max_tokens < 1 or not group.prompt_token_ids:
-                raise PromptError(
-                    f"group {group.id!r}: n, max_tokens and the prompt's length must be at least 1"
-                )
-            if (
-                not 0
-                <= min(group.prompt_token_ids)
-                <= max(group.prompt_token_ids)
-                < self.pool.model.vocab_size
-            ):
-                raise PromptError(
-                    f"group {group.id!r}: a prompt token id is outside 0 .. {self.pool.model.vocab_size - 1}"
-                )
-            total = len(group.prompt_token_ids) + group.max_tokens
-            if total > self.pool.model.max_model_tokens:
-                raise PromptError(
-                    f"group {group.id!r}: prompt and max_tokens make {total} tokens, the model takes"
-                    f" {self.pool.model.max_model_tokens}; lower max_tokens"
-                )
-            if total > room:
-                raise PromptError(
-                    f"group {group.id!r}: prompt and max_tokens make {total} tokens, the largest"
-                    f" instance's KV holds {room}; lower max_tokens or give the engine more KV"
-                )
 
 
-class Rollout:
-    """One batch of groups under way: an async iterator over its completions, as they finish."""
+def rollout(config: Config | str | Path, records: Iterable[Mapping[str, Any]]) -> RolloutResult:
+    """Start engines, roll out prompts, stop engines, return the result: the short form for scripts.
 
-    def __init__(self, runtime: Runtime, groups: Sequence[PromptGroup]) -> None:
-        self._runtime = runtime
-        self._groups = groups
-        self._transcripts: dict[str, Transcript] = {}
-        self._flights: dict[str, Flight] = {}
-        self._ready: deque[Completion] = deque()
-        self._completions: list[Completion] = []
-        self._error: BaseException | None = None
-        self._instances_lost = 0
-        self.started_s = runtime.clock.now()
-        for group in groups:
-            for index in range(group.n):
-                self._transcripts[f"{group.id}/{index}"] = Transcript(
-                    group, index, request_seed(group.seed, index)
-                )
-
-    def submit(self) -> None:
-        """Hand all groups to the scheduler; called once, by the runtime."""
-        specs = tuple(
-            GroupSpec(group.id, len(group.prompt_token_ids), group.n, group.max_tokens, group.known_lengths)
-            for group in self._groups
-        )
-        log.info("rollout_started", groups=len(specs), requests=len(self._transcripts))
-        try:
-            self._runtime._handle(GroupsSubmitted(specs))
-        except BaseException as error:
-            self.fail(error)
-            raise
-
-    def __aiter__(self) -> Rollout:
-        return self
-
-    async def __anext__(self) -> Completion:
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
-            if not self._transcripts:
-                raise StopAsyncIteration
-            self._runtime.changed.clear()
-            if not await self._runtime.clock.advance(self._runtime.changed):
-                raise EngineError(
-                    f"{len(self._transcripts)} requests are unfinished and no engine will ever answer"
-                )
-        return self._ready.popleft()
-
-    async def wait(self) -> RolloutResult:
-        """Return the whole result once everything has finished."""
-        async for _ in self:
-            pass
-        return self.result
-
-    @property
-    def result(self) -> RolloutResult:
-        """What has finished so far, with its summary."""
-        return RolloutResult(
-            self._completions,
-            summarize(self._completions, self.started_s, self._instances_lost, self._runtime.weight_version),
-        )
-
-    def abort_request(self, request_id: str) -> None:
-        """Give up one request; it completes at once, with reason ``aborted`` and what it has."""
-        if request_id in self._transcripts:
-            self._runtime._guard(self._runtime._handle, RequestAborted(request_id))
-
-    async def abort(self) -> RolloutResult:
-        """Give up everything unfinished and return the result."""
-        for request_id in list(self._transcripts):
-            self.abort_request(request_id)
-        return await self.wait()
-
-    # What the runtime tells.
-
-    def job(self, command: Dispatch, now: float) -> ChunkJob:
-        """Write out a chunk for its engine and note that it is under way."""
-        transcript = self._transcripts[command.request_id]
-        group = transcript.group
-        job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
-        self._flights[job_id] = Flight(command, now)
-        return ChunkJob(
-            id=job_id,
-            request_id=command.request_id,
-            group_id=group.id,
-            token_ids=[*group.prompt_token_ids, *transcript.token_ids],
-            prompt_tokens=len(group.prompt_token_ids),
-            max_tokens=command.max_tokens,
-            sampling=group.sampling,
-            seed=transcript.seed,
-            weight_version=self._runtime.weight_version,
-            known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
-        )
-
-    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
-        """Append a chunk's tokens and let the scheduler go on; a chunk no longer wanted is ignored."""
-        flight = self._flights.pop(output.job_id, None)
-        if flight is None:
-            return
-        if output.weight_version != self._runtime.weight_version:
-            raise WeightVersionError(
-                f"chunk {output.job_id!r} was computed with weight version {output.weight_version}, the"
-                f" rollout runs on {self._runtime.weight_version}"
-            )
-        transcript = self._transcripts[flight.dispatch.request_id]
-        tokens = len(output.token_ids)
-        continued = bool(transcript.chunks)
-        transcript.token_ids += output.token_ids
-        transcript.logprobs += output.logprobs
-        transcript.chunks.append(
-            ChunkRecord(
-                instance=instance_id,
-                tokens=tokens,
-                dispatched_s=flight.dispatched_s,
-                finished_s=self._runtime.clock.now(),
-                cached_tokens=output.cached_tokens,
-                prefilled_tokens=output.prefilled_tokens,
-                recomputed_tokens=_recomputed(output, continued),
-                preemptions=output.preemptions,
-                weight_version=output.weight_version,
-            )
-        )
-        self._runtime._handle(ChunkFinished(flight.dispatch.request_id, instance_id, tokens, output.stopped))
-
-    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
-        """Let the scheduler decide about a chunk that was given back."""
-        flight = self._flights.pop(job_id, None)
-        if flight is not None:
-            self._runtime._handle(ChunkFailed(flight.dispatch.request_id, instance_id, reason))
-
-    def instance_lost(self, instance_id: str) -> None:
-        """Forget what was under way on an instance."""
-        self._instances_lost += 1
-        self._flights = {
-            job_id: flight
-            for job_id, flight in self._flights.items()
-            if flight.dispatch.instance_id != instance_id
-        }
-
-    def forget(self, request_id: str) -> str:
-        """Drop the chunk of a request that is under way and return its id."""
-        for job_id, flight in self._flights.items():
-            if flight.dispatch.request_id == request_id:
-                del self._flights[job_id]
-                return job_id
-        raise KeyError(request_id)
-
-    def complete(self, command: Complete, now: float) -> None:
-        """Turn a transcript into a completion."""
-        transcript = self._transcripts.pop(command.request_id)
-        tokenizer = self._runtime.pool.tokenizer
-        completion = Completion(
-            request_id=command.request_id,
-            group_id=transcript.group.id,
-            index=transcript.index,
-            seed=transcript.seed,
-            token_ids=transcript.token_ids,
-            logprobs=transcript.logprobs,
-            text=tokenizer.decode(transcript.token_ids) if tokenizer is not None else None,
-            finish_reason=command.finish_reason,
-            weight_version=self._runtime.weight_version,
-            chunks=transcript.chunks,
-            instances=list(dict.fromkeys(chunk.instance for chunk in transcript.chunks)),
-            finished_s=now,
-            metadata=transcript.group.metadata,
-        )
-        self._completions.append(completion)
-        self._ready.append(completion)
-        if not self._transcripts:
-            log.info("rollout_finished", requests=len(self._completions))
-            self._runtime._finished(self)
-
-    def fail(self, error: BaseException) -> None:
-        """End the rollout with an error; what has finished stays."""
-        if self._error is None:
-            self._error = error
-            self._runtime._abandon(self._flights)
-
-
-def _recomputed(output: ChunkOutput, continued: bool) -> int:
-    """Positions that this chunk ran through the model although an earlier step had done so.
-
-    Fresh work is the first chunk's prefill, and one position per new token but the last; a continued
-    request also owes the position of its last token, which was sampled but never run.
+    ``records`` have the fields of a prompts file's lines.  Call it where no event loop runs; with one,
+    use ``Runtime``.
     """
-    fresh = len(output.token_ids) + (0 if continued else output.prefilled_tokens - 1)
-    return max(0, output.computed_tokens - fresh)
+
+    async def run() -> RolloutResult:
+        async with Runtime.from_config(config) as runtime:
+            return await runtime.rollout(runtime.groups(records)).wait()
+
+    return asyncio.run(run())

@@ -8,7 +8,7 @@ empty blocks are used before any that hold content (vLLM keeps strict order of r
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
 __all__ = ["BlockPool"]
 
@@ -36,7 +36,7 @@ class BlockPool:
         self.free = self.capacity
         self._empty = self.capacity
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._prompts: Counter[str] = Counter()
+        self._prompt_holders: dict[str, set[str]] = {}
 
     @property
     def usage(self) -> float:
@@ -54,29 +54,39 @@ class BlockPool:
             kept.blocks = max(0, before + self._empty)
             self._empty += before - kept.blocks
             if before >= kept.prompt_blocks > kept.blocks:
-                self._forget_prompt(kept.group_id)
+                self._drop_prompt(request_id, kept.group_id)
             if not kept.blocks:
                 del self._kept[request_id]
 
-    def find(self, request_id: str, group_id: str, prompt_blocks: int, at_most: int) -> tuple[int, bool]:
-        """Take back what a request that starts running can reuse, up to ``at_most`` blocks.
-
-        Return the blocks that need no computing, and whether a prompt is already counted for it.  Own
-        blocks are in use from now on; a sibling's prompt is still to be taken like new blocks.
-        """
+    def admit(
+        self, request_id: str, group_id: str, prompt_blocks: int, needed: int, reusable: int
+    ) -> int:
+        """Use ``needed`` blocks for a request; return how many of the first ``reusable`` are computed."""
+        found = prompt_blocks if group_id in self._prompt_holders else 0
         kept = self._kept.pop(request_id, None)
         own = 0
-        holds_prompt = False
         if kept is not None:
-            own = min(kept.blocks, at_most)
-            ...
-        return own, holds_prompt
+            own = min(kept.blocks, reusable)
+            self.free -= own
+            self._empty += kept.blocks - own
+        self.take(needed - own)
+        return max(own, found)
 
-    def hold_prompt(self, group_id: str) -> None:
-        """Count one more running or kept request that has the whole prompt of its group."""
-        self._prompts[group_id] += 1
+    def hold_prompt(self, request_id: str, group_id: str) -> None:
+        """Let siblings find the prompt's blocks, all computed now, while ``request_id`` has them."""
+        self._prompt_holders.setdefault(group_id, set()).add(request_id)
 
-    def _forget_prompt(self, group_id: str) -> None:
-        self._prompts[group_id] -= 1
-        if not self._prompts[group_id]:
-            del self._prompts[group_id]
+    def release(
+        self, request_id: str, group_id: str, prompt_blocks: int, held: int, computed: int
+    ) -> None:
+        """Free the ``held`` blocks of a request; the first ``computed`` keep their content."""
+        self.free += held
+        self._empty += held - computed
+        if computed:
+            self._kept[request_id] = _Kept(group_id, prompt_blocks, computed)
+
+    def _drop_prompt(self, request_id: str, group_id: str) -> None:
+        holders = self._prompt_holders[group_id]
+        holders.discard(request_id)
+        if not holders:
+            del self._prompt_holders[group_id]

@@ -1,0 +1,240 @@
+"""One simulated instance: a Batch on a VirtualClock, behind the Engine port.
+
+An event costs the same whatever number of tokens lies before it: the engine asks the batch how many
+like steps follow, sleeps to the end of the last, and is woken earlier only by what changes them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from seer_core.errors import EngineError
+from seer_core.events import InstanceReported
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob, ChunkOutput, EngineSink
+from seer_sim.batch import Batch, Run, Segment
+from seer_sim.clock import VirtualClock
+from seer_sim.cost import CostModel
+from seer_sim.lengths import Lengths
+from seer_sim.tokens import generate
+
+__all__ = ["SimEngine"]
+
+
+class SimEngine:
+    """An Engine that computes times and counts as vLLM would spend them, and makes tokens up.
+
+    As on a real engine, new chunks and aborts take effect between two steps; all that arrive at one
+    instant do before the next step begins.  A restarted instance has the weights it was made with:
+    version 0, until ``update_weights``.
+    """
+
+    def __init__(
+        self,
+        info: InstanceInfo,
+        clock: VirtualClock,
+        cost: CostModel,
+        *,
+        lengths: Lengths,
+        vocab_size: int,
+        max_batched_tokens: int,
+        start_s: float = 0.0,
+        report_interval_s: float = 1.0,
+    ) -> None:
+        self.id = info.id
+        self._info = info
+        self._clock = clock
+        self._cost = cost
+        self._lengths = lengths
+        self._vocab_size = vocab_size
+        self._max_batched_tokens = max_batched_tokens
+        self._start_s = start_s
+        self._report_interval_s = report_interval_s
+        self._not_before_s = 0.0
+        self._lost = False
+        self._clear()
+
+    def _clear(self) -> None:
+        """Be as new: no sink, no chunks, empty cache, first weights."""
+        self._sink: EngineSink | None = None
+        self._weight_version = 0
+        self._batch = Batch(self._info, self._max_batched_tokens)
+        self._runs: dict[str, Run] = {}
+        self._aborted: list[Run] = []
+        self._segment: Segment | None = None
+        self._segment_began_s = 0.0
+        self._steps = 0
+        self._cancel_timer: Callable[[], None] | None = None
+        self._reported_s = -self._report_interval_s
+
+    async def start(self, sink: EngineSink) -> InstanceInfo:
+        """Be ready ``start_s`` from now, on the virtual clock, which others must advance meanwhile."""
+        if self._sink is not None:
+            raise EngineError(f"instance {self.id!r} has started already; stop it first")
+        ready_s = max(self._clock.now() + self._start_s, self._not_before_s)
+        if ready_s > self._clock.now():
+            await self._clock.sleep_until(ready_s)
+        self._clear()
+        self._lost = False
+        self._sink = sink
+        return self._info
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk; it fails at once if it cannot fit the model or is past its own end."""
+        if self._sink is None:
+            if self._lost:
+                return
+            raise EngineError(f"instance {self.id!r} has not started; it cannot take chunk {job.id!r}")
+        if job.id in self._runs:
+            raise EngineError(f"chunk {job.id!r} is on instance {self.id!r} already")
+        generated = len(job.token_ids) - job.prompt_tokens
+        left = self._lengths.of(job) - generated
+        longest = len(job.token_ids) + job.max_tokens
+        if longest > self._info.max_model_tokens:
+            limit = self._info.max_model_tokens
+            self._fail(job, f"{longest} tokens of context and chunk exceed max_model_tokens = {limit}")
+        elif left <= 0:
+            self._fail(job, f"{generated} tokens are there of a response of {generated + left}")
+        else:
+            self._runs[job.id] = self._batch.push(job, min(left, job.max_tokens), left <= job.max_tokens)
+            self._wake()
+
+    def abort(self, job_id: str) -> None:
+        """Drop a chunk, at the end of the current step if it is running."""
+        run = self._runs.pop(job_id, None)
+        if run is None:
+            return
+        if self._segment is not None and run in self._batch.running:
+            self._aborted.append(run)
+            self._cut()
+        else:
+            self._batch.drop(run)
+
+    async def reset_cache(self) -> None:
+        """Forget all cached KV."""
+        self._require_idle("its cache")
+        self._batch.pool.forget()
+
+    async def update_weights(self, source: str, version: int) -> None:
+        """Take the version, at no cost in time, and forget all KV; ``source`` is not read."""
+        self._require_idle("its weights")
+        self._batch.pool.forget()
+        self._weight_version = version
+
+    async def stop(self) -> None:
+        """Drop everything, without a word to the sink."""
+        self._halt()
+
+    def kill(self, reason: str, down_s: float = 0.0) -> None:
+        """Die now if alive, and refuse to be up again within ``down_s``."""
+        sink = self._sink
+        if sink is None:
+            return
+        self._halt()
+        self._lost = True
+        self._not_before_s = self._clock.now() + down_s
+        sink.lost(self.id, reason)
+
+    def _halt(self) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+        self._clear()
+
+    def _require_idle(self, what: str) -> None:
+        if self._runs or self._batch.running:
+            raise EngineError(f"instance {self.id!r} is busy; {what} can change only while it is idle")
+
+    def _fail(self, job: ChunkJob, reason: str) -> None:
+        """Give a chunk back in a callback of its own, since ``submit`` must not call the sink."""
+        sink = self._sink
+
+        def fail() -> None:
+            if sink is not None and sink is self._sink:
+                sink.chunk_failed(self.id, job.id, reason)
+
+        self._clock.call_at(self._clock.now(), fail)
+
+    def _wake(self) -> None:
+        """See to it that a step begins soon enough for a chunk just queued."""
+        if self._cancel_timer is None:
+            self._begin_later()
+        elif len(self._batch.waiting) == 1 and self._batch.may_admit:
+            self._cut()
+
+    def _begin_later(self) -> None:
+        """Begin a step after everything else that happens at this instant."""
+        self._cancel_timer = self._clock.call_at(self._clock.now(), self._begin, last=True)
+
+    def _begin(self) -> None:
+        self._cancel_timer = None
+        self._segment = self._batch.begin()
+        if self._segment is not None:
+            self._segment_began_s = self._clock.now()
+            self._end_after(self._segment.steps)
+
+    def _end_after(self, steps: int) -> None:
+        self._steps = steps
+        self._cancel_timer = self._clock.call_at(self._time_after(steps), self._end)
+
+    def _time_after(self, steps: int) -> float:
+        """Return when the first ``steps`` steps of the segment are over."""
+        segment = self._segment
+        assert segment is not None
+        return self._segment_began_s + self._cost.steps_s(
+            segment.tokens, segment.context_tokens, segment.growth_tokens, steps
+        )
+
+    def _cut(self) -> None:
+        """End the segment with the step under way."""
+        if self._segment is None or self._steps == 1:
+            return
+        now = self._clock.now()
+        steps = 1 + bisect_left(range(1, self._steps), now, key=self._time_after)
+        if steps < self._steps:
+            assert self._cancel_timer is not None
+            self._cancel_timer()
+            self._end_after(steps)
+
+    def _end(self) -> None:
+        finished = self._batch.end(self._steps)
+        self._segment = None
+        self._begin_later()
+        for run in self._aborted:
+            if run in self._batch.running or run in self._batch.waiting:
+                self._batch.drop(run)
+        self._aborted.clear()
+        self._report()
+        sink = self._sink
+        assert sink is not None
+        for run in finished:
+            if self._runs.pop(run.job.id, None) is run:
+                sink.chunk_finished(self.id, self._output(run))
+
+    def _report(self) -> None:
+        """Tell the load as it is before anything follows from the chunks now finished."""
+        now = self._clock.now()
+        if now - self._reported_s < self._report_interval_s or not self._batch.running:
+            return
+        self._reported_s = now
+        assert self._sink is not None
+        batch = self._batch
+        self._sink.reported(
+            InstanceReported(self.id, len(batch.running), len(batch.waiting), batch.pool.usage)
+        )
+
+    def _output(self, run: Run) -> ChunkOutput:
+        job = run.job
+        start = len(job.token_ids)
+        token_ids, logprobs = generate(job.seed, start, run.new_tokens, run.stopped, self._vocab_size)
+        return ChunkOutput(
+            job_id=job.id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            stopped=run.stopped,
+            cached_tokens=run.cached,
+            prefilled_tokens=start - run.cached,
+            computed_tokens=run.work,
+            preemptions=run.preemptions,
+            weight_version=self._weight_version,
+        )

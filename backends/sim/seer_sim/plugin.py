@@ -1,0 +1,137 @@
+"""Entry point of the ``sim`` engine: its settings and its factory hook."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import attrs
+import msgspec
+from msgspec import Meta
+
+from seer_core.errors import ConfigError
+from seer_core.hookspecs import Startup, hookimpl
+from seer_core.model import InstanceInfo
+from seer_core.ports import EnginePool, ModelInfo
+from seer_sim.clock import VirtualClock
+from seer_sim.cost import PRESETS, CostModel
+from seer_sim.engine import SimEngine
+from seer_sim.lengths import Lengths
+from seer_sim.tokens import ByteTokenizer
+
+__all__ = ["Kill", "Settings", "SimPool", "make_pool", "seer_make_engines"]
+
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lose ``instance`` at ``at_s``; it can be up again ``restart_after_s`` later."""
+
+    instance: str
+    at_s: Seconds
+    restart_after_s: Seconds = 0.0
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keys of ``[engine.sim]``.  All times are virtual; capacities are per instance.
+
+    ``cost`` overrides single constants of the preset's CostModel.  Instances are named ``sim-0``,
+    ``sim-1`` and so on.
+    """
+
+    instances: Count = 2
+    kv_capacity_tokens: Count = 16384
+    block_tokens: Count = 16
+    max_running: Count = 64
+    max_model_tokens: Count = 8192
+    max_batched_tokens: Count = 8192
+    vocab_size: Annotated[int, Meta(ge=512)] = 32000
+    preset: Literal["cpu-tiny", "h800-qwen2-vl-72b-tp8", "h800-moonlight"] = "cpu-tiny"
+    cost: dict[str, float] = {}
+    lengths: Lengths = Lengths()
+    start_s: Seconds = 0.0
+    report_interval_s: Seconds = 1.0
+    kill_at_s: tuple[Kill, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class SimPool:
+    """Simulated instances on one virtual clock."""
+
+    engines: list[SimEngine]
+    clock: VirtualClock
+    model: ModelInfo
+    tokenizer: ByteTokenizer
+
+
+def make_pool(settings: Settings) -> SimPool:
+    """Return the instances that ``settings`` describe.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+    cost = _cost(settings)
+    _check(settings)
+    clock = VirtualClock()
+    engines = {
+        f"sim-{number}": SimEngine(
+            InstanceInfo(
+                id=f"sim-{number}",
+                kv_capacity_tokens=settings.kv_capacity_tokens,
+                block_tokens=settings.block_tokens,
+                max_running=settings.max_running,
+                max_model_tokens=settings.max_model_tokens,
+            ),
+            clock,
+            cost,
+            lengths=settings.lengths,
+            vocab_size=settings.vocab_size,
+            max_batched_tokens=settings.max_batched_tokens,
+            start_s=settings.start_s,
+            report_interval_s=settings.report_interval_s,
+        )
+        for number in range(settings.instances)
+    }
+    for kill in settings.kill_at_s:
+        if kill.instance not in engines:
+            known = ", ".join(engines)
+            raise ConfigError(f"engine.sim.kill_at_s: no instance {kill.instance!r}; there are {known}")
+        die = partial(engines[kill.instance].kill, "killed by engine.sim.kill_at_s", kill.restart_after_s)
+        clock.call_at(kill.at_s, die)
+    model = ModelInfo(vocab_size=settings.vocab_size, max_model_tokens=settings.max_model_tokens)
+    return SimPool(list(engines.values()), clock, model, ByteTokenizer())
+
+
+@hookimpl
+def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:
+    """Return simulated instances; the same settings make the same run."""
+    return make_pool(settings)
+
+
+def _cost(settings: Settings) -> CostModel:
+    constants = {**msgspec.structs.asdict(PRESETS[settings.preset]), **settings.cost}
+    try:
+        return msgspec.convert(constants, CostModel)
+    except msgspec.ValidationError as error:
+        known = ", ".join(CostModel.__struct_fields__)
+        raise ConfigError(f"engine.sim.cost: {error}; its keys are {known}") from error
+
+
+def _check(settings: Settings) -> None:
+    """Refuse limits with which a chunk could wait for ever."""
+    if settings.kv_capacity_tokens % settings.block_tokens:
+        raise ConfigError(
+            f"engine.sim.kv_capacity_tokens = {settings.kv_capacity_tokens} is no multiple of"
+            f" block_tokens = {settings.block_tokens}; round it"
+        )
+    if settings.kv_capacity_tokens < settings.max_model_tokens:
+        raise ConfigError(
+            f"engine.sim.kv_capacity_tokens = {settings.kv_capacity_tokens} cannot hold one response of"
+            f" max_model_tokens = {settings.max_model_tokens}; raise the one or lower the other"
+        )
+    if settings.max_batched_tokens < settings.max_running:
+        raise ConfigError(
+            f"engine.sim.max_batched_tokens = {settings.max_batched_tokens} gives {settings.max_running}"
+            " running requests (max_running) less than a token a step; raise the one or lower the other"
+        )

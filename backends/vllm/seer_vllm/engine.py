@@ -1,0 +1,193 @@
+"""The Engine port over a worker process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from seer_core.errors import EngineError
+from seer_core.events import InstanceReported
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob, EngineSink
+from seer_vllm.process import WorkerProcess
+from seer_vllm.wire import (
+    Abort,
+    Called,
+    Failed,
+    Finished,
+    FromWorker,
+    Load,
+    Ready,
+    ResetCache,
+    Start,
+    Submit,
+    UpdateWeights,
+    Weights,
+    WireError,
+)
+
+__all__ = ["Launch", "VllmEngine"]
+
+LOSS_GRACE_S = 2.0
+
+
+@attrs.frozen
+class Launch:
+    """How an instance is started, and how long its start, its stop and a control call may take."""
+
+    engine_args: Mapping[str, Any]
+    environment: Mapping[str, str]
+    log_path: Path
+    report_interval_s: float
+    start_timeout_s: float
+    stop_timeout_s: float
+    control_timeout_s: float
+
+
+class VllmEngine:
+    """One vLLM instance in a process of its own."""
+
+    def __init__(self, id: str, launch: Launch) -> None:
+        self.id = id
+        self._launch = launch
+        self._worker: WorkerProcess | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._calls: deque[asyncio.Future[str | None]] = deque()
+        self._weights: Weights | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None while it is down."""
+        return self._worker and self._worker.pid
+
+    async def start(self, sink: EngineSink) -> InstanceInfo:
+        """Start the worker and load the model, with the weights of the last update if there was one.
+
+        Raises:
+            EngineError: it is already up, died while loading, or took longer than ``start_timeout_s``.
+        """
+        if self._worker is not None:
+            raise EngineError(f"instance {self.id!r} is already started")
+        launch = self._launch
+        launch.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
+        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s, self._weights))
+        try:
+            info = await asyncio.wait_for(_ready(worker), launch.start_timeout_s)
+        except (EOFError, WireError, TimeoutError) as error:
+            how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
+            if isinstance(error, TimeoutError):
+                how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
+            self._worker = None
+            raise EngineError(
+                f"instance {self.id!r} did not start: {how}\nlast lines of {launch.log_path}:\n{worker.log_tail()}"
+            ) from error
+        except BaseException:
+            await worker.end()
+            self._worker = None
+            raise
+        self._listener = asyncio.create_task(self._listen(worker, sink))
+        return info
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk; on an instance just lost it is void with the others."""
+        if self._worker is not None:
+            self._worker.send(Submit(job))
+
+    def abort(self, job_id: str) -> None:
+        """Drop a chunk."""
+        if self._worker is not None:
+            self._worker.send(Abort(job_id))
+
+    async def reset_cache(self) -> None:
+        """Forget all cached KV; an EngineError if the instance is busy or down."""
+        await self._call(ResetCache())
+
+    async def update_weights(self, source: str, version: int) -> None:
+        """Load the safetensors in the directory ``source`` as weight version ``version``.
+
+        An instance that is down takes them when it starts.
+
+        Raises:
+            EngineError: chunks are running, or the directory holds no safetensors.
+        """
+        weights = Weights(str(Path(source).absolute()), version)
+        if self._worker is not None:
+            await self._call(UpdateWeights(weights))
+        self._weights = weights
+
+    async def stop(self) -> None:
+        """End the worker and all it started, within ``stop_timeout_s`` and a few seconds more."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            with suppress(asyncio.CancelledError):
+                await listener
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._fail_calls("it was stopped")
+            await worker.end(self._launch.stop_timeout_s)
+
+    async def _listen(self, worker: WorkerProcess, sink: EngineSink) -> None:
+        """Pass on what the worker says, until it is gone; then say so, once."""
+        try:
+            while True:
+                for message in await worker.receive():
+                    self._dispatch(message, sink)
+        except EOFError:
+            reason = await worker.end(LOSS_GRACE_S)
+        except WireError as error:
+            await worker.end()
+            reason = f"its worker spoke nonsense: {error}"
+        self._worker = self._listener = None
+        self._fail_calls(reason)
+        sink.lost(self.id, reason)
+
+    def _dispatch(self, message: FromWorker, sink: EngineSink) -> None:
+        match message:
+            case Finished(output):
+                sink.chunk_finished(self.id, output)
+            case Failed(job_id, reason):
+                sink.chunk_failed(self.id, job_id, reason)
+            case Load(running, waiting, kv_usage):
+                sink.reported(InstanceReported(self.id, running, waiting, kv_usage))
+            case Called(refusal):
+                call = self._calls.popleft()
+                if not call.done():
+                    call.set_result(refusal)
+
+    async def _call(self, message: ResetCache | UpdateWeights) -> None:
+        """Send a control message and wait for its answer; answers come in order."""
+        name = type(message).__name__
+        if self._worker is None:
+            raise EngineError(f"{name} on instance {self.id!r}: it is not running")
+        call: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._calls.append(call)
+        self._worker.send(message)
+        try:
+            refusal = await asyncio.wait_for(call, self._launch.control_timeout_s)
+        except TimeoutError as error:
+            raise EngineError(
+                f"{name} on instance {self.id!r}: no answer after {self._launch.control_timeout_s:g} s"
+            ) from error
+        if refusal is not None:
+            raise EngineError(f"{name} on instance {self.id!r}: {refusal}")
+
+    def _fail_calls(self, reason: str) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            if not call.done():
+                call.set_result(reason)
+
+
+async def _ready(worker: WorkerProcess) -> InstanceInfo:
+    while True:
+        for message in await worker.receive():
+            if isinstance(message, Ready):
+                return message.info

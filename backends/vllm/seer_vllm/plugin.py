@@ -1,0 +1,198 @@
+"""The plug-in ``vllm``: settings, and instances made from them.  Imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import attrs
+from msgspec import Meta, Struct
+
+from seer_core.clock import RealClock
+from seer_core.errors import ConfigError
+from seer_core.hookspecs import Startup, hookimpl
+from seer_core.ports import Clock, ModelInfo
+from seer_vllm.engine import Launch, VllmEngine
+from seer_vllm.tokenizer import ModelTokenizer
+
+__all__ = ["Settings", "VllmPool", "seer_make_engines"]
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+OWN_ENGINE_ARGS = {
+    "async_scheduling": "Seer needs it off",
+    "block_size": "write block_size of [engine.vllm]",
+    "disable_log_stats": "Seer has telemetry of its own",
+    "distributed_executor_backend": "it follows from tensor_parallel",
+    "dtype": "write dtype of [engine.vllm]",
+    "enforce_eager": "write enforce_eager of [engine.vllm]",
+    "kv_cache_memory_bytes": "write kv_cache_bytes",
+    "max_model_len": "write max_model_tokens",
+    "max_num_batched_tokens": "write max_batched_tokens",
+    "max_num_seqs": "write max_running",
+    "model": "write model of [engine.vllm]",
+    "scheduler_cls": "Seer's accounting needs its own",
+    "speculative_config": "keyed sampling does not cover it",
+    "tensor_parallel_size": "write tensor_parallel",
+    "worker_extension_cls": "keyed sampling needs its own",
+}
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[engine.vllm]``.
+
+    ``model`` is a directory, relative to the config file.  ``kv_cache_bytes``, ``threads`` and
+    ``tensor_parallel`` are per instance; without ``kv_cache_bytes`` vLLM takes what a GPU has left, and
+    on a CPU refuses to start.  ``max_model_tokens`` 0 means the model's own limit, ``max_batched_tokens`` 0 and
+    ``threads`` 0 vLLM's choice.  ``visible_devices`` are shared out among the instances, in order;
+    empty means those of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  ``engine_args`` are passed to
+    vLLM as they are.  Without ``log_dir`` the workers' logs go to a temporary directory.
+    """
+
+    model: str
+    instances: Positive = 1
+    kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 32
+    max_model_tokens: Annotated[int, Meta(ge=0)] = 0
+    max_running: Positive = 64
+    max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: Annotated[int, Meta(ge=0)] = 0
+    tensor_parallel: Positive = 1
+    visible_devices: tuple[str, ...] = ()
+    enforce_eager: bool = True
+    start_timeout_s: Seconds = 180.0
+    stop_timeout_s: Seconds = 10.0
+    control_timeout_s: Seconds = 120.0
+    report_interval_s: Seconds = 0.2
+    log_dir: str | None = None
+    engine_args: dict[str, Any] = {}
+
+
+@attrs.frozen
+class VllmPool:
+    """vLLM instances on the machine's clock."""
+
+    engines: Sequence[VllmEngine]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: ModelTokenizer | None
+
+
+@hookimpl
+def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
+    """Return the instances, not yet started."""
+    model_dir = startup.path(settings.model)
+    model = read_model_info(model_dir, settings.max_model_tokens)
+    log_dir = startup.path(settings.log_dir) if settings.log_dir else Path(tempfile.mkdtemp(prefix="seer-vllm-"))
+    arguments = engine_args(settings, model_dir)
+    devices = share_devices(settings, os.environ)
+    engines = []
+    for index in range(settings.instances):
+        id = f"vllm-{index}"
+        launch = Launch(
+            engine_args=arguments,
+            environment=worker_environment(os.environ, settings.threads, devices[index]),
+            log_path=log_dir / f"{id}.log",
+            report_interval_s=settings.report_interval_s,
+            start_timeout_s=settings.start_timeout_s,
+            stop_timeout_s=settings.stop_timeout_s,
+            control_timeout_s=settings.control_timeout_s,
+        )
+        engines.append(VllmEngine(id, launch))
+    tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
+    return VllmPool(engines, RealClock(), model, tokenizer)
+
+
+def read_model_info(model_dir: Path, max_model_tokens: int) -> ModelInfo:
+    """Read the vocabulary size and the length limit from the model's ``config.json``.
+
+    Raises:
+        ConfigError: there is no such model, or ``max_model_tokens`` is more than it can take.
+    """
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine.vllm.model: {path} cannot be read: {error}") from error
+    text = config.get("text_config", config)
+    try:
+        vocab_size, limit = int(text["vocab_size"]), int(text["max_position_embeddings"])
+    except KeyError as error:
+        raise ConfigError(f"engine.vllm.model: {path} does not say {error}") from error
+    if max_model_tokens > limit:
+        raise ConfigError(
+            f"engine.vllm.max_model_tokens = {max_model_tokens}, but the model in {model_dir} takes {limit}"
+        )
+    return ModelInfo(vocab_size, max_model_tokens or limit)
+
+
+def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``EngineArgs``.
+
+    Raises:
+        ConfigError: ``engine_args`` sets what a setting, or Seer itself, already decides.
+    """
+    for name, why in OWN_ENGINE_ARGS.items():
+        if name in settings.engine_args:
+            raise ConfigError(f"engine.vllm.engine_args.{name} cannot be set: {why}")
+    arguments: dict[str, Any] = {
+        "model": str(model_dir.absolute()),
+        "dtype": settings.dtype,
+        "block_size": settings.block_size,
+        "max_num_seqs": settings.max_running,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
+        "enforce_eager": settings.enforce_eager,
+    }
+    optional = {
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "max_model_len": settings.max_model_tokens,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+    }
+    return arguments | {name: value for name, value in optional.items() if value} | settings.engine_args
+
+
+def share_devices(settings: Settings, environment: Mapping[str, str]) -> list[Sequence[str]]:
+    """Return each instance's slice of the visible devices; empty ones where none are visible.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    each, needed = settings.tensor_parallel, settings.tensor_parallel * settings.instances
+    inherited = environment.get("CUDA_VISIBLE_DEVICES")
+    if settings.visible_devices:
+        devices = list(settings.visible_devices)
+    elif inherited is None:
+        devices = [str(index) for index in range(needed)]
+    elif inherited.strip() in ("", "-1"):
+        return [()] * settings.instances
+    else:
+        devices = inherited.split(",")
+    if len(devices) < needed:
+        raise ConfigError(
+            f"engine.vllm: {settings.instances} instances of {each} devices need {needed}, visible are"
+            f" {len(devices)}; lower instances or tensor_parallel"
+        )
+    return [devices[start : start + each] for start in range(0, needed, each)]
+
+
+def worker_environment(environment: Mapping[str, str], threads: int, devices: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a worker: offline, engine core in-process, first model runner."""
+    result = {name: value for name, value in environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    result |= {
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    if threads:
+        result["OMP_NUM_THREADS"] = str(threads)
+    return result

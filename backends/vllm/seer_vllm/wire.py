@@ -1,0 +1,173 @@
+"""What the runtime and a vLLM worker say to each other: length-prefixed msgpack, never pickle.
+
+A frame is four bytes of length, big-endian, and one msgpack-encoded message.  Both directions are
+tagged unions, checked on arrival; anything else is a ``WireError`` and ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob, ChunkOutput
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "Abort",
+    "Called",
+    "Failed",
+    "Fatal",
+    "Finished",
+    "Frames",
+    "FromWorker",
+    "Load",
+    "Ready",
+    "ResetCache",
+    "Shutdown",
+    "Start",
+    "Submit",
+    "ToWorker",
+    "UpdateWeights",
+    "Weights",
+    "WireError",
+    "encode",
+]
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 64 << 20
+
+Message = TypeVar("Message")
+
+
+class WireError(Exception):
+    """The other side sent something that is no message."""
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """A directory of safetensors and the version it stands for."""
+
+    source: str
+    version: int
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message: build the engine.  ``weights`` replace the model's own, if given."""
+
+    instance_id: str
+    engine_args: dict[str, Any]
+    report_interval_s: float
+    weights: Weights | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run a chunk."""
+
+    job: ChunkJob
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Drop a chunk, silently."""
+
+    job_id: str
+
+
+class ResetCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget all cached KV; answered by ``Called``."""
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """Load new weights; answered by ``Called``."""
+
+    weights: Weights
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process."""
+
+
+ToWorker = Start | Submit | Abort | ResetCache | UpdateWeights | Shutdown
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine is up."""
+
+    info: InstanceInfo
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """A chunk came to its end."""
+
+    output: ChunkOutput
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A chunk was refused."""
+
+    job_id: str
+    reason: str
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Telemetry; ``kv_usage`` is a fraction of the KV blocks."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+class Called(msgspec.Struct, frozen=True, tag=True):
+    """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked."""
+
+    refusal: str | None = None
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot go on and is about to exit."""
+
+    reason: str
+
+
+FromWorker = Ready | Finished | Failed | Load | Called | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """Return ``message`` as one frame."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"a {type(message).__name__} of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+class Frames(Generic[Message]):
+    """Turns a byte stream back into messages of the union ``kind``."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Add bytes and yield every message that is now complete.
+
+        Raises:
+            WireError: a frame is too long, or is no message of this kind.
+        """
+        self._buffer += data
+        while len(self._buffer) >= HEADER_BYTES:
+            length = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
+            if length > MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+            end = HEADER_BYTES + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[HEADER_BYTES:end])
+            del self._buffer[:end]
+            try:
+                message = self._decoder.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise WireError(f"not a message: {error}") from error
+            yield message

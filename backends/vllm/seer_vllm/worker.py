@@ -1,0 +1,134 @@
+"""The process of one instance: ``python -m seer_vllm.worker FD PARENT_PID``.
+
+A plain loop around vLLM's synchronous engine, whose core runs in this very process: take every message
+that has arrived, make one step, send what has finished.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from time import monotonic
+
+from seer_vllm.instance import Instance
+from seer_vllm.wire import (
+    Abort,
+    Called,
+    Fatal,
+    Frames,
+    FromWorker,
+    Ready,
+    ResetCache,
+    Shutdown,
+    Start,
+    Submit,
+    ToWorker,
+    UpdateWeights,
+    encode,
+)
+
+__all__ = ["Link", "main", "serve"]
+
+EXIT_GRACE_S = 10
+TRACEBACK_LINES = 12
+_PR_SET_PDEATHSIG = 1
+
+
+class Link:
+    """The worker's end of the socket, blocking."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._frames: Frames[ToWorker] = Frames(ToWorker)
+
+    def send(self, message: FromWorker) -> None:
+        """Send one message."""
+        self._socket.sendall(encode(message))
+
+    def receive(self, *, wait: bool) -> list[ToWorker]:
+        """Return every message that has arrived; with ``wait``, at least some bytes' worth.
+
+        Raises:
+            EOFError: the runtime is gone.
+        """
+        messages: list[ToWorker] = []
+        while wait or select.select([self._socket], [], [], 0)[0]:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise EOFError("the runtime closed the connection")
+            messages += self._frames.feed(data)
+            wait = False
+        return messages
+
+
+def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
+    """Work until the runtime says ``Shutdown``."""
+    next_report = 0.0
+    while True:
+        for message in link.receive(wait=not instance.busy):
+            match message:
+                case Submit(job):
+                    refusal = instance.submit(job)
+                    if refusal is not None:
+                        link.send(refusal)
+                case Abort(job_id):
+                    instance.abort(job_id)
+                case ResetCache():
+                    link.send(Called(instance.reset_cache()))
+                case UpdateWeights(weights):
+                    link.send(Called(instance.update_weights(weights)))
+                case Shutdown():
+                    return
+                case Start():
+                    raise ValueError("started twice")
+        if not instance.busy:
+            continue
+        for result in instance.step():
+            link.send(result)
+        if not instance.busy or monotonic() >= next_report:
+            link.send(instance.load())
+            next_report = monotonic() + report_interval_s
+
+
+def main(fd: int, parent_pid: int) -> int:
+    """Serve the runtime at the other end of ``fd``; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with(parent_pid)
+    link = Link(socket.socket(fileno=fd))
+    instance = None
+    try:
+        start, *early = link.receive(wait=True)
+        if not isinstance(start, Start) or early:
+            raise ValueError("the first message must be Start, alone")
+        instance = Instance(start)
+        link.send(Ready(instance.info))
+        serve(link, instance, start.report_interval_s)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except Exception:
+        tail = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
+        traceback.print_exc()
+        link.send(Fatal("\n".join(tail)))
+        return 1
+    finally:
+        signal.alarm(EXIT_GRACE_S)
+        if instance is not None:
+            instance.close()
+    return 0
+
+
+def _die_with(parent_pid: int) -> None:
+    """Ask Linux to kill this process when its parent dies, even in the middle of loading a model."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the runtime died before its worker started")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
