@@ -64,6 +64,16 @@ class RequestBuffer:
         """Void the chunk in flight; the request waits as it was before that chunk."""
         self._back(request, "give back")
 
+    def lose_instance(self, instance_id: str) -> list[Request]:
+        """Void the chunks in flight on an instance and return their requests; KV is nobody's there now."""
+        lost = list(self.on_instance.get(instance_id, {}).values())
+        for request in lost:
+            self.give_back(request)
+        for request in self._requests.values():
+            if request.instance == instance_id:
+                request.instance = None
+        return lost
+
     def finish(self, request: Request) -> None:
         """End a waiting request and forget it."""
         self._expect(request, RequestState.WAITING, "finish")

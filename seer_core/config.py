@@ -27,7 +27,7 @@ class SeerTable(Struct, frozen=True):
 
     plugins: tuple[str, ...] = ()
     engine: str = "vllm"
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
 

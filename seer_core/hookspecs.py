@@ -1,7 +1,8 @@
 """Every hook, in the order of its call.  The docstring is the contract.
 
-Hooks are factories: each is called once, at start-up, for every enabled plug-in, and returns an
-object that fills a slot, or None to abstain.  After that the core calls plain methods only.
+Hooks called ``seer_make_<slot>`` are factories: each is called once, at start-up, for every enabled
+plug-in, and returns an object that fills a slot, or None to abstain.  After that the core calls plain
+methods only.
 A plug-in is a module or object named by an entry point of the group ``seer``; beside its hooks it may
 carry ``Settings``, a ``msgspec.Struct`` whose fields are the keys of its config table.
 """
@@ -17,7 +18,7 @@ import pluggy
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.ports import EnginePool
 
-__all__ = ["PROJECT", "Startup", "hookimpl", "hookspec"]
+__all__ = ["PROJECT", "Check", "Startup", "hookimpl", "hookspec"]
 
 PROJECT = "seer"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -33,6 +34,15 @@ class Startup(msgspec.Struct, frozen=True):
     def path(self, text: str) -> Path:
         """Return a path of the config, taken relative to the config file."""
         return self.base_dir / Path(text).expanduser()
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding of ``seer doctor``: the part it concerns, the fact, and the remedy if not ok."""
+
+    part: str
+    ok: bool
+    finding: str
+    remedy: str
 
 
 @hookspec
@@ -77,4 +87,13 @@ def seer_make_observer(settings: Any, startup: Startup) -> Observer | None:
     """Return an object that sees every event and its commands, or None to abstain.
 
     Called once, last of all hooks, in the order of ``[seer].plugins``; any number may answer.
+    """
+
+
+@hookspec
+def seer_doctor(settings: Any | None, startup: Startup | None) -> list[Check]:  # type: ignore[empty-body]
+    """Return what this plug-in needs of the machine, found or missing, with remedies.
+
+    Called by ``seer doctor`` only; any number may answer.  Both arguments are None when no config was
+    named.  Must be quick, start nothing, and report a missing package instead of raising.
     """

@@ -13,12 +13,22 @@ from msgspec import Struct
 from seer_core import hookspecs
 from seer_core.config import Config, nearest, structure
 from seer_core.errors import ConfigError, PluginError, SeerError
-from seer_core.hookspecs import PROJECT, Startup
+from seer_core.hookspecs import PROJECT, Check, Startup
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.ports import EnginePool
 from seer_core.scheduler import CORE, Policies, Slot
 
-__all__ = ["Assembly", "Plugin", "assemble", "fill_slots", "installed", "load"]
+__all__ = [
+    "Assembly",
+    "Plugin",
+    "assemble",
+    "describe",
+    "fill_slots",
+    "installed",
+    "load",
+    "load_enabled",
+    "slots_of",
+]
 
 SLOTS: Mapping[str, type] = {
     "engines": EnginePool,
@@ -27,7 +37,10 @@ SLOTS: Mapping[str, type] = {
     "placer": Placer,
     "observer": Observer,
 }
-"""Slot name to the Protocol its strategy satisfies; the hook is ``seer_make_<slot>``."""
+"""Slot name to the Protocol its strategy satisfies."""
+
+HOOKS = {**{slot: f"seer_make_{slot}" for slot in SLOTS}, "doctor": "seer_doctor"}
+"""What a plug-in may implement, to the name of the hook."""
 
 
 class NoSettings(Struct, frozen=True):
@@ -42,6 +55,7 @@ class Plugin:
     namespace: Any
     settings: Any
     hooks: Mapping[str, Callable[..., Any]]
+    doctor: Callable[..., list[Check]] | None
 
 
 @attrs.frozen
@@ -70,8 +84,8 @@ def installed() -> dict[str, EntryPoint]:
     return found
 
 
-def load(name: str, table: Mapping[str, Any], where: str) -> Plugin:
-    """Import a plug-in and check its settings against its ``Settings``.
+def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
+    """Import a plug-in and check its settings against its ``Settings``; a table of None checks none.
 
     Raises:
         ConfigError: unknown name, or settings that do not fit.
@@ -87,8 +101,43 @@ def load(name: str, table: Mapping[str, Any], where: str) -> Plugin:
             f"plug-in {name!r} cannot be imported: {type(error).__name__}: {error};"
             f" mend or reinstall {_distribution(known[name])}, or run with -p no:{name}"
         ) from error
-    settings = structure(table, getattr(namespace, "Settings", NoSettings), where)
-    return Plugin(name, namespace, settings, _hooks(name, namespace))
+    kind = getattr(namespace, "Settings", NoSettings)
+    settings = structure(table, kind, where) if table is not None else None
+    hooks = _hooks(name, namespace)
+    doctor = hooks.pop("doctor", None)
+    return Plugin(name, namespace, settings, hooks, doctor)
+
+
+def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
+    """Load what a config enables: the engine first, then the plug-ins, each with its kind of table."""
+    _known_tables(config)
+    engine = config.seer.engine
+    return [
+        ("engine", load(engine, config.engine.get(engine, {}), f"engine.{engine}")),
+        *(
+            ("plugin", load(name, config.plugin.get(name, {}), f"plugin.{name}"))
+            for name in config.seer.plugins
+        ),
+    ]
+
+
+def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return the slots that each enabled plug-in owns; fails as starting a run would."""
+    assembly = assemble(config)
+    policies = assembly.policies
+    slots: list[Slot[Any]] = [policies.splitter, policies.prioritizer, policies.placer, *assembly.observers]
+    owned = {name: tuple(slot.name for slot in slots if slot.owner == name) for name in config.seer.plugins}
+    return {config.seer.engine: ("engines",), **owned}
+
+
+def describe(name: str) -> dict[str, str]:
+    """Return an installed plug-in's name, distribution and version."""
+    dist = installed()[name].dist
+    return {
+        "name": name,
+        "distribution": dist.name if dist is not None else "",
+        "version": dist.version if dist is not None else "",
+    }
 
 
 def fill_slots(config: Config) -> tuple[Policies, tuple[Slot[Observer], ...]]:
@@ -176,8 +225,8 @@ def _hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
             f"plug-in {name!r} has a hook that fits no slot: {error}; hooks: {known}"
         ) from error
     hooks: dict[str, Callable[..., Any]] = {}
-    for slot in SLOTS:
-        for impl in getattr(manager.hook, f"seer_make_{slot}").get_hookimpls():
+    for slot, hook in HOOKS.items():
+        for impl in getattr(manager.hook, hook).get_hookimpls():
             hooks[slot] = _with_accepted(impl)
     if not hooks:
         raise PluginError(

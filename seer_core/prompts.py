@@ -34,7 +34,7 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     metadata: dict[str, Any] = {}
 
 

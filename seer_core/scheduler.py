@@ -94,15 +94,17 @@ class Scheduler:
             StalledError: requests wait, nothing runs, and the placer accepts no instance.
             TransitionError: the event does not fit the state of its request or instance.
         """
+        handler = self._handlers[type(event)]
         commands: list[Command] = []
+        self._subject = None
         try:
-            self._handlers[type(event)](event, commands)
+            handler(event, commands)
             self._dispatch(commands)
+            self._check_queue()
         except SeerError:
             raise
         except Exception as error:
             raise self._blame(f"raised {type(error).__name__}: {error}") from error
-        self._check_queue()
         return commands
 
     @property
@@ -119,6 +121,8 @@ class Scheduler:
             request = prioritizer.strategy.peek()
             if request is None:
                 return
+            if not isinstance(request, Request):
+                raise self._blame(f"offered {request!r}, which is no request")
             self._subject = request
             if self.buffer.get(request.id) is not request or request.state is not RequestState.WAITING:
                 raise self._blame("offered a request that does not wait")
@@ -163,9 +167,7 @@ class Scheduler:
         self._living.remove(instance)
         self._stage, self._subject = self.policies.placer, None
         self.policies.placer.strategy.instance_lost(instance)
-        for request in list(self.buffer.on_instance.get(instance.id, {}).values()):
-            self.buffer.give_back(request)
-            request.instance = None
+        for request in self.buffer.lose_instance(instance.id):
             self._push(request)
 
     def _instance_reported(self, event: InstanceReported, commands: list[Command]) -> None:
@@ -254,8 +256,8 @@ class Scheduler:
 
     def _check_queue(self) -> None:
         prioritizer = self.policies.prioritizer
+        self._stage, self._subject = prioritizer, None
         if len(prioritizer.strategy) != self.waiting:
-            self._stage, self._subject = prioritizer, None
             raise self._blame(
                 f"holds {len(prioritizer.strategy)} requests where {self.waiting} wait; it lost or kept one"
             )
@@ -269,9 +271,10 @@ class Scheduler:
             f" report it to its author, or run without it: -p no:{self._stage.owner}"
         )
 
-    def _stalled(self) -> StalledError:
+    def _stalled(self) -> SeerError:
         request = self.policies.prioritizer.strategy.peek()
-        assert request is not None
+        if request is None:
+            return self._blame(f"offers none of {self.waiting} waiting requests while nothing runs")
         tokens = self.policies.splitter.strategy.split(request)
         room = ", ".join(
             f"{instance.id} has {instance.free_kv_tokens} of {instance.info.kv_capacity_tokens}"

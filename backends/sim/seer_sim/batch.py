@@ -80,7 +80,7 @@ class Batch:
         self._max_running = info.max_running
         self._max_batched_tokens = max_batched_tokens
         self._done = 0
-        self._admissions = 0
+        self._joined = 0
         self._ends: list[tuple[int, int, Run]] = []
         self._decoding = 0
         self._decoding_context = 0
@@ -148,11 +148,11 @@ class Batch:
         return finished
 
     def drop(self, run: Run) -> None:
-        """Forget a waiting or running chunk, between two steps."""
+        """Forget a chunk that waits or runs, between two steps; one that is complete is gone already."""
         if run in self.running:
             del self.running[run]
             self._release(run)
-        else:
+        elif run in self.waiting:
             self.waiting.remove(run)
 
     def _make_room(self) -> bool:
@@ -199,8 +199,8 @@ class Batch:
         self._growing[run.phase] += 1
         self._decoding += 1
         self._decoding_context += run.computed
-        self._admissions += 1
-        heappush(self._ends, (end, self._admissions, run))
+        self._joined += 1
+        heappush(self._ends, (end, self._joined, run))
 
     def _release(self, run: Run) -> None:
         """Take a run out of the lockstep and free its blocks."""
@@ -218,9 +218,7 @@ class Batch:
         elif run is self._filling:
             self._filling = None
         job = run.job
-        self.pool.release(
-            job.request_id, job.group_id, run.prompt_blocks, held, run.computed // self._block
-        )
+        self.pool.release(job.request_id, job.group_id, run.prompt_blocks, held, run.computed // self._block)
         run.computed = 0
 
     def _like_steps(self, preempted: bool) -> int:

@@ -9,10 +9,10 @@ from heapq import heappop, heappush
 __all__ = ["VirtualClock"]
 
 YIELD_EVERY = 256
-"""Callbacks between two turns given to asyncio: 2 % of the cost of one, spread over many."""
+"""Callbacks between two turns given to asyncio, so that other tasks live."""
 
 SETTLE_TURNS = 8
-"""Turns of the event loop after which a woken task has come to its next wait on this clock."""
+"""Turns of the event loop after which a task that was set going waits for this clock again."""
 
 
 class _Entry:
@@ -35,7 +35,8 @@ class VirtualClock:
         self._heap: list[tuple[float, bool, int, _Entry]] = []
         self._sequence = 0
         self._until_yield = YIELD_EVERY
-        self._woke = False
+        self._steps = 0
+        self._unsettled = False
 
     def now(self) -> float:
         """Return the virtual time."""
@@ -60,34 +61,47 @@ class VirtualClock:
             when_s, _, _, entry = heappop(self._heap)
             if entry.callback is not None:
                 self._now_s = when_s
+                self._steps += 1
                 entry.callback()
                 return True
         return False
 
-    async def advance(self) -> bool:
-        """Jump to the next callback and run it; False if there is none and no task adds one."""
+    def settle(self) -> None:
+        """Let asyncio tasks that the running callback set going act before the next callback."""
+        self._unsettled = True
+
+    async def advance(self, changed: asyncio.Event) -> bool:
+        """Jump to the next callback and run it; False if there is none and no task brings news."""
         self._until_yield -= 1
         if self._until_yield == 0:
             self._until_yield = YIELD_EVERY
             await asyncio.sleep(0)
         stepped = self.step()
-        if self._woke or not stepped:
-            self._woke = False
-            for _ in range(SETTLE_TURNS):
-                await asyncio.sleep(0)
-        return stepped or self.step()
+        if self._unsettled or not stepped:
+            self._unsettled = False
+            await _turns(SETTLE_TURNS)
+        return stepped or self.step() or changed.is_set()
 
     async def sleep_until(self, when_s: float) -> None:
-        """Wait until the clock shows ``when_s``; somebody else must advance it meanwhile."""
-        due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Wait until the clock shows ``when_s``, and move it on if nobody else does."""
+        due = False
 
         def wake() -> None:
-            self._woke = True
-            if not due.done():
-                due.set_result(None)
+            nonlocal due
+            due = True
+            self.settle()
 
         cancel = self.call_at(when_s, wake)
         try:
-            await due
+            while not due:
+                steps = self._steps
+                await _turns(2 * SETTLE_TURNS)
+                if steps == self._steps:
+                    self.step()
         finally:
             cancel()
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -56,20 +56,23 @@ class SimEngine:
         self._clear()
 
     def _clear(self) -> None:
-        """Be as new: no sink, no chunks, empty cache, first weights."""
+        """Be as new: no sink, no chunks, first weights."""
         self._sink: EngineSink | None = None
         self._weight_version = 0
-        self._batch = Batch(self._info, self._max_batched_tokens)
         self._runs: dict[str, Run] = {}
+        self._reported_s = -self._report_interval_s
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._batch = Batch(self._info, self._max_batched_tokens)
         self._aborted: list[Run] = []
         self._segment: Segment | None = None
         self._segment_began_s = 0.0
         self._steps = 0
         self._cancel_timer: Callable[[], None] | None = None
-        self._reported_s = -self._report_interval_s
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
-        """Be ready ``start_s`` from now, on the virtual clock, which others must advance meanwhile."""
+        """Be ready ``start_s`` from now on the virtual clock, after a loss perhaps later."""
         if self._sink is not None:
             raise EngineError(f"instance {self.id!r} has started already; stop it first")
         ready_s = max(self._clock.now() + self._start_s, self._not_before_s)
@@ -113,44 +116,48 @@ class SimEngine:
 
     async def reset_cache(self) -> None:
         """Forget all cached KV."""
-        self._require_idle("its cache")
-        self._batch.pool.forget()
+        self._forget("its cache")
 
     async def update_weights(self, source: str, version: int) -> None:
         """Take the version, at no cost in time, and forget all KV; ``source`` is not read."""
-        self._require_idle("its weights")
-        self._batch.pool.forget()
+        self._forget("its weights")
         self._weight_version = version
 
     async def stop(self) -> None:
         """Drop everything, without a word to the sink."""
-        self._halt()
+        self._stop_timer()
+        self._clear()
 
     def kill(self, reason: str, down_s: float = 0.0) -> None:
         """Die now if alive, and refuse to be up again within ``down_s``."""
         sink = self._sink
         if sink is None:
             return
-        self._halt()
+        self._stop_timer()
+        self._clear()
         self._lost = True
         self._not_before_s = self._clock.now() + down_s
         sink.lost(self.id, reason)
+        self._clock.settle()
 
-    def _halt(self) -> None:
+    def _forget(self, what: str) -> None:
+        """Empty the KV cache, and with it what a step under way still holds of aborted chunks."""
+        if self._runs:
+            raise EngineError(f"instance {self.id!r} is busy; {what} can change only while it is idle")
+        self._stop_timer()
+        self._start_empty()
+
+    def _stop_timer(self) -> None:
         if self._cancel_timer is not None:
             self._cancel_timer()
-        self._clear()
-
-    def _require_idle(self, what: str) -> None:
-        if self._runs or self._batch.running:
-            raise EngineError(f"instance {self.id!r} is busy; {what} can change only while it is idle")
 
     def _fail(self, job: ChunkJob, reason: str) -> None:
         """Give a chunk back in a callback of its own, since ``submit`` must not call the sink."""
         sink = self._sink
+        assert sink is not None
 
         def fail() -> None:
-            if sink is not None and sink is self._sink:
+            if sink is self._sink:
                 sink.chunk_failed(self.id, job.id, reason)
 
         self._clock.call_at(self._clock.now(), fail)
@@ -201,8 +208,7 @@ class SimEngine:
         self._segment = None
         self._begin_later()
         for run in self._aborted:
-            if run in self._batch.running or run in self._batch.waiting:
-                self._batch.drop(run)
+            self._batch.drop(run)
         self._aborted.clear()
         self._report()
         sink = self._sink

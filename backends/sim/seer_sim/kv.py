@@ -29,12 +29,8 @@ class BlockPool:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.forget()
-
-    def forget(self) -> None:
-        """Free every block and forget all content."""
-        self.free = self.capacity
-        self._empty = self.capacity
+        self.free = capacity
+        self._empty = capacity
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._prompt_holders: dict[str, set[str]] = {}
 
@@ -58,9 +54,7 @@ class BlockPool:
             if not kept.blocks:
                 del self._kept[request_id]
 
-    def admit(
-        self, request_id: str, group_id: str, prompt_blocks: int, needed: int, reusable: int
-    ) -> int:
+    def admit(self, request_id: str, group_id: str, prompt_blocks: int, needed: int, reusable: int) -> int:
         """Use ``needed`` blocks for a request; return how many of the first ``reusable`` are computed."""
         found = prompt_blocks if group_id in self._prompt_holders else 0
         kept = self._kept.pop(request_id, None)
@@ -76,9 +70,7 @@ class BlockPool:
         """Let siblings find the prompt's blocks, all computed now, while ``request_id`` has them."""
         self._prompt_holders.setdefault(group_id, set()).add(request_id)
 
-    def release(
-        self, request_id: str, group_id: str, prompt_blocks: int, held: int, computed: int
-    ) -> None:
+    def release(self, request_id: str, group_id: str, prompt_blocks: int, held: int, computed: int) -> None:
         """Free the ``held`` blocks of a request; the first ``computed`` keep their content."""
         self.free += held
         self._empty += held - computed

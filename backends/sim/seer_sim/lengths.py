@@ -33,9 +33,9 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the response's true length in tokens: the same for every chunk of a request."""
         if job.known_tokens is not None:
             return job.known_tokens
-        z = sqrt(self.group_share) * _normal(f"group {job.group_id}") + sqrt(
-            1 - self.group_share
-        ) * _normal(f"seed {job.seed}")
+        z = sqrt(self.group_share) * _normal(f"group {job.group_id}") + sqrt(1 - self.group_share) * _normal(
+            f"seed {job.seed}"
+        )
         length = exp(log(self.mean_tokens) - self.sigma**2 / 2 + self.sigma * z)
         return min(max(1, round(length)), self.cap_tokens)
 

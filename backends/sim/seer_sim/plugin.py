@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from msgspec import Meta
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import InstanceInfo
-from seer_core.ports import EnginePool, ModelInfo
+from seer_core.ports import Clock, Engine, EnginePool, ModelInfo, Tokenizer
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS, CostModel
 from seer_sim.engine import SimEngine
@@ -55,14 +56,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kill_at_s: tuple[Kill, ...] = ()
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class SimPool:
     """Simulated instances on one virtual clock."""
 
-    engines: list[SimEngine]
-    clock: VirtualClock
+    engines: Sequence[Engine]
+    clock: Clock
     model: ModelInfo
-    tokenizer: ByteTokenizer
+    tokenizer: Tokenizer | None
 
 
 def make_pool(settings: Settings) -> SimPool:

@@ -85,9 +85,7 @@ class VllmEngine:
             if isinstance(error, TimeoutError):
                 how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
             self._worker = None
-            raise EngineError(
-                f"instance {self.id!r} did not start: {how}\nlast lines of {launch.log_path}:\n{worker.log_tail()}"
-            ) from error
+            raise EngineError(f"instance {self.id!r} did not start: {how}\n{worker.last_words()}") from error
         except BaseException:
             await worker.end()
             self._worker = None

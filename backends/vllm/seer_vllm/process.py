@@ -108,12 +108,14 @@ class WorkerProcess:
         self._writer.close()
         return self._reason()
 
-    def log_tail(self) -> str:
-        """Return the last lines the worker wrote."""
+    def last_words(self) -> str:
+        """Return the last lines of the log, unless the worker said itself what was wrong."""
+        if self._fatal is not None:
+            return f"its log is {self._log_path}"
         with self._log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        return "\n".join([f"the last lines of {self._log_path}:", *lines[-LOG_TAIL_LINES:]])
 
     def _flush(self) -> None:
         self._writer.write(b"".join(self._outbox))

@@ -141,6 +141,20 @@ class KeyedSampler:
         noise = gumbel(seeds, positions, self._steps)
         return keyed_choice(logits, metadata.temperature, metadata.top_k, metadata.top_p, noise), None
 
+    @staticmethod
+    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
+        """Return the log-probabilities of the chosen tokens as vLLM's ``LogprobsTensors``, rank left 0.
+
+        Seer asks for no alternatives (``num_logprobs`` 0).  vLLM's own would rank the token too, in a
+        function compiled by inductor: three seconds of a first step, and a C++ compiler at run time.
+        """
+        from vllm.v1.outputs import LogprobsTensors
+
+        if num_logprobs:
+            raise ValueError(f"log-probabilities of {num_logprobs} alternatives are not kept")
+        chosen = token_ids[:, None]
+        return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(1, chosen), torch.zeros_like(token_ids))
+
     def _keys(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return seed and position of every row of the batch; seeds are kept while the batch stays."""
         batch = self._runner.input_batch
@@ -167,7 +181,8 @@ def install(runner: Any) -> None:
         (isinstance(runner, GPUModelRunner), f"the model runner is {type(runner).__qualname__}"),
         (not getattr(runner, "use_async_scheduling", True), "async scheduling is on"),
         (not getattr(runner, "speculative_config", True), "speculative decoding is on"),
-        (callable(getattr(getattr(runner, "sampler", None), "sample", None)), "it has no sampler.sample"),
+        (hasattr(getattr(runner, "sampler", None), "sample"), "it has no sampler.sample"),
+        (hasattr(getattr(runner, "sampler", None), "gather_logprobs"), "it has no sampler.gather_logprobs"),
         (hasattr(runner, "requests"), "it has no requests"),
         (hasattr(getattr(runner, "input_batch", None), "req_ids"), "it has no input_batch.req_ids"),
         (
@@ -177,7 +192,9 @@ def install(runner: Any) -> None:
     ):
         if not holds:
             raise RuntimeError(f"keyed sampling cannot be installed: {fact}")
-    runner.sampler.sample = KeyedSampler(runner).sample
+    sampler = KeyedSampler(runner)
+    runner.sampler.sample = sampler.sample
+    runner.sampler.gather_logprobs = sampler.gather_logprobs
 
 
 class KeyedSamplingExtension:

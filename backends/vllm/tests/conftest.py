@@ -94,7 +94,7 @@ def write_model(directory: Path, seed: int) -> Path:
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<bos>",
-        "eos_token": {"content": "<eos>"},
+        "eos_token": {"__type": "AddedToken", "content": "<eos>"},
         "pad_token": "<pad>",
         "chat_template": "{{ bos_token }} {% for m in messages %}{{ m['content'] }} {% endfor %}",
     }

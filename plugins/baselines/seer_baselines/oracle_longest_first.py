@@ -21,10 +21,10 @@ class OracleLongestFirst:
     def push(self, request: Request) -> None:
         """Take a waiting request whose group's lengths are known."""
         lengths = request.group.known_lengths
-        if lengths is None:
+        if lengths is None or request.index >= len(lengths):
             raise PromptError(
-                f"plug-in 'oracle_longest_first' needs the true lengths of group {request.group.id!r};"
-                " use it in `seer compare`, which learns them from its baseline"
+                f"plug-in 'oracle_longest_first' needs the true lengths of group {request.group.id!r}, one"
+                " for each response; use it in `seer compare`, which learns them from its baseline"
             )
         self._waiting.add(request.seq)
         heappush(self._heap, (-lengths[request.index], request.seq, request))

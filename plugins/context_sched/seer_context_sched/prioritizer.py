@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 import attrs
 
@@ -15,15 +15,15 @@ __all__ = ["ContextAware"]
 class Candidates:
     """A group's waiting requests, its probe excepted; furthest first, for their KV may still be warm.
 
-    ``estimate`` and ``served`` are the keys under which the group stands in the two group heaps, None
-    where it does not stand.
+    ``estimate`` is the key under which the group stands in the heap of estimates, None where it does
+    not stand; ``guarded`` says whether it stands in the heap of the least served.
     """
 
     group: GroupContext
     heap: list[tuple[int, int, Request]] = attrs.Factory(list)
     taken: int = 0
     estimate: int | None = None
-    served: int | None = None
+    guarded: bool = False
 
 
 class ContextAware:
@@ -32,7 +32,8 @@ class ContextAware:
     Response 0 of each group is its probe.  While probes wait, the one with the fewest generated
     tokens is next; otherwise a request of the group with the largest estimate.  Every
     ``guard_interval``-th decision goes to the group that has been served least instead, so that a
-    wrong estimate starves nobody.  Heaps hold stale entries, which are dropped when they surface.
+    wrong estimate starves nobody.  Heaps hold stale entries, which are dropped when they surface, or
+    when a group is over and they outnumber the others.
     """
 
     def __init__(self, guard_interval: int) -> None:
@@ -77,6 +78,7 @@ class ContextAware:
         """Move the group to its new estimate; forget it when it is over."""
         if group.left == 0:
             self._groups.pop(group.seq, None)
+            self._compact()
         elif group.seq in self._groups:
             self._enter(self._groups[group.seq])
 
@@ -84,15 +86,15 @@ class ContextAware:
         return len(self._waiting)
 
     def _enter(self, group: Candidates) -> None:
-        """Stand in both group heaps under the present keys, while anything waits."""
+        """Stand in both group heaps while anything waits, in that of estimates under the present one."""
         if self._head(group) is None:
             return
         seq, estimate = group.group.seq, group.group.estimate_tokens
         if group.estimate != estimate:
             group.estimate = estimate
             heappush(self._longest, (-estimate, seq))
-        if self.guard_interval and group.served != group.taken:
-            group.served = group.taken
+        if self.guard_interval and not group.guarded:
+            group.guarded = True
             heappush(self._least_served, (group.taken, seq))
 
     def _head(self, group: Candidates) -> Request | None:
@@ -124,13 +126,33 @@ class ContextAware:
         return None
 
     def _from_least_served(self) -> Request | None:
-        while self._least_served:
-            served, seq = self._least_served[0]
+        """Return a request of the least served group; a group stands once, maybe under an old count."""
+        heap = self._least_served
+        while heap:
+            taken, seq = heap[0]
             group = self._groups.get(seq)
-            if group is not None and group.served == served:
-                request = self._head(group)
-                if request is not None:
-                    return request
-                group.served = None
-            heappop(self._least_served)
+            request = self._head(group) if group is not None else None
+            if group is None:
+                heappop(heap)
+            elif request is None:
+                group.guarded = False
+                heappop(heap)
+            elif group.taken > taken:
+                heapreplace(heap, (group.taken, seq))
+            else:
+                return request
         return None
+
+    def _compact(self) -> None:
+        groups = self._groups
+        if len(self._longest) > 64 + 2 * len(groups):
+            self._longest = [
+                (-group.estimate, seq) for seq, group in groups.items() if group.estimate is not None
+            ]
+            heapify(self._longest)
+        if len(self._least_served) > 64 + 2 * len(groups):
+            self._least_served = [(group.taken, seq) for seq, group in groups.items() if group.guarded]
+            heapify(self._least_served)
+        if len(self._probes) > 64 + 2 * len(self._waiting):
+            self._probes = [entry for entry in self._probes if self._current(entry)]
+            heapify(self._probes)

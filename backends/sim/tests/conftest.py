@@ -1,0 +1,103 @@
+"""A small simulated instance, and a sink that writes down what it says."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from seer_core.model import InstanceInfo, Sampling
+from seer_core.ports import ChunkJob
+from seer_sim.clock import VirtualClock
+from seer_sim.cost import PRESETS
+from seer_sim.engine import SimEngine
+from seer_sim.lengths import Lengths
+
+
+class RecordingSink:
+    def __init__(self, clock):
+        self.clock = clock
+        self.outputs = {}
+        self.finished = []
+        self.failed = []
+        self.reports = []
+        self.losses = []
+        self.on_finish = lambda output: None
+
+    def chunk_finished(self, instance_id, output):
+        assert output.job_id not in self.outputs
+        self.outputs[output.job_id] = output
+        self.finished.append((output.job_id, self.clock.now()))
+        self.on_finish(output)
+
+    def chunk_failed(self, instance_id, job_id, reason):
+        self.failed.append((job_id, reason))
+
+    def reported(self, report):
+        self.reports.append((self.clock.now(), report))
+
+    def lost(self, instance_id, reason):
+        self.losses.append((instance_id, reason))
+
+
+@pytest.fixture(scope="session")
+def chunk_job():
+    """Return a factory of jobs; without ``generated`` it is a response's first chunk."""
+
+    def make(
+        name, *, prompt=4, generated=(), max_tokens=8, known=8, group=None, seed=None, request=None, version=0
+    ):
+        prompt_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
+        request = request or f"r{name}"
+        return ChunkJob(
+            id=name,
+            request_id=request,
+            group_id=group or f"group of {request}",
+            token_ids=[*prompt_ids, *generated],
+            prompt_tokens=len(prompt_ids),
+            max_tokens=max_tokens,
+            sampling=Sampling(),
+            seed=sum(map(ord, request)) if seed is None else seed,
+            weight_version=version,
+            known_tokens=known,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def simulate():
+    """Return a factory of one instance that has started, with its clock and sink."""
+
+    def make(
+        *,
+        kv_blocks=64,
+        block=4,
+        max_running=8,
+        max_batched=64,
+        cost=PRESETS["cpu-tiny"],
+        name="sim-0",
+        clock=None,
+        **more,
+    ):
+        clock = clock or VirtualClock()
+        info = InstanceInfo(name, kv_blocks * block, block, max_running, kv_blocks * block)
+        engine = SimEngine(
+            info,
+            clock,
+            cost,
+            lengths=more.pop("lengths", Lengths()),
+            vocab_size=32000,
+            max_batched_tokens=max_batched,
+            **more,
+        )
+        sink = RecordingSink(clock)
+        asyncio.run(engine.start(sink))
+
+        def run():
+            while clock.step():
+                pass
+            return sink
+
+        return SimpleNamespace(engine=engine, clock=clock, sink=sink, run=run)
+
+    return make

@@ -1,0 +1,112 @@
+"""``seer compare``: what each technique buys, on the same prompts, seeds and engines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import click
+from rich.table import Table
+
+from seer_core.cli.common import config_options, main_options, run_async, table_console
+from seer_core.cli.display import Display
+from seer_core.cli.output import check_writable, write_json
+from seer_core.compare import FIGURES, Arm, ArmResult, arms_of, compare
+from seer_core.config import Config
+from seer_core.plugins import Assembly, assemble, fill_slots
+from seer_core.policy import Observer
+from seer_core.prompts import PromptsFile, read_prompts
+from seer_core.runtime import Runtime
+from seer_core.scheduler import Policies, Slot
+
+__all__ = ["compare_command"]
+
+TITLES = {
+    "throughput_tokens_per_s": "tokens per second",
+    "total_time_s": "total time, s",
+    "tail_time_s": "tail time, s",
+    "preemptions": "preemptions",
+    "recomputed_tokens": "recomputed tokens",
+    "chunks": "chunks",
+    "migrations": "migrations",
+}
+
+
+@click.command("compare")
+@main_options
+@config_options
+@click.option("--prompts", type=click.Path(path_type=Path), help="Instead of [compare].prompts.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
+def compare_command(config: Config, prompts: Path | None, repeat: int, json_file: Path | None) -> None:
+    """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
+
+    All arms share the engines, which start once; caches are cold for each.  Checks that every arm
+    gives the baseline's tokens: exit status 1 if one does not.
+
+    \b
+    Example:
+      seer compare examples/tiny_reasoner/demo.toml --repeat 3 --json out/compare.json
+    """
+    assembly = assemble(config)
+    for arm in arms_of(config):
+        fill_slots(config.with_plugins(arm.plugins))
+    pool = assembly.pool
+    path = prompts if prompts is not None else config.base_dir / config.compare.prompts
+    read = read_prompts(path, config.rollout, pool.model, pool.tokenizer, seed=config.seer.seed)
+    if json_file is not None:
+        check_writable(json_file)
+    results = run_async(_compare(config, assembly, read, repeat))
+    baseline = results[0]
+    if json_file is not None:
+        write_json(json_file, [result.to_json(baseline) for result in results])
+    _print(results, read, repeat)
+    if not all(result.tokens_equal for result in results):
+        sys.exit(1)
+
+
+async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat: int) -> list[ArmResult]:
+    count = len(assembly.pool.engines)
+    click.echo(f"starting {count} {config.seer.engine} instances ...", err=True)
+    assembly = attrs.evolve(assembly, policies=Policies(), observers=())
+
+    @contextmanager
+    def watch(arm: Arm, number: int) -> Iterator[Slot[Observer]]:
+        title = arm.name if repeat == 1 else f"{arm.name} ({number + 1}/{repeat})"
+        with Display(title) as display:
+            yield display.slot
+
+    async with Runtime(assembly, config.seer, config.rollout) as runtime:
+        return await compare(runtime, config, read.groups, repeat=repeat, watch=watch)
+
+
+def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None:
+    baseline = results[0]
+    requests = sum(group.n for group in read.groups)
+    runs = f"; medians of {repeat} runs [least, most]" if repeat > 1 else ""
+    table = Table(title=f"{requests} responses of {len(read.groups)} groups{runs}", title_justify="left")
+    table.add_column("")
+    for result in results:
+        table.add_column(result.arm.name, justify="right", no_wrap=True)
+    for figure in FIGURES:
+        table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
+    table.add_row(
+        "same tokens",
+        *("yes" if result.tokens_equal else f"{len(result.differing)} differ" for result in results),
+    )
+    console = table_console()
+    console.print(table)
+    console.print(f"{baseline.summaries[0].tokens:,} tokens per arm; (x): ratio to the baseline")
+
+
+def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:
+    value = result.median(figure)
+    text = f"{value:,.1f}" if figure.endswith("time_s") else f"{value:,.0f}"
+    ratio = result.ratio(figure, baseline)
+    if result is not baseline and ratio is not None:
+        text += f" ({ratio:.2f}x)"
+    least, most = result.spread(figure)
+    return text if least == most else f"{text}\n[{least:,.4g}, {most:,.4g}]"

@@ -1,0 +1,108 @@
+"""The display: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from seer_core.events import Command, Event
+from seer_core.policy import Observer
+from seer_core.progress import Progress
+from seer_core.scheduler import CORE, Slot
+
+__all__ = ["Display"]
+
+LINE_EVERY_S = 5.0
+
+
+class Display:
+    """Shows a rollout on standard error while it runs; an observer and a context manager.
+
+    Without a terminal it prints a line every few seconds, so that a log file stays readable.
+    """
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self.title = title
+        self.progress = Progress()
+        self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._live = (
+            Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
+            if self._console.is_terminal
+            else None
+        )
+        self._last_line = time.monotonic()
+
+    @property
+    def slot(self) -> Slot[Observer]:
+        """This display as a filled observer slot."""
+        return Slot("observer", CORE, self)
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Count, and now and then print a line where there is no terminal."""
+        self.progress.observe(now, event, commands)
+        if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self._console.print(self._headline(), *self._instance_notes(), sep="  ")
+
+    def _headline(self) -> str:
+        progress = self.progress
+        return (
+            f"{self.title}: groups {progress.groups_done}/{progress.groups}"
+            f"  requests {progress.requests_done}/{progress.requests}"
+            f"  tokens {progress.tokens:,}  {progress.tokens_per_s:,.0f} tok/s"
+            f"  left {_duration(progress.left_s)}"
+        )
+
+    def _instance_notes(self) -> list[str]:
+        return [
+            f"{line.id} kv {line.kv_usage:.0%} run {line.running} queue {line.waiting}"
+            if line.alive
+            else f"{line.id} lost"
+            for line in self.progress.instances.values()
+        ]
+
+    def _render(self) -> Group:
+        table = Table.grid(padding=(0, 2))
+        for line in list(self.progress.instances.values()):
+            if line.alive:
+                table.add_row(
+                    line.id,
+                    ProgressBar(total=1.0, completed=line.kv_usage, width=24),
+                    f"KV {line.kv_usage:4.0%}",
+                    f"running {line.running}",
+                    f"queued {line.waiting}",
+                )
+            else:
+                table.add_row(line.id, Text("lost, restarting", style="red"))
+        return Group(Text(self._headline(), style="bold"), table)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,107 @@
+"""``seer plugins``, ``seer config``, ``seer doctor``: what is there, what is set, what is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+
+from seer_core.cli.common import config_options, load, main_options, table_console
+from seer_core.cli.output import write_json
+from seer_core.config import Config
+from seer_core.doctor import examine
+from seer_core.plugins import describe, installed, load_enabled, slots_of
+
+__all__ = ["config_command", "doctor_command", "plugins_command"]
+
+JSON_OPTION = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the same as JSON."
+)
+
+
+@click.command("plugins")
+@main_options
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@JSON_OPTION
+def plugins_command(config: Path | None, json_file: Path | None) -> None:
+    """List the installed plug-ins; with CONFIG, which are enabled and which slot each owns.
+
+    Installing a plug-in enables nothing, and only enabled ones are imported.
+
+    \b
+    Example:
+      seer plugins examples/tiny_reasoner/demo.toml
+    """
+    owned = slots_of(load(config)) if config is not None else {}
+    rows: list[dict[str, Any]] = [
+        {**describe(name), "enabled": name in owned, "slots": list(owned.get(name, ()))}
+        for name in installed()
+    ]
+    if json_file is not None:
+        write_json(json_file, rows)
+    table = Table("plug-in", "distribution", "version", "enabled", "slots")
+    for row in rows:
+        enabled = "yes" if row["enabled"] else ("no" if config is not None else "")
+        table.add_row(row["name"], row["distribution"], row["version"], enabled, ", ".join(row["slots"]))
+    table_console().print(table)
+
+
+@click.command("config")
+@main_options
+@config_options
+@JSON_OPTION
+def config_command(config: Config, json_file: Path | None) -> None:
+    """Show every effective value of CONFIG and where it comes from.
+
+    \b
+    Example:
+      seer config examples/tiny_reasoner/demo.toml --set plugin.divided_rollout.chunk_tokens=512
+    """
+    rows = [
+        {"key": key, "value": value, "origin": config.origins.get(key, "default")}
+        for key, value in _effective(config)
+    ]
+    if json_file is not None:
+        write_json(json_file, rows)
+    table = Table("key", "value", "origin")
+    for row in rows:
+        table.add_row(row["key"], msgspec.json.encode(row["value"]).decode(), row["origin"])
+    table_console().print(table)
+
+
+@click.command("doctor")
+@main_options
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@JSON_OPTION
+def doctor_command(config: Path | None, json_file: Path | None) -> None:
+    """Say what this machine lacks, for which part, and how to get it; exit status 1 if anything.
+
+    With CONFIG, only the core and the plug-ins that it enables are examined.
+
+    \b
+    Example:
+      seer doctor examples/tiny_reasoner/demo.toml
+    """
+    checks = examine(load(config) if config is not None else None)
+    if json_file is not None:
+        write_json(json_file, msgspec.to_builtins(checks))
+    table = Table("part", "", "finding", "remedy")
+    for check in checks:
+        table.add_row(check.part, "ok" if check.ok else "MISSING", check.finding, check.remedy)
+    table_console().print(table)
+    if not all(check.ok for check in checks):
+        sys.exit(1)
+
+
+def _effective(config: Config) -> Iterator[tuple[str, Any]]:
+    for name, table in (("seer", config.seer), ("rollout", config.rollout), ("compare", config.compare)):
+        for key, value in msgspec.to_builtins(table).items():
+            yield f"{name}.{key}", value
+    for kind, plugin in load_enabled(config):
+        for key, value in msgspec.to_builtins(plugin.settings).items():
+            yield f"{kind}.{plugin.name}.{key}", value

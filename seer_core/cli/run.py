@@ -1,0 +1,105 @@
+"""``seer run``: roll out a prompts file and write what comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import msgspec
+
+from seer_core.cli.common import config_options, main_options, run_async
+from seer_core.cli.display import Display
+from seer_core.cli.output import OutputDir, check_writable, write_json
+from seer_core.config import Config
+from seer_core.plugins import Assembly, assemble, describe
+from seer_core.policy import Observer
+from seer_core.prompts import PromptsFile, read_prompts
+from seer_core.result import RolloutResult, Summary
+from seer_core.runtime import Runtime
+from seer_core.scheduler import CORE, Slot
+
+__all__ = ["run_command"]
+
+
+@click.command("run")
+@main_options
+@config_options
+@click.option(
+    "--prompts", required=True, type=click.Path(path_type=Path), help="JSON lines: one prompt group each."
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
+@click.option("--overwrite", is_flag=True, help="Replace the results of an earlier run in --out.")
+@click.option("--skip-bad", is_flag=True, help="Leave out bad prompt lines, list them, roll out the rest.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the summary here too.")
+def run_command(
+    config: Config, prompts: Path, out: Path, overwrite: bool, skip_bad: bool, json_file: Path | None
+) -> None:
+    """Roll out the prompts of a file under CONFIG.
+
+    \b
+    Writes into --out, as the responses finish:
+      completions.jsonl  tokens, text, log-probs, finish reason, chunks, instances
+      trace.jsonl        every event and every decision; replays
+      summary.json       throughput, tail time, preemptions, recomputed tokens, ...
+
+    \b
+    Example:
+      seer run examples/tiny_reasoner/demo.toml \\
+          --prompts examples/tiny_reasoner/prompts.jsonl --out out/first
+    """
+    assembly = assemble(config)
+    pool = assembly.pool
+    read = read_prompts(
+        prompts, config.rollout, pool.model, pool.tokenizer, seed=config.seer.seed, skip_bad=skip_bad
+    )
+    for bad in read.skipped:
+        click.echo(f"skipped {prompts}:{bad.line}: {bad.reason}", err=True)
+    if json_file is not None:
+        check_writable(json_file)
+    with OutputDir(out, sum(group.n for group in read.groups), overwrite) as output:
+        result = run_async(_roll_out(config, assembly, read, output))
+        document = _document(config, read, result.summary)
+        output.summary(document)
+    if json_file is not None:
+        write_json(json_file, document)
+    _print(result.summary, out)
+
+
+async def _roll_out(
+    config: Config, assembly: Assembly, read: PromptsFile, output: OutputDir
+) -> RolloutResult:
+    display = Display("rollout")
+    trace: Slot[Observer] = Slot("observer", CORE, output.trace)
+    assembly = attrs.evolve(assembly, observers=(*assembly.observers, trace, display.slot))
+    click.echo(f"starting {len(assembly.pool.engines)} {config.seer.engine} instances ...", err=True)
+    async with Runtime(assembly, config.seer, config.rollout) as runtime:
+        rollout = runtime.rollout(read.groups)
+        with display:
+            async for completion in rollout:
+                output.completion(completion)
+        return rollout.result
+
+
+def _document(config: Config, read: PromptsFile, summary: Summary) -> dict[str, Any]:
+    return {
+        **msgspec.to_builtins(summary),
+        "engine": config.seer.engine,
+        "plugins": [describe(name) for name in config.seer.plugins],
+        "seed": config.seer.seed,
+        "skipped_prompts": msgspec.to_builtins(read.skipped),
+    }
+
+
+def _print(summary: Summary, out: Path) -> None:
+    click.echo(
+        f"{summary.requests} responses of {summary.groups} groups, {summary.tokens:,} tokens in"
+        f" {summary.total_time_s:.1f} s ({summary.throughput_tokens_per_s:,.0f} tok/s);"
+        f" the last tenth took {summary.tail_time_s:.1f} s"
+    )
+    click.echo(
+        f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
+        f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
+    )
+    click.echo(f"results in {out}")

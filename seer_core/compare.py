@@ -1,0 +1,168 @@
+"""The comparison: the same prompts and seeds under a baseline and under each cumulative technique."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import attrs
+import msgspec
+
+from seer_core.config import Config
+from seer_core.errors import ConfigError
+from seer_core.model import Completion, PromptGroup
+from seer_core.plugins import fill_slots
+from seer_core.policy import Observer
+from seer_core.result import RolloutResult, Summary
+from seer_core.runtime import Runtime
+from seer_core.scheduler import Slot
+
+__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare"]
+
+FIGURES = (
+    "throughput_tokens_per_s",
+    "total_time_s",
+    "tail_time_s",
+    "preemptions",
+    "recomputed_tokens",
+    "chunks",
+    "migrations",
+)
+"""Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too."""
+
+
+Watch = Callable[["Arm", int], AbstractContextManager[Slot[Observer] | None]]
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One configuration of a comparison: a name and the plug-ins enabled."""
+
+    name: str
+    plugins: tuple[str, ...]
+    knows_lengths: bool = False
+
+
+@attrs.define(eq=False)
+class ArmResult:
+    """What an arm did, one summary per repeat, and whether its tokens were the baseline's."""
+
+    arm: Arm
+    summaries: list[Summary] = attrs.Factory(list)
+    tokens_equal: bool = True
+    differing: list[str] = attrs.Factory(list)
+
+    def median(self, figure: str) -> float:
+        """Return the median of a figure over the repeats."""
+        return float(statistics.median(getattr(summary, figure) for summary in self.summaries))
+
+    def spread(self, figure: str) -> tuple[float, float]:
+        """Return the smallest and the largest value of a figure over the repeats."""
+        values = [float(getattr(summary, figure)) for summary in self.summaries]
+        return min(values), max(values)
+
+    def ratio(self, figure: str, baseline: ArmResult) -> float | None:
+        """Return the median over repeats of this arm's figure divided by the baseline's; None at 0."""
+        ratios = [
+            getattr(mine, figure) / getattr(other, figure)
+            for mine, other in zip(self.summaries, baseline.summaries, strict=True)
+            if getattr(other, figure)
+        ]
+        return statistics.median(ratios) if len(ratios) == len(self.summaries) else None
+
+    def to_json(self, baseline: ArmResult) -> dict[str, object]:
+        """Return the object that ``seer compare --json`` writes for this arm."""
+        ratios = {figure: self.ratio(figure, baseline) for figure in FIGURES}
+        return {
+            "name": self.arm.name,
+            "plugins": list(self.arm.plugins),
+            **{figure: self.median(figure) for figure in FIGURES},
+            "tokens": self.summaries[0].tokens,
+            "tokens_equal_to_baseline": self.tokens_equal,
+            "repeats": len(self.summaries),
+            "spread": {figure: list(self.spread(figure)) for figure in FIGURES},
+            "ratio_to_baseline": {name: value for name, value in ratios.items() if value is not None},
+        }
+
+
+def arms_of(config: Config) -> list[Arm]:
+    """Return the arms of ``[compare]``: the baseline, each technique on top of the last, the oracle.
+
+    A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too.
+
+    Raises:
+        ConfigError: no technique is left to compare.
+    """
+    table = config.compare
+    techniques = [name for name in table.techniques if name in config.seer.plugins]
+    if not techniques:
+        raise ConfigError(
+            "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
+        )
+    arms = [Arm("baseline", table.baseline)]
+    for count, name in enumerate(techniques, 1):
+        arms.append(Arm(f"+ {name}", tuple(techniques[:count])))
+    if table.oracle:
+        arms.append(Arm("oracle", table.oracle, knows_lengths=True))
+    return arms
+
+
+async def compare(
+    runtime: Runtime,
+    config: Config,
+    groups: Sequence[PromptGroup],
+    *,
+    repeat: int = 1,
+    watch: Watch = lambda arm, number: nullcontext(),
+) -> list[ArmResult]:
+    """Roll out ``groups`` under every arm, ``repeat`` times, on the same engines, caches cold.
+
+    The arms' order turns by one with each repeat, so that a drift of the machine hits all alike.
+    ``watch`` makes, per arm and repeat, a context in which it runs and whose observer sees it.
+    """
+    results = {arm.name: ArmResult(arm) for arm in arms_of(config)}
+    arms = [result.arm for result in results.values()]
+    expected: Mapping[str, list[int]] = {}
+    lengths: Mapping[str, int] = {}
+    for number in range(repeat):
+        turn = number % len(arms)
+        for arm in [*arms[turn:], *arms[:turn]]:
+            chosen = _with_lengths(groups, lengths) if arm.knows_lengths else groups
+            with watch(arm, number) as observer:
+                result = await _roll_out(runtime, config, arm, chosen, observer)
+            tokens = {completion.request_id: completion.token_ids for completion in result.completions}
+            expected = expected or tokens
+            lengths = lengths or {each.request_id: _true_length(each) for each in result.completions}
+            outcome = results[arm.name]
+            outcome.summaries.append(result.summary)
+            outcome.differing += sorted(name for name in expected if tokens.get(name) != expected[name])
+            outcome.tokens_equal = not outcome.differing
+    return list(results.values())
+
+
+async def _roll_out(
+    runtime: Runtime,
+    config: Config,
+    arm: Arm,
+    groups: Sequence[PromptGroup],
+    observer: Slot[Observer] | None,
+) -> RolloutResult:
+    policies, observers = fill_slots(config.with_plugins(arm.plugins))
+    await runtime.reset_caches()
+    runtime.use(policies, [*observers, observer] if observer is not None else observers)
+    return await runtime.rollout(groups).wait()
+
+
+def _true_length(completion: Completion) -> int:
+    """Return a response's length; one token more if it was cut, since it would have gone on."""
+    return len(completion.token_ids) + (completion.finish_reason == "length")
+
+
+def _with_lengths(groups: Sequence[PromptGroup], lengths: Mapping[str, int]) -> list[PromptGroup]:
+    """Tell an oracle how long each response will be."""
+    return [
+        msgspec.structs.replace(
+            group, known_lengths=tuple(lengths[f"{group.id}/{index}"] for index in range(group.n))
+        )
+        for group in groups
+    ]

@@ -1,0 +1,50 @@
+"""The doctor: what this machine lacks for which part, and the remedy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import entry_points
+
+from seer_core.config import Config
+from seer_core.errors import SeerError
+from seer_core.hookspecs import PROJECT, Check, Startup
+from seer_core.plugins import load, load_enabled
+
+__all__ = ["examine"]
+
+LEAST_PYTHON = (3, 11)
+BELOW_PYTHON = (3, 14)
+
+
+def examine(config: Config | None) -> list[Check]:
+    """Examine the core and the plug-ins: those a config enables, or all that are installed."""
+    checks = [_python(), _machine()]
+    if config is not None:
+        startup = Startup(config.seer.seed, config.base_dir)
+        for _, plugin in load_enabled(config):
+            if plugin.doctor is not None:
+                checks += plugin.doctor(settings=plugin.settings, startup=startup)
+        return checks
+    for name in sorted({point.name for point in entry_points(group=PROJECT)}):
+        try:
+            plugin = load(name, None, name)
+        except SeerError as error:
+            checks.append(Check(name, False, str(error), "reinstall or uninstall it"))
+            continue
+        if plugin.doctor is not None:
+            checks += plugin.doctor(settings=None, startup=None)
+    return checks
+
+
+def _python() -> Check:
+    good = LEAST_PYTHON <= sys.version_info[:2] < BELOW_PYTHON
+    return Check(
+        "core", good, f"Python {platform.python_version()}", "" if good else "use Python 3.11, 3.12 or 3.13"
+    )
+
+
+def _machine() -> Check:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Check("core", True, f"{os.cpu_count()} CPUs, {memory / 2**30:.0f} GiB of memory", "")
