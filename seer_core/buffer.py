@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from seer_core.errors import TransitionError
 from seer_core.model import GroupContext, Request, RequestState
 
-__all__ = ["RequestBuffer"]
+__all__ = ["FINISHED", "RUNNING", "WAITING", "RequestBuffer"]
+
+WAITING, RUNNING, FINISHED = RequestState
+"""The states by themselves: reading one off its Enum costs 0.1 us in Python 3.11."""
 
 HISTORY = 4096
 """Transitions remembered over all requests, to tell the story of an illegal one."""
@@ -26,6 +29,7 @@ class RequestBuffer:
         self._seq = 0
         self.on_instance: dict[str, dict[str, Request]] = {}
         self.running = 0
+        self.waiting = 0
 
     def add_group(self, group: GroupContext) -> list[Request]:
         """Create the group's requests, all waiting; ids are ``<group id>/<index>``."""
@@ -35,18 +39,21 @@ class RequestBuffer:
             self._seq += 1
             self._requests[request.id] = request
             requests.append(request)
+        self.waiting += group.size
         return requests
 
-    def run(self, request: Request, instance_id: str, chunk_tokens: int) -> bool:
+    def run(self, request: Request, instance_id: str, chunk_tokens: int, kv_tokens: int) -> bool:
         """Mark a chunk as sent; return whether the request moved away from an earlier instance."""
-        self._expect(request, RequestState.WAITING, f"run on {instance_id}")
+        self._expect(request, WAITING, f"run on {instance_id}")
         migrated = request.instance is not None and request.instance != instance_id
-        request.state = RequestState.RUNNING
+        request.state = RUNNING
         request.chunk_tokens = chunk_tokens
+        request.chunk_kv_tokens = kv_tokens
         request.instance = instance_id
         request.migrations += migrated
         self.on_instance.setdefault(instance_id, {})[request.id] = request
         self.running += 1
+        self.waiting -= 1
         return migrated
 
     def absorb(self, request: Request, tokens: int) -> None:
@@ -76,16 +83,18 @@ class RequestBuffer:
 
     def finish(self, request: Request) -> None:
         """End a waiting request and forget it."""
-        self._expect(request, RequestState.WAITING, "finish")
-        request.state = RequestState.FINISHED
+        self._expect(request, WAITING, "finish")
+        request.state = FINISHED
+        self.waiting -= 1
         del self._requests[request.id]
 
     def _back(self, request: Request, what: str) -> None:
-        self._expect(request, RequestState.RUNNING, what)
+        self._expect(request, RUNNING, what)
         assert request.instance is not None
         del self.on_instance[request.instance][request.id]
-        request.state = RequestState.WAITING
+        request.state = WAITING
         self.running -= 1
+        self.waiting += 1
 
     def _expect(self, request: Request, state: RequestState, what: str) -> None:
         if request.state is not state:

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 import attrs
 import msgspec
 
-from seer_core.config import Config
+from seer_core.config import Config, nearest
 from seer_core.errors import ConfigError
 from seer_core.model import Completion, PromptGroup
-from seer_core.plugins import fill_slots
+from seer_core.plugins import fill_slots, installed
 from seer_core.policy import Observer
 from seer_core.result import RolloutResult, Summary
 from seer_core.runtime import Runtime
@@ -91,10 +91,17 @@ def arms_of(config: Config) -> list[Arm]:
     A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too.
 
     Raises:
-        ConfigError: no technique is left to compare.
+        ConfigError: no technique is left to compare, or one is not installed.
     """
     table = config.compare
-    techniques = [name for name in table.techniques if name in config.seer.plugins]
+    techniques = []
+    for name in table.techniques:
+        if name in config.seer.plugins:
+            techniques.append(name)
+        elif name not in (known := installed()):
+            raise ConfigError(
+                f"[compare].techniques: no installed plug-in is called {name!r}{nearest(name, known)}"
+            )
     if not techniques:
         raise ConfigError(
             "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
@@ -135,7 +142,8 @@ async def compare(
             lengths = lengths or {each.request_id: _true_length(each) for each in result.completions}
             outcome = results[arm.name]
             outcome.summaries.append(result.summary)
-            outcome.differing += sorted(name for name in expected if tokens.get(name) != expected[name])
+            differing = {name for name in expected if tokens.get(name) != expected[name]}
+            outcome.differing = sorted(differing.union(outcome.differing))
             outcome.tokens_equal = not outcome.differing
     return list(results.values())
 

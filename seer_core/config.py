@@ -13,7 +13,16 @@ from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError
 
-__all__ = ["CompareTable", "Config", "RolloutTable", "SeerTable", "load_config", "nearest", "structure"]
+__all__ = [
+    "CompareTable",
+    "Config",
+    "RolloutTable",
+    "SeerTable",
+    "explain",
+    "load_config",
+    "nearest",
+    "structure",
+]
 
 T = TypeVar("T", bound=Struct)
 
@@ -88,8 +97,10 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
     origins = {key: str(path) for key in _leaves(tree)}
     for override in overrides:
         key = _override(tree, override)
-        origins = {known: where for known, where in origins.items() if not known.startswith(f"{key}.")}
-        origins[key] = f"--set {override}"
+        origins = {known: where for known, where in origins.items() if not f"{known}.".startswith(f"{key}.")}
+        origins |= {
+            known: f"--set {override}" for known in _leaves(tree) if f"{known}.".startswith(f"{key}.")
+        }
     _known_keys(tree, ("seer", "rollout", "compare", "engine", "plugin"), "")
     seer = structure(_table(tree, "seer"), SeerTable, "seer")
     gone = tuple(without)
@@ -100,10 +111,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         seer = msgspec.structs.replace(seer, plugins=tuple(name for name in seer.plugins if name not in gone))
         origins["seer.plugins"] = " ".join(f"-p no:{name}" for name in gone)
     _no_duplicates(seer.plugins, "[seer].plugins")
+    compare = structure(_table(tree, "compare"), CompareTable, "compare")
+    for name in ("baseline", "techniques", "oracle"):
+        _no_duplicates(getattr(compare, name), f"[compare].{name}")
     return Config(
         seer,
         structure(_table(tree, "rollout"), RolloutTable, "rollout"),
-        structure(_table(tree, "compare"), CompareTable, "compare"),
+        compare,
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
         path.parent.absolute(),
@@ -117,17 +131,21 @@ def structure(table: Mapping[str, Any], into: type[T], where: str) -> T:
     Raises:
         ConfigError: an unknown key, a wrong type, a value out of range, or a required key missing.
     """
-    fields = msgspec.structs.fields(into)
-    _known_keys(table, [field.name for field in fields], where)
+    _known_fields(table, into, where)
     try:
         return msgspec.convert(table, into)
     except msgspec.ValidationError as error:
-        fact, _, at = str(error).partition(" - at ")
-        key = at.strip("`").removeprefix("$").lstrip(".")
+        key, fact = explain(error)
         value: Any = table.get(key.split("[")[0]) if key else None
         got = f" (got {value!r})" if value is not None else ""
         name = f"[{where}].{key}" if key else f"[{where}]"
-        raise ConfigError(f"{name}: {fact[0].lower()}{fact[1:]}{got}") from error
+        raise ConfigError(f"{name}: {fact}{got}") from error
+
+
+def explain(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return the key that a validation error is about, empty for the whole, and the fact."""
+    fact, _, at = str(error).partition(" - at ")
+    return at.strip("`").removeprefix("$").lstrip("."), f"{fact[0].lower()}{fact[1:]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -158,6 +176,15 @@ def _override(tree: dict[str, Any], text: str) -> str:
             raise ConfigError(f"--set {text!r}: {part!r} is a value, not a table")
     table[parts[-1]] = parsed
     return ".".join(parts)
+
+
+def _known_fields(table: Mapping[str, Any], into: type[Struct], where: str) -> None:
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(into)}
+    _known_keys(table, list(fields), where)
+    for key, value in table.items():
+        kind = fields[key]
+        if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(value, dict):
+            _known_fields(value, kind, f"{where}.{key}")
 
 
 def _known_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:

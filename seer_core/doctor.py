@@ -6,11 +6,12 @@ import os
 import platform
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 from seer_core.config import Config
 from seer_core.errors import SeerError
 from seer_core.hookspecs import PROJECT, Check, Startup
-from seer_core.plugins import load, load_enabled
+from seer_core.plugins import Plugin, load, load_enabled
 
 __all__ = ["examine"]
 
@@ -24,8 +25,7 @@ def examine(config: Config | None) -> list[Check]:
     if config is not None:
         startup = Startup(config.seer.seed, config.base_dir)
         for _, plugin in load_enabled(config):
-            if plugin.doctor is not None:
-                checks += plugin.doctor(settings=plugin.settings, startup=startup)
+            checks += _ask(plugin, plugin.settings, startup)
         return checks
     for name in sorted({point.name for point in entry_points(group=PROJECT)}):
         try:
@@ -33,9 +33,18 @@ def examine(config: Config | None) -> list[Check]:
         except SeerError as error:
             checks.append(Check(name, False, str(error), "reinstall or uninstall it"))
             continue
-        if plugin.doctor is not None:
-            checks += plugin.doctor(settings=None, startup=None)
+        checks += _ask(plugin, None, None)
     return checks
+
+
+def _ask(plugin: Plugin, settings: Any, startup: Startup | None) -> list[Check]:
+    if plugin.doctor is None:
+        return []
+    try:
+        return plugin.doctor(settings=settings, startup=startup)
+    except Exception as error:
+        finding = f"hook 'seer_doctor' raised {type(error).__name__}: {error}"
+        return [Check(plugin.name, False, finding, "report it to its author")]
 
 
 def _python() -> Check:

@@ -94,7 +94,10 @@ class GroupContext:
 
 @attrs.define(eq=False)
 class Request:
-    """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there)."""
+    """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there).
+
+    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the reserved footprint of its last chunk.
+    """
 
     id: str
     seq: int
@@ -103,6 +106,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     generated_tokens: int = 0
     chunk_tokens: int = 0
+    chunk_kv_tokens: int = 0
     chunks: int = 0
     migrations: int = 0
     failures: int = 0
@@ -167,7 +171,8 @@ class InstanceStatus:
     def footprint(self, request: Request, chunk_tokens: int) -> int:
         """KV tokens, in whole blocks, that ``request`` needs to the end of such a chunk."""
         block = self.info.block_tokens
-        return -(-(request.context_tokens + chunk_tokens) // block) * block
+        tokens = request.group.prompt_tokens + request.generated_tokens + chunk_tokens
+        return -(-tokens // block) * block
 
 
 class ChunkRecord(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from seer_core.config import Config, nearest, structure
 from seer_core.errors import ConfigError, PluginError, SeerError
 from seer_core.hookspecs import PROJECT, Check, Startup
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
-from seer_core.ports import EnginePool
+from seer_core.ports import Engine, EnginePool
 from seer_core.scheduler import CORE, Policies, Slot
 
 __all__ = [
@@ -102,6 +102,8 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
             f" mend or reinstall {_distribution(known[name])}, or run with -p no:{name}"
         ) from error
     kind = getattr(namespace, "Settings", NoSettings)
+    if not (isinstance(kind, type) and issubclass(kind, Struct)):
+        raise PluginError(f"plug-in {name!r}: its `Settings` is {kind!r}; make it a class of msgspec.Struct")
     settings = structure(table, kind, where) if table is not None else None
     hooks = _hooks(name, namespace)
     doctor = hooks.pop("doctor", None)
@@ -175,6 +177,7 @@ def assemble(config: Config) -> Assembly:
     pools = _answers([plugin], "engines", startup)
     if not pools:
         raise ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+    _check_engines(pools[0])
     policies, observers = fill_slots(config)
     return Assembly(pools[0].strategy, policies, observers)
 
@@ -202,6 +205,11 @@ def _answers(plugins: Sequence[Plugin], slot: str, startup: Startup) -> list[Slo
 
 def _check_type(name: str, slot: str, strategy: Any) -> None:
     protocol = SLOTS[slot]
+    if isinstance(strategy, type):
+        raise PluginError(
+            f"plug-in {name!r} answered hook 'seer_make_{slot}' with the class {strategy.__name__};"
+            " return an object of it"
+        )
     if not isinstance(strategy, protocol):
         members = {*vars(protocol), *protocol.__annotations__}
         public = {member for member in members if not member.startswith("_")} | ({"__len__"} & members)
@@ -212,10 +220,32 @@ def _check_type(name: str, slot: str, strategy: Any) -> None:
         )
 
 
+def _check_engines(slot: Slot[EnginePool]) -> None:
+    seen: set[str] = set()
+    for engine in slot.strategy.engines:
+        if not isinstance(engine, Engine):
+            raise PluginError(
+                f"plug-in {slot.owner!r} answered hook 'seer_make_engines' with a {type(engine).__name__}"
+                " among its engines, which is no Engine"
+            )
+        if engine.id in seen:
+            raise PluginError(
+                f"plug-in {slot.owner!r} made two engines with the id {engine.id!r}; number them"
+            )
+        seen.add(engine.id)
+
+
 def _hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
     """Return the hooks a plug-in implements, by slot, after pluggy has checked them."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
+    for attribute in dir(namespace):
+        unmarked = manager.parse_hookimpl_opts(namespace, attribute) is None
+        if unmarked and attribute.startswith(("seer_make_", "seer_doctor")):
+            raise PluginError(
+                f"plug-in {name!r}: {attribute!r} is not marked as a hook; decorate it with"
+                " @seer_core.hookspecs.hookimpl"
+            )
     try:
         manager.register(namespace, name)
         manager.check_pending()

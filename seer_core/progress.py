@@ -11,7 +11,6 @@ from seer_core.events import (
     ChunkFinished,
     Command,
     Complete,
-    Dispatch,
     Event,
     GroupsSubmitted,
     InstanceLost,
@@ -31,7 +30,6 @@ class InstanceLine:
 
     id: str
     alive: bool = True
-    in_flight: int = 0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -73,9 +71,7 @@ class Progress:
             case ChunkFinished():
                 self._finished(now, event)
         for command in commands:
-            if isinstance(command, Dispatch):
-                self.instances[command.instance_id].in_flight += 1
-            elif isinstance(command, Complete):
+            if isinstance(command, Complete):
                 self._completed(command.request_id)
 
     @property
@@ -107,7 +103,6 @@ class Progress:
     def _finished(self, now: float, event: ChunkFinished) -> None:
         self.tokens += event.tokens
         self._recent.append((now, event.tokens))
-        self.instances[event.instance_id].in_flight -= 1
         self._generated[event.request_id] = self._generated.get(event.request_id, 0) + event.tokens
 
     def _completed(self, request_id: str) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from seer_core.config import RolloutTable, nearest
-from seer_core.errors import PromptError
+from seer_core.config import RolloutTable, explain, nearest
+from seer_core.errors import ConfigError, PromptError
 from seer_core.model import PromptGroup, Sampling
 from seer_core.ports import ModelInfo, Tokenizer
 
@@ -65,6 +65,7 @@ def read_prompts(
 
     Raises:
         PromptError: the file cannot be read, is empty, or holds bad lines.
+        ConfigError: the default ``max_tokens`` is beyond the model's length.
     """
     try:
         lines = Path(path).read_bytes().split(b"\n")
@@ -93,7 +94,9 @@ def read_prompts(
         raise PromptError(f"{shown}{more}\nMend them, or leave them out with --skip-bad")
     if not groups:
         fact = (
-            f"all {len(skipped)} lines are bad, the first: {skipped[0].reason}" if skipped else "it is empty"
+            f"all {len(skipped)} lines are bad, the first: {skipped[0].reason}"
+            if skipped
+            else "it holds no line"
         )
         raise PromptError(f"{path}: nothing to roll out: {fact}")
     return PromptsFile(groups, skipped)
@@ -117,7 +120,9 @@ def make_groups(
         try:
             fields = msgspec.convert(record, PromptRecord)
             groups.append(_group(fields, str(number), defaults, model, tokenizer, seed))
-        except (msgspec.ValidationError, PromptError) as error:
+        except msgspec.ValidationError as error:
+            raise PromptError(f"prompt {number}: {_unfit(error)}") from error
+        except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from error
     return groups
 
@@ -148,14 +153,17 @@ def _decode(line: bytes) -> PromptRecord:
     except UnicodeDecodeError as error:
         raise PromptError(f"not UTF-8 at byte {error.start}") from error
     except msgspec.ValidationError as error:
-        text = str(error)
-        hint = ""
-        if "unknown field" in text:
-            name = text.split("`")[1]
-            hint = nearest(name, [field.name for field in msgspec.structs.fields(PromptRecord)])
-        raise PromptError(f"{text[0].lower()}{text[1:]}{hint}") from error
-    except msgspec.DecodeError as error:
+        raise PromptError(_unfit(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
         raise PromptError(f"not valid JSON: {error}") from error
+
+
+def _unfit(error: msgspec.ValidationError) -> str:
+    key, fact = explain(error)
+    if "unknown field" in fact:
+        name = fact.split("`")[1]
+        return fact + nearest(name, [field.name for field in msgspec.structs.fields(PromptRecord)])
+    return f"{key}: {fact}" if key else fact
 
 
 def _group(
@@ -170,6 +178,11 @@ def _group(
         value = getattr(record, key)
         return getattr(defaults, key) if value is None else value
 
+    if record.max_tokens is None and defaults.max_tokens >= model.max_model_tokens:
+        raise ConfigError(
+            f"[rollout].max_tokens is {defaults.max_tokens}, but the model takes {model.max_model_tokens}"
+            " tokens, prompt included; lower it"
+        )
     group_id = name if record.group_id is None else record.group_id
     group = PromptGroup(
         id=group_id,
@@ -203,6 +216,8 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[in
             raise PromptError("the prompt is empty")
         return tokenizer.encode(record.prompt)
     assert record.messages is not None
+    if not record.messages:
+        raise PromptError("the prompt is empty: messages holds none")
     try:
         return tokenizer.encode_chat(record.messages)
     except Exception as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import structlog
 
-from seer_core.errors import EngineError, WeightVersionError
+from seer_core.errors import EngineError, TransitionError, WeightVersionError
 from seer_core.events import (
     ChunkFailed,
     ChunkFinished,
@@ -99,6 +99,12 @@ class Rollout:
                 )
         return self._ready.popleft()
 
+    def unread(self) -> list[Completion]:
+        """Take the completions not iterated over yet, without waiting: for one who must leave."""
+        unread = list(self._ready)
+        self._ready.clear()
+        return unread
+
     async def wait(self) -> RolloutResult:
         """Return the whole result once everything has finished."""
         async for _ in self:
@@ -157,6 +163,11 @@ class Rollout:
             )
         transcript = self._transcripts[flight.dispatch.request_id]
         tokens = len(output.token_ids)
+        if len(output.logprobs) != tokens:
+            raise TransitionError(
+                f"instance {instance_id!r} answered chunk {output.job_id!r} with {tokens} tokens but"
+                f" {len(output.logprobs)} log-probs; its engine broke the contract"
+            )
         continued = bool(transcript.chunks)
         transcript.token_ids += output.token_ids
         transcript.logprobs += output.logprobs

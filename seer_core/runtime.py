@@ -58,6 +58,7 @@ class Runtime:
         self._scheduler = Scheduler(assembly.policies, settings.max_chunk_failures)
         self._engines: dict[str, Engine] = {engine.id: engine for engine in self.pool.engines}
         self._restarts: dict[str, int] = {}
+        self._lost_early: dict[str, str] = {}
         self._restarting: set[asyncio.Task[None]] = set()
         self._rollout: Rollout | None = None
         self._spoilt = False
@@ -95,10 +96,11 @@ class Runtime:
         """
         if not self._engines:
             raise EngineError("the engine plug-in made no engines; set its `instances` to 1 or more")
-        starts = await asyncio.gather(
-            *(engine.start(self) for engine in self._engines.values()), return_exceptions=True
-        )
+        self._lost_early.clear()
         try:
+            starts = await asyncio.gather(
+                *(engine.start(self) for engine in self._engines.values()), return_exceptions=True
+            )
             for answer in starts:
                 if isinstance(answer, BaseException):
                     raise answer
@@ -108,6 +110,8 @@ class Runtime:
         except BaseException:
             await self.stop()
             raise
+        for name, reason in self._lost_early.items():
+            self.lost(name, reason)
 
     async def stop(self) -> None:
         """End all engines; idempotent."""
@@ -117,10 +121,10 @@ class Runtime:
         if self._rollout is not None:
             self._rollout.fail(EngineError("the engines were stopped before the rollout had finished"))
             self._rollout = None
+        self.living.clear()  # before they stop, so that none lost meanwhile is started again
         answers = await asyncio.gather(
             *(engine.stop() for engine in self._engines.values()), return_exceptions=True
         )
-        self.living.clear()
         for answer in answers:
             if isinstance(answer, BaseException):
                 log.error("instance_stop_failed", error=str(answer))
@@ -217,6 +221,7 @@ class Runtime:
     def lost(self, instance_id: str, reason: str) -> None:
         """Give a dead instance's chunks back, and start it again in the background."""
         if instance_id not in self.living:
+            self._lost_early[instance_id] = reason
             return
         log.error("instance_lost", instance=instance_id, reason=reason)
         del self.living[instance_id]
@@ -237,6 +242,7 @@ class Runtime:
                     await engine.update_weights(self._weight_source, self.weight_version)
             except SeerError as error:
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
+                await engine.stop()
                 continue
             self.living[info.id] = info
             log.info("instance_restarted", instance=info.id)

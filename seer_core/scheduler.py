@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from seer_core.buffer import RequestBuffer
+from seer_core.buffer import RUNNING, WAITING, RequestBuffer
 from seer_core.context import ContextManager
 from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
@@ -30,7 +30,7 @@ from seer_core.events import (
     InstanceStarted,
     RequestAborted,
 )
-from seer_core.model import FinishReason, InstanceStatus, Request, RequestState
+from seer_core.model import FinishReason, InstanceStatus, Request
 from seer_core.policy import Placer, Prioritizer, Splitter
 
 __all__ = ["CORE", "Policies", "Scheduler", "Slot"]
@@ -110,7 +110,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that wait for a chunk."""
-        return len(self.buffer) - self.buffer.running
+        return self.buffer.waiting
 
     def _dispatch(self, commands: list[Command]) -> None:
         splitter = self.policies.splitter
@@ -124,7 +124,7 @@ class Scheduler:
             if not isinstance(request, Request):
                 raise self._blame(f"offered {request!r}, which is no request")
             self._subject = request
-            if self.buffer.get(request.id) is not request or request.state is not RequestState.WAITING:
+            if self.buffer.get(request.id) is not request or request.state is not WAITING:
                 raise self._blame("offered a request that does not wait")
             self._stage = splitter
             tokens = splitter.strategy.split(request)
@@ -141,7 +141,7 @@ class Scheduler:
             self._stage = prioritizer
             prioritizer.strategy.take(request)
             kv_tokens = instance.footprint(request, tokens)
-            migrated = self.buffer.run(request, instance.id, tokens)
+            migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
             instance.running += 1
             instance.reserved_kv_tokens += kv_tokens
             self._changed(instance)
@@ -184,8 +184,8 @@ class Scheduler:
                 f"instance {event.instance_id!r} finished a chunk of request {request.id!r} without a"
                 f" token. {self.buffer.story(request)}"
             )
-        self._release(request)
         self.buffer.absorb(request, event.tokens)
+        self._release(request)
         if event.stopped or request.remaining_tokens == 0:
             self.contexts.learn(request)
             self._complete(request, "stop" if event.stopped else "length", commands)
@@ -194,8 +194,8 @@ class Scheduler:
 
     def _chunk_failed(self, event: ChunkFailed, commands: list[Command]) -> None:
         request = self._running(event.request_id, event.instance_id)
-        self._release(request)
         self.buffer.give_back(request)
+        self._release(request)
         request.failures += 1
         if request.failures > self.max_failures:
             self._complete(request, "error", commands)
@@ -206,11 +206,11 @@ class Scheduler:
         request = self.buffer.get(event.request_id)
         if request is None:
             return
-        if request.state is RequestState.RUNNING:
+        if request.state is RUNNING:
             assert request.instance is not None
             commands.append(Abort(request.id, request.instance))
-            self._release(request)
             self.buffer.give_back(request)
+            self._release(request)
         else:
             self._stage, self._subject = self.policies.prioritizer, request
             self.policies.prioritizer.strategy.take(request)
@@ -232,17 +232,17 @@ class Scheduler:
         self.policies.prioritizer.strategy.group_changed(request.group)
 
     def _release(self, request: Request) -> None:
-        """Give back what a chunk in flight has reserved; call before its tokens are absorbed."""
+        """Give back what a chunk that was in flight has reserved."""
         assert request.instance is not None
         instance = self.instances[request.instance]
         instance.running -= 1
-        instance.reserved_kv_tokens -= instance.footprint(request, request.chunk_tokens)
+        instance.reserved_kv_tokens -= request.chunk_kv_tokens
         self._subject = request
         self._changed(instance)
 
     def _running(self, request_id: str, instance_id: str) -> Request:
         request = self.buffer.get(request_id)
-        if request is None or request.state is not RequestState.RUNNING or request.instance != instance_id:
+        if request is None or request.state is not RUNNING or request.instance != instance_id:
             raise TransitionError(
                 f"instance {instance_id!r} answered for request {request_id!r}, which does not run there."
                 + (f" {self.buffer.story(request)}" if request else "")

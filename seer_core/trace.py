@@ -9,7 +9,7 @@ from typing import IO
 
 import msgspec
 
-from seer_core.errors import SeerError
+from seer_core.errors import OutputError, SeerError
 from seer_core.events import Command, Event
 from seer_core.scheduler import Scheduler
 
@@ -32,8 +32,17 @@ class TraceWriter:
         self._encoder = msgspec.json.Encoder()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Write one line."""
-        self._file.write(self._encoder.encode(TraceRecord(now, event, list(commands))) + b"\n")
+        """Write one line.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        try:
+            self._file.write(self._encoder.encode(TraceRecord(now, event, list(commands))) + b"\n")
+        except OSError as error:
+            raise OutputError(
+                f"cannot write the trace {self._file.name}: {error.strerror}; free some space, then run again"
+            ) from error
 
     def close(self) -> None:
         """Flush and close the file."""

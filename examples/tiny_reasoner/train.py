@@ -20,6 +20,8 @@ IGNORED = -100
 POOL_DOCUMENTS = 256
 BATCH_TOKENS = 4096
 WARMUP_TOKENS = 300_000
+# Once sums are half learned, mostly short walks: they end, and so show the goal, more often.
+SHORT_POOLS, SHORT_SHARE, SHORT_DIFFICULTY = range(32, 96), 0.7, 0.3
 
 # Training sees none of these prompts, nor those bundled as prompts.jsonl.
 EVALUATION = list(task.prompt_rows(64, n=1, seed=0))
@@ -33,7 +35,8 @@ def documents(seed: int, pool: int) -> list[Document]:
     rng = random.Random(f"train-{seed}-{pool}")
     out: list[Document] = []
     while len(out) < POOL_DOCUMENTS:
-        problem = task.make_problem(rng)
+        short = pool in SHORT_POOLS and rng.random() < SHORT_SHARE
+        problem = task.make_problem(rng, rng.uniform(0, SHORT_DIFFICULTY) if short else None)
         prompt = [task.TOKEN_IDS[task.BOS], *task.encode(problem.prompt)]
         response = task.encode(task.write_response(problem, rng))
         if len(response) < task.MAX_TOKENS and problem.prompt not in RESERVED:

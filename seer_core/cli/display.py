@@ -22,6 +22,7 @@ from seer_core.scheduler import CORE, Slot
 __all__ = ["Display"]
 
 LINE_EVERY_S = 5.0
+FRAME_EVERY_S = 0.25
 
 
 class Display:
@@ -35,11 +36,13 @@ class Display:
         self.progress = Progress()
         self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._live = (
-            Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
+            # No thread of its own: what it shows changes only in ``observe``.
+            Live(get_renderable=self._render, console=self._console, auto_refresh=False, transient=True)
             if self._console.is_terminal
             else None
         )
-        self._last_line = time.monotonic()
+        self._every_s = LINE_EVERY_S if self._live is None else FRAME_EVERY_S
+        self._last_shown = time.monotonic()
 
     @property
     def slot(self) -> Slot[Observer]:
@@ -48,7 +51,7 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._live is not None:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
@@ -61,10 +64,14 @@ class Display:
             self._live.stop()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Count, and now and then print a line where there is no terminal."""
+        """Count, and now and then show it: a new frame on a terminal, a line elsewhere."""
         self.progress.observe(now, event, commands)
-        if self._live is None and time.monotonic() - self._last_line >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
+        if time.monotonic() - self._last_shown < self._every_s:
+            return
+        self._last_shown = time.monotonic()
+        if self._live is not None:
+            self._live.refresh()
+        else:
             self._console.print(self._headline(), *self._instance_notes(), sep="  ")
 
     def _headline(self) -> str:
@@ -86,7 +93,7 @@ class Display:
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        for line in list(self.progress.instances.values()):
+        for line in self.progress.instances.values():
             if line.alive:
                 table.add_row(
                     line.id,

@@ -100,8 +100,14 @@ def doctor_command(config: Path | None, json_file: Path | None) -> None:
 
 def _effective(config: Config) -> Iterator[tuple[str, Any]]:
     for name, table in (("seer", config.seer), ("rollout", config.rollout), ("compare", config.compare)):
-        for key, value in msgspec.to_builtins(table).items():
-            yield f"{name}.{key}", value
+        yield from _flat(name, msgspec.to_builtins(table))
     for kind, plugin in load_enabled(config):
-        for key, value in msgspec.to_builtins(plugin.settings).items():
-            yield f"{kind}.{plugin.name}.{key}", value
+        yield from _flat(f"{kind}.{plugin.name}", msgspec.to_builtins(plugin.settings))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    else:
+        yield name, value

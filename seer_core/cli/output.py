@@ -60,8 +60,14 @@ class OutputDir:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._completions.close()
-        self.trace.close()
+        try:
+            try:
+                self._completions.close()
+            finally:
+                self.trace.close()
+        except OSError as failure:
+            if error is None:  # else what stays unwritten is the lesser trouble, or the very same
+                raise _unwritable(self.path, failure) from failure
 
     def completion(self, completion: Completion) -> None:
         """Write one completion."""
@@ -102,4 +108,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {path}: {error.strerror}; what was written before is kept")
+    return OutputError(
+        f"cannot write {path}: {error.strerror}; make room or name another place"
+        " (what was written before is kept)"
+    )

@@ -76,8 +76,12 @@ async def _roll_out(
     click.echo(f"starting {len(assembly.pool.engines)} {config.seer.engine} instances ...", err=True)
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         rollout = runtime.rollout(read.groups)
-        with display:
-            async for completion in rollout:
+        try:
+            with display:
+                async for completion in rollout:
+                    output.completion(completion)
+        finally:
+            for completion in rollout.unread():
                 output.completion(completion)
         return rollout.result
 

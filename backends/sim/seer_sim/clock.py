@@ -79,7 +79,8 @@ class VirtualClock:
         stepped = self.step()
         if self._unsettled or not stepped:
             self._unsettled = False
-            await _turns(SETTLE_TURNS)
+            for _ in range(SETTLE_TURNS):
+                await asyncio.sleep(0)
         return stepped or self.step() or changed.is_set()
 
     async def sleep_until(self, when_s: float) -> None:
@@ -92,16 +93,15 @@ class VirtualClock:
             self.settle()
 
         cancel = self.call_at(when_s, wake)
+        steps, idle_turns = self._steps, 0
         try:
             while not due:
-                steps = self._steps
-                await _turns(2 * SETTLE_TURNS)
-                if steps == self._steps:
+                await asyncio.sleep(0)
+                idle_turns = idle_turns + 1 if steps == self._steps else 0
+                # Twice as long as ``advance`` itself may pause.
+                if idle_turns == 2 * SETTLE_TURNS:
                     self.step()
+                    idle_turns = 0
+                steps = self._steps
         finally:
             cancel()
-
-
-async def _turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)

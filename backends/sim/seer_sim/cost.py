@@ -82,9 +82,10 @@ PRESETS = {
         bandwidth_efficiency=1.0,
         compute_efficiency=1.0,
     ),
-    # Model cards; efficiencies and overhead are fitted within what the paper's totals allow.
+    # Sizes from the model cards.  Overhead and efficiencies are fitted, for this model and the next,
+    # so that the paper's veRL run comes out within 10 % (arXiv 2511.14617; see the README).
     "h800-qwen2-vl-72b-tp8": CostModel(
-        overhead_s=8e-3,
+        overhead_s=10e-3,
         weight_bytes=146e9,
         active_share=1.0,
         kv_bytes_per_token=80 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16

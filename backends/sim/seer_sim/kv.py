@@ -72,6 +72,7 @@ class BlockPool:
 
     def release(self, request_id: str, group_id: str, prompt_blocks: int, held: int, computed: int) -> None:
         """Free the ``held`` blocks of a request; the first ``computed`` keep their content."""
+        assert request_id not in self._kept, f"request {request_id!r} ran twice at a time"
         self.free += held
         self._empty += held - computed
         if computed:

@@ -11,7 +11,6 @@ EOS_TOKEN_ID = 2
 FIRST_TOKEN_ID = 3
 """Ids below are special, as in most vocabularies; a prompt's byte b is token 3 + b."""
 
-_MASK = 0xFFFFFFFF
 _LOGPROBS = [-(i + 1) / 64 for i in range(256)]
 
 
@@ -20,18 +19,20 @@ def generate(
 ) -> tuple[list[int], list[float]]:
     """Return ``count`` tokens from absolute position ``start``, and their log-probs in nats.
 
-    Both are invented.  A token is a multiplicative hash (Knuth, TAOCP 6.4) of its position, keyed by
-    the seed; the log-prob is looked up by token.  The last token is EOS if the response ``stopped``.
+    Both are invented: ids count upwards through the vocabulary, from one that the seed decides, and
+    log-probs repeat a table; so they cost no loop.  The last token is EOS if the response ``stopped``.
     """
-    key = (seed ^ seed >> 32) * 0x9E3779B1 & _MASK
     size = vocab_size - FIRST_TOKEN_ID
-    tokens = [
-        FIRST_TOKEN_ID + ((key ^ position * 0x85EBCA6B) & _MASK) % size
-        for position in range(start, start + count)
-    ]
+    first = (seed * 0x9E3779B97F4A7C15 >> 24) % size + start
+    tokens: list[int] = []
+    while len(tokens) < count:
+        token = (first + len(tokens)) % size + FIRST_TOKEN_ID
+        tokens += range(token, min(vocab_size, token + count - len(tokens)))
     if stopped:
         tokens[-1] = EOS_TOKEN_ID
-    return tokens, [_LOGPROBS[token & 255] for token in tokens]
+    phase = first % len(_LOGPROBS)
+    rounds = 1 + (phase + count) // len(_LOGPROBS)
+    return tokens, (_LOGPROBS * rounds)[phase : phase + count]
 
 
 class ByteTokenizer:

@@ -4,13 +4,13 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-
-from seer_core.model import InstanceInfo, Sampling
-from seer_core.ports import ChunkJob
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS
 from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
+
+from seer_core.model import InstanceInfo, Sampling
+from seer_core.ports import ChunkJob
 
 
 class RecordingSink:

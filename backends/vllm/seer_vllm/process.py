@@ -34,6 +34,7 @@ class WorkerProcess:
         self._reader = reader
         self._writer = writer
         self._log_path = log_path
+        self._loop = asyncio.get_running_loop()
         self._frames: Frames[FromWorker] = Frames(FromWorker)
         self._outbox: list[bytes] = []
         self._fatal: str | None = None
@@ -63,7 +64,7 @@ class WorkerProcess:
     def send(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the event loop, all of one turn together."""
         if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._outbox.append(encode(message))
 
     async def receive(self) -> list[FromWorker]:

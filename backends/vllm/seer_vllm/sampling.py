@@ -31,7 +31,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["KeyedSampler", "KeyedSamplingExtension", "gumbel", "keyed_choice", "mask_top_k_top_p"]
+__all__ = [
+    "KeyedSampler",
+    "KeyedSamplingExtension",
+    "gumbel",
+    "install",
+    "keyed_choice",
+    "mask_top_k_top_p",
+    "noise_steps",
+    "splitmix64",
+]
 
 SUPPORTED_VLLM = "0.32."
 GREEDY_BELOW = 1e-5
@@ -48,7 +57,7 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
 
 
-def _mix(z: Tensor) -> Tensor:
+def splitmix64(z: Tensor) -> Tensor:
     """Apply SplitMix64's finaliser to int64 ``z``, in place; ``&`` makes the shifts logical."""
     z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
     z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
@@ -63,8 +72,8 @@ def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
         positions: int64 [rows].
         steps: ``noise_steps(vocab)``.
     """
-    keys = _mix(seeds + (positions + 1) * _GAMMA)
-    bits = _mix(keys[:, None] + steps).bitwise_and_(_MASK_63)
+    keys = splitmix64(seeds + (positions + 1) * _GAMMA)
+    bits = splitmix64(keys[:, None] + steps).bitwise_and_(_MASK_63)
     # The exponential -log1p(-u) is small, and the Gumbel large, where u is small: there float32 is finest.
     uniform = bits.to(torch.float32).mul_(2.0**-63).clamp_(2.0**-64, 1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,6 +147,7 @@ class Harness:
 
     def reported(self, report: InstanceReported) -> None:
         self.reports.append(report)
+        self._happened.set()
 
     def lost(self, instance_id: str, reason: str) -> None:
         self.losses.append(reason)
@@ -156,8 +157,8 @@ class Harness:
         self.answers[job_id] += 1
         self._happened.set()
 
-    async def until(self, condition: Any) -> None:
-        """Wait until ``condition()`` holds; it is asked again after every answer and loss."""
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition()`` holds; it is asked again whenever the engine has spoken."""
         while not condition():
             self._happened.clear()
             await self._happened.wait()
@@ -211,8 +212,7 @@ class Harness:
         os.kill(self.engine.pid, signal.SIGKILL)
 
 
-def make_pool(model: Path, **settings: Any) -> VllmPool:
-    """Return what the plug-in makes of these settings."""
+def _make_pool(model: Path, **settings: Any) -> VllmPool:
     defaults: dict[str, Any] = {
         "model": str(model),
         "dtype": "float32",
@@ -227,14 +227,42 @@ def make_pool(model: Path, **settings: Any) -> VllmPool:
 
 
 @pytest.fixture(scope="session")
-def harness(loop: asyncio.AbstractEventLoop, models: tuple[Path, Path]) -> Iterator[Harness]:
-    """A roomy instance of the first model."""
+def make_pool() -> Callable[..., VllmPool]:
+    """Return a function: what the plug-in makes of a model and some settings."""
+    return _make_pool
+
+
+@pytest.fixture(scope="session")
+def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
+    """Return a function that starts an instance; all are stopped at the end."""
     pytest.importorskip("vllm")
-    harness = Harness(loop, make_pool(models[0]).engines[0])
-    yield harness
-    harness.run(harness.engine.stop())
+    started: list[Harness] = []
+
+    def start(model: Path, **settings: Any) -> Harness:
+        started.append(Harness(loop, _make_pool(model, **settings).engines[0]))
+        return started[-1]
+
+    yield start
+    for harness in started:
+        harness.run(harness.engine.stop())
 
 
-def prompts(count: int, tokens: int = 40) -> list[list[int]]:
-    """Return distinct prompts of slightly different lengths."""
-    return [[1, *(3 + (i * 31 + j * (7 + i)) % (VOCAB - 3) for j in range(tokens + i % 5))] for i in range(count)]
+@pytest.fixture(scope="session")
+def roomy(start: Callable[..., Harness], models: tuple[Path, Path]) -> Harness:
+    """An instance of the first model with KV memory for everything."""
+    return start(models[0])
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Callable[..., list[list[int]]]:
+    """Return a function that makes distinct prompts of slightly different lengths."""
+
+    def make(count: int, tokens: int = 40) -> list[list[int]]:
+        return [[1, *(3 + (i * 31 + j * (7 + i)) % (VOCAB - 3) for j in range(tokens - 1 + i % 5))] for i in range(count)]
+
+    return make
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of tests that run a real vLLM."""
+    config.addinivalue_line("markers", "engine: runs a real engine")

@@ -58,17 +58,17 @@ class KvAware:
         best = self._emptiest()
         if best is None:
             return None
+        free = best.free_kv_tokens
         home = self._by_id.get(request.instance) if request.instance is not None else None
         if (
             home is not None
             and home is not best
             and home.free_slots > 0
             and home.footprint(request, chunk_tokens) <= home.free_kv_tokens
-            and best.free_kv_tokens - home.free_kv_tokens
-            <= self.stay_kv_fraction * home.info.kv_capacity_tokens
+            and free - home.free_kv_tokens <= self.stay_kv_fraction * home.info.kv_capacity_tokens
         ):
             best = home
-        if best.footprint(request, chunk_tokens) > best.free_kv_tokens:
+        elif best.footprint(request, chunk_tokens) > free:
             return None
         self._choices += 1
         self._chosen[best.seq] = self._choices

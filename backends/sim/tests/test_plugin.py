@@ -1,0 +1,156 @@
+"""Settings, lengths, the tokenizer, and a whole rollout on simulated instances."""
+
+import asyncio
+from math import log
+from pathlib import Path
+from statistics import fmean, pvariance
+
+import msgspec
+import pytest
+from seer_sim.lengths import Lengths
+from seer_sim.plugin import Settings, seer_make_engines
+from seer_sim.tokens import ByteTokenizer
+
+from seer_core.errors import ConfigError
+from seer_core.hookspecs import Startup
+from seer_core.model import PromptGroup
+from seer_core.plugins import Assembly
+from seer_core.ports import EnginePool
+from seer_core.runtime import Runtime
+from seer_core.scheduler import Policies
+
+
+def make_pool(**settings):
+    return seer_make_engines(msgspec.convert(settings, Settings), Startup(seed=0, base_dir=Path()))
+
+
+def roll_out(**settings):
+    groups = [
+        PromptGroup(f"g{n}", tuple(range(3, 50 + n)), n=4, max_tokens=900, seed=n, known_lengths=None)
+        for n in range(8)
+    ]
+
+    async def run():
+        async with Runtime(Assembly(make_pool(**settings), Policies(), ())) as runtime:
+            return await runtime.rollout(groups).wait()
+
+    return asyncio.run(run())
+
+
+def tokens_of(result):
+    return {completion.request_id: completion.token_ids for completion in result.completions}
+
+
+def test_the_factory_returns_a_pool():
+    pool = make_pool(instances=3)
+    assert isinstance(pool, EnginePool)
+    assert [engine.id for engine in pool.engines] == ["sim-0", "sim-1", "sim-2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"cost": {"overhead": 1.0}}, "overhead_s"),
+        ({"cost": {"bandwidth_efficiency": 2.0}}, "bandwidth_efficiency"),
+        ({"kv_capacity_tokens": 10001}, "multiple"),
+        ({"kv_capacity_tokens": 4096}, "max_model_tokens = 8192"),
+        ({"max_batched_tokens": 8}, "max_running"),
+        ({"kill_at_s": [{"instance": "sim-9", "at_s": 1.0}]}, "sim-0, sim-1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        make_pool(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"instances": 0}, {"presets": "x"}, {"preset": "tpu"}])
+def test_settings_are_strict(settings):
+    with pytest.raises(msgspec.ValidationError):
+        make_pool(**settings)
+
+
+def test_overriding_a_cost_changes_the_time():
+    slow = roll_out(cost={"overhead_s": 0.1})
+    assert max(c.finished_s for c in slow.completions) > 10 * max(
+        c.finished_s for c in roll_out().completions
+    )
+
+
+def test_a_rollout_on_simulated_instances_is_the_same_every_time():
+    assert roll_out().completions == roll_out().completions
+
+
+def test_instances_and_kv_change_the_time_but_no_token():
+    roomy = roll_out()
+    tight = roll_out(instances=1, kv_capacity_tokens=1024, max_model_tokens=1024)
+    assert tokens_of(tight) == tokens_of(roomy)
+    assert sum(chunk.preemptions for c in tight.completions for chunk in c.chunks) > 0
+
+
+def test_a_rollout_survives_the_loss_of_an_instance_token_for_token():
+    kills = [{"instance": "sim-0", "at_s": 0.3, "restart_after_s": 0.2}]
+    lossy = roll_out(kill_at_s=kills)
+    assert tokens_of(lossy) == tokens_of(roll_out())
+    after = [c for c in lossy.completions if c.instances == ["sim-0"]]
+    assert all(c.finished_s > 0.5 for c in after if c.chunks[-1].dispatched_s > 0.3)
+
+
+def test_a_rollout_survives_the_loss_of_every_instance_at_once():
+    kills = [{"instance": f"sim-{n}", "at_s": 0.3, "restart_after_s": 60.0} for n in range(2)]
+    result = roll_out(kill_at_s=kills, start_s=5.0)
+    assert tokens_of(result) == tokens_of(roll_out())
+    late = roll_out(kill_at_s=[{**kill, "at_s": 5.3} for kill in kills], start_s=5.0)
+    assert tokens_of(late) == tokens_of(result)
+    assert max(c.finished_s for c in late.completions) > 65.0
+
+
+def test_weights_can_be_updated_while_a_lost_instance_is_still_down():
+    async def run():
+        pool = make_pool(kill_at_s=[{"instance": "sim-0", "at_s": 0.05, "restart_after_s": 1000.0}])
+        async with Runtime(Assembly(pool, Policies(), ())) as runtime:
+            await runtime.rollout([PromptGroup("g", (3, 4), n=8, max_tokens=50)]).wait()
+            version = await runtime.update_weights("new")
+            result = await runtime.rollout([PromptGroup("h", (3, 4), n=8, max_tokens=50)]).wait()
+            return version, {c.weight_version for c in result.completions}, pool.clock.now()
+
+    version, versions, now = asyncio.run(run())
+    assert (version, versions) == (1, {1})
+    assert now > 1000.0
+
+
+def test_drawn_lengths_depend_on_the_request_alone_and_are_capped(chunk_job):
+    lengths = Lengths(mean_tokens=300, sigma=1.0, cap_tokens=500)
+    jobs = [chunk_job(str(n), known=None, seed=n) for n in range(200)]
+    drawn = [lengths.of(job) for job in jobs]
+    later = [msgspec.structs.replace(job, token_ids=[*job.token_ids, 5], max_tokens=1) for job in jobs]
+    assert [lengths.of(job) for job in later] == drawn
+    assert 1 <= min(drawn) < max(drawn) == 500
+
+
+def test_the_mean_and_the_group_share_are_as_set(chunk_job):
+    def draw(share):
+        lengths = Lengths(mean_tokens=1000, sigma=0.5, group_share=share, cap_tokens=10**9)
+        return [
+            [lengths.of(chunk_job("j", known=None, group=f"g{g}", seed=1000 * g + i)) for i in range(10)]
+            for g in range(150)
+        ]
+
+    groups = draw(0.8)
+    assert fmean(length for group in groups for length in group) == pytest.approx(1000, rel=0.1)
+    within = fmean(pvariance([log(length) for length in group]) for group in groups)
+    # Each group's own mean takes a tenth of the variance with it.
+    assert within == pytest.approx(0.9 * 0.2 * 0.5**2, rel=0.1)
+    assert all(len(set(group)) == 1 for group in draw(1.0))
+
+
+def test_a_known_length_is_not_drawn(chunk_job):
+    assert Lengths(cap_tokens=5).of(chunk_job("a", known=77)) == 77
+
+
+def test_text_goes_in_as_bytes_and_comes_out_as_numbers():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode("hé") == [3 + byte for byte in "hé".encode()]
+    assert tokenizer.encode_chat([{"role": "user", "content": "hi"}]) == tokenizer.encode(
+        "user: hi\nassistant: "
+    )
+    assert tokenizer.decode([17, 400, 2]) == "17 400"

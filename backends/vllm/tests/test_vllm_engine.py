@@ -1,0 +1,166 @@
+"""A real vLLM: the same tokens however the work is cut, and an honest account of the work."""
+
+from pathlib import Path
+
+import pytest
+
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+
+pytestmark = pytest.mark.engine
+
+GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+EOS, BLOCK = 2, 32
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+def test_whole_divided_alone_and_together_give_the_same_tokens(roomy, prompts, sampling):
+    whole = roomy.whole(prompts(6), sampling, 160)
+    assert roomy.divided(prompts(6), sampling, 160, chunk_tokens=64) == whole
+    assert roomy.alone(prompts(6), sampling, 160) == whole
+    assert len({tuple(response) for response in whole}) == 6
+
+
+def test_siblings_differ_by_their_seeds_alone(roomy, prompts):
+    [prompt] = prompts(1)
+    assert len({tuple(response) for response in roomy.whole([prompt] * 6, PLAIN, 60)}) == 6
+    assert len({tuple(response) for response in roomy.whole([prompt] * 6, GREEDY, 60)}) == 1
+
+
+def test_a_response_ends_with_its_eos_token(roomy, prompts):
+    jobs = [roomy.job(prompt, 600, seed, PLAIN) for seed, prompt in enumerate(prompts(16))]
+    outputs = roomy.run(roomy.chunks(jobs))
+    assert {output.stopped for output in outputs} == {True, False}
+    for output in outputs:
+        assert (output.token_ids[-1] == EOS) == output.stopped
+        assert EOS not in output.token_ids[:-1]
+        assert output.stopped or len(output.token_ids) == 600
+
+
+def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(roomy, prompts):
+    [prompt] = prompts(1)
+    [whole] = roomy.run(roomy.chunks([roomy.job(prompt, 20, 1, CUT)]))
+    for place in (0, 7, 19):
+        greedy_start = [*prompt, *whole.token_ids[:place]]
+        [next_token] = roomy.run(roomy.chunks([roomy.job(greedy_start, 1, 1, CUT)]))
+        assert next_token.token_ids == whole.token_ids[place : place + 1]
+        assert next_token.logprobs == pytest.approx(whole.logprobs[place : place + 1], abs=1e-4)
+    assert len(whole.logprobs) == 20
+    assert max(whole.logprobs) <= 0
+    [top] = roomy.run(roomy.chunks([roomy.job(prompt, 1, 1, GREEDY)]))
+    assert whole.logprobs[0] <= top.logprobs[0] + 1e-4
+
+
+def test_work_is_counted_position_by_position(roomy, prompts):
+    roomy.run(roomy.engine.reset_cache())
+    [prompt] = prompts(1, tokens=100)
+    [first] = roomy.run(roomy.chunks([roomy.job(prompt, 50, 0, CUT)]))
+    made = len(first.token_ids)
+    assert (first.cached_tokens, first.prefilled_tokens) == (0, 100)
+    assert (first.computed_tokens, first.preemptions) == (100 + made - 1, 0)
+    [second] = roomy.run(roomy.chunks([roomy.job([*prompt, *first.token_ids], 10, 0, CUT)]))
+    cached = (100 + made - 1) // BLOCK * BLOCK
+    assert (second.cached_tokens, second.prefilled_tokens) == (cached, 100 + made - cached)
+    assert second.computed_tokens == second.prefilled_tokens + len(second.token_ids) - 1
+
+
+def test_a_reset_cache_forgets_everything(roomy, prompts):
+    [prompt] = prompts(1, tokens=90)
+    roomy.whole([prompt], GREEDY, 5)
+    [warm] = roomy.run(roomy.chunks([roomy.job(prompt, 5, 0, GREEDY)]))
+    roomy.run(roomy.engine.reset_cache())
+    [cold] = roomy.run(roomy.chunks([roomy.job(prompt, 5, 0, GREEDY)]))
+    assert (warm.cached_tokens, cold.cached_tokens) == (64, 0)
+    assert warm.token_ids == cold.token_ids
+
+
+def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts):
+    [prompt] = prompts(1)
+    too_long = roomy.job(prompt, 1024, 0, PLAIN)
+    empty = roomy.job([], 5, 0, PLAIN)
+    foreign = roomy.job([5000], 5, 0, PLAIN)
+    hot = roomy.job(prompt, 5, 0, Sampling(-1.0))
+    fine = roomy.job(prompt, 5, 0, PLAIN)
+    for job in (too_long, empty, foreign, hot, fine):
+        roomy.engine.submit(job)
+    roomy.run(roomy.until(lambda: all(job.id in roomy.answers for job in (too_long, empty, foreign, hot, fine))))
+    assert roomy.failures[too_long.id] == "the chunk needs 1064 tokens, max_model_tokens is 1024"
+    assert "vLLM refuses the chunk" in roomy.failures[empty.id]
+    assert "vLLM refuses the chunk" in roomy.failures[foreign.id]
+    assert "temperature" in roomy.failures[hot.id]
+    assert len(roomy.outputs[fine.id].token_ids) == 5
+
+
+def test_an_aborted_chunk_is_never_answered(roomy, prompts):
+    long, short, last = (roomy.job(prompt, n, 0, GREEDY) for prompt, n in zip(prompts(3), (900, 5, 30), strict=True))
+    roomy.engine.submit(long)
+    roomy.run(roomy.chunks([short]))
+    roomy.engine.abort(long.id)
+    roomy.engine.abort("never heard of")
+    roomy.run(roomy.chunks([last]))
+    assert long.id not in roomy.answers
+    assert max(roomy.answers.values()) == 1
+
+
+def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
+    roomy.reports.clear()
+    roomy.whole(prompts(8), GREEDY, 100)
+    roomy.run(roomy.until(lambda: bool(roomy.reports) and roomy.reports[-1].running == 0))
+    busy, idle = roomy.reports[0], roomy.reports[-1]
+    assert (busy.running, busy.waiting) == (8, 0)
+    assert 0 < busy.kv_usage < 1
+    assert (idle.running, idle.waiting, idle.kv_usage) == (0, 0, 0.0)
+
+
+def test_preemptions_change_no_token_and_are_accounted_for(start, models, roomy, prompts):
+    per_token = 4 * 2 * 2 * 32 * 4
+    tight = start(models[0], max_model_tokens=512, kv_cache_bytes=900 * per_token)
+    assert tight.info.kv_capacity_tokens == (900 // BLOCK - 1) * BLOCK
+    assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
+    outputs = list(tight.outputs.values())
+    preempted = [output for output in outputs if output.preemptions]
+    assert preempted
+    for output in outputs:
+        once = output.prefilled_tokens + len(output.token_ids) - 1
+        assert (output.computed_tokens > once) == (output.preemptions > 0)
+    tight.run(tight.engine.stop())
+
+
+def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts):
+    fresh = start(models[1])
+    expected = fresh.whole(prompts(4), PLAIN, 100)
+    fresh.run(fresh.engine.stop())
+    before = roomy.whole(prompts(4), PLAIN, 100)
+
+    old_version = roomy.weight_version
+    roomy.run(roomy.engine.update_weights(str(models[1]), old_version + 1))
+    stale = roomy.job(prompts(1)[0], 5, 0, PLAIN)
+    roomy.engine.submit(stale)
+    roomy.run(roomy.until(lambda: stale.id in roomy.answers))
+    assert roomy.failures[stale.id] == f"the chunk wants weight version {old_version}, loaded is {old_version + 1}"
+    roomy.weight_version = old_version + 1
+    outputs = roomy.run(roomy.chunks([roomy.job(p, 100, i, PLAIN) for i, p in enumerate(prompts(4))]))
+    assert [output.token_ids for output in outputs] == expected
+    assert {output.cached_tokens for output in outputs} == {0}
+    assert {output.weight_version for output in outputs} == {old_version + 1}
+
+    roomy.run(roomy.engine.update_weights(str(models[0]), old_version + 2))
+    roomy.weight_version = old_version + 2
+    assert roomy.whole(prompts(4), PLAIN, 100) == before
+
+
+def test_weights_that_are_not_there_change_nothing(roomy, prompts, tmp_path):
+    before = roomy.whole(prompts(2), PLAIN, 20)
+    with pytest.raises(EngineError, match=r"UpdateWeights on instance 'vllm-0': no safetensors in"):
+        roomy.run(roomy.engine.update_weights(str(tmp_path), 9))
+    assert roomy.whole(prompts(2), PLAIN, 20) == before
+
+
+def test_control_calls_are_refused_while_chunks_run(roomy, prompts, models: tuple[Path, Path]):
+    job = roomy.job(prompts(1)[0], 200, 0, GREEDY)
+    roomy.engine.submit(job)
+    with pytest.raises(EngineError, match="1 chunks are running"):
+        roomy.run(roomy.engine.update_weights(str(models[1]), 9))
+    with pytest.raises(EngineError, match="1 chunks are running"):
+        roomy.run(roomy.engine.reset_cache())
+    roomy.run(roomy.until(lambda: job.id in roomy.answers))

@@ -1,0 +1,133 @@
+"""A worker's life: it starts in time or says why not, its death is noticed once, it leaves nothing behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+
+pytestmark = pytest.mark.engine
+
+PLAIN = Sampling(1.0)
+
+
+def wait_until_dead(pid, timeout_s=20):
+    """Wait for the end of a process that need not be a child of ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+def is_group_empty(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, prompts):
+    harness = start(models[0])
+    before = harness.whole(prompts(3), PLAIN, 60)
+    harness.run(harness.engine.update_weights(str(models[1]), 1))
+    harness.weight_version = 1
+    updated = harness.whole(prompts(3), PLAIN, 60)
+    assert updated != before
+
+    first, job = harness.engine.pid, harness.job(prompts(1)[0], 500, 0, PLAIN)
+    harness.engine.submit(job)
+    harness.kill()
+    harness.run(harness.until(lambda: bool(harness.losses)))
+    assert harness.losses == ["killed by SIGKILL"]
+    assert harness.engine.pid is None
+    assert is_group_empty(first)
+    with pytest.raises(EngineError, match="ResetCache on instance 'vllm-0': it is not running"):
+        harness.run(harness.engine.reset_cache())
+
+    harness.run(harness.engine.start(harness))
+    assert harness.whole(prompts(3), PLAIN, 60) == updated
+    os.kill(harness.engine.pid, signal.SIGINT)
+    assert harness.whole(prompts(3), PLAIN, 60) == updated
+
+    second = harness.engine.pid
+    harness.run(harness.engine.stop())
+    harness.run(harness.engine.stop())
+    assert is_group_empty(second)
+    assert harness.losses == ["killed by SIGKILL"]
+    assert job.id not in harness.answers
+
+
+def test_a_loss_ends_a_control_call_that_waits(start, models):
+    harness = start(models[0])
+    os.kill(harness.engine.pid, signal.SIGSTOP)
+    call = harness.loop.create_task(harness.engine.reset_cache())
+    harness.loop.call_soon(harness.kill)
+    with pytest.raises(EngineError, match="ResetCache on instance 'vllm-0': killed by SIGKILL"):
+        harness.run(call)
+    assert len(harness.losses) == 1
+
+
+def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_pool, models):
+    pool = make_pool(models[0], engine_args={"no_such_argument": 1})
+    with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
+        loop.run_until_complete(pool.engines[0].start(None))
+    assert pool.engines[0].pid is None
+
+
+def test_too_little_kv_memory_fails_the_start_in_vllms_words(loop, make_pool, models):
+    pool = make_pool(models[0], kv_cache_bytes=1 << 20)
+    with pytest.raises(EngineError, match="KV cache"):
+        loop.run_until_complete(pool.engines[0].start(None))
+
+
+def test_a_start_that_takes_too_long_is_ended(loop, make_pool, models):
+    pool = make_pool(models[0], start_timeout_s=0.5)
+    [engine] = pool.engines
+
+    async def start_and_watch():
+        task = loop.create_task(engine.start(None))
+        while engine.pid is None and not task.done():
+            await asyncio_turn()
+        group = engine.pid
+        with pytest.raises(EngineError, match=r"not ready after start_timeout_s = 0.5"):
+            await task
+        return group
+
+    async def asyncio_turn():
+        await loop.run_in_executor(None, lambda: None)
+
+    assert is_group_empty(loop.run_until_complete(start_and_watch()))
+
+
+def test_a_worker_dies_with_its_runtime_even_while_loading(models):
+    script = f"""
+import asyncio, pathlib, sys
+from seer_core.hookspecs import Startup
+from seer_vllm.plugin import Settings, seer_make_engines
+
+async def main():
+    settings = Settings(model={str(models[0])!r}, kv_cache_bytes=1 << 24)
+    [engine] = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path())).engines
+    task = asyncio.create_task(engine.start(None))
+    while engine.pid is None:
+        await asyncio.sleep(0)
+    print(engine.pid, flush=True)
+    await task
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as runtime:
+        worker = int(runtime.stdout.readline())
+        runtime.kill()
+    assert wait_until_dead(worker)

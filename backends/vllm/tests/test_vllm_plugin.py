@@ -1,0 +1,111 @@
+"""Settings, and what the plug-in makes of them without touching vLLM."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from seer_vllm.plugin import Settings, engine_args, read_model_info, share_devices, worker_environment
+
+from seer_core.errors import ConfigError
+from seer_core.ports import Engine, EnginePool, ModelInfo, Tokenizer
+
+
+def settings(**fields):
+    return msgspec.convert({"model": "m", **fields}, Settings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"instances": 0}, r"`int` >= 1 - at `\$.instances`"),
+        ({"kv_cache_bytes": 17}, r"at `\$.kv_cache_bytes`"),
+        ({"dtype": "int8"}, r"at `\$.dtype`"),
+        ({"start_timeout_s": 0}, r"at `\$.start_timeout_s`"),
+        ({"max_runing": 3}, "max_runing"),
+        ({"threads": "two"}, r"at `\$.threads`"),
+    ],
+)
+def test_a_wrong_setting_is_named(fields, complaint):
+    with pytest.raises(msgspec.ValidationError, match=complaint):
+        settings(**fields)
+
+
+def test_the_model_is_described_from_its_config(models):
+    assert read_model_info(models[0], 0) == ModelInfo(vocab_size=128, max_model_tokens=8192)
+    assert read_model_info(models[0], 512).max_model_tokens == 512
+
+
+def test_a_missing_model_is_a_config_error_with_its_path(tmp_path):
+    with pytest.raises(ConfigError, match=r"engine.vllm.model: .*config.json cannot be read"):
+        read_model_info(tmp_path, 0)
+
+
+def test_a_model_that_does_not_say_its_vocabulary_is_a_config_error(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 5}))
+    with pytest.raises(ConfigError, match="does not say 'vocab_size'"):
+        read_model_info(tmp_path, 0)
+
+
+def test_more_tokens_than_the_model_takes_is_a_config_error(models):
+    with pytest.raises(ConfigError, match="max_model_tokens = 9000, but the model .* takes 8192"):
+        read_model_info(models[0], 9000)
+
+
+def test_engine_args_pass_through_but_not_over_what_settings_decide(tmp_path):
+    arguments = engine_args(settings(engine_args={"swap_space": 0}, tensor_parallel=2), tmp_path)
+    assert arguments["swap_space"] == 0
+    assert arguments["distributed_executor_backend"] == "mp"
+    assert "max_model_len" not in arguments
+    with pytest.raises(ConfigError, match=r"engine_args.max_model_len cannot be set: write max_model_tokens"):
+        engine_args(settings(engine_args={"max_model_len": 5}), tmp_path)
+
+
+def test_instances_share_the_visible_devices_in_order():
+    two_by_two = settings(instances=2, tensor_parallel=2)
+    assert share_devices(two_by_two, {}) == [["0", "1"], ["2", "3"]]
+    assert share_devices(two_by_two, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == [["4", "5"], ["6", "7"]]
+    assert share_devices(settings(instances=2), {"CUDA_VISIBLE_DEVICES": ""}) == [(), ()]
+    assert share_devices(settings(visible_devices=["GPU-a"]), {"CUDA_VISIBLE_DEVICES": "3"}) == [["GPU-a"]]
+
+
+def test_too_few_devices_is_a_config_error():
+    with pytest.raises(ConfigError, match="2 instances of 2 devices need 4, visible are 3"):
+        share_devices(settings(instances=2, tensor_parallel=2), {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+
+
+def test_a_worker_sees_its_own_devices_and_threads_only():
+    environment = worker_environment({"PATH": "p", "VLLM_CPU_KVCACHE_SPACE": "4"}, 3, ["2", "3"])
+    assert environment["PATH"] == "p"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environment
+
+
+def test_the_pool_satisfies_the_ports(make_pool, models):
+    pool = make_pool(models[0], instances=2)
+    assert isinstance(pool, EnginePool)
+    assert [engine.id for engine in pool.engines] == ["vllm-0", "vllm-1"]
+    assert all(isinstance(engine, Engine) for engine in pool.engines)
+    assert isinstance(pool.tokenizer, Tokenizer)
+
+
+def test_the_tokenizer_reads_text_and_chats(make_pool, models):
+    tokenizer = make_pool(models[0]).tokenizer
+    assert tokenizer.encode("w5 w6") == [5, 6]
+    assert tokenizer.encode_chat([{"role": "user", "content": "w5 w6"}]) == [1, 5, 6]
+    assert tokenizer.decode([5, 6, 2]) == "w5 w6"
+
+
+def test_neither_vllm_nor_torch_is_imported_beside_the_scheduler(models):
+    script = f"""
+import sys, pathlib
+from seer_core.hookspecs import Startup
+from seer_vllm.plugin import Settings, seer_make_engines
+pool = seer_make_engines(Settings(model={str(models[0])!r}), Startup(seed=0, base_dir=pathlib.Path()))
+pool.tokenizer.encode_chat([{{"role": "user", "content": "w5"}}])
+print({{"torch", "vllm", "transformers"}} & set(sys.modules))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,162 @@
+"""Keyed sampling has the right distribution, and depends on seed and position alone."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from seer_vllm.sampling import gumbel, keyed_choice, mask_top_k_top_p, noise_steps, splitmix64  # noqa: E402
+
+EULER = 0.5772156649015329
+DRAWS = 1 << 18
+
+
+def seeds(count, start=0):
+    """Seeds as ``request_seed`` makes them: SplitMix64's outputs, 63 bits."""
+    counter = torch.arange(start, start + count) * -7046029254386353131
+    return splitmix64(counter) & (2**63 - 1)
+
+
+def draw(logits, rows_seeds, positions, temperature=1.0, top_k=None, top_p=None):
+    rows = len(rows_seeds)
+    noise = gumbel(rows_seeds, positions, noise_steps(len(logits)))
+    return keyed_choice(
+        logits.expand(rows, -1),
+        torch.full((rows,), temperature),
+        None if top_k is None else torch.full((rows,), top_k),
+        None if top_p is None else torch.full((rows,), top_p),
+        noise,
+    )
+
+
+def assert_drawn_from(counts, probabilities):
+    """Chi-square goodness of fit, five standard deviations wide."""
+    expected = probabilities * counts.sum()
+    assert expected.min() > 5
+    freedom = len(counts) - 1
+    statistic = ((counts - expected) ** 2 / expected).sum().item()
+    assert abs(statistic - freedom) < 5 * math.sqrt(2 * freedom)
+
+
+def test_the_hash_is_splitmix64():
+    outputs = splitmix64(1234567 + noise_steps(5))
+    assert [value % 2**64 for value in outputs.tolist()] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_the_noise_has_the_moments_and_the_tail_of_a_gumbel():
+    noise = gumbel(seeds(1 << 15), torch.arange(1 << 15), noise_steps(128)).double()
+    count = noise.numel()
+    deviation = math.pi / math.sqrt(6)
+    scaled = (noise - EULER) / deviation
+    assert abs(scaled.mean()) < 5 / math.sqrt(count)
+    assert abs(scaled.pow(2).mean() - 1) < 5 * math.sqrt(4.4 / count)
+    assert abs(scaled.pow(3).mean() - 1.1395) < 5 * math.sqrt(90 / count)
+    for cut in (4.0, 8.0, 11.0):
+        expected = -math.expm1(-math.exp(-cut)) * count
+        assert abs((noise > cut).sum() - expected) < 5 * math.sqrt(expected)
+
+
+def test_the_noise_is_finite_at_both_ends_of_the_hash():
+    noise = gumbel(seeds(512), torch.arange(512), noise_steps(1 << 14))
+    assert noise.isfinite().all()
+    assert noise.min() > -3
+    assert noise.max() < 45
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_tokens_are_drawn_from_the_softmax(temperature):
+    logits = torch.linspace(-2, 2, 37).roll(11) * 1.3
+    tokens = draw(logits, seeds(DRAWS), torch.arange(DRAWS) % 977, temperature)
+    assert_drawn_from(tokens.bincount(minlength=37), (logits / temperature).double().softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("other_seed", "other_position"),
+    [(0, 1), (1, 0), (1, -1), (0, 64)],
+    ids=["next position", "next seed", "neighbours", "a chunk later"],
+)
+def test_draws_at_other_positions_and_seeds_are_independent(other_seed, other_position):
+    logits = torch.tensor([0.3, -1.0, 0.0, 1.0, 0.5])
+    # Raw neighbouring integers: the worst seeds a user may choose.
+    base, positions = torch.arange(DRAWS), 100 + torch.arange(DRAWS) % 50
+    first = draw(logits, base, positions)
+    second = draw(logits, base + other_seed, positions + other_position)
+    p = logits.double().softmax(-1)
+    assert_drawn_from((first * 5 + second).bincount(minlength=25), torch.outer(p, p).flatten())
+
+
+def test_noise_of_neighbouring_tokens_is_uncorrelated():
+    noise = gumbel(seeds(1 << 12), torch.arange(1 << 12), noise_steps(257)).double()
+    scaled = (noise - noise.mean()) / noise.std()
+    for lag in (1, 2, 64, 128):
+        product = scaled[:, lag:] * scaled[:, :-lag]
+        assert abs(product.mean()) < 5 / math.sqrt(product.numel())
+
+
+def test_a_row_is_the_same_in_every_batch():
+    logits = torch.randn(48, 131, generator=torch.Generator().manual_seed(3)) * 3
+    rows_seeds, positions = seeds(48), torch.arange(48) * 7
+    steps = noise_steps(131)
+    ones, k, p = torch.ones(48), torch.full((48,), 40), torch.full((48,), 0.9)
+    noise = gumbel(rows_seeds, positions, steps)
+    together = keyed_choice(logits, ones, k, p, noise)
+    for rows in (slice(0, 1), slice(5, 6), slice(3, 40), slice(47, 48)):
+        part = gumbel(rows_seeds[rows], positions[rows], steps)
+        assert torch.equal(part, noise[rows])
+        assert torch.equal(keyed_choice(logits[rows], ones[rows], k[rows], p[rows], part), together[rows])
+
+
+def test_temperature_zero_is_greedy_beside_random_rows():
+    logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(1))
+    temperature = torch.tensor([0.0, 1.0]).repeat(32)
+    noise = gumbel(seeds(64), torch.arange(64), noise_steps(50))
+    tokens = keyed_choice(logits, temperature, None, None, noise)
+    assert torch.equal(tokens[::2], logits[::2].argmax(-1))
+    assert not torch.equal(tokens[1::2], logits[1::2].argmax(-1))
+
+
+def kept_by_definition(logits, k, p):
+    """Top-k then top-p of one row, by the book: a set of token ids."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])[:k]
+    weights = [math.exp(logits[i]) for i in order]
+    kept, mass = set(), 0.0
+    for i, weight in zip(order, weights, strict=True):
+        if mass >= p * sum(weights):
+            break
+        kept.add(i)
+        mass += weight
+    return kept
+
+
+@pytest.mark.parametrize(("k", "p"), [(5, 1.0), (50, 0.7), (12, 0.6), (1, 0.5), (50, 1e-6), (50, 1.0)])
+def test_the_masks_keep_exactly_top_k_and_top_p(k, p):
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2)) * 2
+    masked = mask_top_k_top_p(logits, torch.full((20,), k), torch.full((20,), p))
+    for row, original in zip(masked, logits, strict=True):
+        assert set(row.isfinite().nonzero().flatten().tolist()) == kept_by_definition(original.tolist(), k, p)
+
+
+def test_equal_logits_stay_or_go_together():
+    logits = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0]])
+    assert mask_top_k_top_p(logits, torch.tensor([3]), None).isfinite().tolist() == [[True] * 5]
+    assert mask_top_k_top_p(logits, torch.tensor([2]), None).isfinite().tolist() == [
+        [False, True, False, True, False]
+    ]
+
+
+def test_masked_tokens_are_never_drawn_and_the_rest_keep_their_odds():
+    logits = torch.linspace(-1, 2, 12)
+    tokens = draw(logits, seeds(DRAWS), torch.arange(DRAWS), top_k=6, top_p=0.8)
+    kept = mask_top_k_top_p(logits[None], torch.tensor([6]), torch.tensor([0.8]))[0]
+    counts = tokens.bincount(minlength=12)
+    inside = kept.isfinite()
+    assert counts[~inside].sum() == 0
+    assert 1 < inside.sum() < 6
+    assert_drawn_from(counts[inside], kept[inside].double().softmax(-1))

@@ -1,0 +1,85 @@
+"""Frames: what is sent arrives, and nothing else does."""
+
+import msgspec
+import pytest
+from seer_vllm import wire
+from seer_vllm.wire import (
+    Abort,
+    Called,
+    Failed,
+    Fatal,
+    Finished,
+    Frames,
+    FromWorker,
+    Load,
+    Ready,
+    ResetCache,
+    Shutdown,
+    Start,
+    Submit,
+    ToWorker,
+    UpdateWeights,
+    Weights,
+    WireError,
+    encode,
+)
+
+from seer_core.model import InstanceInfo, Sampling
+from seer_core.ports import ChunkJob, ChunkOutput
+
+JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4)
+TO_WORKER = [
+    Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2, Weights("/w", 3)),
+    Submit(JOB),
+    Abort("j"),
+    ResetCache(),
+    UpdateWeights(Weights("/w", 4)),
+    Shutdown(),
+]
+FROM_WORKER = [
+    Ready(InstanceInfo("i", 1024, 32, 8, 512)),
+    Finished(ChunkOutput("j", [7, 8], [-0.5, -1.25], True, 32, 5, 7, 1, 4)),
+    Failed("j", "no"),
+    Load(1, 2, 0.25),
+    Called(),
+    Called("busy"),
+    Fatal("oh"),
+]
+
+
+@pytest.mark.parametrize(("kind", "messages"), [(ToWorker, TO_WORKER), (FromWorker, FROM_WORKER)])
+@pytest.mark.parametrize("piece", [1, 3, 1 << 20])
+def test_every_message_survives_the_wire_in_pieces_of_any_size(kind, messages, piece):
+    stream = b"".join(encode(message) for message in messages)
+    frames = Frames(kind)
+    arrived = []
+    for start in range(0, len(stream), piece):
+        arrived += frames.feed(stream[start : start + piece])
+    assert arrived == messages
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1garbage",
+        msgspec.msgpack.encode({"type": "Unheard"}),
+        msgspec.msgpack.encode({"type": "Abort"}),
+        msgspec.msgpack.encode({"type": "Abort", "job_id": 7}),
+        encode(Fatal("the other direction"))[4:],
+    ],
+)
+def test_a_frame_that_is_no_message_is_an_error(body):
+    with pytest.raises(WireError, match="not a message"):
+        list(Frames(ToWorker).feed(len(body).to_bytes(4, "big") + body))
+
+
+def test_an_oversize_frame_is_refused_before_it_is_read():
+    with pytest.raises(WireError, match="exceeds"):
+        list(Frames(ToWorker).feed((wire.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
+
+
+def test_an_oversize_message_is_not_sent(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 10)
+    with pytest.raises(WireError, match="a Submit of"):
+        encode(Submit(JOB))

@@ -1,0 +1,89 @@
+"""Chunk overhead: what dividing costs on one unloaded vLLM instance, against undivided requests.
+
+Rolls out a few groups of the tiny reasoner, all in flight at once, whole and in chunks, in turn, --repeat
+times, and reports each chunk size's time as a ratio to the whole one's of the same round.
+
+  python benchmarks/chunk_overhead.py --repeat 5 --json out/chunk_overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import statistics
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from seer_core.config import load_config
+from seer_core.plugins import fill_slots
+from seer_core.prompts import read_prompts
+from seer_core.runtime import Runtime
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_reasoner"
+
+
+async def main(options: argparse.Namespace) -> list[dict[str, object]]:
+    """Measure every chunk size in every round."""
+    config = load_config(
+        EXAMPLE / "demo.toml", ["engine.vllm.instances=1", "engine.vllm.kv_cache_bytes=268435456"]
+    )
+    sizes = [0, *options.chunks]
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    async with Runtime.from_config(config) as runtime:
+        read = read_prompts(
+            EXAMPLE / "prompts.jsonl", config.rollout, runtime.pool.model, runtime.pool.tokenizer
+        )
+        groups = read.groups[: options.groups]
+        for number in range(options.repeat + 1):
+            for size in sizes:
+                plugins = ("divided_rollout",) if size else ()
+                chosen = msgspec.structs.replace(
+                    config, plugin={"divided_rollout": {"chunk_tokens": size or 1}}
+                )
+                policies, _ = fill_slots(chosen.with_plugins(plugins))
+                await runtime.reset_caches()
+                runtime.use(policies)
+                summary = (await runtime.rollout(groups).wait()).summary
+                if number:  # the first round warms up
+                    times[size].append(summary.total_time_s / summary.tokens)
+            print(f"round {number} of {options.repeat}", file=sys.stderr, flush=True)
+    rows = []
+    for size in sizes:
+        ratios = [mine / whole for mine, whole in zip(times[size], times[0], strict=True)]
+        rows.append(
+            {
+                "chunk_tokens": size or None,
+                "tokens_per_s": 1 / statistics.median(times[size]),
+                "time_ratio_to_whole": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+                "repeats": options.repeat,
+            }
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--chunks", type=int, nargs="+", default=[64, 256, 1024], help="chunk sizes, tokens")
+    parser.add_argument("--groups", type=int, default=2, help="groups of 8, all in flight (default 2)")
+    parser.add_argument("--repeat", type=int, default=5, help="measured rounds (default 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    result = asyncio.run(main(arguments))
+    for row in result:
+        name = f"chunks of {row['chunk_tokens']}" if row["chunk_tokens"] else "whole"
+        print(
+            f"{name:15} {row['tokens_per_s']:8,.0f} tok/s   time x{row['time_ratio_to_whole']:.3f}"
+            f" [{row['least']:.3f}, {row['most']:.3f}]"
+        )
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")

@@ -1,0 +1,80 @@
+import pytest
+
+from seer_core.buffer import RequestBuffer
+from seer_core.context import ContextManager
+from seer_core.errors import PromptError
+from seer_core.events import GroupSpec
+
+
+@pytest.fixture
+def contexts():
+    return ContextManager()
+
+
+def opened(contexts, name="g", n=3):
+    """Open a group and return its context and requests."""
+    context = contexts.open(GroupSpec(name, 10, n, 100, tuple(range(n))))
+    return context, RequestBuffer().add_group(context)
+
+
+def ended(contexts, request, tokens):
+    request.generated_tokens = tokens
+    contexts.learn(request)
+    contexts.close(request)
+
+
+def test_a_new_context_repeats_its_specification(contexts):
+    context, _ = opened(contexts)
+    assert (context.id, context.size, context.prompt_tokens, context.max_tokens) == ("g", 3, 10, 100)
+    assert (context.known_lengths, context.left, context.finished) == ((0, 1, 2), 3, 0)
+
+
+def test_contexts_are_numbered_in_order_of_arrival(contexts):
+    assert [opened(contexts, name)[0].seq for name in "abc"] == [0, 1, 2]
+
+
+def test_nothing_learnt_means_long(contexts):
+    context, _ = opened(contexts)
+    assert context.estimate_tokens == 100
+
+
+def test_the_estimate_is_the_longest_finished_response(contexts):
+    context, requests = opened(contexts)
+    estimates = []
+    for request, tokens in zip(requests, (20, 50, 30), strict=True):
+        ended(contexts, request, tokens)
+        estimates.append(context.estimate_tokens)
+    assert estimates == [20, 50, 50]
+
+
+def test_an_empty_response_is_learnt_too(contexts):
+    context, requests = opened(contexts)
+    ended(contexts, requests[0], 0)
+    assert context.estimate_tokens == 0
+
+
+def test_a_request_that_failed_is_over_and_teaches_nothing(contexts):
+    context, requests = opened(contexts)
+    requests[0].generated_tokens = 90
+    contexts.close(requests[0])
+    assert (context.left, context.finished, context.estimate_tokens) == (2, 0, 100)
+
+
+def test_a_context_is_forgotten_with_its_last_request(contexts):
+    first, requests = opened(contexts, "g", 2)
+    second, _ = opened(contexts, "h")
+    ended(contexts, requests[0], 5)
+    assert list(contexts) == [first, second]
+    ended(contexts, requests[1], 5)
+    assert list(contexts) == [second]
+    assert len(contexts) == 1
+
+
+def test_an_id_is_unique_among_groups_in_flight_only(contexts):
+    context, (request,) = opened(contexts, "g", 1)
+    with pytest.raises(PromptError, match="'g' is already in flight"):
+        opened(contexts, "g")
+    ended(contexts, request, 5)
+    again, _ = opened(contexts, "g")
+    assert again is not context
+    assert again.estimate_tokens == 100

@@ -1,0 +1,619 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.errors import ConfigError, PluginError, PromptError, StalledError, TransitionError
+from seer_core.events import (
+    Abort,
+    ChunkFailed,
+    ChunkFinished,
+    Complete,
+    Dispatch,
+    GroupSpec,
+    GroupsSubmitted,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    RequestAborted,
+)
+from seer_core.model import InstanceInfo, InstanceStatus
+from seer_core.scheduler import Policies, Scheduler, Slot
+
+
+class Pieces:
+    """Splitter of a fixed size, for want of a plug-in."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def split(self, request):
+        return min(self.tokens, request.remaining_tokens)
+
+
+def policies(**strategies):
+    """The defaults, with some slots filled by a plug-in called 'mine'."""
+    slots = {name: Slot(name, "mine", strategy) for name, strategy in strategies.items()}
+    return attrs.evolve(Policies(), **slots)
+
+
+def sent(commands):
+    return [(command.request_id, command.instance_id) for command in commands if type(command) is Dispatch]
+
+
+# With no plug-in.
+
+
+def test_requests_are_served_in_order_of_arrival(make_rig):
+    rig = make_rig()
+    rig.start("a", slots=1)
+    rig.submit(GroupSpec("g", 10, 2, 100), GroupSpec("h", 10, 1, 100))
+    order = []
+    while rig.flights:
+        order += rig.flights
+        rig.finish(order[-1])
+    assert order == ["g/0", "g/1", "h/0"]
+
+
+def test_a_request_runs_whole(rig):
+    rig.start("a")
+    (dispatch,) = rig.group("g", max_tokens=77, prompt=5)
+    assert dispatch == Dispatch("g/0", "a", 77, 82, migrated=False)
+
+
+def test_a_request_that_stopped_early_completes_with_reason_stop(rig):
+    rig.start("a")
+    rig.group("g")
+    assert rig.finish("g/0", 3, stopped=True) == [Complete("g/0", "stop")]
+
+
+def test_a_request_that_used_all_its_tokens_completes_with_reason_length(rig):
+    rig.start("a")
+    rig.group("g")
+    assert rig.finish("g/0") == [Complete("g/0", "length")]
+
+
+def test_a_stop_on_the_very_last_token_is_a_stop(rig):
+    rig.start("a")
+    rig.group("g")
+    assert rig.finish("g/0", 100, stopped=True) == [Complete("g/0", "stop")]
+
+
+def test_an_empty_response_is_a_response(rig):
+    rig.start("a")
+    rig.group("g")
+    assert rig.finish("g/0", 0, stopped=True) == [Complete("g/0", "stop")]
+
+
+def test_a_chunk_that_the_engine_cut_short_goes_on(rig):
+    rig.start("a")
+    rig.group("g")
+    assert rig.finish("g/0", 30) == [Dispatch("g/0", "a", 70, 110, migrated=False)]
+
+
+def test_the_least_loaded_instance_is_chosen_and_ties_go_to_the_oldest(rig):
+    rig.start("a")
+    rig.start("b")
+    assert sent(rig.group("g", n=3)) == [("g/0", "a"), ("g/1", "b"), ("g/2", "a")]
+
+
+def test_an_instance_gets_no_more_requests_than_it_has_slots(rig):
+    rig.start("a", slots=2)
+    rig.group("g", n=3)
+    assert list(rig.flights) == ["g/0", "g/1"]
+
+
+def test_nothing_is_dispatched_before_an_instance_has_started(rig):
+    assert rig.group("g") == []
+    assert sent(rig.start("a")) == [("g/0", "a")]
+
+
+def test_all_groups_of_one_event_are_known_before_any_request_runs():
+    seen = []
+
+    class Watching(FirstComeFirstServed):
+        def peek(self):
+            seen.append(len(self))
+            return super().peek()
+
+    scheduler = Scheduler(policies(prioritizer=Watching()))
+    scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 1, 1000)), 0.0)
+    seen.clear()
+    scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 2, 100), GroupSpec("h", 10, 3, 100))), 0.0)
+    assert seen[0] == 5
+
+
+# Chunks and their accounts.
+
+
+def test_a_chunk_is_the_smaller_of_the_piece_and_what_is_left(make_rig):
+    rig = make_rig(policies(splitter=Pieces(40)))
+    rig.start("a")
+    sizes = [rig.group("g", max_tokens=100)[0].max_tokens]
+    for _ in range(2):
+        sizes.append(rig.finish("g/0")[-1].max_tokens)
+    assert sizes == [40, 40, 20]
+    assert rig.finish("g/0") == [Complete("g/0", "length")]
+
+
+def test_a_request_between_chunks_keeps_its_first_place(make_rig):
+    rig = make_rig(policies(splitter=Pieces(40)))
+    rig.start("a", slots=1)
+    rig.group("g", n=2)
+    assert sent(rig.finish("g/0")) == [("g/0", "a")]
+
+
+def test_a_reservation_is_the_whole_chunk_in_whole_blocks(rig):
+    rig.start("a", block=16, kv=160)
+    (dispatch,) = rig.group("g", max_tokens=20, prompt=13)
+    assert dispatch.kv_tokens == 48
+    assert rig.scheduler.instances["a"].free_kv_tokens == 112
+
+
+def test_reservations_balance_to_zero(make_rig):
+    rig = make_rig(policies(splitter=Pieces(7)))
+    rig.start("a", block=16, kv=512)
+    rig.start("b", block=4, kv=512)
+    rig.group("g", n=5, max_tokens=33)
+    rig.finish_all()
+    assert [(status.running, status.reserved_kv_tokens) for status in rig.scheduler.instances.values()] == [
+        (0, 0),
+        (0, 0),
+    ]
+    assert len(rig.scheduler.buffer) == len(rig.scheduler.contexts) == 0
+
+
+def test_a_request_that_moves_says_so(make_rig):
+    class Alternate:
+        def instance_changed(self, instance): ...
+        def instance_lost(self, instance): ...
+        def place(self, request, chunk_tokens, instances):
+            return instances[request.chunks % 2]
+
+    rig = make_rig(policies(splitter=Pieces(10), placer=Alternate()))
+    rig.start("a")
+    rig.start("b")
+    assert rig.group("g")[0].migrated is False
+    (dispatch,) = rig.finish("g/0")
+    assert (dispatch.instance_id, dispatch.migrated) == ("b", True)
+
+
+def test_telemetry_is_kept_and_changes_nothing_by_itself(rig):
+    rig.start("a")
+    rig.group("g")
+    assert rig.handle(InstanceReported("a", 1, 2, 0.5)) == []
+    status = rig.scheduler.instances["a"]
+    assert (status.reported_running, status.reported_waiting, status.reported_kv_usage) == (1, 2, 0.5)
+
+
+# Faults.
+
+
+def test_a_lost_instance_gives_its_chunks_back_at_their_last_finished_one(make_rig):
+    rig = make_rig(policies(splitter=Pieces(40)))
+    rig.start("a")
+    rig.group("g")
+    rig.finish("g/0")
+    assert rig.lose("a") == []
+    assert rig.scheduler.waiting == 1
+    (dispatch,) = rig.start("b")
+    assert dispatch == Dispatch("g/0", "b", 40, 90, migrated=False)
+
+
+def test_others_take_over_at_once(rig):
+    rig.start("a")
+    rig.start("b")
+    rig.group("g", n=4)
+    assert sent(rig.lose("a")) == [("g/0", "b"), ("g/2", "b")]
+    assert rig.scheduler.instances["b"].running == 4
+
+
+def test_a_lost_instance_may_come_back_with_empty_accounts(rig):
+    rig.start("a")
+    rig.group("g")
+    rig.lose("a")
+    rig.start("a")
+    assert rig.scheduler.instances["a"].running == 1
+    rig.finish("g/0")
+    assert rig.scheduler.instances["a"].reserved_kv_tokens == 0
+
+
+def test_no_request_believes_that_its_kv_survived_its_instance(make_rig):
+    rig = make_rig(policies(splitter=Pieces(10)))
+    rig.start("a", slots=1)
+    rig.group("g", n=2)
+    rig.finish("g/0")
+    rig.start("b", slots=1)
+    waits = rig.scheduler.buffer.get("g/0")
+    rig.lose("a")
+    assert all(request.instance in (None, "b") for request in rig.scheduler.buffer)
+    assert waits.generated_tokens == 10
+
+
+def test_a_failed_chunk_is_tried_again_from_where_it_began(make_rig):
+    rig = make_rig(policies(splitter=Pieces(40)))
+    rig.start("a")
+    rig.group("g")
+    rig.finish("g/0")
+    assert rig.fail("g/0") == [Dispatch("g/0", "a", 40, 90, migrated=False)]
+
+
+def test_one_failure_too_many_completes_with_reason_error(make_rig):
+    rig = make_rig(max_failures=2)
+    rig.start("a")
+    rig.group("g")
+    assert [type(rig.fail("g/0")[0]) for _ in range(2)] == [Dispatch, Dispatch]
+    assert rig.fail("g/0") == [Complete("g/0", "error")]
+    assert len(rig.scheduler.buffer) == 0
+
+
+def test_losing_instances_is_no_failure_of_the_request(make_rig):
+    rig = make_rig(max_failures=0)
+    rig.group("g")
+    for name in "abc":
+        rig.start(name)
+        rig.lose(name)
+    rig.start("d")
+    assert rig.finish("g/0") == [Complete("g/0", "length")]
+
+
+def test_only_responses_that_ended_by_themselves_teach_a_length(make_rig):
+    rig = make_rig(max_failures=0)
+    rig.start("a")
+    rig.group("g", n=4)
+    (context,) = rig.scheduler.contexts
+    rig.fail("g/0")
+    rig.abort("g/1")
+    assert (context.finished, context.left, context.estimate_tokens) == (0, 2, 100)
+    rig.finish("g/2", 7, stopped=True)
+    assert (context.finished, context.left, context.estimate_tokens) == (1, 1, 7)
+
+
+# Aborts.
+
+
+def test_aborting_a_waiting_request_completes_it(rig):
+    rig.start("a", slots=1)
+    rig.group("g", n=3)
+    assert rig.abort("g/1") == [Complete("g/1", "aborted")]
+    assert sent(rig.finish("g/0")) == [("g/2", "a")]
+
+
+def test_aborting_a_running_request_stops_its_chunk_and_frees_its_place(rig):
+    rig.start("a", slots=1)
+    rig.group("g", n=2)
+    assert rig.abort("g/0") == [
+        Abort("g/0", "a"),
+        Complete("g/0", "aborted"),
+        Dispatch("g/1", "a", 100, 110, migrated=False),
+    ]
+
+
+def test_aborting_what_is_over_or_was_never_there_does_nothing(rig):
+    rig.start("a")
+    rig.group("g")
+    rig.finish("g/0")
+    assert rig.abort("g/0") == []
+    assert rig.abort("nobody/7") == []
+
+
+# Events that do not fit.
+
+
+def test_an_answer_for_an_unknown_request_is_illegal(rig):
+    rig.start("a")
+    with pytest.raises(TransitionError, match=r"'a' answered for request 'x/0', which does not run there"):
+        rig.handle(ChunkFinished("x/0", "a", 1, stopped=True))
+
+
+def test_an_answer_from_the_wrong_instance_tells_the_request_s_story(rig):
+    rig.start("a")
+    rig.start("b")
+    rig.group("g")
+    with pytest.raises(TransitionError, match=r"'b' .* 'g/0'.*0 of 100 tokens in 0 chunks.*run on a"):
+        rig.handle(ChunkFinished("g/0", "b", 1, stopped=True))
+
+
+def test_an_answer_for_a_waiting_request_is_illegal(rig):
+    rig.start("a", slots=1)
+    rig.group("g", n=2)
+    with pytest.raises(TransitionError, match=r"its last transitions: none"):
+        rig.handle(ChunkFailed("g/1", "a", "out of order"))
+
+
+def test_an_answer_after_completion_is_illegal(rig):
+    rig.start("a")
+    rig.group("g")
+    rig.finish("g/0")
+    with pytest.raises(TransitionError, match="does not run there"):
+        rig.handle(ChunkFinished("g/0", "a", 1, stopped=True))
+
+
+@pytest.mark.parametrize("tokens", [-1, 41])
+def test_more_or_fewer_tokens_than_asked_for_are_illegal(make_rig, tokens):
+    rig = make_rig(policies(splitter=Pieces(40)))
+    rig.start("a")
+    rig.group("g")
+    with pytest.raises(TransitionError, match=rf"'g/0' got {tokens} tokens for a chunk of 40; its engine"):
+        rig.handle(ChunkFinished("g/0", "a", tokens, stopped=False))
+
+
+def test_a_chunk_without_a_token_that_did_not_stop_is_illegal(rig):
+    rig.start("a")
+    rig.group("g")
+    with pytest.raises(TransitionError, match=r"'a' finished a chunk of request 'g/0' without a token"):
+        rig.handle(ChunkFinished("g/0", "a", 0, stopped=False))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ChunkFinished("g/0", "a", 0, stopped=False),
+        ChunkFinished("g/0", "a", 101, stopped=False),
+        ChunkFinished("g/0", "b", 1, stopped=False),
+        ChunkFailed("g/1", "a", "early"),
+        InstanceLost("c", "unknown"),
+        InstanceReported("c", 0, 0, 0.0),
+        InstanceStarted(InstanceInfo("a", 1, 1, 1, 1)),
+    ],
+)
+def test_an_illegal_event_changes_nothing(rig, event):
+    rig.start("a", slots=1)
+    rig.start("b", slots=1)
+    rig.group("g", n=3)
+    with pytest.raises(TransitionError):
+        rig.handle(event)
+    rig.check()
+    rig.finish_all()
+    assert len(rig.completed) == 3
+
+
+def test_an_instance_cannot_start_twice(rig):
+    rig.start("a")
+    with pytest.raises(TransitionError, match="'a' started while it was alive"):
+        rig.start("a")
+
+
+@pytest.mark.parametrize("event", [InstanceLost("a", "x"), InstanceReported("a", 0, 0, 0.0)])
+def test_an_instance_that_has_not_started_cannot_speak(rig, event):
+    with pytest.raises(TransitionError, match="'a' spoke, but it has not started"):
+        rig.handle(event)
+
+
+def test_a_group_id_in_flight_cannot_be_used_again(rig):
+    rig.group("g")
+    with pytest.raises(PromptError, match="'g' is already in flight"):
+        rig.group("g")
+
+
+def test_a_group_id_that_is_over_can_be_used_again(rig):
+    rig.start("a")
+    rig.group("g")
+    rig.finish("g/0")
+    rig.completed.clear()
+    assert sent(rig.group("g")) == [("g/0", "a")]
+
+
+def test_an_object_that_is_no_event_is_nobody_s_plug_in_error(rig):
+    with pytest.raises(KeyError):
+        rig.scheduler.handle("ChunkFinished", 0.0)
+
+
+# Stalls.
+
+
+class Never(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        return None
+
+
+def test_a_stall_names_the_plug_in_the_request_and_the_sizes(make_rig):
+    rig = make_rig(policies(placer=Never()))
+    rig.start("a", kv=50, block=16)
+    with pytest.raises(StalledError) as error:
+        rig.group("g", n=2, max_tokens=90, prompt=13)
+    for fact in ("2 requests wait", "'mine'", "'g/0'", "90 tokens after 13", "a has 50 of 50 for 112"):
+        assert fact in str(error.value)
+
+
+def test_without_a_living_instance_nothing_is_stalled(make_rig):
+    rig = make_rig(policies(placer=Never()))
+    assert rig.group("g") == []
+
+
+def test_while_anything_runs_nothing_is_stalled(make_rig):
+    class OneAtATime(LeastLoaded):
+        def place(self, request, chunk_tokens, instances):
+            return None if instances[0].running else instances[0]
+
+    rig = make_rig(policies(placer=OneAtATime()))
+    rig.start("a")
+    rig.group("g", n=3)
+    rig.finish_all()
+    assert list(rig.completed) == ["g/0", "g/1", "g/2"]
+
+
+def test_a_queue_that_offers_nothing_while_nothing_runs_is_blamed(make_rig):
+    class Shy(FirstComeFirstServed):
+        def peek(self):
+            return None
+
+    rig = make_rig(policies(prioritizer=Shy()))
+    rig.start("a")
+    with pytest.raises(PluginError, match=r"'mine', slot 'prioritizer': offers none of 2 waiting requests"):
+        rig.group("g", n=2)
+
+
+# Plug-ins that misbehave.
+
+
+def broken(base, method, answer):
+    """Return a strategy whose method answers or raises what it is given."""
+
+    def reply(self, *arguments):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return type("Broken", (base,), {method: reply})()
+
+
+@pytest.mark.parametrize(
+    ("slot", "base", "method", "about"),
+    [
+        ("splitter", WholeRequests, "split", "'g/0'"),
+        ("prioritizer", FirstComeFirstServed, "push", "'g/0'"),
+        ("prioritizer", FirstComeFirstServed, "take", "'g/0'"),
+        ("prioritizer", FirstComeFirstServed, "group_changed", "'g/0'"),
+        ("prioritizer", FirstComeFirstServed, "peek", ""),
+        ("prioritizer", FirstComeFirstServed, "__len__", ""),
+        ("placer", LeastLoaded, "place", "'g/0'"),
+        ("placer", LeastLoaded, "instance_changed", ""),
+        ("placer", LeastLoaded, "instance_lost", ""),
+    ],
+)
+def test_a_plug_in_that_raises_is_named_with_slot_and_request(make_rig, slot, base, method, about):
+    rig = make_rig(policies(**{slot: broken(base, method, ZeroDivisionError("oh"))}))
+
+    def live():
+        rig.start("a")
+        rig.group("g")
+        rig.finish("g/0")
+        rig.lose("a")
+
+    with pytest.raises(PluginError) as error:
+        live()
+    assert f"plug-in 'mine', slot {slot!r}" in str(error.value)
+    assert "raised ZeroDivisionError: oh" in str(error.value)
+    assert "-p no:mine" in str(error.value)
+    assert (f"for request {about}" if about else "slot") in str(error.value)
+    assert about or "for request" not in str(error.value)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_plug_in_s_own_seer_error_is_passed_on(make_rig):
+    rig = make_rig(policies(placer=broken(LeastLoaded, "instance_changed", ConfigError("too small"))))
+    with pytest.raises(ConfigError, match="too small"):
+        rig.start("a")
+
+
+@pytest.mark.parametrize("answer", [0, -1, 101, 1.0, True, None, "40"])
+def test_a_splitter_may_only_answer_a_legal_size(make_rig, answer):
+    rig = make_rig(policies(splitter=broken(WholeRequests, "split", answer)))
+    rig.start("a")
+    with pytest.raises(PluginError, match=r"'mine', slot 'splitter' for request 'g/0'.*1 to 100 tokens"):
+        rig.group("g")
+
+
+@pytest.mark.parametrize(
+    "answer", ["a", 0, InstanceStatus(InstanceInfo("a", 1000, 1, 8, 1000), 0)], ids=["id", "index", "copy"]
+)
+def test_a_placer_may_only_answer_a_living_instance(make_rig, answer):
+    rig = make_rig(policies(placer=broken(LeastLoaded, "place", answer)))
+    rig.start("a")
+    with pytest.raises(PluginError, match=r"'mine', slot 'placer' for request 'g/0'.*no living instance"):
+        rig.group("g")
+
+
+def test_a_placer_may_not_answer_a_lost_instance(make_rig):
+    class Faithful(LeastLoaded):
+        first = None
+
+        def place(self, request, chunk_tokens, instances):
+            self.first = self.first or instances[0]
+            return self.first
+
+    rig = make_rig(policies(placer=Faithful()))
+    rig.start("a")
+    rig.start("b")
+    rig.group("g")
+    with pytest.raises(PluginError, match=r"slot 'placer' for request 'g/0'.*no living instance"):
+        rig.lose("a")
+
+
+@pytest.mark.parametrize("answer", ["g/0", 0, False])
+def test_a_prioritizer_may_only_offer_requests(make_rig, answer):
+    rig = make_rig(policies(prioritizer=broken(FirstComeFirstServed, "peek", answer)))
+    with pytest.raises(PluginError, match=r"'mine', slot 'prioritizer': offered .* no request"):
+        rig.start("a")
+
+
+def test_a_prioritizer_that_keeps_what_was_taken_offers_a_running_request(make_rig):
+    rig = make_rig(policies(prioritizer=broken(FirstComeFirstServed, "take", None)))
+    rig.start("a")
+    with pytest.raises(PluginError, match=r"'prioritizer' for request 'g/0': offered a request that does"):
+        rig.group("g")
+
+
+def test_a_prioritizer_that_offers_a_finished_request_is_caught(make_rig):
+    class Nostalgic(FirstComeFirstServed):
+        first = None
+
+        def push(self, request):
+            self.first = self.first or request
+            super().push(request)
+
+        def peek(self):
+            return super().peek() or self.first
+
+    rig = make_rig(policies(prioritizer=Nostalgic()))
+    rig.group("g")
+    with pytest.raises(PluginError, match=r"'prioritizer' for request 'g/0': offered a request that does"):
+        rig.start("a")
+
+
+def test_a_prioritizer_that_loses_a_request_is_caught(make_rig):
+    class Leaky(FirstComeFirstServed):
+        def push(self, request):
+            if request.index != 1:
+                super().push(request)
+
+    rig = make_rig(policies(prioritizer=Leaky()))
+    with pytest.raises(PluginError, match="holds 2 requests where 3 wait; it lost or kept one"):
+        rig.group("g", n=3)
+
+
+def test_a_prioritizer_that_duplicates_a_request_is_caught(make_rig):
+    class Echo:
+        def __init__(self):
+            self.queue = []
+
+        def push(self, request):
+            self.queue += [request, request]
+
+        def peek(self):
+            return self.queue[0] if self.queue else None
+
+        def take(self, request):
+            self.queue.remove(request)
+
+        def group_changed(self, group): ...
+
+        def __len__(self):
+            return len(self.queue)
+
+    rig = make_rig(policies(prioritizer=Echo()))
+    with pytest.raises(PluginError, match="holds 2 requests where 1 wait"):
+        rig.group("g")
+
+
+def test_an_error_names_no_request_of_an_earlier_event(make_rig):
+    class Picky(LeastLoaded):
+        def instance_changed(self, instance):
+            if instance.id == "b":
+                raise ValueError("b")
+
+    rig = make_rig(policies(placer=Picky()))
+    rig.start("a")
+    rig.group("g")
+    with pytest.raises(PluginError) as error:
+        rig.start("b")
+    assert "for request" not in str(error.value)
+
+
+def test_an_abort_that_the_queue_rejects_names_the_request(make_rig):
+    rig = make_rig(policies(prioritizer=broken(FirstComeFirstServed, "take", KeyError("gone"))))
+    rig.group("g")
+    with pytest.raises(PluginError, match=r"slot 'prioritizer' for request 'g/0': raised KeyError"):
+        rig.handle(RequestAborted("g/0"))

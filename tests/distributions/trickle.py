@@ -1,0 +1,84 @@
+"""An engine on the real clock: response 0 of each group is one token long, the others never end.
+
+It says on standard error when it is up, and leaves a file where it was stopped.
+"""
+
+import asyncio
+import signal
+import sys
+
+from msgspec import Struct
+
+from seer_core.clock import RealClock
+from seer_core.hookspecs import hookimpl
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkOutput, ModelInfo
+
+
+class Settings(Struct, frozen=True):
+    """``signal_after`` responses the process gets ``signal``; ``stuck`` instances never come up."""
+
+    instances: int = 1
+    stuck: int = 0
+    signal: int = 0
+    signal_after: int = 1
+    die: bool = False
+
+
+class Trickle:
+    def __init__(self, id, settings, base_dir, stuck):
+        self.id = id
+        self.settings = settings
+        self.base_dir = base_dir
+        self.stuck = stuck
+        self.finished = 0
+        self.starts = 0
+
+    async def start(self, sink):
+        self.sink = sink
+        self.starts += 1
+        print(f"{self.id} is coming up", file=sys.stderr, flush=True)
+        if self.stuck or (self.settings.die and self.starts > 1):
+            await asyncio.Event().wait()
+        return InstanceInfo(self.id, 512, 16, 8, 512)
+
+    def submit(self, job):
+        if job.request_id.endswith("/0"):
+            asyncio.get_running_loop().call_later(0.001, self.finish, job)
+
+    def finish(self, job):
+        size = len(job.token_ids)
+        self.sink.chunk_finished(
+            self.id, ChunkOutput(job.id, [7], [-1.0], True, 0, size, size, 0, job.weight_version)
+        )
+        self.finished += 1
+        if self.settings.signal and self.finished == self.settings.signal_after:
+            signal.raise_signal(self.settings.signal)
+
+    def abort(self, job_id):
+        pass
+
+    async def reset_cache(self):
+        pass
+
+    async def update_weights(self, source, version):
+        pass
+
+    async def stop(self):
+        (self.base_dir / f"{self.id}.stopped").touch()
+
+
+class Pool:
+    def __init__(self, settings, base_dir):
+        self.engines = [
+            Trickle(f"trickle-{number}", settings, base_dir, number < settings.stuck)
+            for number in range(settings.instances)
+        ]
+        self.clock = RealClock()
+        self.model = ModelInfo(1000, 512)
+        self.tokenizer = None
+
+
+@hookimpl
+def seer_make_engines(settings, startup):
+    return Pool(settings, startup.base_dir)

@@ -1,0 +1,101 @@
+"""Real rollouts on real vLLM engines, through the same doors a user takes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "tiny_reasoner"
+BOUND_S = 600
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+
+
+@pytest.fixture
+def few_prompts(tmp_path):
+    """The first groups of the example, as a prompts file."""
+    lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:6]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def seer(*arguments):
+    return [sys.executable, "-c", "from seer_core.cli import main; main()", *map(str, arguments)]
+
+
+def test_whole_divided_migrated_and_killed_rollouts_give_the_same_tokens():
+    spec = importlib.util.spec_from_file_location("equality", ROOT / "benchmarks" / "equality.py")
+    equality = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(equality)
+    rows = asyncio.run(equality.main(argparse.Namespace(groups=12, chunk=64, set=[])))
+    by_way = {(row["way"], row["temperature"]): row for row in rows}
+    assert [row["differing_responses"] for row in rows] == [0] * 8
+    assert sum(row["tokens"] for row in rows) >= 100_000
+    assert by_way["migrated", 1.0]["migrations"] > by_way["divided", 1.0]["migrations"]
+    assert by_way["killed", 1.0]["instances_lost"] == 1
+    assert by_way["killed", 0.0]["instances_lost"] == 1
+    assert max(row["largest_logprob_difference"] for row in rows) < 1e-3
+
+
+def test_compare_finds_preemptions_only_in_the_baseline_and_the_same_tokens_everywhere(tmp_path, few_prompts):
+    report = tmp_path / "compare.json"
+    run = subprocess.run(
+        seer("compare", EXAMPLE / "demo.toml", "--prompts", few_prompts, "--json", report)
+        + ["--set", "engine.vllm.kv_cache_bytes=6815744", "--set", "plugin.divided_rollout.chunk_tokens=64"],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert run.returncode == 0, run.stderr
+    arms = json.loads(report.read_text("utf-8"))
+    assert [arm["name"] for arm in arms] == ["baseline", "+ divided_rollout", "+ context_sched", "oracle"]
+    assert all(arm["tokens_equal_to_baseline"] for arm in arms)
+    assert arms[0]["preemptions"] > 0
+    assert arms[0]["recomputed_tokens"] > 0
+    assert [arm["preemptions"] for arm in arms[1:]] == [0, 0, 0]
+    assert len({arm["tokens"] for arm in arms}) == 1
+
+
+def test_control_c_keeps_what_has_finished_and_leaves_no_engine_behind(tmp_path):
+    out = tmp_path / "out"
+    run = subprocess.Popen(
+        seer("run", EXAMPLE / "demo.toml", "--prompts", EXAMPLE / "prompts.jsonl", "--out", out),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    completions = out / "completions.jsonl"
+    wait_until(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
+    workers = children_of(run.pid)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert len(workers) == 2
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    lines = completions.read_text("utf-8").splitlines()
+    assert lines
+    assert all(json.loads(line)["finish_reason"] in ("stop", "length") for line in lines)
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(holds):
+    """Poll, bounded; what is waited for comes from another process."""
+    deadline = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

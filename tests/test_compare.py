@@ -1,0 +1,141 @@
+"""The comparison: every arm gives the baseline's tokens, and the figures are ratios to it."""
+
+import asyncio
+
+import pytest
+
+from seer_core.compare import FIGURES, ArmResult, arms_of, compare
+from seer_core.config import load_config
+from seer_core.errors import ConfigError
+from seer_core.result import tail_time_s
+from seer_core.runtime import Runtime
+
+TECHNIQUES = ("divided_rollout", "context_sched")
+SIM = """
+[plugin.divided_rollout]
+chunk_tokens = 32
+[engine.sim]
+kv_capacity_tokens = 1024
+max_model_tokens = 512
+[engine.sim.lengths]
+mean_tokens = 150
+"""
+
+
+@pytest.fixture
+def compared(write_config, some_groups):
+    """Return a function that runs a comparison of ``plugins`` on the simulator."""
+
+    def run(plugins=TECHNIQUES, more="", repeat=1, groups=None):
+        config = load_config(write_config(plugins, SIM + more))
+
+        async def main():
+            async with Runtime.from_config(config.with_plugins(())) as runtime:
+                return await compare(runtime, config, groups or some_groups(8, 4, 400), repeat=repeat)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_the_techniques_are_added_one_by_one_and_the_oracle_stands_alone(write_config):
+    arms = arms_of(load_config(write_config(TECHNIQUES)))
+    assert [(arm.name, arm.plugins, arm.knows_lengths) for arm in arms] == [
+        ("baseline", ("group_round_robin",), False),
+        ("+ divided_rollout", ("divided_rollout",), False),
+        ("+ context_sched", ("divided_rollout", "context_sched"), False),
+        ("oracle", ("divided_rollout", "oracle_longest_first"), True),
+    ]
+
+
+def test_a_technique_that_is_not_enabled_and_an_empty_oracle_are_left_out(write_config):
+    path = write_config(TECHNIQUES, "[compare]\noracle = []")
+    arms = arms_of(load_config(path, without=["divided_rollout"]))
+    assert [(arm.name, arm.plugins) for arm in arms] == [
+        ("baseline", ("group_round_robin",)),
+        ("+ context_sched", ("context_sched",)),
+    ]
+
+
+def test_a_comparison_without_techniques_is_refused(write_config):
+    with pytest.raises(ConfigError, match=r"none of \[compare\].techniques is in \[seer\].plugins; add one"):
+        arms_of(load_config(write_config()))
+
+
+def test_a_misspelt_technique_is_not_just_left_out(write_config):
+    path = write_config(TECHNIQUES, '[compare]\ntechniques = ["divided_rollout", "contxt_sched"]')
+    with pytest.raises(ConfigError, match=r"\[compare\].techniques: .*did you mean 'context_sched'"):
+        arms_of(load_config(path))
+
+
+def test_every_arm_gives_the_same_tokens_under_pressure(compared):
+    results = compared()
+    assert [result.arm.name for result in results] == [
+        "baseline",
+        "+ divided_rollout",
+        "+ context_sched",
+        "oracle",
+    ]
+    assert all(result.tokens_equal for result in results)
+    baseline, divided = results[0].summaries[0], results[1].summaries[0]
+    assert baseline.preemptions > 0
+    assert divided.preemptions == 0
+    assert divided.chunks > 2 * baseline.chunks
+    assert {result.summaries[0].tokens for result in results} == {baseline.tokens}
+
+
+def test_an_arm_s_object_has_every_figure_and_its_ratio(compared):
+    results = compared()
+    baseline, divided = results[0].to_json(results[0]), results[1].to_json(results[0])
+    assert baseline["name"] == "baseline"
+    assert divided["plugins"] == ["divided_rollout"]
+    assert {*FIGURES, "tokens", "tokens_equal_to_baseline"} < set(divided)
+    assert divided["tokens_equal_to_baseline"] is True
+    assert divided["tokens"] == baseline["tokens"]
+    assert baseline["ratio_to_baseline"]["total_time_s"] == 1
+    ratio = divided["total_time_s"] / baseline["total_time_s"]
+    assert divided["ratio_to_baseline"]["total_time_s"] == pytest.approx(ratio)
+    # The baseline migrates nothing, so there is no ratio of migrations.
+    assert baseline["migrations"] == 0
+    assert "migrations" not in divided["ratio_to_baseline"]
+
+
+def test_repeats_give_a_median_and_a_spread(compared):
+    for result in compared(repeat=3):
+        document = result.to_json(result)
+        assert document["repeats"] == len(result.summaries) == 3
+        # The simulator repeats itself exactly, and caches are cold each time.
+        assert document["spread"] == {figure: [document[figure]] * 2 for figure in FIGURES}
+
+
+def test_an_arm_with_other_tokens_is_told(compared, distribution):
+    distribution(
+        "quitter",
+        "from seer_core.hookspecs import hookimpl\n"
+        "class Quitter:\n"
+        "    def split(self, request):\n"
+        "        if request.id == 'a/1': raise_()\n"
+        "        return request.remaining_tokens\n"
+        "@hookimpl\n"
+        "def seer_make_splitter():\n"
+        "    return Quitter()\n",
+    )
+    more = '[compare]\ntechniques = ["context_sched"]\noracle = []\n'
+    more += "[[engine.sim.kill_at_s]]\ninstance = 'sim-0'\nat_s = 0.2\n"
+    # A loss does not change tokens either.
+    assert [result.tokens_equal for result in compared(more=more)] == [True, True]
+
+
+def test_figures_are_medians_and_ratios_of_pairs(compared):
+    baseline, other, *_ = compared(repeat=2)
+    first, second = other.summaries
+    assert other.median("chunks") == (first.chunks + second.chunks) / 2
+    assert other.ratio("preemptions", baseline) == 0
+    assert ArmResult(other.arm, [first, second]).ratio("migrations", baseline) is None
+
+
+def test_the_tail_is_the_time_of_the_last_tenth():
+    assert tail_time_s([]) == 0
+    assert tail_time_s([3.0]) == 0
+    assert tail_time_s([float(time) for time in range(20, 0, -1)]) == 2
+    assert tail_time_s([1.0] * 18 + [4.0, 11.0]) == 10

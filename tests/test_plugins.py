@@ -1,0 +1,298 @@
+"""Plug-ins: a stranger's takes a slot by config alone, and each way to be wrong names the culprit."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from seer_core.config import load_config
+from seer_core.errors import ConfigError, PluginError
+from seer_core.plugins import assemble, describe, fill_slots, installed, slots_of
+from seer_core.runtime import Runtime, rollout
+
+HEAD = "from seer_core.hookspecs import hookimpl\n"
+
+NAMED_QUEUE = f"""{HEAD}
+from seer_core.defaults import FirstComeFirstServed
+
+@hookimpl
+def seer_make_prioritizer():
+    return FirstComeFirstServed()
+"""
+
+
+@pytest.fixture
+def refused(distribution, write_config):
+    """Return a function that enables a plug-in with this source and returns the error's text."""
+
+    def start(source, kind=PluginError, more=""):
+        distribution("mine", source)
+        with pytest.raises(kind) as caught:
+            assemble(load_config(write_config(["mine"], more)))
+        return str(caught.value)
+
+    return start
+
+
+def order_of(config):
+    """Return the group ids in the order of their finish, one running at a time."""
+    prompts = [{"prompt": "x" * length, "group_id": str(length)} for length in (3, 9, 6)]
+    return [completion.group_id for completion in rollout(config, prompts).completions]
+
+
+ONE_AT_A_TIME = """
+[rollout]
+n = 1
+max_tokens = 8
+[engine.sim]
+instances = 1
+max_running = 1
+"""
+
+
+def test_a_stranger_s_prioritizer_takes_the_slot_by_config_and_changes_the_order(local_plugin, write_config):
+    assert order_of(write_config([], ONE_AT_A_TIME)) == ["3", "9", "6"]
+
+    local_plugin("longest_prompt")
+    assert order_of(write_config([], ONE_AT_A_TIME)) == ["3", "9", "6"]  # installed enables nothing
+
+    config = write_config(["longest_prompt"], ONE_AT_A_TIME)
+    assert order_of(config) == ["9", "6", "3"]
+    assert slots_of(load_config(config)) == {"sim": ("engines",), "longest_prompt": ("prioritizer",)}
+    assert order_of(load_config(config, ["plugin.longest_prompt.shortest=true"])) == ["3", "6", "9"]
+    assert order_of(load_config(config, without=["longest_prompt"])) == ["3", "9", "6"]
+
+
+def test_a_stranger_s_distribution_is_seen_by_the_command_line(
+    local_plugin, write_config, start_seer, tmp_path
+):
+    local_plugin("longest_prompt")
+    config = write_config(["longest_prompt"])
+    process = start_seer("plugins", config, "--json", tmp_path / "plugins.json")
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    rows = {row["name"]: row for row in json.loads((tmp_path / "plugins.json").read_bytes())}
+    assert rows["longest_prompt"] == {
+        "name": "longest_prompt",
+        "distribution": "seer-longest-prompt",
+        "version": "1.0",
+        "enabled": True,
+        "slots": ["prioritizer"],
+    }
+    assert not rows["context_sched"]["enabled"]
+
+
+def test_only_what_the_config_names_is_imported(distribution, write_config):
+    distribution("landmine", "raise RuntimeError('imported')")
+    assert "landmine" in installed()
+    assemble(load_config(write_config()))
+    assert "landmine_module" not in sys.modules
+
+
+def test_a_plug_in_tells_its_distribution_and_version(distribution):
+    distribution("mine", NAMED_QUEUE, version="2.5", project="somebody-s-queue")
+    assert describe("mine") == {"name": "mine", "distribution": "somebody-s-queue", "version": "2.5"}
+
+
+def test_two_owners_of_a_slot_are_both_named(distribution, write_config):
+    distribution("mine", NAMED_QUEUE)
+    config = write_config(["context_sched", "mine"])
+    with pytest.raises(ConfigError) as caught:
+        fill_slots(load_config(config))
+    assert str(caught.value) == (
+        "slot 'prioritizer' is claimed by 'context_sched' and 'mine'; keep one in [seer].plugins"
+    )
+    policies, _ = fill_slots(load_config(config, without=["context_sched"]))
+    assert policies.prioritizer.owner == "mine"
+
+
+def test_a_plug_in_that_abstains_leaves_the_slot_to_another(distribution, write_config):
+    distribution("shy", f"{HEAD}\n@hookimpl\ndef seer_make_prioritizer():\n    return None\n")
+    policies, _ = fill_slots(load_config(write_config(["shy", "context_sched"])))
+    assert policies.prioritizer.owner == "context_sched"
+    assert policies.splitter.owner == "seer-core"
+
+
+def test_observers_are_many_and_keep_the_order_of_the_config(distribution, write_config):
+    source = f"{HEAD}\nclass O:\n    def observe(self, now, event, commands): pass\n"
+    source += "\n@hookimpl\ndef seer_make_observer():\n    return O()\n"
+    for name in ("a", "b", "c"):
+        distribution(f"watch_{name}", source)
+    _, observers = fill_slots(load_config(write_config(["watch_c", "watch_a", "watch_b"])))
+    assert [slot.owner for slot in observers] == ["watch_c", "watch_a", "watch_b"]
+
+
+def test_a_name_offered_by_two_distributions_names_both(distribution, write_config):
+    distribution("mine", NAMED_QUEUE, project="one-seer", module="one")
+    distribution("mine", NAMED_QUEUE, project="other-seer", module="other")
+    with pytest.raises(PluginError, match=r"plug-in name 'mine' is offered by .* uninstall one") as caught:
+        assemble(load_config(write_config(["mine"])))
+    assert "one-seer" in str(caught.value)
+    assert "other-seer" in str(caught.value)
+
+
+def test_an_unknown_plug_in_suggests_the_nearest(write_config):
+    with pytest.raises(ConfigError, match="called 'contxt_sched'; did you mean 'context_sched'"):
+        assemble(load_config(write_config(["contxt_sched"])))
+    with pytest.raises(ConfigError, match="called 'smi'; did you mean 'sim'"):
+        assemble(load_config(write_config(engine="smi")))
+
+
+def test_a_plug_in_in_the_wrong_place_says_where_it_belongs(write_config):
+    with pytest.raises(
+        ConfigError, match=r"'sim' in \[seer\].plugins makes engines only; write engine = \"sim\""
+    ):
+        assemble(load_config(write_config(["sim"])))
+    with pytest.raises(ConfigError, match=r"'context_sched' makes no engines; \[seer\].engine must name one"):
+        assemble(load_config(write_config(engine="context_sched")))
+
+
+def test_a_plug_in_that_cannot_be_imported_is_named_with_its_distribution(refused):
+    message = refused("import a_module_that_nobody_has")
+    assert "plug-in 'mine' cannot be imported" in message
+    assert "a_module_that_nobody_has" in message
+    assert "seer-mine" in message
+    assert "-p no:mine" in message
+
+
+def test_a_factory_that_raises_is_named_with_its_hook(refused):
+    message = refused(f"{HEAD}\n@hookimpl\ndef seer_make_splitter():\n    return 1 / 0\n")
+    assert "plug-in 'mine' raised in hook 'seer_make_splitter': ZeroDivisionError" in message
+    assert "-p no:mine" in message
+
+
+def test_a_factory_s_own_complaint_is_passed_on_as_it_is(refused):
+    source = f"{HEAD}from seer_core.errors import ConfigError\n"
+    source += "\n@hookimpl\ndef seer_make_splitter():\n    raise ConfigError('too big; make it smaller')\n"
+    assert refused(source, ConfigError) == "too big; make it smaller"
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "facts"),
+    [
+        ("splitter", "7", ["with a int", "no Splitter", "it lacks split"]),
+        ("prioritizer", "[]", ["with a list", "no Prioritizer", "group_changed, peek, push, take"]),
+        ("placer", "object()", ["no Placer", "instance_changed, instance_lost, place"]),
+        ("observer", "print", ["no Observer", "lacks observe"]),
+        ("splitter", "type('Mine', (), {'split': None})", ["the class Mine", "return an object of it"]),
+    ],
+)
+def test_a_hook_that_answers_with_the_wrong_type_says_what_it_lacks(refused, hook, answer, facts):
+    message = refused(f"{HEAD}\n@hookimpl\ndef seer_make_{hook}():\n    return {answer}\n")
+    assert f"plug-in 'mine' answered hook 'seer_make_{hook}'" in message
+    for fact in facts:
+        assert fact in message
+
+
+@pytest.mark.parametrize(
+    ("engines", "fact"),
+    [
+        ("['gpu']", "answered hook 'seer_make_engines' with a str among its engines, which is no Engine"),
+        ("[Engine(), Engine()]", "made two engines with the id 'same'; number them"),
+    ],
+)
+def test_engines_that_are_none_or_share_an_id_are_refused(distribution, write_config, engines, fact):
+    methods = ["start", "submit", "abort", "reset_cache", "update_weights", "stop"]
+    source = f"{HEAD}\nclass Engine:\n    id = 'same'\n" + "".join(
+        f"    {name} = print\n" for name in methods
+    )
+    source += f"class Pool:\n    engines = {engines}\n    model = tokenizer = None\n"
+    source += "    class clock: pass\n@hookimpl\ndef seer_make_engines():\n    return Pool()\n"
+    distribution("odd", source)
+    with pytest.raises(PluginError) as caught:
+        assemble(load_config(write_config(engine="odd")))
+    assert fact in str(caught.value)
+    assert "'odd'" in str(caught.value)
+
+
+def test_a_plug_in_without_a_hook_is_told_how_to_mark_one(refused):
+    message = refused("def make_prioritizer():\n    pass\n")
+    assert "plug-in 'mine' implements no hook" in message
+    assert "hookimpl" in message
+
+
+def test_a_hook_that_is_not_marked_is_named_even_beside_one_that_is(refused):
+    message = refused(f"{NAMED_QUEUE}\ndef seer_make_splitter():\n    pass\n")
+    assert "plug-in 'mine': 'seer_make_splitter' is not marked as a hook" in message
+    assert "hookimpl" in message
+
+
+def test_a_misspelt_hook_is_named_with_those_there_are(refused):
+    message = refused(f"{HEAD}\n@hookimpl\ndef seer_make_prioritiser():\n    pass\n")
+    assert "seer_make_prioritiser" in message
+    assert "'mine'" in message
+    assert "seer_make_prioritizer" in message
+
+
+def test_a_hook_that_asks_for_what_there_is_not_is_named(refused):
+    message = refused(f"{HEAD}\n@hookimpl\ndef seer_make_splitter(settings, mood):\n    pass\n")
+    assert "seer_make_splitter" in message
+    assert "mood" in message
+
+
+def test_settings_that_are_no_struct_are_named(refused):
+    message = refused(f"{NAMED_QUEUE}\nSettings = dict\n")
+    assert "plug-in 'mine': its `Settings`" in message
+    assert "msgspec.Struct" in message
+
+
+def test_a_plug_in_without_settings_takes_none(refused):
+    message = refused(NAMED_QUEUE, ConfigError, "[plugin.mine]\nspeed = 3")
+    assert "unknown key 'speed' in [plugin.mine]" in message
+
+
+def test_a_required_setting_that_is_missing_is_named(refused):
+    source = NAMED_QUEUE + "\nfrom msgspec import Struct\nclass Settings(Struct):\n    speed: int\n"
+    assert refused(source, ConfigError) == "[plugin.mine]: object missing required field `speed`"
+
+
+def test_no_hook_is_called_and_nothing_is_looked_up_during_a_rollout(distribution, write_config, monkeypatch):
+    source = f"""{HEAD}
+from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+
+calls = []
+
+class Watch:
+    def observe(self, now, event, commands):
+        calls.append("observed")
+
+def made(slot, strategy):
+    calls.append(slot)
+    return strategy
+
+@hookimpl
+def seer_make_splitter(settings, startup):
+    return made("splitter", WholeRequests())
+
+@hookimpl
+def seer_make_prioritizer(settings, startup):
+    return made("prioritizer", FirstComeFirstServed())
+
+@hookimpl
+def seer_make_placer(settings, startup):
+    return made("placer", LeastLoaded())
+
+@hookimpl
+def seer_make_observer(settings, startup):
+    return made("observer", Watch())
+"""
+    distribution("counting", source)
+
+    async def run():
+        async with Runtime.from_config(write_config(["counting"])) as runtime:
+            groups = runtime.groups({"prompt": letter, "n": 3, "max_tokens": 8} for letter in "ab")
+            with monkeypatch.context() as patch:
+                patch.setattr("pluggy._hooks.HookCaller.__call__", _forbidden)
+                patch.setattr("pluggy._manager.PluginManager.__init__", _forbidden)
+                patch.setattr("seer_core.plugins.entry_points", _forbidden)
+                return await runtime.rollout(groups).wait()
+
+    assert len(asyncio.run(run()).completions) == 6
+    calls = sys.modules["counting_module"].calls
+    assert calls[:4] == ["splitter", "prioritizer", "placer", "observer"]
+    assert set(calls[4:]) == {"observed"}
+
+
+def _forbidden(*arguments, **options):
+    raise AssertionError("a hook was called, or plug-ins were looked up, after start-up")
