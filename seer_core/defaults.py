@@ -50,7 +50,7 @@ class FirstComeFirstServed:
 
 
 class LeastLoaded:
-    """Placer on the instance with the fewest chunks in flight, as long as its batch has a slot."""
+    """Placer on the instance with the fewest chunks in flight, among those whose batch has a slot."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Loads are read when placing."""
@@ -62,5 +62,5 @@ class LeastLoaded:
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
     ) -> InstanceStatus | None:
         """Return the least loaded instance, or None while every batch is full."""
-        best = min(instances, key=lambda instance: (instance.running, instance.seq), default=None)
-        return best if best is not None and best.free_slots > 0 else None
+        free = (instance for instance in instances if instance.free_slots > 0)
+        return min(free, key=lambda instance: (instance.running, instance.seq), default=None)

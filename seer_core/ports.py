@@ -104,7 +104,11 @@ class Engine(Protocol):
         ...
 
     def submit(self, job: ChunkJob) -> None:
-        """Queue a chunk; never blocks.  Exactly one sink call answers it, unless the instance is lost."""
+        """Queue a chunk; never blocks.  Exactly one sink call answers it, unless the instance is lost.
+
+        A chunk that the instance cannot run is answered with ``chunk_failed``; one submitted to an
+        instance already lost is void.
+        """
         ...
 
     def abort(self, job_id: str) -> None:
@@ -116,7 +120,7 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, source: str, version: int) -> None:
-        """Load new weights; KV computed under older versions is never used again."""
+        """Load new weights into an idle instance; KV computed under older versions is never used again."""
         ...
 
     async def stop(self) -> None:
@@ -126,7 +130,11 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Clock(Protocol):
-    """The time a run lives on: the machine's, or a virtual one."""
+    """The time a run lives on: the machine's, or a virtual one.
+
+    The runtime calls ``advance`` while it waits for completions.  An engine that itself waits on a
+    virtual clock, in ``start`` say, has to move it.
+    """
 
     def now(self) -> float:
         """Seconds since the run's own epoch."""
@@ -165,7 +173,22 @@ class Tokenizer(Protocol):
 class EnginePool(Protocol):
     """What an engine plug-in's factory returns: instances on one clock, not yet started."""
 
-    engines: Sequence[Engine]
-    clock: Clock
-    model: ModelInfo
-    tokenizer: Tokenizer | None
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """The instances; their ids are distinct."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The time they all live on."""
+        ...
+
+    @property
+    def model(self) -> ModelInfo:
+        """What a prompt must respect."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; without one, prompts must be token ids."""
+        ...

@@ -280,9 +280,12 @@ def test_when_no_instance_is_left_the_rollout_ends_and_keeps_what_has_finished(s
             under_way = runtime.rollout(some_groups(20, 4, 900))
             streamed = []
             with pytest.raises(EngineError, match=r"no instance is left.*what had finished is kept"):
-                while True:
-                    streamed.append(await anext(under_way))
+                await read_all(under_way, streamed)
             return streamed, under_way.result
+
+    async def read_all(under_way, into):
+        async for completion in under_way:
+            into.append(completion)
 
     streamed, result = asyncio.run(run())
     assert 0 < len(streamed) < 80

@@ -106,7 +106,9 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 def table_console() -> Console:
     """Return a console for tables on standard output, wide where no terminal sets a width."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    return Console(
+        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH
+    )
 
 
 def _configure_logs(level: str) -> None:

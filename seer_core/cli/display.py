@@ -34,7 +34,9 @@ class Display:
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
         self.title = title
         self.progress = Progress()
-        self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._console = Console(
+            file=stream or sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
         self._live = (
             # No thread of its own: what it shows changes only in ``observe``.
             Live(get_renderable=self._render, console=self._console, auto_refresh=False, transient=True)

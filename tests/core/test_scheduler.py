@@ -104,6 +104,12 @@ def test_an_instance_gets_no_more_requests_than_it_has_slots(rig):
     assert list(rig.flights) == ["g/0", "g/1"]
 
 
+def test_a_full_instance_does_not_hide_one_with_a_free_slot(rig):
+    rig.start("a", slots=1)
+    rig.start("b", slots=2)
+    assert sent(rig.group("g", n=3)) == [("g/0", "a"), ("g/1", "b"), ("g/2", "b")]
+
+
 def test_nothing_is_dispatched_before_an_instance_has_started(rig):
     assert rig.group("g") == []
     assert sent(rig.start("a")) == [("g/0", "a")]

@@ -51,9 +51,9 @@ def test_whole_divided_migrated_and_killed_rollouts_give_the_same_tokens():
 
 def test_compare_finds_preemptions_only_in_the_baseline_and_the_same_tokens_everywhere(tmp_path, few_prompts):
     report = tmp_path / "compare.json"
+    small = ["--set", "engine.vllm.kv_cache_bytes=6815744", "--set", "plugin.divided_rollout.chunk_tokens=64"]
     run = subprocess.run(
-        seer("compare", EXAMPLE / "demo.toml", "--prompts", few_prompts, "--json", report)
-        + ["--set", "engine.vllm.kv_cache_bytes=6815744", "--set", "plugin.divided_rollout.chunk_tokens=64"],
+        [*seer("compare", EXAMPLE / "demo.toml", "--prompts", few_prompts, "--json", report), *small],
         capture_output=True,
         text=True,
         timeout=BOUND_S,

@@ -8,7 +8,7 @@ Counts per phase and a heap of ends say how many like steps follow.
 
 The rules are those of vLLM 0.32's V1 scheduler, first come first served: running requests first; the
 newest is preempted when a block is missing, and recomputed; waiting ones are admitted in order while
-their whole sequence fits, never in a step that preempts; prompts share the step's token budget.
+their whole sequence fits; prompts share the step's token budget.
 Simplified: a prompt's blocks are all taken at its admission, not piece by piece.
 """
 
@@ -107,17 +107,16 @@ class Batch:
 
     def begin(self) -> Segment | None:
         """Start the next step and say how many like it can follow; None without anything to run."""
-        preempted = self._make_room()
+        self._make_room()
         budget = self._max_batched_tokens - self._decoding
         if self._filling is not None:
             budget -= self._fill(self._filling, budget)
-        if not preempted:
-            self._admit(budget)
+        self._admit(budget)
         if not self.running:
             return None
         context = self._decoding_context + self._decoding
         if not self._filled:
-            return Segment(self._decoding, context, self._decoding, self._like_steps(preempted))
+            return Segment(self._decoding, context, self._decoding, self._like_steps())
         return Segment(
             self._decoding + sum(tokens for _, tokens in self._filled),
             context + sum(run.computed + tokens for run, tokens in self._filled),
@@ -155,18 +154,19 @@ class Batch:
         elif run in self.waiting:
             self.waiting.remove(run)
 
-    def _make_room(self) -> bool:
-        """Give a block to each run that needs one in this step; preempt the newest while any is short."""
-        preempted = False
+    def _make_room(self) -> None:
+        """Give a block to each run that needs one in this step; preempt the newest while any is short.
+
+        The last one preempted heads the queue and needs more blocks than are left then, so that, as in
+        vLLM, nothing is admitted in a step that preempts.
+        """
         phase = self._done % self._block
         while self._growing[phase] > self.pool.free:
             newest, _ = self.running.popitem()
             self._release(newest)
             newest.preemptions += 1
             self.waiting.appendleft(newest)
-            preempted = True
         self.pool.take(self._growing[phase])
-        return preempted
 
     def _admit(self, budget: int) -> None:
         while budget > 0 and self.may_admit:
@@ -221,10 +221,8 @@ class Batch:
         self.pool.release(job.request_id, job.group_id, run.prompt_blocks, held, run.computed // self._block)
         run.computed = 0
 
-    def _like_steps(self, preempted: bool) -> int:
-        """Return the number of steps until a run ends, a block is missing, or the queue may move."""
-        if preempted:
-            return 1
+    def _like_steps(self) -> int:
+        """Return the number of steps until a run ends or a block is missing; the queue cannot move before."""
         while self._ends[0][2].end != self._ends[0][0]:
             heappop(self._ends)
         steps = self._ends[0][0] - self._done

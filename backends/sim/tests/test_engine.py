@@ -91,6 +91,15 @@ def test_a_request_that_comes_back_computes_only_what_is_not_in_full_blocks(simu
     assert (second.cached_tokens, second.prefilled_tokens, second.computed_tokens) == (12, 3, 3 + 5)
 
 
+def test_the_last_token_of_a_context_is_always_computed(simulate, chunk_job):
+    sim = simulate(block=4)
+    submit_all(sim, chunk_job("a", request="r", prompt=8, max_tokens=5, known=99))
+    output = submit_all(sim, chunk_job("again", request="r", prompt=8, max_tokens=5, known=99)).outputs[
+        "again"
+    ]
+    assert (output.cached_tokens, output.prefilled_tokens) == (4, 4)
+
+
 def test_siblings_compute_their_prompt_once(simulate, chunk_job):
     sink = submit_all(simulate(), *(chunk_job(name, prompt=10, group="g") for name in "abc"))
     assert [sink.outputs[name].cached_tokens for name in "abc"] == [0, 8, 8]
@@ -172,8 +181,12 @@ def test_a_chunk_submitted_when_another_finishes_joins_the_very_next_step(simula
 
 def test_an_instance_that_finds_two_jobs_at_one_instant_runs_them_together(simulate, chunk_job):
     sim = simulate()
-    sim.clock.call_at(1.0, lambda: sim.engine.submit(chunk_job("a")))
-    sim.clock.call_at(1.0, lambda: sim.engine.submit(chunk_job("b")))
+
+    def submit_a():
+        sim.engine.submit(chunk_job("a"))
+        sim.clock.call_at(1.0, lambda: sim.engine.submit(chunk_job("b")))
+
+    sim.clock.call_at(1.0, submit_a)
     times = dict(sim.run().finished)
     assert times["a"] == times["b"]
 

@@ -128,8 +128,9 @@ class Instance:
         return self.reset_cache()
 
     def close(self) -> None:
-        """Let go of devices and of vLLM's own processes."""
-        self._engine.engine_core.shutdown()
+        """End the processes vLLM started, if any; all else goes with this one."""
+        if self._engine.vllm_config.parallel_config.world_size > 1:
+            self._engine.engine_core.shutdown()
 
     def _describe(self, instance_id: str) -> InstanceInfo:
         config = self._engine.vllm_config

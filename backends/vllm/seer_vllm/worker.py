@@ -14,8 +14,8 @@ import socket
 import sys
 import traceback
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from seer_vllm.instance import Instance
 from seer_vllm.wire import (
     Abort,
     Called,
@@ -31,6 +31,9 @@ from seer_vllm.wire import (
     UpdateWeights,
     encode,
 )
+
+if TYPE_CHECKING:
+    from seer_vllm.instance import Instance
 
 __all__ = ["Link", "main", "serve"]
 
@@ -99,6 +102,8 @@ def main(fd: int, parent_pid: int) -> int:
     """Serve the runtime at the other end of ``fd``; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent_pid)
+    from seer_vllm.instance import Instance  # vLLM takes seconds to import, so first arrange to die
+
     link = Link(socket.socket(fileno=fd))
     instance = None
     try:
@@ -131,4 +136,6 @@ def _die_with(parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    status = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(status)  # the interpreter would tear down torch and vLLM object by object, for seconds

