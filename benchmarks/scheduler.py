@@ -256,7 +256,7 @@ class Configuration:
 
 
 HEADER = """\
-| queued | instances | in flight | phase | gc | us/event | us/decision (min-max) | quiet | p99 | slowest | B/request |
+| queued | instances | in flight | phase | gc | us/event | us/decision (range) | quiet | p99 | max | bytes |
 |---:|---:|---:|---|---|---:|---:|---:|---:|---:|---:|"""
 ROW = (
     "| {queued} | {instances} | {in_flight} | {phase} | {gc} | {us_per_event}"
@@ -269,12 +269,12 @@ def profile(arguments: argparse.Namespace) -> None:
     """Print where the time of the last configuration goes."""
     load = Load(arguments.queued[-1], arguments.instances[-1], arguments.group_size, arguments.seed)
     load.run(arguments.warmup)
-    events = [load.next_event() for _ in range(min(arguments.events, len(load.flights)))]
     profiler = cProfile.Profile()
-    profiler.enable()
-    for event in events:
-        load.scheduler.handle(event, 0.0)
-    profiler.disable()
+    handle = load.scheduler.handle
+    for _ in range(arguments.events):
+        event = load.next_event()
+        commands = profiler.runcall(handle, event, 0.0)
+        load.carry_out(commands)
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
@@ -311,7 +311,7 @@ def main(argv: list[str]) -> None:
         return
     rows = benchmark(arguments)
     machine = f"{platform.python_implementation()} {platform.python_version()}, {cpu()}"
-    print(f"\nCPU time of `handle` in microseconds; bytes by tracemalloc, nothing in flight. {machine}")
+    print(f"\nCPU time of `handle` in microseconds; bytes per queued request by tracemalloc. {machine}")
     print(f"reproduce: {command}")
     if arguments.json:
         report = {"command": command, "machine": machine, "events": arguments.events, "rows": rows}

@@ -70,7 +70,7 @@ def test_a_stranger_s_distribution_is_seen_by_the_command_line(
     local_plugin("longest_prompt")
     config = write_config(["longest_prompt"])
     process = start_seer("plugins", config, "--json", tmp_path / "plugins.json")
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     rows = {row["name"]: row for row in json.loads((tmp_path / "plugins.json").read_bytes())}
     assert rows["longest_prompt"] == {

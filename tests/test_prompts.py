@@ -19,7 +19,7 @@ class Letters:
         return [ord(character) for character in text]
 
     def encode_chat(self, messages):
-        return self.encode("".join(f"{message['role']}:{message['content']}" for message in messages))
+        return self.encode("".join(f"{message['role']}:{message['content']}" for message in messages) + ">")
 
     def decode(self, token_ids):
         return "".join(map(chr, token_ids))
@@ -45,7 +45,7 @@ def test_each_way_to_give_a_prompt_is_read(write_prompts):
     assert [group.prompt_token_ids for group in groups] == [
         (97, 98),
         (1, 2, 3),
-        tuple(map(ord, "user:hi")),
+        tuple(map(ord, "user:hi>")),
     ]
 
 

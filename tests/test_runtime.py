@@ -55,6 +55,11 @@ def divided(chunk_tokens=64):
     )
 
 
+def play(coroutine):
+    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
 async def turns():
     """Let tasks that are ready go on."""
     for _ in range(10):
@@ -72,7 +77,7 @@ def roll_out(runtime, groups):
         async with runtime:
             return await runtime.rollout(groups).wait()
 
-    return asyncio.run(run())
+    return play(run())
 
 
 # What comes back.
@@ -85,7 +90,7 @@ def test_completions_stream_in_the_order_of_their_finish(simulated, some_groups)
             streamed = [completion async for completion in under_way]
             return streamed, under_way.result
 
-    streamed, result = asyncio.run(run())
+    streamed, result = play(run())
     assert result.completions == streamed
     times = [completion.finished_s for completion in streamed]
     assert times == sorted(times)
@@ -115,7 +120,7 @@ def test_a_completion_can_be_read_while_others_run(by_hand, hand, some_groups):
             with pytest.raises(StopAsyncIteration):
                 await anext(under_way)
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_a_completion_tells_its_chunks_and_instances(by_hand, hand, some_groups):
@@ -132,7 +137,7 @@ def test_a_completion_tells_its_chunks_and_instances(by_hand, hand, some_groups)
             engines[0].finish(tokens=4, stopped=False)
             return await under_way.wait()
 
-    (completion,) = asyncio.run(run()).completions
+    (completion,) = play(run()).completions
     assert completion.token_ids == list(range(5, 25))
     assert completion.finish_reason == "length"
     assert completion.instances == ["x", "y"]
@@ -159,7 +164,7 @@ def test_one_runtime_rolls_out_batch_after_batch(simulated, some_groups):
             first = await runtime.rollout(some_groups(3)).wait()
             return first, await runtime.rollout(some_groups(3)).wait()
 
-    first, second = asyncio.run(run())
+    first, second = play(run())
     assert outputs(first) == outputs(second)
 
 
@@ -216,7 +221,7 @@ def test_a_trace_with_losses_and_aborts_replays(simulated, some_groups, tmp_path
     trace = TraceWriter(tmp_path / "trace.jsonl")
     recorder = Recorder()
     observers = [Slot("observer", "trace", trace), Slot("observer", "recorder", recorder)]
-    result = asyncio.run(run(simulated(divided(), observers, **_sim(kill_at_s=kills))))
+    result = play(run(simulated(divided(), observers, **_sim(kill_at_s=kills))))
     trace.close()
     assert result.summary.instances_lost == 2
     assert result.summary.finish_reasons["aborted"] > 0
@@ -251,7 +256,7 @@ def test_a_lost_instance_s_chunks_go_on_elsewhere_from_their_last_finished_chunk
             y.finish(tokens=2)
             return await under_way.wait()
 
-    result = asyncio.run(run())
+    result = play(run())
     assert result.completions[0].token_ids == [5, 6, 7, 8, 9, 10]
     assert result.completions[0].instances == ["x", "y"]
     assert result.summary.instances_lost == 1
@@ -269,7 +274,7 @@ def test_a_restarted_instance_takes_over_what_waits(by_hand, hand, some_groups):
             engine.finish(tokens=3)
             return await under_way.wait()
 
-    assert asyncio.run(run()).completions[0].token_ids == [5, 6, 7]
+    assert play(run()).completions[0].token_ids == [5, 6, 7]
 
 
 def test_when_no_instance_is_left_the_rollout_ends_and_keeps_what_has_finished(simulated, some_groups):
@@ -287,7 +292,7 @@ def test_when_no_instance_is_left_the_rollout_ends_and_keeps_what_has_finished(s
         async for completion in under_way:
             into.append(completion)
 
-    streamed, result = asyncio.run(run())
+    streamed, result = play(run())
     assert 0 < len(streamed) < 80
     assert result.completions == streamed
     assert result.summary.instances_lost == 3
@@ -305,7 +310,7 @@ def test_an_instance_is_restarted_no_more_often_than_allowed(by_hand, hand, some
             with pytest.raises(EngineError, match="none could be started again"):
                 await anext(under_way)
 
-    asyncio.run(run())
+    play(run())
     assert engine.starts == 3
 
 
@@ -328,7 +333,7 @@ def test_a_restart_that_fails_is_tried_again_on_a_clean_table(by_hand, hand, som
             engine.finish()
             await under_way.wait()
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_a_loss_between_two_rollouts_is_mended_before_the_next(by_hand, hand, some_groups):
@@ -346,7 +351,7 @@ def test_a_loss_between_two_rollouts_is_mended_before_the_next(by_hand, hand, so
             y.finish()
             assert (await under_way.wait()).summary.instances_lost == 0
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_what_a_dead_instance_still_says_is_ignored(by_hand, hand, some_groups):
@@ -362,7 +367,7 @@ def test_what_a_dead_instance_still_says_is_ignored(by_hand, hand, some_groups):
             y.finish(tokens=2)
             return await under_way.wait()
 
-    assert asyncio.run(run()).completions[0].token_ids == [5, 6]
+    assert play(run()).completions[0].token_ids == [5, 6]
 
 
 # Failures of chunks, engines and plug-ins.
@@ -378,7 +383,7 @@ def test_a_failed_chunk_is_tried_again(by_hand, hand, some_groups):
             engine.finish(tokens=3)
             return await under_way.wait()
 
-    (completion,) = asyncio.run(run()).completions
+    (completion,) = play(run()).completions
     assert (completion.finish_reason, completion.token_ids) == ("stop", [5, 6, 7])
 
 
@@ -394,7 +399,7 @@ def test_a_request_whose_chunks_keep_failing_ends_with_what_it_has(by_hand, hand
             engine.finish("a/1#0@hand-0", 1)
             return await under_way.wait()
 
-    first, second = asyncio.run(run()).completions
+    first, second = play(run()).completions
     assert (first.request_id, first.finish_reason, first.token_ids) == ("a/0", "error", [5, 6])
     assert second.finish_reason == "stop"
 
@@ -432,7 +437,7 @@ def test_an_engine_that_breaks_the_contract_ends_the_rollout(
             await again.wait()
             return str(caught.value)
 
-    message = asyncio.run(run())
+    message = play(run())
     for fact in facts:
         assert fact in message
 
@@ -448,7 +453,7 @@ def test_an_answer_from_the_wrong_instance_ends_the_rollout(by_hand, hand, some_
             with pytest.raises(TransitionError, match="instance 'y' answered for request 'a/0'"):
                 await under_way.wait()
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_a_chunk_answered_twice_counts_once(by_hand, hand, some_groups):
@@ -464,7 +469,7 @@ def test_a_chunk_answered_twice_counts_once(by_hand, hand, some_groups):
             engine.finish(tokens=1)
             return await under_way.wait()
 
-    assert [each.token_ids for each in asyncio.run(run()).completions] == [[5, 6], [5]]
+    assert [each.token_ids for each in play(run()).completions] == [[5, 6], [5]]
 
 
 def test_a_strategy_that_raises_in_a_decision_is_named_with_slot_and_request(simulated, some_groups):
@@ -517,7 +522,7 @@ def test_an_aborted_request_keeps_what_it_has(by_hand, hand, some_groups):
             engine.finish("a/1#0@hand-0", 2)
             return await under_way.wait()
 
-    result = asyncio.run(run())
+    result = play(run())
     assert [(each.request_id, each.finish_reason, each.token_ids) for each in result.completions] == [
         ("a/0", "aborted", [5, 6, 7, 8]),
         ("a/2", "aborted", []),
@@ -534,7 +539,7 @@ def test_an_aborted_rollout_leaves_the_engines_free_for_the_next(simulated, some
             whole = await runtime.rollout(some_groups(8, 4, 600)).wait()
             return first, given_up, whole
 
-    first, given_up, whole = asyncio.run(run())
+    first, given_up, whole = play(run())
     assert given_up.completions[0] == first
     assert len(given_up.completions) == len(whole.completions) == 32
     assert given_up.summary.finish_reasons["aborted"] > 16
@@ -554,7 +559,7 @@ def test_every_completion_and_chunk_carries_the_weight_version(simulated, some_g
             assert await runtime.update_weights("step 1") == 1
             return old, await runtime.rollout(some_groups(2)).wait()
 
-    for version, result in enumerate(asyncio.run(run())):
+    for version, result in enumerate(play(run())):
         assert result.summary.weight_version == version
         assert {each.weight_version for each in result.completions} == {version}
         assert {chunk.weight_version for each in result.completions for chunk in each.chunks} == {version}
@@ -583,7 +588,7 @@ def test_weights_cannot_change_while_a_rollout_is_under_way(by_hand, hand, some_
             await runtime.reset_caches()
             assert (engine.weights, engine.resets) == ([("step 1", 1)], 1)
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_a_restarted_instance_gets_the_weights_of_the_day(by_hand, hand, some_groups):
@@ -596,7 +601,7 @@ def test_a_restarted_instance_gets_the_weights_of_the_day(by_hand, hand, some_gr
             await turns()
             assert "x" in runtime.living
 
-    asyncio.run(run())
+    play(run())
     assert x.weights == [("step 1", 1), ("step 1", 1)]
     assert y.weights == [("step 1", 1)]
 
@@ -628,7 +633,7 @@ def test_an_instance_that_cannot_load_the_weights_comes_back_with_them(by_hand, 
             await turns()
             assert set(runtime.living) == {"x", "y"}
 
-    asyncio.run(run())
+    play(run())
     assert y.weights == [("step 1", 1)]
 
 
@@ -647,7 +652,7 @@ def test_weights_that_nobody_can_load_change_nothing(by_hand, hand, some_groups)
             assert runtime.weight_version == 0
             assert await runtime.update_weights("step 2") == 1
 
-    asyncio.run(run())
+    play(run())
 
 
 # Start and end.
@@ -660,7 +665,7 @@ def test_engines_start_together_and_if_one_cannot_all_are_stopped(by_hand, hand)
 
     x, y = hand("x"), Broken("y")
     with pytest.raises(EngineError, match="found no GPU"):
-        asyncio.run(by_hand(x, y).start())
+        play(by_hand(x, y).start())
     assert (x.starts, x.stops, y.stops) == (1, 1, 1)
 
 
@@ -678,7 +683,7 @@ def test_a_start_that_is_interrupted_stops_what_is_up_already(by_hand, hand):
         with pytest.raises(asyncio.CancelledError):
             await start
 
-    asyncio.run(run())
+    play(run())
     assert (x.starts, x.stops, y.stops) == (1, 1, 1)
 
 
@@ -703,14 +708,14 @@ def test_an_instance_that_dies_while_others_start_is_started_again(by_hand, hand
             await turns()
             assert set(runtime.living) == {"x", "y"}
 
-    asyncio.run(run())
+    play(run())
     assert x.starts == 2
     assert InstanceLost("x", "the test killed it") in recorder.seen
 
 
 def test_a_pool_without_engines_is_refused(by_hand):
     with pytest.raises(EngineError, match="made no engines; set its `instances` to 1 or more"):
-        asyncio.run(by_hand().start())
+        play(by_hand().start())
 
 
 def test_leaving_ends_a_rollout_that_is_under_way_and_all_engines(by_hand, hand, some_groups):
@@ -725,7 +730,7 @@ def test_leaving_ends_a_rollout_that_is_under_way_and_all_engines(by_hand, hand,
             await anext(under_way)
         await runtime.stop()
 
-    asyncio.run(run())
+    play(run())
     assert (x.stops, y.stops) == (2, 2)
     assert y.aborted == ["a/1#0@y"]
 
@@ -743,7 +748,7 @@ def test_an_instance_lost_while_others_are_stopped_is_not_started_again(by_hand,
             pass
         await turns()
 
-    asyncio.run(run())
+    play(run())
     assert (x.starts, y.starts) == (1, 1)
 
 
@@ -752,7 +757,7 @@ def test_a_runtime_that_has_not_started_rolls_nothing_out(by_hand, hand, some_gr
         with pytest.raises(EngineError, match="no instance is alive; enter the runtime before rolling out"):
             by_hand(hand()).rollout(some_groups(1, 1))
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_groups_that_do_not_fit_are_refused_before_anything_runs(by_hand, hand, some_groups):
@@ -784,13 +789,13 @@ def test_groups_that_do_not_fit_are_refused_before_anything_runs(by_hand, hand, 
             assert len(engine.jobs) == 2
             await good_one.abort()
 
-    asyncio.run(run())
+    play(run())
 
 
 def test_a_chunk_larger_than_an_instance_s_kv_is_refused_at_the_start(by_hand, hand):
     engine = hand(kv_capacity_tokens=128)
     with pytest.raises(ConfigError) as caught:
-        asyncio.run(by_hand(engine, policies=divided(256)).start())
+        play(by_hand(engine, policies=divided(256)).start())
     assert engine.stops == 1
     for fact in ("[plugin.divided_rollout].chunk_tokens is 256", "'hand-0' holds 128", "smaller"):
         assert fact in str(caught.value)

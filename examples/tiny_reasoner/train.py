@@ -21,7 +21,7 @@ POOL_DOCUMENTS = 256
 BATCH_TOKENS = 4096
 WARMUP_TOKENS = 300_000
 # Once sums are half learned, mostly short walks: they end, and so show the goal, more often.
-SHORT_POOLS, SHORT_SHARE, SHORT_DIFFICULTY = range(32, 96), 0.7, 0.3
+SHORT_POOLS, SHORT_SHARE, SHORT_DIFFICULTY = range(32, 80), 0.7, 0.3
 
 # Training sees none of these prompts, nor those bundled as prompts.jsonl.
 EVALUATION = list(task.prompt_rows(64, n=1, seed=0))

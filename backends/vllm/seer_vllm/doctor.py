@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from seer_core.hookspecs import Check
-from seer_vllm.sampling import SUPPORTED_VLLM
+from seer_vllm import SUPPORTED_VLLM
 
 __all__ = ["installation", "machine"]
 
@@ -29,7 +29,8 @@ def installation() -> list[Check]:
         )
     ]
     torch = _version("torch")
-    checks.append(Check(PART, torch is not None, f"torch {torch or 'is not installed'}", "" if torch else SETUP))
+    finding = f"torch {torch}" if torch else "torch is not installed"
+    checks.append(Check(PART, torch is not None, finding, "" if torch else SETUP))
     if torch is not None and "+cpu" in torch:
         for name in ("torchvision", "torchaudio"):
             other = _version(name)
@@ -63,7 +64,7 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
             PART,
             wanted <= cpus,
             f"{instances} instances of {threads} threads on {cpus} CPUs",
-            "" if wanted <= cpus else "lower threads or instances: oversubscribed threads spin, 50 times slower",
+            "" if wanted <= cpus else "lower threads or instances: threads that wait spin, 50 times slower",
         )
     )
     if kv_cache_bytes is not None:

@@ -28,7 +28,6 @@ from seer_vllm.wire import (
     Start,
     Submit,
     UpdateWeights,
-    Weights,
     WireError,
 )
 
@@ -59,25 +58,23 @@ class VllmEngine:
         self._worker: WorkerProcess | None = None
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[str | None]] = deque()
-        self._weights: Weights | None = None
 
     @property
     def pid(self) -> int | None:
         """The worker's process id; None while it is down."""
-        return self._worker and self._worker.pid
+        return None if self._worker is None else self._worker.pid
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
-        """Start the worker and load the model, with the weights of the last update if there was one.
+        """Start the worker and load the model, as weight version 0; end an older worker first.
 
         Raises:
-            EngineError: it is already up, died while loading, or took longer than ``start_timeout_s``.
+            EngineError: it died while loading, or took longer than ``start_timeout_s``.
         """
-        if self._worker is not None:
-            raise EngineError(f"instance {self.id!r} is already started")
+        await self.stop()
         launch = self._launch
         launch.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
-        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s, self._weights))
+        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s))
         try:
             info = await asyncio.wait_for(_ready(worker), launch.start_timeout_s)
         except (EOFError, WireError, TimeoutError) as error:
@@ -110,15 +107,10 @@ class VllmEngine:
     async def update_weights(self, source: str, version: int) -> None:
         """Load the safetensors in the directory ``source`` as weight version ``version``.
 
-        An instance that is down takes them when it starts.
-
         Raises:
-            EngineError: chunks are running, or the directory holds no safetensors.
+            EngineError: the instance is down, chunks are running, or the directory holds no safetensors.
         """
-        weights = Weights(str(Path(source).absolute()), version)
-        if self._worker is not None:
-            await self._call(UpdateWeights(weights))
-        self._weights = weights
+        await self._call(UpdateWeights(str(Path(source).absolute()), version))
 
     async def stop(self) -> None:
         """End the worker and all it started, within ``stop_timeout_s`` and a few seconds more."""

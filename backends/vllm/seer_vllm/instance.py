@@ -8,15 +8,17 @@ from typing import NamedTuple
 from vllm import EngineArgs, SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 from seer_vllm.scheduler import AccountingScheduler
-from seer_vllm.wire import Failed, Finished, Load, Start, Weights
+from seer_vllm.wire import Failed, Finished, Load, Start
 
 __all__ = ["Instance"]
 
@@ -44,16 +46,13 @@ class Instance:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         self._engine = LLMEngine.from_engine_args(args)
         self._engine.collective_rpc("seer_install_keyed_sampling")
+        assert isinstance(self._engine.engine_core, InprocClient)
         scheduler = self._engine.engine_core.engine_core.scheduler
         assert isinstance(scheduler, AccountingScheduler)
         self._scheduler = scheduler
         self._running: dict[str, _Running] = {}
         self._weight_version = 0
         self.info = self._describe(start.instance_id)
-        if start.weights is not None:
-            refusal = self.update_weights(start.weights)
-            if refusal is not None:
-                raise ValueError(refusal)
 
     @property
     def busy(self) -> bool:
@@ -63,14 +62,12 @@ class Instance:
     def submit(self, job: ChunkJob) -> Failed | None:
         """Queue a chunk; return the refusal if it cannot be run."""
         if job.weight_version != self._weight_version:
-            return Failed(
-                job.id, f"the chunk wants weight version {job.weight_version}, loaded is {self._weight_version}"
-            )
+            wanted, loaded = job.weight_version, self._weight_version
+            return Failed(job.id, f"the chunk wants weight version {wanted}, loaded is {loaded}")
         tokens = len(job.token_ids) + job.max_tokens
         if tokens > self.info.max_model_tokens:
-            return Failed(
-                job.id, f"the chunk needs {tokens} tokens, max_model_tokens is {self.info.max_model_tokens}"
-            )
+            limit = self.info.max_model_tokens
+            return Failed(job.id, f"the chunk needs {tokens} tokens, max_model_tokens is {limit}")
         try:
             params = SamplingParams(
                 temperature=job.sampling.temperature,
@@ -99,7 +96,8 @@ class Instance:
 
     def step(self) -> list[Finished | Failed]:
         """Make one step; return the chunks it ended."""
-        return [self._finish(output) for output in self._engine.step() if output.finished]
+        outputs = self._engine.step()
+        return [self._finish(o) for o in outputs if isinstance(o, RequestOutput) and o.finished]
 
     def load(self) -> Load:
         """Return the instance's load as vLLM sees it."""
@@ -114,17 +112,17 @@ class Instance:
             return "vLLM could not reset its prefix cache"
         return None
 
-    def update_weights(self, weights: Weights) -> str | None:
+    def update_weights(self, source: str, version: int) -> str | None:
         """Load the safetensors of a directory; return why not, if not.
 
         An error half-way leaves a broken model: it is raised, and ends the process.
         """
         if self._running:
             return f"{len(self._running)} chunks are running"
-        if not any(Path(weights.source).glob("*.safetensors")):
-            return f"no safetensors in {weights.source!r}"
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.source})
-        self._weight_version = weights.version
+        if not any(Path(source).glob("*.safetensors")):
+            return f"no safetensors in {source!r}"
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": source})
+        self._weight_version = version
         return self.reset_cache()
 
     def close(self) -> None:
@@ -150,12 +148,13 @@ class Instance:
         completion = result.outputs[0]
         if completion.finish_reason not in ("stop", "length"):
             return Failed(job.id, f"vLLM ended the chunk: {completion.finish_reason}")
+        assert isinstance(completion.logprobs, FlatLogprobs)
         cached_tokens = result.num_cached_tokens or 0
         return Finished(
             ChunkOutput(
                 job_id=job.id,
                 token_ids=list(completion.token_ids),
-                logprobs=list(completion.logprobs.logprobs),
+                logprobs=completion.logprobs.logprobs,
                 stopped=completion.finish_reason == "stop",
                 cached_tokens=cached_tokens,
                 prefilled_tokens=len(job.token_ids) - cached_tokens,

@@ -14,12 +14,13 @@ from msgspec import Meta, Struct
 
 from seer_core.clock import RealClock
 from seer_core.errors import ConfigError
-from seer_core.hookspecs import Startup, hookimpl
+from seer_core.hookspecs import Check, Startup, hookimpl
 from seer_core.ports import Clock, ModelInfo
+from seer_vllm.doctor import installation, machine
 from seer_vllm.engine import Launch, VllmEngine
 from seer_vllm.tokenizer import ModelTokenizer
 
-__all__ = ["Settings", "VllmPool", "seer_make_engines"]
+__all__ = ["Settings", "VllmPool", "seer_doctor", "seer_make_engines"]
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -46,12 +47,12 @@ OWN_ENGINE_ARGS = {
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """``[engine.vllm]``.
 
-    ``model`` is a directory, relative to the config file.  ``kv_cache_bytes``, ``threads`` and
-    ``tensor_parallel`` are per instance; without ``kv_cache_bytes`` vLLM takes what a GPU has left, and
-    on a CPU refuses to start.  ``max_model_tokens`` 0 means the model's own limit, ``max_batched_tokens`` 0 and
-    ``threads`` 0 vLLM's choice.  ``visible_devices`` are shared out among the instances, in order;
-    empty means those of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  ``engine_args`` are passed to
-    vLLM as they are.  Without ``log_dir`` the workers' logs go to a temporary directory.
+    ``model`` is a directory, relative to the config file.  ``kv_cache_bytes``, ``threads`` (OpenMP's)
+    and ``tensor_parallel`` are per instance.  Without ``kv_cache_bytes`` vLLM takes what a GPU has left; on
+    a CPU it must be given.  ``max_model_tokens`` 0 means the model's own limit, ``max_batched_tokens`` 0
+    vLLM's choice.  ``visible_devices`` are shared out among the instances, in order; empty means those
+    of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  ``engine_args`` are passed to vLLM as they are.
+    Without ``log_dir`` the workers' logs go to a temporary directory.
     """
 
     model: str
@@ -62,7 +63,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_running: Positive = 64
     max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    threads: Annotated[int, Meta(ge=0)] = 0
+    threads: Positive = 1
     tensor_parallel: Positive = 1
     visible_devices: tuple[str, ...] = ()
     enforce_eager: bool = True
@@ -89,7 +90,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
     """Return the instances, not yet started."""
     model_dir = startup.path(settings.model)
     model = read_model_info(model_dir, settings.max_model_tokens)
-    log_dir = startup.path(settings.log_dir) if settings.log_dir else Path(tempfile.mkdtemp(prefix="seer-vllm-"))
+    log_dir = startup.path(settings.log_dir or tempfile.mkdtemp(prefix="seer-vllm-"))
     arguments = engine_args(settings, model_dir)
     devices = share_devices(settings, os.environ)
     engines = []
@@ -107,6 +108,16 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
         engines.append(VllmEngine(id, launch))
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
     return VllmPool(engines, RealClock(), model, tokenizer)
+
+
+@hookimpl
+def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Check]:
+    """Look for vLLM, and for what the settings need."""
+    checks = installation()
+    if settings is not None and startup is not None:
+        model = startup.path(settings.model)
+        checks += machine(model, settings.instances, settings.threads, settings.kv_cache_bytes)
+    return checks
 
 
 def read_model_info(model_dir: Path, max_model_tokens: int) -> ModelInfo:
@@ -182,17 +193,17 @@ def share_devices(settings: Settings, environment: Mapping[str, str]) -> list[Se
     return [devices[start : start + each] for start in range(0, needed, each)]
 
 
-def worker_environment(environment: Mapping[str, str], threads: int, devices: Sequence[str]) -> dict[str, str]:
+def worker_environment(
+    environment: Mapping[str, str], threads: int, devices: Sequence[str]
+) -> dict[str, str]:
     """Return the environment of a worker: offline, engine core in-process, first model runner."""
     result = {name: value for name, value in environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
-    result |= {
+    return result | {
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
-    if threads:
-        result["OMP_NUM_THREADS"] = str(threads)
-    return result

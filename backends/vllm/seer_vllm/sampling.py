@@ -31,6 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seer_vllm import SUPPORTED_VLLM
+
 __all__ = [
     "KeyedSampler",
     "KeyedSamplingExtension",
@@ -42,7 +44,6 @@ __all__ = [
     "splitmix64",
 ]
 
-SUPPORTED_VLLM = "0.32."
 GREEDY_BELOW = 1e-5
 
 _MASK_63 = 0x7FFF_FFFF_FFFF_FFFF
@@ -119,7 +120,8 @@ def keyed_choice(
     Args:
         logits: float32 [rows, vocab].
         temperature: float32 [rows].
-        top_k, top_p: as ``mask_top_k_top_p`` takes them.
+        top_k: as ``mask_top_k_top_p`` takes it.
+        top_p: likewise.
         noise: ``gumbel`` of the rows.
     """
     greedy = temperature < GREEDY_BELOW
@@ -129,7 +131,7 @@ def keyed_choice(
 
 
 class KeyedSampler:
-    """Stands in for the random part of a model runner's sampler."""
+    """The part of a model runner's sampler that chooses."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -137,8 +139,8 @@ class KeyedSampler:
         self._seeds = torch.empty(0, dtype=torch.int64)
         self._steps = torch.empty(0, dtype=torch.int64)
 
-    def sample(self, logits: Tensor, metadata: Any, logprobs_mode_override: Any = None) -> tuple[Tensor, None]:
-        """Choose one token a row; the signature is that of ``vllm.v1.sample.sampler.Sampler.sample``."""
+    def sample(self, logits: Tensor, metadata: Any) -> tuple[Tensor, None]:
+        """Choose one token a row; stands in for ``vllm.v1.sample.sampler.Sampler.sample``."""
         if metadata.all_greedy:
             return logits.argmax(dim=-1), None
         rows, vocab = logits.shape
@@ -162,7 +164,8 @@ class KeyedSampler:
         if num_logprobs:
             raise ValueError(f"log-probabilities of {num_logprobs} alternatives are not kept")
         chosen = token_ids[:, None]
-        return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(1, chosen), torch.zeros_like(token_ids))
+        ranks = torch.zeros_like(token_ids)
+        return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(1, chosen), ranks)
 
     def _keys(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return seed and position of every row of the batch; seeds are kept while the batch stays."""

@@ -31,7 +31,6 @@ __all__ = [
     "Submit",
     "ToWorker",
     "UpdateWeights",
-    "Weights",
     "WireError",
     "encode",
 ]
@@ -46,20 +45,12 @@ class WireError(Exception):
     """The other side sent something that is no message."""
 
 
-class Weights(msgspec.Struct, frozen=True):
-    """A directory of safetensors and the version it stands for."""
-
-    source: str
-    version: int
-
-
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message: build the engine.  ``weights`` replace the model's own, if given."""
+    """The first message: build the engine."""
 
     instance_id: str
     engine_args: dict[str, Any]
     report_interval_s: float
-    weights: Weights | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -79,9 +70,10 @@ class ResetCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
-    """Load new weights; answered by ``Called``."""
+    """Load the safetensors of a directory as weight ``version``; answered by ``Called``."""
 
-    weights: Weights
+    source: str
+    version: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

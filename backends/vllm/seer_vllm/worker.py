@@ -83,8 +83,8 @@ def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
                     instance.abort(job_id)
                 case ResetCache():
                     link.send(Called(instance.reset_cache()))
-                case UpdateWeights(weights):
-                    link.send(Called(instance.update_weights(weights)))
+                case UpdateWeights(source, version):
+                    link.send(Called(instance.update_weights(source, version)))
                 case Shutdown():
                     return
                 case Start():

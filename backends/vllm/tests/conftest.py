@@ -86,7 +86,9 @@ def write_model(directory: Path, seed: int) -> Path:
         "bos_token_id": 1,
     }
     (directory / "config.json").write_text(json.dumps(config))
-    words = {word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, VOCAB))])}
+    words = {
+        word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, VOCAB))])
+    }
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<pad>", "<bos>", "<eos>"])
@@ -166,7 +168,9 @@ class Harness:
     def job(self, tokens: Sequence[int], max_tokens: int, seed: int, sampling: Sampling) -> ChunkJob:
         """Return a chunk with an id of its own."""
         id = f"job-{next(self._ids)}"
-        return ChunkJob(id, id, "group", list(tokens), len(tokens), max_tokens, sampling, seed, self.weight_version)
+        return ChunkJob(
+            id, id, "group", list(tokens), len(tokens), max_tokens, sampling, seed, self.weight_version
+        )
 
     async def chunks(self, jobs: Sequence[ChunkJob]) -> list[ChunkOutput]:
         """Submit chunks together and wait for all."""
@@ -258,7 +262,10 @@ def prompts() -> Callable[..., list[list[int]]]:
     """Return a function that makes distinct prompts of slightly different lengths."""
 
     def make(count: int, tokens: int = 40) -> list[list[int]]:
-        return [[1, *(3 + (i * 31 + j * (7 + i)) % (VOCAB - 3) for j in range(tokens - 1 + i % 5))] for i in range(count)]
+        return [
+            [1, *(3 + (i * 31 + j * (7 + i)) % (VOCAB - 3) for j in range(tokens - 1 + i % 5))]
+            for i in range(count)
+        ]
 
     return make
 

@@ -83,7 +83,9 @@ def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts
     fine = roomy.job(prompt, 5, 0, PLAIN)
     for job in (too_long, empty, foreign, hot, fine):
         roomy.engine.submit(job)
-    roomy.run(roomy.until(lambda: all(job.id in roomy.answers for job in (too_long, empty, foreign, hot, fine))))
+    roomy.run(
+        roomy.until(lambda: all(job.id in roomy.answers for job in (too_long, empty, foreign, hot, fine)))
+    )
     assert roomy.failures[too_long.id] == "the chunk needs 1064 tokens, max_model_tokens is 1024"
     assert "vLLM refuses the chunk" in roomy.failures[empty.id]
     assert "vLLM refuses the chunk" in roomy.failures[foreign.id]
@@ -92,7 +94,9 @@ def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts
 
 
 def test_an_aborted_chunk_is_never_answered(roomy, prompts):
-    long, short, last = (roomy.job(prompt, n, 0, GREEDY) for prompt, n in zip(prompts(3), (900, 5, 30), strict=True))
+    responses = roomy.whole(prompts(12), GREEDY, 400)
+    [endless, *_] = [p for p, response in zip(prompts(12), responses, strict=True) if len(response) == 400]
+    long, short, last = (roomy.job(endless, tokens, 0, GREEDY) for tokens in (900, 5, 30))
     roomy.engine.submit(long)
     roomy.run(roomy.chunks([short]))
     roomy.engine.abort(long.id)
@@ -137,7 +141,10 @@ def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts
     stale = roomy.job(prompts(1)[0], 5, 0, PLAIN)
     roomy.engine.submit(stale)
     roomy.run(roomy.until(lambda: stale.id in roomy.answers))
-    assert roomy.failures[stale.id] == f"the chunk wants weight version {old_version}, loaded is {old_version + 1}"
+    assert (
+        roomy.failures[stale.id]
+        == f"the chunk wants weight version {old_version}, loaded is {old_version + 1}"
+    )
     roomy.weight_version = old_version + 1
     outputs = roomy.run(roomy.chunks([roomy.job(p, 100, i, PLAIN) for i, p in enumerate(prompts(4))]))
     assert [output.token_ids for output in outputs] == expected

@@ -39,11 +39,6 @@ def is_group_empty(group):
 def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, prompts):
     harness = start(models[0])
     before = harness.whole(prompts(3), PLAIN, 60)
-    harness.run(harness.engine.update_weights(str(models[1]), 1))
-    harness.weight_version = 1
-    updated = harness.whole(prompts(3), PLAIN, 60)
-    assert updated != before
-
     first, job = harness.engine.pid, harness.job(prompts(1)[0], 500, 0, PLAIN)
     harness.engine.submit(job)
     harness.kill()
@@ -55,9 +50,9 @@ def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, promp
         harness.run(harness.engine.reset_cache())
 
     harness.run(harness.engine.start(harness))
-    assert harness.whole(prompts(3), PLAIN, 60) == updated
+    assert harness.whole(prompts(3), PLAIN, 60) == before
     os.kill(harness.engine.pid, signal.SIGINT)
-    assert harness.whole(prompts(3), PLAIN, 60) == updated
+    assert harness.whole(prompts(3), PLAIN, 60) == before
 
     second = harness.engine.pid
     harness.run(harness.engine.stop())

@@ -6,9 +6,17 @@ import sys
 
 import msgspec
 import pytest
-from seer_vllm.plugin import Settings, engine_args, read_model_info, share_devices, worker_environment
+from seer_vllm.plugin import (
+    Settings,
+    engine_args,
+    read_model_info,
+    seer_doctor,
+    share_devices,
+    worker_environment,
+)
 
 from seer_core.errors import ConfigError
+from seer_core.hookspecs import Startup
 from seer_core.ports import Engine, EnginePool, ModelInfo, Tokenizer
 
 
@@ -49,7 +57,7 @@ def test_a_model_that_does_not_say_its_vocabulary_is_a_config_error(tmp_path):
 
 
 def test_more_tokens_than_the_model_takes_is_a_config_error(models):
-    with pytest.raises(ConfigError, match="max_model_tokens = 9000, but the model .* takes 8192"):
+    with pytest.raises(ConfigError, match=r"max_model_tokens = 9000, but the model .* takes 8192"):
         read_model_info(models[0], 9000)
 
 
@@ -98,11 +106,22 @@ def test_the_tokenizer_reads_text_and_chats(make_pool, models):
     assert tokenizer.decode([5, 6, 2]) == "w5 w6"
 
 
+def test_the_doctor_names_what_is_missing_and_the_remedy(models, tmp_path):
+    startup = Startup(seed=0, base_dir=tmp_path)
+    checks = seer_doctor(settings(model=str(models[0]), instances=9999, kv_cache_bytes=1 << 50), startup)
+    assert [check.finding for check in checks if "no config.json" in check.finding] == []
+    bad = {check.remedy for check in checks if not check.ok}
+    assert {"lower kv_cache_bytes or instances"} < bad
+    [missing] = [check for check in seer_doctor(settings(), startup) if "config.json" in check.finding]
+    assert (missing.ok, "set [engine.vllm].model" in missing.remedy) == (False, True)
+
+
 def test_neither_vllm_nor_torch_is_imported_beside_the_scheduler(models):
     script = f"""
 import sys, pathlib
 from seer_core.hookspecs import Startup
-from seer_vllm.plugin import Settings, seer_make_engines
+from seer_vllm.plugin import Settings, seer_doctor, seer_make_engines
+seer_doctor(None, None)
 pool = seer_make_engines(Settings(model={str(models[0])!r}), Startup(seed=0, base_dir=pathlib.Path()))
 pool.tokenizer.encode_chat([{{"role": "user", "content": "w5"}}])
 print({{"torch", "vllm", "transformers"}} & set(sys.modules))

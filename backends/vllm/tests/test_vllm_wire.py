@@ -19,7 +19,6 @@ from seer_vllm.wire import (
     Submit,
     ToWorker,
     UpdateWeights,
-    Weights,
     WireError,
     encode,
 )
@@ -29,11 +28,11 @@ from seer_core.ports import ChunkJob, ChunkOutput
 
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4)
 TO_WORKER = [
-    Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2, Weights("/w", 3)),
+    Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2),
     Submit(JOB),
     Abort("j"),
     ResetCache(),
-    UpdateWeights(Weights("/w", 4)),
+    UpdateWeights("/w", 4),
     Shutdown(),
 ]
 FROM_WORKER = [
