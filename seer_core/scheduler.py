@@ -266,9 +266,10 @@ class Scheduler:
 
     def _blame(self, what: str) -> PluginError:
         about = f" for request {self._subject.id!r}" if self._subject is not None else ""
+        without = "" if self._stage.owner == CORE else f", or run without it: -p no:{self._stage.owner}"
         return PluginError(
             f"plug-in {self._stage.owner!r}, slot {self._stage.name!r}{about}: {what};"
-            f" report it to its author, or run without it: -p no:{self._stage.owner}"
+            f" report it to its author{without}"
         )
 
     def _stalled(self) -> SeerError:

@@ -74,7 +74,11 @@ def export(model: Qwen3ForCausalLM, folder: Path) -> None:
     ).save_pretrained(fresh)
     build_tokenizer().save_pretrained(fresh)
     # The class name and key that both transformers 4 and 5 read.
-    _amend(fresh / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", chat_template=CHAT_TEMPLATE)
+    _amend(
+        fresh / "tokenizer_config.json",
+        tokenizer_class="PreTrainedTokenizerFast",
+        chat_template=CHAT_TEMPLATE,
+    )
     _amend(fresh / "config.json", rope_theta=model.config.rope_parameters["rope_theta"])
     if folder.exists():
         folder.rename(old)

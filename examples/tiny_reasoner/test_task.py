@@ -67,7 +67,8 @@ def test_the_vocabulary_covers_what_is_written_and_nothing_else() -> None:
 def test_teacher_lengths_are_heavy_tailed_and_shared_within_groups() -> None:
     rng = random.Random(8)
     groups = [
-        [len(task.encode(task.write_response(problem, rng))) for _ in range(4)] for problem in problems(100, seed=9)
+        [len(task.encode(task.write_response(problem, rng))) for _ in range(4)]
+        for problem in problems(100, seed=9)
     ]
     lengths = sorted(length for group in groups for length in group)
     median, p99 = lengths[len(lengths) // 2], lengths[len(lengths) * 99 // 100]

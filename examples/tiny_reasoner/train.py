@@ -72,7 +72,9 @@ def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) ->
 def learning_rate(peak: float, seen: int, budget: int) -> float:
     """Warm up linearly, then decay along a cosine to a twentieth."""
     progress = min(1.0, seen / budget)
-    return peak * min(1.0, (seen + 1) / WARMUP_TOKENS) * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
+    return (
+        peak * min(1.0, (seen + 1) / WARMUP_TOKENS) * (0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2)
+    )
 
 
 def train(args: argparse.Namespace) -> Qwen3ForCausalLM:
@@ -106,7 +108,10 @@ def train(args: argparse.Namespace) -> Qwen3ForCausalLM:
         pool += 1
         spent_s = time.monotonic() - started
         mean_loss = statistics.fmean(losses)
-        print(f"{seen:>10,} tokens  loss {mean_loss:.4f}  {spent_s:6.0f} s  {seen / spent_s:5.0f} tok/s", flush=True)
+        print(
+            f"{seen:>10,} tokens  loss {mean_loss:.4f}  {spent_s:6.0f} s  {seen / spent_s:5.0f} tok/s",
+            flush=True,
+        )
         if pool % args.save_every == 0 or seen >= args.tokens:
             args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -150,7 +155,9 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", type=Path, default=Path("build/tiny_reasoner.pt"), help="resumed from if present"
     )
-    parser.add_argument("--save-every", type=int, default=16, help="pools of 256 documents between checkpoints")
+    parser.add_argument(
+        "--save-every", type=int, default=16, help="pools of 256 documents between checkpoints"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "weights")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

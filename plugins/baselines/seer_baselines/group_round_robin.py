@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from seer_core.hookspecs import Startup, hookimpl
-from seer_core.model import InstanceStatus, Request
+from seer_core.model import GroupContext, InstanceStatus, Request
 
 __all__ = ["GroupRoundRobin"]
 
@@ -18,7 +19,7 @@ class GroupRoundRobin:
     """
 
     def __init__(self) -> None:
-        self._home: dict[int, str] = {}
+        self._home: WeakKeyDictionary[GroupContext, str] = WeakKeyDictionary()
         self._living: dict[str, InstanceStatus] = {}
         self._next = 0
 
@@ -34,11 +35,11 @@ class GroupRoundRobin:
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
     ) -> InstanceStatus:
         """Return the instance the group is pinned to."""
-        home = self._living.get(self._home.get(request.group.seq, ""))
+        home = self._living.get(self._home.get(request.group, ""))
         if home is None:
             home = instances[self._next % len(instances)]
             self._next += 1
-            self._home[request.group.seq] = home.id
+            self._home[request.group] = home.id
         return home
 
 
