@@ -99,7 +99,7 @@ class Runtime:
         self._lost_early.clear()
         try:
             starts = await asyncio.gather(
-                *(engine.start(self) for engine in self._engines.values()), return_exceptions=True
+                *(self._start(engine) for engine in self._engines.values()), return_exceptions=True
             )
             for answer in starts:
                 if isinstance(answer, BaseException):
@@ -112,6 +112,24 @@ class Runtime:
             raise
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
+
+    async def _start(self, engine: Engine) -> InstanceInfo:
+        """Start an engine, and name it where it breaks the contract of that."""
+        try:
+            info = await engine.start(self)
+        except SeerError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"instance {engine.id!r} did not start: {type(error).__name__}: {error};"
+                " report it to the author of its plug-in, or see `seer doctor`"
+            ) from error
+        if not isinstance(info, InstanceInfo) or info.id != engine.id:
+            raise EngineError(
+                f"instance {engine.id!r} answered its start with {info!r}, not with an InstanceInfo of that"
+                " id; report it to the author of its plug-in"
+            )
+        return info
 
     async def stop(self) -> None:
         """End all engines; idempotent."""
@@ -237,10 +255,10 @@ class Runtime:
         while self._restarts.get(engine.id, 0) < self.settings.max_restarts:
             self._restarts[engine.id] = self._restarts.get(engine.id, 0) + 1
             try:
-                info = await engine.start(self)
+                info = await self._start(engine)
                 if self._weight_source is not None:
                     await engine.update_weights(self._weight_source, self.weight_version)
-            except SeerError as error:
+            except Exception as error:
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
                 await engine.stop()
                 continue

@@ -19,6 +19,7 @@ from seer_core.errors import (
     WeightVersionError,
 )
 from seer_core.events import ChunkFinished, InstanceLost
+from seer_core.model import InstanceInfo
 from seer_core.runtime import rollout
 from seer_core.scheduler import Policies, Scheduler, Slot
 from seer_core.trace import TraceWriter, replay
@@ -318,8 +319,10 @@ def test_a_restart_that_fails_is_tried_again_on_a_clean_table(by_hand, hand, som
     class Stubborn(hand):
         async def start(self, sink):
             info = await super().start(sink)
-            if self.starts in (2, 3):
+            if self.starts == 2:
                 raise EngineError("the port is still taken")
+            if self.starts == 3:
+                raise OSError("so is the file")
             return info
 
     engine = Stubborn()
@@ -667,6 +670,28 @@ def test_engines_start_together_and_if_one_cannot_all_are_stopped(by_hand, hand)
     with pytest.raises(EngineError, match="found no GPU"):
         play(by_hand(x, y).start())
     assert (x.starts, x.stops, y.stops) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fact"),
+    [
+        (RuntimeError("libcuda is gone"), "instance 'x' did not start: RuntimeError: libcuda is gone"),
+        (None, "instance 'x' answered its start with None"),
+        (InstanceInfo("z", 64, 16, 4, 64), "instance 'x' answered its start with InstanceInfo(id='z'"),
+    ],
+)
+def test_an_engine_that_breaks_the_contract_of_its_start_is_named(by_hand, hand, answer, fact):
+    class Odd(hand):
+        async def start(self, sink):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    engine = Odd("x")
+    with pytest.raises(EngineError) as caught:
+        play(by_hand(engine).start())
+    assert fact in str(caught.value)
+    assert engine.stops == 1
 
 
 def test_a_start_that_is_interrupted_stops_what_is_up_already(by_hand, hand):

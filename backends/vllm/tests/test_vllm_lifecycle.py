@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,21 @@ def test_a_loss_ends_a_control_call_that_waits(start, models):
     with pytest.raises(EngineError, match="ResetCache on instance 'vllm-0': killed by SIGKILL"):
         harness.run(call)
     assert len(harness.losses) == 1
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two CPUs")
+def test_tensor_parallel_workers_agree_and_die_with_their_instance(start, models, prompts, monkeypatch):
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
+    harness = start(models[0], tensor_parallel=2)
+    whole = harness.whole(prompts(3), PLAIN, 40)
+    assert harness.divided(prompts(3), PLAIN, 40, chunk_tokens=16) == whole
+    leader = harness.engine.pid
+    children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
+    assert len(children) >= 2
+    harness.kill()
+    harness.run(harness.until(lambda: bool(harness.losses)))
+    assert all(wait_until_dead(pid) for pid in children)
 
 
 def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_pool, models):
