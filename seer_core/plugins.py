@@ -68,20 +68,19 @@ class Assembly:
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return every plug-in that an installed distribution offers, by name; imports none.
+    """Return every plug-in that an installed distribution offers, by name; imports none."""
+    return {point.name: point for point in sorted(entry_points(group=PROJECT), key=lambda each: each.name)}
 
-    Raises:
-        PluginError: two distributions offer the same name.
-    """
-    found: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=PROJECT), key=lambda point: point.name):
-        other = found.setdefault(point.name, point)
-        if other.value != point.value:
-            raise PluginError(
-                f"plug-in name {point.name!r} is offered by {_distribution(other)} and"
-                f" {_distribution(point)}; uninstall one"
-            )
-    return found
+
+def _entry_point(name: str, where: str) -> EntryPoint:
+    """Find the one plug-in of that name."""
+    points = {point.value: point for point in entry_points(group=PROJECT, name=name)}
+    if not points:
+        raise ConfigError(f"{where}: no installed plug-in is called {name!r}{nearest(name, installed())}")
+    if len(points) > 1:
+        owners = " and ".join(sorted(_distribution(point) for point in points.values()))
+        raise PluginError(f"plug-in name {name!r} is offered by {owners}; uninstall one")
+    return points.popitem()[1]
 
 
 def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
@@ -89,17 +88,16 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
 
     Raises:
         ConfigError: unknown name, or settings that do not fit.
-        PluginError: it cannot be imported, or a hook of it is none of ours.
+        PluginError: two distributions offer the name, it cannot be imported, or a hook of it is none of
+            ours.
     """
-    known = installed()
-    if name not in known:
-        raise ConfigError(f"{where}: no installed plug-in is called {name!r}{nearest(name, known)}")
+    point = _entry_point(name, where)
     try:
-        namespace = known[name].load()
+        namespace = point.load()
     except Exception as error:
         raise PluginError(
             f"plug-in {name!r} cannot be imported: {type(error).__name__}: {error};"
-            f" mend or reinstall {_distribution(known[name])}, or run with -p no:{name}"
+            f" mend or reinstall {_distribution(point)}, or run with -p no:{name}"
         ) from error
     kind = getattr(namespace, "Settings", NoSettings)
     if not (isinstance(kind, type) and issubclass(kind, Struct)):

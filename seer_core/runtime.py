@@ -55,6 +55,7 @@ class Runtime:
         self.weight_version = 0
         self.living: dict[str, InstanceInfo] = {}
         self._weight_source: str | None = None
+        self._loaded: dict[str, int] = {}
         self._scheduler = Scheduler(assembly.policies, settings.max_chunk_failures)
         self._engines: dict[str, Engine] = {engine.id: engine for engine in self.pool.engines}
         self._restarts: dict[str, int] = {}
@@ -184,9 +185,10 @@ class Runtime:
             fact = next(iter(failed.values()), "none is alive")
             raise EngineError(f"no instance could load the weights in {source!r}: {fact}")
         self._weight_source, self.weight_version = source, version
-        for name, answer in failed.items():
+        self._loaded |= {name: version for name in names if name not in failed}
+        for name in [name for name in self.living if self._loaded.get(name, 0) != version]:
             await self._engines[name].stop()
-            self.lost(name, f"could not load weights: {answer}")
+            self.lost(name, f"could not load weights: {failed.get(name, 'it came back meanwhile')}")
         log.info("weights_updated", version=version)
         return version
 
@@ -256,8 +258,10 @@ class Runtime:
             self._restarts[engine.id] = self._restarts.get(engine.id, 0) + 1
             try:
                 info = await self._start(engine)
+                version = self.weight_version
                 if self._weight_source is not None:
-                    await engine.update_weights(self._weight_source, self.weight_version)
+                    await engine.update_weights(self._weight_source, version)
+                self._loaded[engine.id] = version
             except Exception as error:
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
                 await engine.stop()
@@ -340,16 +344,16 @@ class Runtime:
             )
 
     def _check(self, groups: Sequence[PromptGroup]) -> None:
-        if groups and not self.living:
+        if groups and not self.living and not self._restarting:
             raise EngineError("no instance is alive; enter the runtime before rolling out")
         seen: set[str] = set()
-        room = max((info.kv_capacity_tokens for info in self.living.values()), default=0)
+        room = max((info.kv_capacity_tokens for info in self.living.values()), default=None)
         for group in groups:
             problem = problem_of(group, self.pool.model)
             needed = len(group.prompt_token_ids) + group.max_tokens
             if problem is None and group.id in seen:
                 problem = "this id occurs twice; give each group its own"
-            if problem is None and needed > room:
+            if problem is None and room is not None and needed > room:
                 problem = (
                     f"prompt and max_tokens make {needed} tokens, the largest instance's KV holds {room};"
                     " lower max_tokens or give the engine more KV"

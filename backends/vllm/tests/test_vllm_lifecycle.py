@@ -73,6 +73,15 @@ def test_a_loss_ends_a_control_call_that_waits(start, models):
     assert len(harness.losses) == 1
 
 
+def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models, tmp_path):
+    harness = start(models[0])
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(EngineError, match=r"(?s)UpdateWeights on instance 'vllm-0': .*SafetensorError"):
+        harness.run(harness.engine.update_weights(str(tmp_path), 1))
+    [reason] = harness.losses
+    assert "SafetensorError" in reason
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two CPUs")
 def test_tensor_parallel_workers_agree_and_die_with_their_instance(start, models, prompts, monkeypatch):
     first, second, *_ = sorted(os.sched_getaffinity(0))
