@@ -25,7 +25,7 @@ class RequestBuffer:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
-        self._history: deque[tuple[str, str]] = deque(maxlen=HISTORY)
+        self._history: deque[tuple[str, str, str]] = deque(maxlen=HISTORY)
         self._seq = 0
         self.on_instance: dict[str, dict[str, Request]] = {}
         self.running = 0
@@ -44,7 +44,7 @@ class RequestBuffer:
 
     def run(self, request: Request, instance_id: str, chunk_tokens: int, kv_tokens: int) -> bool:
         """Mark a chunk as sent; return whether the request moved away from an earlier instance."""
-        self._expect(request, WAITING, f"run on {instance_id}")
+        self._expect(request, WAITING, "run on ", instance_id)
         migrated = request.instance is not None and request.instance != instance_id
         request.state = RUNNING
         request.chunk_tokens = chunk_tokens
@@ -96,17 +96,17 @@ class RequestBuffer:
         self.running -= 1
         self.waiting += 1
 
-    def _expect(self, request: Request, state: RequestState, what: str) -> None:
+    def _expect(self, request: Request, state: RequestState, what: str, where: str = "") -> None:
         if request.state is not state:
             raise TransitionError(
-                f"request {request.id!r} cannot {what}: it is {request.state.value}, not {state.value}."
+                f"request {request.id!r} cannot {what}{where}: it is {request.state.value}, not {state.value}."
                 f" {self.story(request)}"
             )
-        self._history.append((request.id, what))
+        self._history.append((request.id, what, where))
 
     def story(self, request: Request) -> str:
         """Tell what is remembered of a request, for error messages."""
-        steps = [what for request_id, what in self._history if request_id == request.id]
+        steps = [what + where for request_id, what, where in self._history if request_id == request.id]
         return (
             f"{request.generated_tokens} of {request.group.max_tokens} tokens in {request.chunks} chunks,"
             f" last on {request.instance}; its last transitions: {', '.join(steps[-12:]) or 'none'}"

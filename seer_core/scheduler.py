@@ -124,7 +124,7 @@ class Scheduler:
             if not isinstance(request, Request):
                 raise self._blame(f"offered {request!r}, which is no request")
             self._subject = request
-            if self.buffer.get(request.id) is not request or request.state is not WAITING:
+            if request.state is not WAITING:
                 raise self._blame("offered a request that does not wait")
             self._stage = splitter
             tokens = splitter.strategy.split(request)

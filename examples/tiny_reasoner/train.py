@@ -146,9 +146,9 @@ def evaluate(model: Qwen3ForCausalLM, seed: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog="example: OMP_NUM_THREADS=1 python train.py --tokens 8000000 --checkpoint build/tiny.pt",
+        epilog="example: OMP_NUM_THREADS=1 python train.py --tokens 6600000 --checkpoint build/tiny.pt",
     )
-    parser.add_argument("--tokens", type=int, default=8_000_000, help="response tokens to train on")
+    parser.add_argument("--tokens", type=int, default=6_600_000, help="response tokens to train on")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
