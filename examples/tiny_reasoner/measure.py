@@ -119,6 +119,7 @@ def summarize(groups: Sequence[Sequence[dict]]) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure as the command line asks."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="example: OMP_NUM_THREADS=1 python measure.py --groups 48 --seed 1 --json build/measured.json",

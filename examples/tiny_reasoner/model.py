@@ -4,11 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import task
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-import task
 
 MAX_POSITIONS = 4096
 VOCAB_SIZE = (len(task.VOCABULARY) + 31) // 32 * 32

@@ -91,6 +91,7 @@ class Problem:
 
     @property
     def prompt(self) -> str:
+        """Ask the question in the words the model was trained on."""
         return f"ring {self.ring} hop {self.hop:02d} from {self.start:02d} to {self.goal:02d} ?"
 
     @property
@@ -232,6 +233,7 @@ def group_share(groups: Iterable[Sequence[float]]) -> float:
 
 
 def main() -> None:
+    """Write a file of prompts."""
     parser = argparse.ArgumentParser(
         description="Write prompts as JSON lines.",
         epilog="example: python task.py --groups 48 --n 8 --seed 1 --out prompts.jsonl",

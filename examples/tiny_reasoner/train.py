@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import task
 import torch
+from model import build_model, build_tokenizer, export
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3ForCausalLM
-
-import task
-from model import build_model, build_tokenizer, export
 
 HERE = Path(__file__).parent
 IGNORED = -100
@@ -144,6 +143,7 @@ def evaluate(model: Qwen3ForCausalLM, seed: int) -> None:
 
 
 def main() -> None:
+    """Train, export and evaluate."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="example: OMP_NUM_THREADS=1 python train.py --tokens 6600000 --checkpoint build/tiny.pt",
