@@ -99,8 +99,8 @@ class RequestBuffer:
     def _expect(self, request: Request, state: RequestState, what: str, where: str = "") -> None:
         if request.state is not state:
             raise TransitionError(
-                f"request {request.id!r} cannot {what}{where}: it is {request.state.value}, not {state.value}."
-                f" {self.story(request)}"
+                f"request {request.id!r} cannot {what}{where}: it is {request.state.value}, not"
+                f" {state.value}. {self.story(request)}"
             )
         self._history.append((request.id, what, where))
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seer_vllm import SUPPORTED_VLLM
+from seer_vllm import SUPPORTED_VLLM, cpu_cure
 
 __all__ = [
     "KeyedSampler",
@@ -215,5 +215,7 @@ class KeyedSamplingExtension:
     model_runner: Any
 
     def seer_install_keyed_sampling(self) -> None:
-        """Install keyed sampling in this worker."""
+        """Install keyed sampling in this worker, on a CPU with the cure of vLLM's own sampling."""
         install(self.model_runner)
+        if self.model_runner.device.type == "cpu":
+            cpu_cure.install()
