@@ -18,10 +18,8 @@ def expand_batch_to_tokens(
 ) -> Tensor:
     """Repeat ``x[i]`` for each token of request i, ``replace_from`` becoming ``replace_to``.
 
-    Args:
-        x: [batch], any type.
-        cu_num_tokens: integer [batch], tokens up to and including each request.
-        num_tokens: the last of them.
+    ``x`` is [batch] of any type, ``cu_num_tokens`` integer [batch], the tokens up to and including each
+    request; ``num_tokens`` is the last of them.
     """
     counts = torch.diff(cu_num_tokens.to(torch.int64), prepend=cu_num_tokens.new_zeros(1, dtype=torch.int64))
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)

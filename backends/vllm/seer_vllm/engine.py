@@ -38,15 +38,21 @@ LOSS_GRACE_S = 2.0
 
 @attrs.frozen
 class Launch:
-    """How an instance is started, and how long its start, its stop and a control call may take."""
+    """How an instance is started, and how long it may take for what.
+
+    ``silence_timeout_s`` bounds how long it may say nothing while it has chunks; ``discard_log``: its log
+    is of no interest unless something goes wrong.
+    """
 
     engine_args: Mapping[str, Any]
     environment: Mapping[str, str]
     log_path: Path
+    discard_log: bool
     report_interval_s: float
     start_timeout_s: float
     stop_timeout_s: float
     control_timeout_s: float
+    silence_timeout_s: float
 
 
 class VllmEngine:
@@ -58,6 +64,8 @@ class VllmEngine:
         self._worker: WorkerProcess | None = None
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[str | None]] = deque()
+        self._chunks: set[str] = set()
+        self._troubled = False
 
     @property
     def pid(self) -> int | None:
@@ -71,13 +79,15 @@ class VllmEngine:
             EngineError: it died while loading, or took longer than ``start_timeout_s``.
         """
         await self.stop()
+        self._chunks.clear()
         launch = self._launch
-        launch.log_path.parent.mkdir(parents=True, exist_ok=True)
+        launch.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
         worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s))
         try:
             info = await asyncio.wait_for(_ready(worker), launch.start_timeout_s)
         except (EOFError, WireError, TimeoutError) as error:
+            self._troubled = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
             if isinstance(error, TimeoutError):
                 how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
@@ -93,10 +103,12 @@ class VllmEngine:
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""
         if self._worker is not None:
+            self._chunks.add(job.id)
             self._worker.send(Submit(job))
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk."""
+        self._chunks.discard(job_id)
         if self._worker is not None:
             self._worker.send(Abort(job_id))
 
@@ -123,18 +135,33 @@ class VllmEngine:
         if worker is not None:
             self._fail_calls("it was stopped")
             await worker.end(self._launch.stop_timeout_s)
+            if self._launch.discard_log and not self._troubled:
+                self._launch.log_path.unlink(missing_ok=True)
+                with suppress(OSError):  # another instance's log is still there
+                    self._launch.log_path.parent.rmdir()
 
     async def _listen(self, worker: WorkerProcess, sink: EngineSink) -> None:
         """Pass on what the worker says, until it is gone; then say so, once."""
+        silence_s = self._launch.silence_timeout_s
         try:
             while True:
-                for message in await worker.receive():
+                try:
+                    messages = await asyncio.wait_for(worker.receive(), silence_s)
+                except TimeoutError:
+                    if self._chunks:
+                        raise
+                    continue
+                for message in messages:
                     self._dispatch(message, sink)
         except EOFError:
             reason = await worker.end(LOSS_GRACE_S)
         except WireError as error:
             await worker.end()
             reason = f"its worker spoke nonsense: {error}"
+        except TimeoutError:
+            await worker.end()
+            reason = f"silent for silence_timeout_s = {silence_s:g} with {len(self._chunks)} chunks"
+        self._troubled = True
         self._worker = self._listener = None
         self._fail_calls(reason)
         sink.lost(self.id, reason)
@@ -142,8 +169,10 @@ class VllmEngine:
     def _dispatch(self, message: FromWorker, sink: EngineSink) -> None:
         match message:
             case Finished(output):
+                self._chunks.discard(output.job_id)
                 sink.chunk_finished(self.id, output)
             case Failed(job_id, reason):
+                self._chunks.discard(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
             case Load(running, waiting, kv_usage):
                 sink.reported(InstanceReported(self.id, running, waiting, kv_usage))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     a CPU it must be given.  ``max_model_tokens`` 0 means the model's own limit, ``max_batched_tokens`` 0
     vLLM's choice.  ``visible_devices`` are shared out among the instances, in order; empty means those
     of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  ``engine_args`` are passed to vLLM as they are.
-    Without ``log_dir`` the workers' logs go to a temporary directory.
+    Without ``log_dir`` the workers' logs go to a temporary directory and stay only if something goes
+    wrong.  An instance that says nothing for ``silence_timeout_s`` while it has chunks counts as lost.
     """
 
     model: str
@@ -70,6 +72,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_s: Seconds = 180.0
     stop_timeout_s: Seconds = 10.0
     control_timeout_s: Seconds = 120.0
+    silence_timeout_s: Seconds = 300.0
     report_interval_s: Seconds = 0.2
     log_dir: str | None = None
     engine_args: dict[str, Any] = {}
@@ -90,7 +93,8 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
     """Return the instances, not yet started."""
     model_dir = startup.path(settings.model)
     model = read_model_info(model_dir, settings.max_model_tokens)
-    log_dir = startup.path(settings.log_dir or tempfile.mkdtemp(prefix="seer-vllm-"))
+    temporary = Path(tempfile.gettempdir(), f"seer-vllm-{secrets.token_hex(8)}")
+    log_dir = startup.path(settings.log_dir) if settings.log_dir else temporary
     arguments = engine_args(settings, model_dir)
     devices = share_devices(settings, os.environ)
     engines = []
@@ -100,10 +104,12 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
             engine_args=arguments,
             environment=worker_environment(os.environ, settings.threads, devices[index]),
             log_path=log_dir / f"{id}.log",
+            discard_log=settings.log_dir is None,
             report_interval_s=settings.report_interval_s,
             start_timeout_s=settings.start_timeout_s,
             stop_timeout_s=settings.stop_timeout_s,
             control_timeout_s=settings.control_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
         )
         engines.append(VllmEngine(id, launch))
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None

@@ -73,6 +73,17 @@ def test_a_loss_ends_a_control_call_that_waits(start, models):
     assert len(harness.losses) == 1
 
 
+def test_a_worker_that_falls_silent_while_it_has_chunks_is_lost(start, models, prompts):
+    harness = start(models[0], silence_timeout_s=5.0)
+    harness.whole(prompts(2), PLAIN, 20)
+    worker = harness.engine.pid
+    os.kill(worker, signal.SIGSTOP)
+    harness.engine.submit(harness.job(prompts(1)[0], 20, 0, PLAIN))
+    harness.run(harness.until(lambda: bool(harness.losses)))
+    assert harness.losses == ["silent for silence_timeout_s = 5 with 1 chunks"]
+    assert is_group_empty(worker)
+
+
 def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models, tmp_path):
     harness = start(models[0])
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
