@@ -15,11 +15,13 @@ class Settings(Struct, frozen=True):
     """``chunk_tokens`` is the most a chunk may generate.
 
     ``stay_kv_fraction``: a request stays on the instance that has its KV while that instance's free
-    KV is at most this share of its capacity below the emptiest instance's.
+    KV is at most this share of its capacity below the emptiest instance's.  ``growth_headroom``: another
+    instance takes a request only if this many chunks stay free there for each request in flight.
     """
 
     chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
     stay_kv_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    growth_headroom: Annotated[float, Meta(ge=0)] = 0.75
 
 
 @hookimpl
@@ -31,4 +33,4 @@ def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks:
 @hookimpl
 def seer_make_placer(settings: Settings, startup: Startup) -> KvAware:
     """Place chunks by free KV."""
-    return KvAware(settings.chunk_tokens, settings.stay_kv_fraction)
+    return KvAware(settings.chunk_tokens, settings.stay_kv_fraction, settings.growth_headroom)

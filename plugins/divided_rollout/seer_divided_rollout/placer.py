@@ -16,13 +16,16 @@ Key = tuple[int, int, int]
 class KvAware:
     """Chooses the instance with the most free KV, or the request's own while loads are close.
 
-    Among equals the least recently chosen wins.  A heap of (-free KV, last choice, instance) is kept
+    A request whose KV is not there is let in only if, for each request in flight there,
+    ``growth_headroom`` chunks stay free: an instance filled to the brim has no room for anyone's next
+    chunk, so all would have to move, and prefill again.  Among equals the least recently chosen wins.  A heap of (-free KV, last choice, instance) is kept
     up to date lazily, so a decision costs O(log n) over n instances.
     """
 
-    def __init__(self, chunk_tokens: int, stay_kv_fraction: float) -> None:
+    def __init__(self, chunk_tokens: int, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
         self.chunk_tokens = chunk_tokens
         self.stay_kv_fraction = stay_kv_fraction
+        self.growth_headroom = growth_headroom
         self._instances: dict[int, InstanceStatus] = {}
         self._by_id: dict[str, InstanceStatus] = {}
         self._keys: dict[int, Key | None] = {}
@@ -68,11 +71,17 @@ class KvAware:
             and free - home.free_kv_tokens <= self.stay_kv_fraction * home.info.kv_capacity_tokens
         ):
             best = home
-        elif best.footprint(request, chunk_tokens) > free:
+        elif best.footprint(request, chunk_tokens) + self._headroom(request, best) > free:
             return None
         self._choices += 1
         self._chosen[best.seq] = self._choices
         return best
+
+    def _headroom(self, request: Request, instance: InstanceStatus) -> float:
+        """KV tokens to leave free so that what runs there can go on growing; none for one of its own."""
+        if request.instance == instance.id:
+            return 0.0
+        return self.growth_headroom * self.chunk_tokens * instance.running
 
     def _emptiest(self) -> InstanceStatus | None:
         while self._heap:
