@@ -18,8 +18,9 @@ class KvAware:
 
     A request whose KV is not there is let in only if, for each request in flight there,
     ``growth_headroom`` chunks stay free: an instance filled to the brim has no room for anyone's next
-    chunk, so all would have to move, and prefill again.  Among equals the least recently chosen wins.  A heap of (-free KV, last choice, instance) is kept
-    up to date lazily, so a decision costs O(log n) over n instances.
+    chunk, so all would have to move, and prefill again.  Among equals the least recently chosen wins.
+    A heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs O(log n)
+    over n instances.
     """
 
     def __init__(self, chunk_tokens: int, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
