@@ -101,19 +101,21 @@ class ContextAware:
             heappush(self._least_served, (group.taken, seq))
 
     def _head(self, group: Candidates) -> Request | None:
-        heap = group.heap
-        while heap and not self._current(heap[0]):
+        heap, waiting = group.heap, self._waiting
+        while heap:
+            negative_tokens, seq, request = heap[0]
+            if seq in waiting and -negative_tokens == request.generated_tokens:
+                return request
             heappop(heap)
-        return heap[0][2] if heap else None
-
-    def _current(self, entry: tuple[int, int, Request]) -> bool:
-        return entry[1] in self._waiting and abs(entry[0]) == entry[2].generated_tokens
+        return None
 
     def _from_probes(self) -> Request | None:
-        while self._probes:
-            if self._current(self._probes[0]):
-                return self._probes[0][2]
-            heappop(self._probes)
+        probes, waiting = self._probes, self._waiting
+        while probes:
+            generated_tokens, seq, request = probes[0]
+            if seq in waiting and generated_tokens == request.generated_tokens:
+                return request
+            heappop(probes)
         return None
 
     def _from_longest(self) -> Request | None:
@@ -157,5 +159,5 @@ class ContextAware:
             self._least_served = [(group.taken, seq) for seq, group in groups.items() if group.guarded]
             heapify(self._least_served)
         if len(self._probes) > 64 + 2 * len(self._waiting):
-            self._probes = [entry for entry in self._probes if self._current(entry)]
+            self._probes = [entry for entry in self._probes if entry[1] in self._waiting]
             heapify(self._probes)

@@ -36,10 +36,12 @@ class KvAware:
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
-        seq = instance.seq
+        seq, info = instance.seq, instance.info
         if seq not in self._instances:
             self._admit(instance)
-        key = (-instance.free_kv_tokens, self._chosen[seq], seq) if instance.free_slots > 0 else None
+        key = None
+        if instance.running < info.max_running:
+            key = (instance.reserved_kv_tokens - info.kv_capacity_tokens, self._chosen[seq], seq)
         if key == self._keys[seq]:
             return
         self._keys[seq] = key
@@ -62,7 +64,7 @@ class KvAware:
         best = self._emptiest()
         if best is None:
             return None
-        free = best.free_kv_tokens
+        free = -self._heap[0][0]
         home = self._by_id.get(request.instance) if request.instance is not None else None
         if (
             home is not None
