@@ -75,8 +75,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
             groups = [
                 msgspec.structs.replace(
                     group,
-                    # Greedy siblings are alike: one of each group is enough.
-                    n=group.n if temperature else 1,
+                    n=group.n if temperature else options.greedy_n,
                     sampling=Sampling(temperature),
                 )
                 for group in read.groups[: options.groups]
@@ -154,6 +153,9 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", type=int, default=48, help="prompt groups to roll out (default 48)")
+    parser.add_argument(
+        "--greedy-n", type=int, default=8, help="responses a group at temperature 0, all alike (default 8)"
+    )
     parser.add_argument("--chunk", type=int, default=64, help="chunk tokens (default 64)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")

@@ -39,7 +39,7 @@ def test_whole_divided_migrated_and_killed_rollouts_give_the_same_tokens():
     spec = importlib.util.spec_from_file_location("equality", ROOT / "benchmarks" / "equality.py")
     equality = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(equality)
-    rows = asyncio.run(equality.main(argparse.Namespace(groups=12, chunk=64, set=[])))
+    rows = asyncio.run(equality.main(argparse.Namespace(groups=12, greedy_n=1, chunk=64, set=[])))
     by_way = {(row["way"], row["temperature"]): row for row in rows}
     assert [row["differing_responses"] for row in rows] == [0] * 8
     assert sum(row["tokens"] for row in rows) >= 100_000
