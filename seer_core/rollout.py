@@ -138,9 +138,6 @@ class Rollout:
         group = transcript.group
         job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
         self._flights[job_id] = Flight(command, now)
-        log.debug(
-            "chunk_dispatched", chunk=job_id, instance=command.instance_id, max_tokens=command.max_tokens
-        )
         return ChunkJob(
             id=job_id,
             request_id=command.request_id,
@@ -230,12 +227,6 @@ class Rollout:
             instances=list(dict.fromkeys(chunk.instance for chunk in transcript.chunks)),
             finished_s=now,
             metadata=transcript.group.metadata,
-        )
-        log.debug(
-            "request_completed",
-            request=completion.request_id,
-            tokens=len(completion.token_ids),
-            reason=completion.finish_reason,
         )
         self._completions.append(completion)
         self._ready.append(completion)

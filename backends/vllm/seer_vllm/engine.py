@@ -85,7 +85,8 @@ class VllmEngine:
         self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
         worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s))
         try:
-            info = await asyncio.wait_for(_ready(worker), launch.start_timeout_s)
+            async with asyncio.timeout(launch.start_timeout_s):
+                info = await _ready(worker)
         except (EOFError, WireError, TimeoutError) as error:
             self._troubled = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
@@ -146,7 +147,9 @@ class VllmEngine:
         try:
             while True:
                 try:
-                    messages = await asyncio.wait_for(worker.receive(), silence_s)
+                    # Not wait_for: on Python 3.11 it can swallow the cancellation that ``stop`` relies on.
+                    async with asyncio.timeout(silence_s):
+                        messages = await worker.receive()
                 except TimeoutError:
                     if self._chunks:
                         raise
@@ -190,7 +193,8 @@ class VllmEngine:
         self._calls.append(call)
         self._worker.send(message)
         try:
-            refusal = await asyncio.wait_for(call, self._launch.control_timeout_s)
+            async with asyncio.timeout(self._launch.control_timeout_s):
+                refusal = await call
         except TimeoutError as error:
             raise EngineError(
                 f"{name} on instance {self.id!r}: no answer after {self._launch.control_timeout_s:g} s"

@@ -101,7 +101,8 @@ class WorkerProcess:
             (KILL_GRACE_S, signal.SIGKILL),
         ):
             try:
-                await asyncio.wait_for(self._process.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._process.wait()
                 break
             except TimeoutError:
                 self._signal(then)
