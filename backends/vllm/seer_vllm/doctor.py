@@ -64,7 +64,9 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
             PART,
             wanted <= cpus,
             f"{instances} instances of {threads} threads on {cpus} CPUs",
-            "" if wanted <= cpus else "lower threads or instances: threads that wait spin, 50 times slower",
+            ""
+            if wanted <= cpus
+            else "lower threads or instances: threads that wait for a CPU spin, and may be 25 times slower",
         )
     )
     if kv_cache_bytes is not None:
