@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 import attrs
 import msgspec
 
-from seer_core.config import Config, nearest
+from seer_core.config import Config
 from seer_core.errors import ConfigError
 from seer_core.model import Completion, PromptGroup
-from seer_core.plugins import fill_slots, installed
+from seer_core.plugins import fill_slots, installed, unknown_plugin
 from seer_core.policy import Observer
 from seer_core.result import RolloutResult, Summary
 from seer_core.runtime import Runtime
@@ -49,8 +49,12 @@ class ArmResult:
 
     arm: Arm
     summaries: list[Summary] = attrs.Factory(list)
-    tokens_equal: bool = True
     differing: list[str] = attrs.Factory(list)
+
+    @property
+    def tokens_equal(self) -> bool:
+        """Whether no response differed from the baseline's in any repeat."""
+        return not self.differing
 
     def median(self, figure: str) -> float:
         """Return the median of a figure over the repeats."""
@@ -98,10 +102,8 @@ def arms_of(config: Config) -> list[Arm]:
     for name in table.techniques:
         if name in config.seer.plugins:
             techniques.append(name)
-        elif name not in (known := installed()):
-            raise ConfigError(
-                f"[compare].techniques: no installed plug-in is called {name!r}{nearest(name, known)}"
-            )
+        elif name not in installed():
+            raise unknown_plugin(name, "[compare].techniques")
     if not techniques:
         raise ConfigError(
             "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
@@ -144,7 +146,6 @@ async def compare(
             outcome.summaries.append(result.summary)
             differing = {name for name in expected if tokens.get(name) != expected[name]}
             outcome.differing = sorted(differing.union(outcome.differing))
-            outcome.tokens_equal = not outcome.differing
     return list(results.values())
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib.metadata import entry_points
 from typing import Any
 
 from seer_core.config import Config
 from seer_core.errors import SeerError
-from seer_core.hookspecs import PROJECT, Check, Startup
-from seer_core.plugins import Plugin, load, load_enabled
+from seer_core.hookspecs import Check, Startup
+from seer_core.plugins import Plugin, installed, load, load_enabled
 
 __all__ = ["examine"]
 
@@ -27,7 +26,7 @@ def examine(config: Config | None) -> list[Check]:
         for _, plugin in load_enabled(config):
             checks += _ask(plugin, plugin.settings, startup)
         return checks
-    for name in sorted({point.name for point in entry_points(group=PROJECT)}):
+    for name in installed():
         try:
             plugin = load(name, None, name)
         except SeerError as error:

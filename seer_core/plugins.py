@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "load_enabled",
     "slots_of",
+    "unknown_plugin",
 ]
 
 SLOTS: Mapping[str, type] = {
@@ -49,10 +50,9 @@ class NoSettings(Struct, frozen=True):
 
 @attrs.frozen
 class Plugin:
-    """A loaded plug-in: its name in the config, what it defines, and its checked settings."""
+    """A loaded plug-in: its name in the config, its checked settings, and the hooks it implements."""
 
     name: str
-    namespace: Any
     settings: Any
     hooks: Mapping[str, Callable[..., Any]]
     doctor: Callable[..., list[Check]] | None
@@ -72,11 +72,16 @@ def installed() -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=PROJECT), key=lambda each: each.name)}
 
 
+def unknown_plugin(name: str, where: str) -> ConfigError:
+    """Return the error for a name, standing at ``where``, that no installed plug-in has."""
+    return ConfigError(f"{where}: no installed plug-in is called {name!r}{nearest(name, installed())}")
+
+
 def _entry_point(name: str, where: str) -> EntryPoint:
     """Find the one plug-in of that name."""
     points = {point.value: point for point in entry_points(group=PROJECT, name=name)}
     if not points:
-        raise ConfigError(f"{where}: no installed plug-in is called {name!r}{nearest(name, installed())}")
+        raise unknown_plugin(name, where)
     if len(points) > 1:
         owners = " and ".join(sorted(_distribution(point) for point in points.values()))
         raise PluginError(f"plug-in name {name!r} is offered by {owners}; uninstall one")
@@ -105,20 +110,22 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
     settings = structure(table, kind, where) if table is not None else None
     hooks = _hooks(name, namespace)
     doctor = hooks.pop("doctor", None)
-    return Plugin(name, namespace, settings, hooks, doctor)
+    return Plugin(name, settings, hooks, doctor)
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
     """Load what a config enables: the engine first, then the plug-ins, each with its kind of table."""
     _known_tables(config)
-    engine = config.seer.engine
-    return [
-        ("engine", load(engine, config.engine.get(engine, {}), f"engine.{engine}")),
-        *(
-            ("plugin", load(name, config.plugin.get(name, {}), f"plugin.{name}"))
-            for name in config.seer.plugins
-        ),
-    ]
+    return [("engine", _load_engine(config)), *(("plugin", plugin) for plugin in _load_plugins(config))]
+
+
+def _load_engine(config: Config) -> Plugin:
+    name = config.seer.engine
+    return load(name, config.engine.get(name, {}), f"engine.{name}")
+
+
+def _load_plugins(config: Config) -> list[Plugin]:
+    return [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
 
 
 def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
@@ -149,7 +156,7 @@ def fill_slots(config: Config) -> tuple[Policies, tuple[Slot[Observer], ...]]:
     """
     startup = Startup(config.seer.seed, config.base_dir)
     _known_tables(config)
-    plugins = [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
+    plugins = _load_plugins(config)
     for plugin in plugins:
         if set(plugin.hooks) == {"engines"}:
             raise ConfigError(
@@ -170,11 +177,10 @@ def fill_slots(config: Config) -> tuple[Policies, tuple[Slot[Observer], ...]]:
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
     startup = Startup(config.seer.seed, config.base_dir)
-    name = config.seer.engine
-    plugin = load(name, config.engine.get(name, {}), f"engine.{name}")
+    plugin = _load_engine(config)
     pools = _answers([plugin], "engines", startup)
     if not pools:
-        raise ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+        raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
     _check_engines(pools[0])
     policies, observers = fill_slots(config)
     return Assembly(pools[0].strategy, policies, observers)
@@ -248,9 +254,8 @@ def _hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
         manager.register(namespace, name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        known = [f"seer_make_{slot}" for slot in SLOTS]
         raise PluginError(
-            f"plug-in {name!r} has a hook that fits no slot: {error}; hooks: {known}"
+            f"plug-in {name!r} has a hook that fits no slot: {error}; hooks: {list(HOOKS.values())}"
         ) from error
     hooks: dict[str, Callable[..., Any]] = {}
     for slot, hook in HOOKS.items():
@@ -277,9 +282,7 @@ def _known_tables(config: Config) -> None:
     for kind, tables in (("engine", config.engine), ("plugin", config.plugin)):
         for name in tables:
             if name not in known:
-                raise ConfigError(
-                    f"[{kind}.{name}]: no installed plug-in is called {name!r}{nearest(name, known)}"
-                )
+                raise unknown_plugin(name, f"[{kind}.{name}]")
 
 
 def _distribution(point: EntryPoint) -> str:
