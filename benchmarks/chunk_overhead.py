@@ -44,9 +44,9 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
                 chosen = msgspec.structs.replace(
                     config, plugin={"divided_rollout": {"chunk_tokens": size or 1}}
                 )
-                policies, _ = fill_slots(chosen.with_plugins(plugins))
+                strategies = fill_slots(chosen.with_plugins(plugins))
                 await runtime.reset_caches()
-                runtime.use(policies)
+                await runtime.use(strategies)
                 summary = (await runtime.rollout(groups).wait()).summary
                 if number:  # the first round warms up
                     times[size].append(summary.total_time_s / summary.tokens)

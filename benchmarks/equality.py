@@ -1,11 +1,14 @@
-"""Equality: whole = divided = migrated = after a kill, token for token, at temperature 0 and 1.
+"""Equality: whole = divided = migrated = killed = drafted, token for token, at temperature 0 and 1.
 
-Rolls the tiny reasoner's prompts out on two real vLLM instances in four ways:
+Rolls the tiny reasoner's prompts out on two real vLLM instances in seven ways:
 
   whole     each response in one piece
   divided   in chunks of --chunk tokens, placed by free KV
   migrated  in chunks of --chunk tokens, every chunk on another instance than the one before
   killed    divided, and the first instance gets SIGKILL in mid-rollout
+  drafted   divided, with grouped speculative decoding
+  ngram     divided, with vLLM's n-gram drafts
+  suffix    divided, with vLLM's suffix drafts
 
 and compares every response with the first way's.
 
@@ -23,17 +26,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
 import msgspec
 import structlog
 
 from seer_core.config import load_config
 from seer_core.model import Completion, InstanceStatus, PromptGroup, Request, Sampling
-from seer_core.plugins import fill_slots
+from seer_core.plugins import Strategies, fill_slots
 from seer_core.prompts import read_prompts
 from seer_core.runtime import Runtime
-from seer_core.scheduler import Policies, Slot
+from seer_core.scheduler import Slot
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_reasoner"
+WAYS = ("whole", "divided", "migrated", "killed", "drafted", "ngram", "suffix")
+DRAFTERS = {"drafted": "grouped_spec", "ngram": "vllm_ngram", "suffix": "vllm_suffix"}
 KILL_AFTER = 0.4
 """Share of the responses that have finished when the kill comes."""
 
@@ -81,33 +87,35 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
                 for group in read.groups[: options.groups]
             ]
             expected: dict[str, Completion] = {}
-            for way in ("whole", "divided", "migrated", "killed"):
-                policies, _ = fill_slots(
-                    config.with_plugins(() if way == "whole" else ("divided_rollout", "context_sched"))
-                )
+            for way in options.ways:
+                divided = () if way == "whole" else ("divided_rollout", "context_sched")
+                drafter = (DRAFTERS[way],) if way in DRAFTERS else ()
+                strategies = fill_slots(config.with_plugins((*divided, *drafter)))
                 if way == "migrated":
-                    policies = Policies(
-                        policies.splitter, policies.prioritizer, Slot("placer", "nomad", Nomad())
+                    nomad = Slot("placer", "nomad", Nomad())
+                    strategies = attrs.evolve(
+                        strategies, policies=attrs.evolve(strategies.policies, placer=nomad)
                     )
-                found, lost = await roll_out(runtime, policies, groups, kill=way == "killed")
+                found, lost = await roll_out(runtime, strategies, groups, kill=way == "killed")
                 expected = expected or found
                 row = compare(way, temperature, expected, found)
                 row["instances_lost"] = lost
                 rows.append(row)
                 print(
                     f"T={temperature:g} {way:9} {row['tokens']:>9,} tokens  {row['chunks']:>6,} chunks "
-                    f" {row['migrations']:>6,} migrations  differing responses: {row['differing_responses']}",
+                    f" {row['migrations']:>6,} migrations  {row['accepted_tokens']:>8,} drafts accepted"
+                    f"  differing responses: {row['differing_responses']}",
                     flush=True,
                 )
     return rows
 
 
 async def roll_out(
-    runtime: Runtime, policies: Policies, groups: list[PromptGroup], *, kill: bool
+    runtime: Runtime, strategies: Strategies, groups: list[PromptGroup], *, kill: bool
 ) -> tuple[dict[str, Completion], int]:
     """Return the completions by request, and how many instances were lost."""
+    await runtime.use(strategies)
     await runtime.reset_caches()
-    runtime.use(policies)
     found = {}
     total = sum(group.n for group in groups)
     rollout = runtime.rollout(groups)
@@ -137,6 +145,8 @@ def compare(
             for completion in found.values()
             for here, there in zip(completion.chunks, completion.chunks[1:], strict=False)
         ),
+        "drafted_tokens": sum(sum(each.drafted_at) for one in found.values() for each in one.chunks),
+        "accepted_tokens": sum(sum(each.accepted_at) for one in found.values() for each in one.chunks),
         "differing_responses": len(differing),
         "first_differences": [
             next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
@@ -156,6 +166,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--greedy-n", type=int, default=8, help="responses a group at temperature 0, all alike (default 8)"
     )
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="which, the first is expected")
     parser.add_argument("--chunk", type=int, default=64, help="chunk tokens (default 64)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")

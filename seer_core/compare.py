@@ -28,6 +28,8 @@ FIGURES = (
     "recomputed_tokens",
     "chunks",
     "migrations",
+    "acceptance_length",
+    "drafting_share",
 )
 """Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too."""
 
@@ -92,7 +94,8 @@ class ArmResult:
 def arms_of(config: Config) -> list[Arm]:
     """Return the arms of ``[compare]``: the baseline, each technique on top of the last, the oracle.
 
-    A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too.
+    A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too; a
+    misspelt one is an error.
 
     Raises:
         ConfigError: no technique is left to compare, or one is not installed.
@@ -102,7 +105,7 @@ def arms_of(config: Config) -> list[Arm]:
     for name in table.techniques:
         if name in config.seer.plugins:
             techniques.append(name)
-        elif name not in installed():
+        elif name not in installed() and "compare.techniques" in config.origins:
             raise unknown_plugin(name, "[compare].techniques")
     if not techniques:
         raise ConfigError(
@@ -156,9 +159,11 @@ async def _roll_out(
     groups: Sequence[PromptGroup],
     observer: Slot[Observer] | None,
 ) -> RolloutResult:
-    policies, observers = fill_slots(config.with_plugins(arm.plugins))
+    strategies = fill_slots(config.with_plugins(arm.plugins))
+    if observer is not None:
+        strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
+    await runtime.use(strategies)
     await runtime.reset_caches()
-    runtime.use(policies, [*observers, observer] if observer is not None else observers)
     return await runtime.rollout(groups).wait()
 
 

@@ -60,7 +60,7 @@ class CompareTable(Struct, frozen=True):
 
     prompts: str = "prompts.jsonl"
     baseline: tuple[str, ...] = ("group_round_robin",)
-    techniques: tuple[str, ...] = ("divided_rollout", "context_sched")
+    techniques: tuple[str, ...] = ("divided_rollout", "context_sched", "grouped_spec")
     oracle: tuple[str, ...] = ("divided_rollout", "oracle_longest_first")
 
 

@@ -58,24 +58,36 @@ class InstanceLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class InstanceReported(msgspec.Struct, frozen=True, tag=True):
-    """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use."""
+    """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use.
+
+    ``stepping_s`` and ``drafting_s`` are the seconds since the instance's start that it has spent in
+    steps, and within them on drafts; ``drafting`` holds figures of its draft source, by name.
+    """
 
     instance_id: str
     running: int
     waiting: int
     kv_usage: float
+    stepping_s: float = 0.0
+    drafting_s: float = 0.0
+    drafting: dict[str, float] = {}
 
 
 class ChunkFinished(msgspec.Struct, frozen=True, tag=True):
     """A chunk came to its end with ``tokens`` new tokens.
 
     ``stopped``: the model ended the response (EOS or a stop token); otherwise the chunk's length did.
+    ``steps`` engine steps gave it tokens; they verified ``drafted`` draft tokens and accepted
+    ``accepted`` of them.
     """
 
     request_id: str
     instance_id: str
     tokens: int
     stopped: bool
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class ChunkFailed(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pluggy
 
+from seer_core.drafting import Drafter
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.ports import EnginePool
 
@@ -79,6 +80,16 @@ def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:
 
     Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
     a configuration error that names both.  Without an answer, the least loaded instance is chosen.
+    """
+
+
+@hookspec
+def seer_make_drafter(settings: Any, startup: Startup) -> Drafter | None:
+    """Return what drafts tokens for all instances of the run, or None to abstain.
+
+    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
+    a configuration error that names both.  Must start nothing: the runtime calls ``Drafter.start``
+    before it starts the engines.  Without an answer, engines do not speculate.
     """
 
 

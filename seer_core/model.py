@@ -73,7 +73,7 @@ class GroupContext:
 
     All lengths are in tokens.  ``finished`` counts the responses that ended by themselves or at
     their limit; ``left`` counts those not over yet.  ``longest_finished_tokens`` is 0 until one has
-    finished.
+    finished.  ``steps`` engine steps verified ``drafted`` draft tokens for it and accepted ``accepted``.
     """
 
     id: str
@@ -85,6 +85,9 @@ class GroupContext:
     left: int = 0
     finished: int = 0
     longest_finished_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def estimate_tokens(self) -> int:
@@ -111,6 +114,11 @@ class Request:
     migrations: int = 0
     failures: int = 0
     instance: str | None = None
+
+    @property
+    def probe(self) -> bool:
+        """Whether it is the group's speculative request, whose length tells the others' (paper)."""
+        return self.index == 0
 
     @property
     def context_tokens(self) -> int:
@@ -180,7 +188,8 @@ class ChunkRecord(msgspec.Struct, frozen=True):
 
     ``cached_tokens`` were found in the instance's prefix cache, ``prefilled_tokens`` computed before
     the first new token; ``recomputed_tokens`` is the work done a second time, be it on
-    re-entry or after a preemption.  Times are seconds on the run's clock.
+    re-entry or after a preemption.  Times are seconds on the run's clock.  ``steps``, ``drafted_at`` and
+    ``accepted_at`` are those of ``ChunkOutput``.
     """
 
     instance: str
@@ -192,6 +201,9 @@ class ChunkRecord(msgspec.Struct, frozen=True):
     recomputed_tokens: int
     preemptions: int
     weight_version: int
+    steps: int = 0
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from seer_core import hookspecs
 from seer_core.config import Config, nearest, structure
+from seer_core.drafting import Drafter
 from seer_core.errors import ConfigError, PluginError, SeerError
 from seer_core.hookspecs import PROJECT, Check, Startup
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
@@ -21,6 +22,7 @@ from seer_core.scheduler import CORE, Policies, Slot
 __all__ = [
     "Assembly",
     "Plugin",
+    "Strategies",
     "assemble",
     "describe",
     "fill_slots",
@@ -36,6 +38,7 @@ SLOTS: Mapping[str, type] = {
     "splitter": Splitter,
     "prioritizer": Prioritizer,
     "placer": Placer,
+    "drafter": Drafter,
     "observer": Observer,
 }
 """Slot name to the Protocol its strategy satisfies."""
@@ -59,12 +62,27 @@ class Plugin:
 
 
 @attrs.frozen
+class Strategies:
+    """Every slot but the engines', filled; the drafter's may stay empty."""
+
+    policies: Policies
+    observers: tuple[Slot[Observer], ...] = ()
+    drafter: Slot[Drafter] | None = None
+
+    @property
+    def slots(self) -> list[Slot[Any]]:
+        """All that are filled, the core's defaults included."""
+        policies = self.policies
+        drafters = () if self.drafter is None else (self.drafter,)
+        return [policies.splitter, policies.prioritizer, policies.placer, *drafters, *self.observers]
+
+
+@attrs.frozen
 class Assembly:
     """All slots filled; nothing started."""
 
     pool: EnginePool
-    policies: Policies
-    observers: tuple[Slot[Observer], ...]
+    strategies: Strategies
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -130,9 +148,7 @@ def _load_plugins(config: Config) -> list[Plugin]:
 
 def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
     """Return the slots that each enabled plug-in owns; fails as starting a run would."""
-    assembly = assemble(config)
-    policies = assembly.policies
-    slots: list[Slot[Any]] = [policies.splitter, policies.prioritizer, policies.placer, *assembly.observers]
+    slots = assemble(config).strategies.slots
     owned = {name: tuple(slot.name for slot in slots if slot.owner == name) for name in config.seer.plugins}
     return {config.seer.engine: ("engines",), **owned}
 
@@ -147,7 +163,7 @@ def describe(name: str) -> dict[str, str]:
     }
 
 
-def fill_slots(config: Config) -> tuple[Policies, tuple[Slot[Observer], ...]]:
+def fill_slots(config: Config) -> Strategies:
     """Call the factory hooks of every enabled plug-in and return the filled slots.
 
     Raises:
@@ -163,15 +179,16 @@ def fill_slots(config: Config) -> tuple[Policies, tuple[Slot[Observer], ...]]:
                 f"{plugin.name!r} in [seer].plugins makes engines only;"
                 f' write engine = "{plugin.name}" instead'
             )
-    policies = Policies()
-    for slot in ("splitter", "prioritizer", "placer"):
+    owned: dict[str, Slot[Any]] = {}
+    for slot in ("splitter", "prioritizer", "placer", "drafter"):
         answers = _answers(plugins, slot, startup)
         if len(answers) > 1:
             names = " and ".join(repr(answer.owner) for answer in answers)
             raise ConfigError(f"slot {slot!r} is claimed by {names}; keep one in [seer].plugins")
         if answers:
-            policies = attrs.evolve(policies, **{slot: answers[0]})
-    return policies, tuple(_answers(plugins, "observer", startup))
+            owned[slot] = answers[0]
+    drafter = owned.pop("drafter", None)
+    return Strategies(Policies(**owned), tuple(_answers(plugins, "observer", startup)), drafter)
 
 
 def assemble(config: Config) -> Assembly:
@@ -182,8 +199,7 @@ def assemble(config: Config) -> Assembly:
     if not pools:
         raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
     _check_engines(pools[0])
-    policies, observers = fill_slots(config)
-    return Assembly(pools[0].strategy, policies, observers)
+    return Assembly(pools[0].strategy, fill_slots(config))
 
 
 def _answers(plugins: Sequence[Plugin], slot: str, startup: Startup) -> list[Slot[Any]]:

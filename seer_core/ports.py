@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
 from seer_core.events import InstanceReported
 from seer_core.model import InstanceInfo, Sampling
+
+if TYPE_CHECKING:
+    from seer_core.drafting import Drafter, StepTimes
 
 __all__ = [
     "ChunkJob",
@@ -35,7 +38,9 @@ class ChunkJob(msgspec.Struct, frozen=True):
 
     ``token_ids`` is the prompt followed by everything generated so far.  ``seed`` is the request's:
     the noise behind the token at absolute position p depends on (seed, p) and on nothing else.
-    ``known_tokens`` is the response's true length where it is known (simulated engines).
+    ``known_tokens`` is the response's true length where it is known (simulated engines).  ``probe``: the
+    group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
+    responses of its group that were over when the chunk was sent.
     """
 
     id: str
@@ -48,6 +53,8 @@ class ChunkJob(msgspec.Struct, frozen=True):
     seed: int
     weight_version: int
     known_tokens: int | None = None
+    probe: bool = False
+    siblings_finished: int = 0
 
 
 class ChunkOutput(msgspec.Struct, frozen=True):
@@ -56,7 +63,9 @@ class ChunkOutput(msgspec.Struct, frozen=True):
     ``stopped``: the model ended the response.  ``cached_tokens`` of the job's tokens were found in
     the instance's cache; ``prefilled_tokens`` were computed before the first new token.
     ``computed_tokens`` counts every position run through the model for this chunk, with what
-    preemptions made it repeat.
+    preemptions made it repeat, but without drafts that were rejected.  ``steps`` is the number of engine
+    steps that gave it tokens; ``drafted_at[j]`` counts those that verified at least j + 1 draft tokens, and
+    ``accepted_at[j]`` those that accepted as many.
     """
 
     job_id: str
@@ -68,6 +77,9 @@ class ChunkOutput(msgspec.Struct, frozen=True):
     computed_tokens: int
     preemptions: int
     weight_version: int
+    steps: int = 0
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
 
 
 class EngineSink(Protocol):
@@ -96,6 +108,14 @@ class Engine(Protocol):
 
     id: str
 
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Speculate with this drafter, or not at all, from the next ``start`` on.
+
+        Raises:
+            EngineError: this engine cannot; it has not been changed.
+        """
+        ...
+
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Bring the instance up, within the backend's own time limit, or raise ``EngineError``.
 
@@ -115,8 +135,19 @@ class Engine(Protocol):
         """Drop a chunk; no sink call follows for it (one already under way may still arrive)."""
         ...
 
+    def forget_group(self, group_id: str) -> None:
+        """Drop what drafting remembers of a group that is over; never blocks."""
+        ...
+
+    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+        """Measure the duration of decoding steps on this grid; the instance must be idle.
+
+        Sizes that the instance cannot run are left out of the answer.
+        """
+        ...
+
     async def reset_cache(self) -> None:
-        """Forget all cached KV; the instance must be idle."""
+        """Forget all cached KV and all that drafting remembers; the instance must be idle."""
         ...
 
     async def update_weights(self, source: str, version: int) -> None:

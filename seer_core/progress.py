@@ -33,6 +33,8 @@ class InstanceLine:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    stepping_s: float = 0.0
+    drafting_s: float = 0.0
 
 
 class Progress:
@@ -47,6 +49,9 @@ class Progress:
         self.requests_done = 0
         self.tokens = 0
         self.finished_tokens = 0
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
         self.instances: dict[str, InstanceLine] = {}
         self._left: dict[str, int] = {}
         self._generated: dict[str, int] = {}
@@ -68,6 +73,7 @@ class Progress:
             case InstanceReported():
                 line = self.instances[event.instance_id]
                 line.running, line.waiting, line.kv_usage = event.running, event.waiting, event.kv_usage
+                line.stepping_s, line.drafting_s = event.stepping_s, event.drafting_s
             case ChunkFinished():
                 self._finished(now, event)
         for command in commands:
@@ -100,8 +106,16 @@ class Progress:
         missing += (unfinished - len(started)) * mean
         return missing * (self.now - self.started_s) / self.tokens
 
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per request and step so far; None while nothing was drafted."""
+        return 1 + self.accepted / self.steps if self.drafted else None
+
     def _finished(self, now: float, event: ChunkFinished) -> None:
         self.tokens += event.tokens
+        self.steps += event.steps
+        self.drafted += event.drafted
+        self.accepted += event.accepted
         self._recent.append((now, event.tokens))
         self._generated[event.request_id] = self._generated.get(event.request_id, 0) + event.tokens
 

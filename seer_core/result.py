@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -20,7 +21,10 @@ class Summary(msgspec.Struct, frozen=True):
 
     ``migrations`` counts chunks that ran on another instance than the one before;
     ``recomputed_tokens`` the positions run through the model a second time, because KV was evicted,
-    preempted, left behind or lost.
+    preempted, left behind or lost.  Of speculation: ``steps`` sums, over requests, the engine steps that
+    gave them tokens, so ``acceptance_length`` is tokens per step, the bonus token included (paper, and
+    arXiv 2211.17192); ``acceptance_at[j]`` is the share of drafts of at least j + 1 tokens that were accepted
+    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.
     """
 
     requests: int
@@ -40,6 +44,12 @@ class Summary(msgspec.Struct, frozen=True):
     instances_lost: int
     finish_reasons: dict[str, int]
     weight_version: int
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    acceptance_length: float = 0.0
+    acceptance_at: list[float] = []
+    drafting_share: float = 0.0
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -59,13 +69,20 @@ def tail_time_s(finish_times_s: Sequence[float]) -> float:
 
 
 def summarize(
-    completions: Sequence[Completion], started_s: float, instances_lost: int, weight_version: int
+    completions: Sequence[Completion],
+    started_s: float,
+    instances_lost: int,
+    weight_version: int,
+    drafting_share: float = 0.0,
 ) -> Summary:
     """Add up a rollout that began at ``started_s``."""
     chunks = [chunk for completion in completions for chunk in completion.chunks]
     lengths = [len(completion.token_ids) for completion in completions]
     finishes = [completion.finished_s for completion in completions]
     total = max(finishes, default=started_s) - started_s
+    steps = sum(chunk.steps for chunk in chunks)
+    drafted = [sum(each) for each in zip_longest(*(chunk.drafted_at for chunk in chunks), fillvalue=0)]
+    accepted = [sum(each) for each in zip_longest(*(chunk.accepted_at for chunk in chunks), fillvalue=0)]
     return Summary(
         requests=len(completions),
         groups=len({completion.group_id for completion in completions}),
@@ -88,4 +105,10 @@ def summarize(
         instances_lost=instances_lost,
         finish_reasons=dict(Counter(completion.finish_reason for completion in completions)),
         weight_version=weight_version,
+        steps=steps,
+        drafted_tokens=sum(drafted),
+        accepted_tokens=sum(accepted),
+        acceptance_length=sum(chunk.tokens for chunk in chunks if chunk.steps) / steps if steps else 0.0,
+        acceptance_at=[a / d for a, d in zip(accepted, drafted, strict=True) if d],
+        drafting_share=drafting_share,
     )

@@ -17,6 +17,7 @@ from seer_core.events import (
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
+    InstanceReported,
     RequestAborted,
 )
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
@@ -63,6 +64,8 @@ class Rollout:
         self._completions: list[Completion] = []
         self._error: BaseException | None = None
         self._instances_lost = 0
+        self._left = {group.id: group.n for group in groups}
+        self._reports = dict(runtime.reports)
         self.started_s = runtime.clock.now()
         for group in groups:
             for index in range(group.n):
@@ -116,8 +119,25 @@ class Rollout:
         """What has finished so far, with its summary."""
         return RolloutResult(
             self._completions,
-            summarize(self._completions, self.started_s, self._instances_lost, self._runtime.weight_version),
+            summarize(
+                self._completions,
+                self.started_s,
+                self._instances_lost,
+                self._runtime.weight_version,
+                self._drafting_share(),
+            ),
         )
+
+    def _drafting_share(self) -> float:
+        """Return the part of the engines' stepping time since this rollout's start that went into drafts."""
+        stepping = drafting = 0.0
+        for name, report in self._runtime.reports.items():
+            before = self._reports.get(name)
+            if before is None or before.stepping_s > report.stepping_s:  # it was started anew since
+                before = InstanceReported(name, 0, 0, 0.0)
+            stepping += report.stepping_s - before.stepping_s
+            drafting += report.drafting_s - before.drafting_s
+        return drafting / stepping if stepping else 0.0
 
     def abort_request(self, request_id: str) -> None:
         """Give up one request; it completes at once, with reason ``aborted`` and what it has."""
@@ -149,6 +169,8 @@ class Rollout:
             seed=transcript.seed,
             weight_version=self._runtime.weight_version,
             known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
+            probe=transcript.index == 0,
+            siblings_finished=group.n - self._left[group.id],
         )
 
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
@@ -182,9 +204,22 @@ class Rollout:
                 recomputed_tokens=_recomputed(output, continued),
                 preemptions=output.preemptions,
                 weight_version=output.weight_version,
+                steps=output.steps,
+                drafted_at=output.drafted_at,
+                accepted_at=output.accepted_at,
             )
         )
-        self._runtime.handle(ChunkFinished(flight.dispatch.request_id, instance_id, tokens, output.stopped))
+        self._runtime.handle(
+            ChunkFinished(
+                flight.dispatch.request_id,
+                instance_id,
+                tokens,
+                output.stopped,
+                output.steps,
+                sum(output.drafted_at),
+                sum(output.accepted_at),
+            )
+        )
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Let the scheduler decide about a chunk that was given back."""
@@ -230,6 +265,9 @@ class Rollout:
         )
         self._completions.append(completion)
         self._ready.append(completion)
+        self._left[completion.group_id] -= 1
+        if not self._left[completion.group_id]:
+            self._runtime.forget_group(completion.group_id)
         if not self._transcripts:
             log.info("rollout_finished", requests=len(self._completions))
             self._runtime.rollout_finished(self)

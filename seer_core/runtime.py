@@ -22,7 +22,7 @@ from seer_core.events import (
     InstanceStarted,
 )
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.plugins import Assembly, assemble
+from seer_core.plugins import Assembly, Strategies, assemble
 from seer_core.policy import Observer
 from seer_core.ports import ChunkOutput, Engine
 from seer_core.prompts import make_groups, problem_of
@@ -49,14 +49,16 @@ class Runtime:
     ) -> None:
         self.pool = assembly.pool
         self.clock = assembly.pool.clock
-        self.observers: list[Slot[Observer]] = list(assembly.observers)
+        self.observers: list[Slot[Observer]] = list(assembly.strategies.observers)
+        self.drafter = assembly.strategies.drafter
         self.settings = settings
         self.defaults = defaults
         self.weight_version = 0
         self.living: dict[str, InstanceInfo] = {}
+        self.reports: dict[str, InstanceReported] = {}
         self._weight_source: str | None = None
         self._loaded: dict[str, int] = {}
-        self._scheduler = Scheduler(assembly.policies, settings.max_chunk_failures)
+        self._scheduler = Scheduler(assembly.strategies.policies, settings.max_chunk_failures)
         self._engines: dict[str, Engine] = {engine.id: engine for engine in self.pool.engines}
         self._restarts: dict[str, int] = {}
         self._lost_early: dict[str, str] = {}
@@ -89,16 +91,18 @@ class Runtime:
         await self.stop()
 
     async def start(self) -> None:
-        """Start all engines in parallel; if one fails, stop the others and raise its error.
+        """Start the drafter, then all engines in parallel; if one fails, stop the others and raise its error.
 
         Raises:
-            EngineError: an engine did not start.
+            EngineError: an engine did not start, or cannot draft.
+            PluginError: the drafter did not start.
             ConfigError: a plug-in finds that an instance does not suit its settings.
         """
         if not self._engines:
             raise EngineError("the engine plug-in made no engines; set its `instances` to 1 or more")
         self._lost_early.clear()
         try:
+            await self._start_drafter()
             starts = await asyncio.gather(
                 *(self._start(engine) for engine in self._engines.values()), return_exceptions=True
             )
@@ -114,10 +118,27 @@ class Runtime:
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
 
+    async def _start_drafter(self) -> None:
+        """Start what the draft sources share, and tell the engines what to draft with."""
+        slot = self.drafter
+        if slot is not None:
+            try:
+                await slot.strategy.start(len(self._engines))
+            except SeerError:
+                raise
+            except Exception as error:
+                raise self._blame(slot, error) from error
+        for engine in self._engines.values():
+            engine.draft_with(slot.strategy if slot is not None else None)
+
     async def _start(self, engine: Engine) -> InstanceInfo:
-        """Start an engine, and name it where it breaks the contract of that."""
+        """Start an engine, with the latest weights, and name it where it breaks the contract of that."""
         try:
             info = await engine.start(self)
+            self.reports.pop(engine.id, None)
+            if self._weight_source is not None:
+                await engine.update_weights(self._weight_source, self.weight_version)
+            self._loaded[engine.id] = self.weight_version
         except SeerError:
             raise
         except Exception as error:
@@ -133,7 +154,7 @@ class Runtime:
         return info
 
     async def stop(self) -> None:
-        """End all engines; idempotent."""
+        """End all engines and the drafter; idempotent."""
         for task in self._restarting:
             task.cancel()
         await asyncio.gather(*self._restarting, return_exceptions=True)
@@ -147,15 +168,31 @@ class Runtime:
         for answer in answers:
             if isinstance(answer, BaseException):
                 log.error("instance_stop_failed", error=str(answer))
+        if self.drafter is not None:
+            try:
+                await self.drafter.strategy.stop()
+            except Exception as error:
+                log.error("drafter_stop_failed", error=str(error))
 
-    def use(self, policies: Policies, observers: Sequence[Slot[Observer]] = ()) -> None:
-        """Schedule the next rollout by other policies, on the same engines."""
-        self._expect_idle("change the policies")
-        self.observers = list(observers)
-        self._scheduler = Scheduler(policies, self.settings.max_chunk_failures)
+    async def use(self, strategies: Strategies) -> None:
+        """Roll out by other strategies from now on; where drafting changes, engines are started anew.
+
+        Raises:
+            EngineError, PluginError: as ``start``; the runtime is stopped then.
+        """
+        self._expect_idle("change the strategies")
+        anew = bool(self.living) and strategies.drafter is not self.drafter
+        if anew:
+            await self.stop()
+        self.observers = list(strategies.observers)
+        self.drafter = strategies.drafter
+        self._scheduler = Scheduler(strategies.policies, self.settings.max_chunk_failures)
         self._spoilt = False
-        for info in self.living.values():
-            self.handle(InstanceStarted(info))
+        if anew:
+            await self.start()
+        else:
+            for info in self.living.values():
+                self.handle(InstanceStarted(info))
 
     async def reset_caches(self) -> None:
         """Let every engine forget its cached KV, so that the next rollout starts cold."""
@@ -211,7 +248,7 @@ class Runtime:
         """
         self._expect_idle("start another rollout")
         if self._spoilt:
-            raise SeerError("the last rollout failed midway; give the runtime fresh policies with use()")
+            raise SeerError("the last rollout failed midway; give the runtime fresh strategies with use()")
         groups = list(groups)
         self._check(groups)
         rollout = Rollout(self, groups)
@@ -236,6 +273,7 @@ class Runtime:
     def reported(self, report: InstanceReported) -> None:
         """Take telemetry."""
         if report.instance_id in self.living:
+            self.reports[report.instance_id] = report
             self.guard(self.handle, report)
 
     def lost(self, instance_id: str, reason: str) -> None:
@@ -258,10 +296,6 @@ class Runtime:
             self._restarts[engine.id] = self._restarts.get(engine.id, 0) + 1
             try:
                 info = await self._start(engine)
-                version = self.weight_version
-                if self._weight_source is not None:
-                    await engine.update_weights(self._weight_source, version)
-                self._loaded[engine.id] = version
             except Exception as error:
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
                 await engine.stop()
@@ -293,10 +327,7 @@ class Runtime:
             except SeerError:
                 raise
             except Exception as error:
-                raise PluginError(
-                    f"plug-in {slot.owner!r}, slot 'observer': raised {type(error).__name__}: {error};"
-                    f" run without it: -p no:{slot.owner}"
-                ) from error
+                raise self._blame(slot, error) from error
         self.changed.set()
         for command in commands:
             assert self._rollout is not None
@@ -308,6 +339,19 @@ class Runtime:
                 case Abort():
                     job_id = self._rollout.forget(command.request_id)
                     self._engines[command.instance_id].abort(job_id)
+
+    def forget_group(self, group_id: str) -> None:
+        """Let the engines drop what drafting remembers of a group that is over."""
+        if self.drafter is not None:
+            for name in self.living:
+                self._engines[name].forget_group(group_id)
+
+    @staticmethod
+    def _blame(slot: Slot[Any], error: Exception) -> PluginError:
+        return PluginError(
+            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {type(error).__name__}: {error};"
+            f" run without it: -p no:{slot.owner}"
+        )
 
     def guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Run what an engine's word sets off; an error ends the rollout, not the event loop."""

@@ -185,6 +185,7 @@ class Scheduler:
                 f" token. {self.buffer.story(request)}"
             )
         self.buffer.absorb(request, event.tokens)
+        self.contexts.count(request, event.steps, event.drafted, event.accepted)
         self._release(request)
         if event.stopped or request.remaining_tokens == 0:
             self.contexts.learn(request)

@@ -16,8 +16,9 @@ from seer_sim.plugin import Settings, make_pool
 from seer_core.cli import main
 from seer_core.clock import RealClock
 from seer_core.config import SeerTable
+from seer_core.drafting import StepTimes
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.plugins import Assembly
+from seer_core.plugins import Assembly, Strategies
 from seer_core.ports import ChunkOutput, ModelInfo
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Policies
@@ -164,6 +165,17 @@ class Hand:
         self.aborted = []
         self.weights = []
         self.starts = self.stops = self.resets = 0
+        self.drafter = None
+        self.forgotten = []
+
+    def draft_with(self, drafter):
+        self.drafter = drafter
+
+    def forget_group(self, group_id):
+        self.forgotten.append(group_id)
+
+    async def measure_steps(self, batch, draft_tokens):
+        return StepTimes((1,), (0,), ((0.001,),))
 
     async def start(self, sink):
         self.sink = sink
@@ -186,7 +198,7 @@ class Hand:
     async def stop(self):
         self.stops += 1
 
-    def finish(self, job_id=None, tokens=1, *, stopped=True, logprobs=None, version=None):
+    def finish(self, job_id=None, tokens=1, *, stopped=True, logprobs=None, version=None, drafts=()):
         """Answer a job, by default the oldest, with ``tokens`` tokens that count up from 5."""
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
         start = len(job.token_ids) - job.prompt_tokens
@@ -202,6 +214,7 @@ class Hand:
                 computed_tokens=len(job.token_ids) + tokens - 1,
                 preemptions=0,
                 weight_version=job.weight_version if version is None else version,
+                **dict(zip(("steps", "drafted_at", "accepted_at"), drafts, strict=False)),
             ),
         )
 
@@ -224,8 +237,10 @@ def hand():
 def by_hand():
     """Return a function that makes a runtime over engines that are played by hand."""
 
-    def make(*engines, policies=None, observers=(), **seer):
-        assembly = Assembly(Pool(list(engines)), policies or Policies(), tuple(observers))
+    def make(*engines, policies=None, observers=(), drafter=None, **seer):
+        assembly = Assembly(
+            Pool(list(engines)), Strategies(policies or Policies(), tuple(observers), drafter)
+        )
         return Runtime(assembly, SeerTable(**seer))
 
     return make
@@ -235,8 +250,10 @@ def by_hand():
 def simulated():
     """Return a function that makes a runtime over simulated engines, on a clock of its own."""
 
-    def make(policies=None, observers=(), seer=None, **settings):
-        assembly = Assembly(make_pool(Settings(**settings)), policies or Policies(), tuple(observers))
+    def make(policies=None, observers=(), drafter=None, seer=None, **settings):
+        assembly = Assembly(
+            make_pool(Settings(**settings)), Strategies(policies or Policies(), tuple(observers), drafter)
+        )
         return Runtime(assembly, seer or SeerTable())
 
     return make

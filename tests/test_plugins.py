@@ -9,6 +9,7 @@ import pytest
 from seer_core.config import load_config
 from seer_core.errors import ConfigError, PluginError
 from seer_core.plugins import assemble, describe, fill_slots, installed, slots_of
+from seer_core.ports import Engine
 from seer_core.runtime import Runtime, rollout
 
 HEAD = "from seer_core.hookspecs import hookimpl\n"
@@ -103,13 +104,13 @@ def test_two_owners_of_a_slot_are_both_named(distribution, write_config):
     assert str(caught.value) == (
         "slot 'prioritizer' is claimed by 'context_sched' and 'mine'; keep one in [seer].plugins"
     )
-    policies, _ = fill_slots(load_config(config, without=["context_sched"]))
+    policies = fill_slots(load_config(config, without=["context_sched"])).policies
     assert policies.prioritizer.owner == "mine"
 
 
 def test_a_plug_in_that_abstains_leaves_the_slot_to_another(distribution, write_config):
     distribution("shy", f"{HEAD}\n@hookimpl\ndef seer_make_prioritizer():\n    return None\n")
-    policies, _ = fill_slots(load_config(write_config(["shy", "context_sched"])))
+    policies = fill_slots(load_config(write_config(["shy", "context_sched"]))).policies
     assert policies.prioritizer.owner == "context_sched"
     assert policies.splitter.owner == "seer-core"
 
@@ -119,7 +120,7 @@ def test_observers_are_many_and_keep_the_order_of_the_config(distribution, write
     source += "\n@hookimpl\ndef seer_make_observer():\n    return O()\n"
     for name in ("a", "b", "c"):
         distribution(f"watch_{name}", source)
-    _, observers = fill_slots(load_config(write_config(["watch_c", "watch_a", "watch_b"])))
+    observers = fill_slots(load_config(write_config(["watch_c", "watch_a", "watch_b"]))).observers
     assert [slot.owner for slot in observers] == ["watch_c", "watch_a", "watch_b"]
 
 
@@ -193,7 +194,7 @@ def test_a_hook_that_answers_with_the_wrong_type_says_what_it_lacks(refused, hoo
     ],
 )
 def test_engines_that_are_none_or_share_an_id_are_refused(distribution, write_config, engines, fact):
-    methods = ["start", "submit", "abort", "reset_cache", "update_weights", "stop"]
+    methods = [name for name in vars(Engine) if name[0] != "_"]
     source = f"{HEAD}\nclass Engine:\n    id = 'same'\n" + "".join(
         f"    {name} = print\n" for name in methods
     )

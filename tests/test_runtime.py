@@ -20,6 +20,7 @@ from seer_core.errors import (
 )
 from seer_core.events import ChunkFinished, InstanceLost
 from seer_core.model import InstanceInfo
+from seer_core.plugins import Strategies
 from seer_core.runtime import rollout
 from seer_core.scheduler import Policies, Scheduler, Slot
 from seer_core.trace import TraceWriter, replay
@@ -432,9 +433,9 @@ def test_an_engine_that_breaks_the_contract_ends_the_rollout(
             with pytest.raises(error) as caught:
                 await under_way.wait()
             assert engine.aborted == ["a/1#0@hand-0"]
-            with pytest.raises(SeerError, match=r"give the runtime fresh policies with use\(\)"):
+            with pytest.raises(SeerError, match=r"give the runtime fresh strategies with use\(\)"):
                 runtime.rollout(some_groups(1, 1))
-            runtime.use(Policies())
+            await runtime.use(Strategies(Policies()))
             again = runtime.rollout(some_groups(1, 1))
             engine.finish()
             await again.wait()
@@ -580,8 +581,8 @@ def test_weights_cannot_change_while_a_rollout_is_under_way(by_hand, hand, some_
                 await runtime.update_weights("step 1")
             with pytest.raises(SeerError, match="cannot start another rollout"):
                 runtime.rollout(some_groups(1, 1))
-            with pytest.raises(SeerError, match="cannot change the policies"):
-                runtime.use(Policies())
+            with pytest.raises(SeerError, match="cannot change the strategies"):
+                await runtime.use(Strategies(Policies()))
             with pytest.raises(SeerError, match="cannot reset caches"):
                 await runtime.reset_caches()
             assert (engine.weights, runtime.weight_version) == ([], 0)

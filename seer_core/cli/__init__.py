@@ -1,21 +1,77 @@
-"""The command line: ``seer run | compare | plugins | config | doctor``."""
+"""The command line: ``seer run | compare | profile | plugins | config | doctor``, and what plug-ins add."""
 
 from __future__ import annotations
+
+from importlib.metadata import entry_points
 
 import click
 
 from seer_core.cli.compare import compare_command
 from seer_core.cli.inspect import config_command, doctor_command, plugins_command
+from seer_core.cli.profile import profile_command
 from seer_core.cli.run import run_command
+from seer_core.errors import SeerError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = "seer.commands"
+"""Entry-point group of commands that distributions add, each a ``click.Command``."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Our commands and those of installed distributions, which are imported when first needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS).names})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        own = super().get_command(ctx, name)
+        if own is not None:
+            return own
+        for point in entry_points(group=COMMANDS, name=name):
+            owner = point.dist.name if point.dist else point.value
+            try:
+                command = point.load()
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+                return _broken(name, f"cannot be imported: {fault}; mend or reinstall {owner}")
+            if not isinstance(command, click.Command):
+                return _broken(name, f"is no click.Command; report it to the author of {owner}")
+            return command
+        return None
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except SeerError as error:
+            if ctx.invoked_subcommand in self.commands:  # ours says its own, and was told to --debug
+                raise
+            raise click.ClickException(str(error)) from error
+
+
+def _broken(name: str, why: str) -> click.Command:
+    """Return a command that only says why it cannot run, so that the others still can."""
+
+    def fail() -> None:
+        raise click.ClickException(f"command {name!r} {why}")
+
+    return click.Command(name, callback=fail, short_help=why)
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="seer-core", prog_name="seer")
 def main() -> None:
     """Roll out prompt groups for synchronous RL: same tokens, less waiting for the longest response."""
 
 
-for command in (run_command, compare_command, plugins_command, config_command, doctor_command):
+for command in (
+    run_command,
+    compare_command,
+    profile_command,
+    plugins_command,
+    config_command,
+    doctor_command,
+):
     main.add_command(command)

@@ -16,7 +16,7 @@ from seer_core.cli.display import Display
 from seer_core.cli.output import check_writable, write_json
 from seer_core.compare import FIGURES, Arm, ArmResult, arms_of, compare
 from seer_core.config import Config
-from seer_core.plugins import Assembly, assemble, fill_slots
+from seer_core.plugins import Assembly, Strategies, assemble, fill_slots
 from seer_core.policy import Observer
 from seer_core.prompts import PromptsFile, read_prompts
 from seer_core.runtime import Runtime
@@ -32,7 +32,12 @@ TITLES = {
     "recomputed_tokens": "recomputed tokens",
     "chunks": "chunks",
     "migrations": "migrations",
+    "acceptance_length": "tokens per request and step",
+    "drafting_share": "step time spent drafting",
 }
+
+DRAFTING = {"acceptance_length": ".2f", "drafting_share": ".1%"}
+"""Figures shown only where an arm drafts, and how."""
 
 
 @click.command("compare")
@@ -44,7 +49,8 @@ TITLES = {
 def compare_command(config: Config, prompts: Path | None, repeat: int, json_file: Path | None) -> None:
     """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
 
-    All arms share the engines, which start once; caches are cold for each.  Checks that every arm
+    All arms share the engines; caches are cold for each.  An arm that drafts has engines of its own
+    start, since an engine that can speculate is a little slower than one that cannot.  Checks that every arm
     gives the baseline's tokens: exit status 1 if one does not.
 
     \b
@@ -71,7 +77,7 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
 async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat: int) -> list[ArmResult]:
     count = len(assembly.pool.engines)
     click.echo(f"starting {count} {config.seer.engine} instances ...", err=True)
-    assembly = attrs.evolve(assembly, policies=Policies(), observers=())
+    assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
 
     @contextmanager
     def watch(arm: Arm, number: int) -> Iterator[Slot[Observer]]:
@@ -91,7 +97,10 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     table.add_column("")
     for result in results:
         table.add_column(result.arm.name, justify="right", no_wrap=True)
+    drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
     for figure in FIGURES:
+        if figure in DRAFTING and not drafted:
+            continue
         table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
     table.add_row(
         "same tokens",
@@ -104,9 +113,10 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
 
 def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:
     value = result.median(figure)
-    text = f"{value:,.1f}" if figure.endswith("time_s") else f"{value:,.0f}"
+    form = DRAFTING.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
+    text = format(value, form)
     ratio = result.ratio(figure, baseline)
-    if result is not baseline and ratio is not None:
+    if result is not baseline and ratio is not None and figure not in DRAFTING:
         text += f" ({ratio:.2f}x)"
     least, most = result.spread(figure)
     return text if least == most else f"{text}\n[{least:,.4g}, {most:,.4g}]"

@@ -78,11 +78,13 @@ class Display:
 
     def _headline(self) -> str:
         progress = self.progress
+        length = progress.acceptance_length
+        drafts = "" if length is None else f"  {length:.2f} tok/step"
         return (
             f"{self.title}: groups {progress.groups_done}/{progress.groups}"
             f"  requests {progress.requests_done}/{progress.requests}"
             f"  tokens {progress.tokens:,}  {progress.tokens_per_s:,.0f} tok/s"
-            f"  left {_duration(progress.left_s)}"
+            f"{drafts}  left {_duration(progress.left_s)}"
         )
 
     def _instance_notes(self) -> list[str]:
@@ -103,6 +105,7 @@ class Display:
                     f"KV {line.kv_usage:4.0%}",
                     f"running {line.running}",
                     f"queued {line.waiting}",
+                    f"drafting {line.drafting_s / line.stepping_s:.1%}" if line.drafting_s else "",
                 )
             else:
                 table.add_row(line.id, Text("lost, restarting", style="red"))

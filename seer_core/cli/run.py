@@ -72,7 +72,9 @@ async def _roll_out(
 ) -> RolloutResult:
     display = Display("rollout")
     trace: Slot[Observer] = Slot("observer", CORE, output.trace)
-    assembly = attrs.evolve(assembly, observers=(*assembly.observers, trace, display.slot))
+    strategies = assembly.strategies
+    strategies = attrs.evolve(strategies, observers=(*strategies.observers, trace, display.slot))
+    assembly = attrs.evolve(assembly, strategies=strategies)
     click.echo(f"starting {len(assembly.pool.engines)} {config.seer.engine} instances ...", err=True)
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         rollout = runtime.rollout(read.groups)
@@ -106,4 +108,10 @@ def _print(summary: Summary, out: Path) -> None:
         f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
         f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
     )
+    if summary.drafted_tokens:
+        click.echo(
+            f"{summary.drafted_tokens:,} tokens drafted, {summary.accepted_tokens:,} accepted:"
+            f" {summary.acceptance_length:.2f} tokens per request and step;"
+            f" {summary.drafting_share:.1%} of the step time spent drafting"
+        )
     click.echo(f"results in {out}")

@@ -1,68 +1,39 @@
 """Continuous batching as vLLM does it, many steps at a time.
 
-A step gives every running request one token (or computes a piece of its prompt).  All decoding
-requests move in lockstep, so between two events nothing needs to be touched: with ``done`` steps
-behind, a request that ends at step ``end`` with ``total`` tokens has ``total - (end - done)`` now,
-and takes a new KV block when ``done`` comes to its phase (a number modulo the block's tokens).
-Counts per phase and a heap of ends say how many like steps follow.
+A step gives every running request one token, or more with drafts, or computes a piece of its prompt.
+Decoding requests move in ``Lockstep``, all of them in one, or with drafts one for each class that gets on
+at its own pace; so between two events nothing needs to be touched, and they say how many like steps follow.
 
 The rules are those of vLLM 0.32's V1 scheduler, first come first served: running requests first; the
 newest is preempted when a block is missing, and recomputed; waiting ones are admitted in order while
 their whole sequence fits; prompts share the step's token budget.
-Simplified: a prompt's blocks are all taken at its admission, not piece by piece.
+Simplified: a prompt's blocks are all taken at its admission, not piece by piece; those of decoding
+requests together, after a step's preemptions; a draft token that is rejected never takes a block; and a
+step whose drafts would exceed its token budget has none at all.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from heapq import heappop, heappush
+from operator import attrgetter
 
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob
 from seer_sim.kv import BlockPool
+from seer_sim.lockstep import ONE, Lockstep
+from seer_sim.run import Run
+from seer_sim.speculation import Speculation
 
-__all__ = ["Batch", "Run", "Segment"]
-
-
-class Run:
-    """One chunk on one instance.  ``end`` is the step it ends at while it decodes, else None."""
-
-    __slots__ = (
-        "cached",
-        "computed",
-        "end",
-        "final_tokens",
-        "job",
-        "new_tokens",
-        "phase",
-        "preemptions",
-        "prompt_blocks",
-        "stopped",
-        "tokens",
-        "work",
-    )
-
-    def __init__(self, job: ChunkJob, new_tokens: int, stopped: bool) -> None:
-        self.job = job
-        self.new_tokens = new_tokens
-        self.stopped = stopped
-        self.tokens = len(job.token_ids)
-        self.final_tokens = self.tokens + new_tokens
-        self.prompt_blocks = 0
-        self.computed = 0
-        self.cached = 0
-        self.work = 0
-        self.preemptions = 0
-        self.end: int | None = None
-        self.phase = 0
+__all__ = ["Batch", "Segment"]
 
 
 class Segment:
-    """Up to ``steps`` like steps: positions computed in each, KV read in the first, KV growth."""
+    """Up to ``steps`` like steps: positions computed in each, KV read in the first, its growth by step."""
 
     __slots__ = ("context_tokens", "growth_tokens", "steps", "tokens")
 
-    def __init__(self, tokens: int, context_tokens: int, growth_tokens: int, steps: int) -> None:
+    def __init__(self, tokens: int, context_tokens: float, growth_tokens: float, steps: int) -> None:
         self.tokens = tokens
         self.context_tokens = context_tokens
         self.growth_tokens = growth_tokens
@@ -72,19 +43,19 @@ class Segment:
 class Batch:
     """Waiting and running chunks of one instance; ``begin`` and ``end`` alternate."""
 
-    def __init__(self, info: InstanceInfo, max_batched_tokens: int) -> None:
+    def __init__(
+        self, info: InstanceInfo, max_batched_tokens: int, speculation: Speculation | None = None
+    ) -> None:
         self.waiting: deque[Run] = deque()
         self.running: dict[Run, None] = {}  # in the order of admission
         self.pool = BlockPool(info.kv_capacity_tokens // info.block_tokens)
         self._block = info.block_tokens
         self._max_running = info.max_running
         self._max_batched_tokens = max_batched_tokens
-        self._done = 0
+        self._speculation = speculation
+        self._locksteps: dict[tuple[bool, int] | None, Lockstep] = {}
+        self._moving: list[Lockstep] = []  # those that have runs in the step under way
         self._joined = 0
-        self._ends: list[tuple[int, int, Run]] = []
-        self._decoding = 0
-        self._decoding_context = 0
-        self._growing = [0] * info.block_tokens
         self._filling: Run | None = None  # the only, and newest, run whose prefill is under way
         self._filled: list[tuple[Run, int]] = []
 
@@ -107,40 +78,53 @@ class Batch:
 
     def begin(self) -> Segment | None:
         """Start the next step and say how many like it can follow; None without anything to run."""
-        self._make_room()
-        budget = self._max_batched_tokens - self._decoding
+        if self._speculation is not None:
+            self._speculation.draft(self._locksteps.values(), self._max_batched_tokens)
+        preempted = self._make_room()
+        self._moving = [lockstep for lockstep in self._locksteps.values() if lockstep.size]
+        tokens = context = growth = 0
+        for lockstep in self._moving:
+            tokens += lockstep.size * (1 + lockstep.draft_tokens)
+            context += lockstep.context
+            growth += lockstep.size * lockstep.rate
+        budget = self._max_batched_tokens - tokens
         if self._filling is not None:
             budget -= self._fill(self._filling, budget)
-        self._admit(budget)
+        if not preempted:
+            self._admit(budget)
         if not self.running:
             return None
-        context = self._decoding_context + self._decoding
-        if not self._filled:
-            return Segment(self._decoding, context, self._decoding, self._like_steps())
-        return Segment(
-            self._decoding + sum(tokens for _, tokens in self._filled),
-            context + sum(run.computed + tokens for run, tokens in self._filled),
-            0,
-            1,
-        )
+        context_tokens = context / ONE + tokens
+        if self._filled:
+            filled_tokens = sum([tokens for _, tokens in self._filled])
+            context_tokens += sum([run.computed + tokens for run, tokens in self._filled])
+            return Segment(tokens + filled_tokens, context_tokens, 0, 1)
+        growth_tokens = growth / ONE
+        # Draft lengths were for those that run no more as well.
+        stale = preempted and self._speculation is not None
+        steps = 1 if stale else self._like_steps(growth_tokens)
+        return Segment(tokens, context_tokens, growth_tokens, steps)
 
     def end(self, steps: int) -> list[Run]:
         """Finish ``steps`` steps, no more than begun; return the runs that are complete."""
-        self.pool.take(self._growth(self._done + 1, steps - 1))
-        self._done += steps
-        self._decoding_context += self._decoding * steps
+        if steps > 1:
+            self.pool.take(self._growth(steps, since=1))
+        for lockstep in self._moving:
+            lockstep.move(steps)
+        if self._speculation is not None:
+            self._speculation.learn(self._moving, steps)
         for run, tokens in self._filled:
             run.computed += tokens
             run.work += tokens
             if run.computed == run.tokens:
                 run.tokens += 1
+                run.fills += 1
                 self._decode(run)
         self._filled.clear()
-        finished = []
-        while self._ends and self._ends[0][0] <= self._done:
-            end, _, run = heappop(self._ends)
-            if run.end == end:
-                finished.append(run)
+        finished: list[Run] = []
+        for lockstep in self._locksteps.values():
+            finished += lockstep.ended()
+        finished.sort(key=attrgetter("joined"))
         for run in finished:
             del self.running[run]
             self._release(run)
@@ -154,19 +138,20 @@ class Batch:
         elif run in self.waiting:
             self.waiting.remove(run)
 
-    def _make_room(self) -> None:
-        """Give a block to each run that needs one in this step; preempt the newest while any is short.
+    def _make_room(self) -> bool:
+        """Give each run the blocks that it needs in this step; preempt the newest while any is short.
 
-        The last one preempted heads the queue and needs more blocks than are left then, so that, as in
-        vLLM, nothing is admitted in a step that preempts.
+        Returns whether any was preempted: as in vLLM, nothing is admitted in such a step.
         """
-        phase = self._done % self._block
-        while self._growing[phase] > self.pool.free:
+        preempted = False
+        while (blocks := self._growth(1)) > self.pool.free:
             newest, _ = self.running.popitem()
             self._release(newest)
             newest.preemptions += 1
             self.waiting.appendleft(newest)
-        self.pool.take(self._growing[phase])
+            preempted = True
+        self.pool.take(blocks)
+        return preempted
 
     def _admit(self, budget: int) -> None:
         while budget > 0 and self.may_admit:
@@ -192,57 +177,53 @@ class Batch:
         return tokens
 
     def _decode(self, run: Run) -> None:
-        """Let a run whose context is computed, and whose first token is out, join the lockstep."""
-        end = self._done + run.final_tokens - run.tokens
-        run.end = end
-        run.phase = (end - run.final_tokens + 1) % self._block
-        self._growing[run.phase] += 1
-        self._decoding += 1
-        self._decoding_context += run.computed
+        """Let a run whose context is computed, and whose next token is out, join its lockstep."""
+        speculation = self._speculation
+        key = None if speculation is None else speculation.class_of(run.job)
+        lockstep = self._locksteps.get(key)
+        if lockstep is None:
+            lockstep = (
+                Lockstep(self._block) if speculation is None else speculation.lockstep(run.job, self._block)
+            )
+            self._locksteps[key] = lockstep
         self._joined += 1
-        heappush(self._ends, (end, self._joined, run))
+        lockstep.join(run, self._joined)
 
     def _release(self, run: Run) -> None:
-        """Take a run out of the lockstep and free its blocks."""
+        """Take a run out of its lockstep and free its blocks."""
         held = self._blocks(run.tokens)
-        if run.end is not None:
-            tokens = run.final_tokens - (run.end - self._done)
-            run.work += tokens - run.tokens
-            run.tokens = tokens
-            run.computed = tokens - 1
-            run.end = None
+        if run.lockstep is not None:
+            run.lockstep.leave(run)
             held = self._blocks(run.computed)
-            self._growing[run.phase] -= 1
-            self._decoding -= 1
-            self._decoding_context -= run.computed
         elif run is self._filling:
             self._filling = None
         job = run.job
         self.pool.release(job.request_id, job.group_id, run.prompt_blocks, held, run.computed // self._block)
         run.computed = 0
 
-    def _like_steps(self) -> int:
-        """Return the number of steps until a run ends or a block is missing; the queue cannot move before."""
-        while self._ends[0][2].end != self._ends[0][0]:
-            heappop(self._ends)
-        steps = self._ends[0][0] - self._done
-        # This step's blocks are taken; whole rounds of all phases, then phase by phase.
-        rounds, free = divmod(self.pool.free, self._decoding)
-        fitting = 1 + rounds * self._block
-        while fitting < steps:
-            free -= self._growing[(self._done + fitting) % self._block]
-            if free < 0:
-                break
-            fitting += 1
-        return min(steps, fitting)
+    def _like_steps(self, growth_tokens: float) -> int:
+        """Return the number of steps until a run ends or a block is missing; the queue cannot move before.
 
-    def _growth(self, first: int, steps: int) -> int:
-        """Return the blocks that decoding runs take in ``steps`` steps from number ``first``."""
-        rounds, rest = divmod(steps, self._block)
-        start = first % self._block
-        part = self._growing[start : start + rest]
-        wrapped = self._growing[: max(0, start + rest - self._block)]
-        return rounds * self._decoding + sum(part) + sum(wrapped)
+        The first step's blocks are taken.
+        """
+        steps = min(lockstep.steps_to_end() for lockstep in self._moving)
+        free = self.pool.free
+        if self._growth(steps, since=1) <= free:
+            return steps
+        # A run takes its share of blocks but for one, and of ticks but for one.
+        per_step = growth_tokens / self._block
+        spread = len(self.running) * (1 + 1 / self._block)
+        fewest = max(1, 1 + int((free - spread) / per_step))
+        most = min(steps, 2 + int((free + spread) / per_step))
+        candidates = range(fewest, most)
+        return fewest - 1 + bisect_right(candidates, free, key=lambda k: self._growth(k, since=1))
+
+    def _growth(self, steps: int, since: int = 0) -> int:
+        """Return the blocks that decoding runs take in ``steps`` steps, less those of the first ``since``."""
+        blocks = 0
+        for lockstep in self._locksteps.values():
+            blocks += lockstep.growth(steps, since)
+        return blocks
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block)

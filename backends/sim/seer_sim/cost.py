@@ -38,7 +38,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_efficiency: Share
     compute_efficiency: Share
 
-    def steps_s(self, tokens: int, context_tokens: int, growth_tokens: int, steps: int) -> float:
+    def steps_s(self, tokens: int, context_tokens: float, growth_tokens: float, steps: int) -> float:
         """Return the seconds that ``steps`` steps take, each computing ``tokens`` positions.
 
         The first reads the KV of ``context_tokens``, each later one ``growth_tokens`` more; so

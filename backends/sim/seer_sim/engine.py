@@ -7,16 +7,21 @@ like steps follow, sleeps to the end of the last, and is woken earlier only by w
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput, EngineSink
-from seer_sim.batch import Batch, Run, Segment
+from seer_sim.acceptance import Acceptance, share_out
+from seer_sim.batch import Batch, Segment
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel
 from seer_sim.lengths import Lengths
+from seer_sim.profile import BATCH, DRAFT_TOKENS, step_times
+from seer_sim.run import Run
+from seer_sim.speculation import Speculation
 from seer_sim.tokens import generate
 
 __all__ = ["SimEngine"]
@@ -27,7 +32,9 @@ class SimEngine:
 
     As on a real engine, new chunks and aborts take effect between two steps; all that arrive at one
     instant do before the next step begins.  A restarted instance has the weights it was made with:
-    version 0, until ``update_weights``.
+    version 0, until ``update_weights``.  Of a drafter it needs the pure half only: a policy that knows this
+    instance's step times sets the lengths of drafts, and ``acceptance`` says what comes of them, in
+    expectation; they change the time a chunk takes and none of its tokens.  Drafting itself takes no time.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class SimEngine:
         lengths: Lengths,
         vocab_size: int,
         max_batched_tokens: int,
+        acceptance: Acceptance = Acceptance(),  # noqa: B008 - frozen
         start_s: float = 0.0,
         report_interval_s: float = 1.0,
     ) -> None:
@@ -49,6 +57,9 @@ class SimEngine:
         self._lengths = lengths
         self._vocab_size = vocab_size
         self._max_batched_tokens = max_batched_tokens
+        self._acceptance = acceptance
+        self._drafter: Drafter | None = None
+        self._speculation: Speculation | None = None
         self._start_s = start_s
         self._report_interval_s = report_interval_s
         self._not_before_s = 0.0
@@ -61,15 +72,21 @@ class SimEngine:
         self._weight_version = 0
         self._runs: dict[str, Run] = {}
         self._reported_s = -self._report_interval_s
+        self._stepping_s = 0.0
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self._batch = Batch(self._info, self._max_batched_tokens)
+        self._batch = Batch(self._info, self._max_batched_tokens, self._speculation)
         self._aborted: list[Run] = []
         self._segment: Segment | None = None
         self._segment_began_s = 0.0
         self._steps = 0
         self._cancel_timer: Callable[[], None] | None = None
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Speculate by this drafter's policy, or not at all, from the next ``start`` on."""
+        self._speculate(drafter)
+        self._drafter = drafter
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Be ready ``start_s`` from now on the virtual clock, after a loss perhaps later."""
@@ -78,6 +95,7 @@ class SimEngine:
         ready_s = max(self._clock.now() + self._start_s, self._not_before_s)
         if ready_s > self._clock.now():
             await self._clock.sleep_until(ready_s)
+        self._speculation = self._speculate(self._drafter)
         self._clear()
         self._lost = False
         self._sink = sink
@@ -114,8 +132,15 @@ class SimEngine:
         else:
             self._batch.drop(run)
 
+    def forget_group(self, group_id: str) -> None:
+        """Do nothing: no draft of a simulated model comes from text."""
+
+    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+        """Return what the cost model says, at no cost in time."""
+        return step_times(self._cost, self._info, batch, draft_tokens)
+
     async def reset_cache(self) -> None:
-        """Forget all cached KV."""
+        """Forget all cached KV; the policy goes on with the acceptance it has learnt."""
         self._forget("its cache")
 
     async def update_weights(self, source: str, version: int) -> None:
@@ -139,6 +164,19 @@ class SimEngine:
         self._not_before_s = self._clock.now() + down_s
         sink.lost(self.id, reason)
         self._clock.settle()
+
+    def _speculate(self, drafter: Drafter | None) -> Speculation | None:
+        """Return speculation by a new policy of the drafter's."""
+        if drafter is None:
+            return None
+        batch = (*BATCH, self._info.max_running)
+        policy = drafter.policy(step_times(self._cost, self._info, batch, DRAFT_TOKENS))
+        if policy is None:
+            raise EngineError(
+                f"instance {self.id!r} is simulated: it needs a drafter with a policy, and"
+                f" {type(drafter).__name__} has none; choose another drafter, or another engine"
+            )
+        return Speculation(policy, self._acceptance)
 
     def _forget(self, what: str) -> None:
         """Empty the KV cache, and with it what a step under way still holds of aborted chunks."""
@@ -205,6 +243,7 @@ class SimEngine:
 
     def _end(self) -> None:
         finished = self._batch.end(self._steps)
+        self._stepping_s += self._clock.now() - self._segment_began_s
         self._segment = None
         self._begin_later()
         for run in self._aborted:
@@ -226,13 +265,21 @@ class SimEngine:
         assert self._sink is not None
         batch = self._batch
         self._sink.reported(
-            InstanceReported(self.id, len(batch.running), len(batch.waiting), batch.pool.usage)
+            InstanceReported(
+                self.id,
+                running=len(batch.running),
+                waiting=len(batch.waiting),
+                kv_usage=batch.pool.usage,
+                stepping_s=self._stepping_s,
+            )
         )
 
     def _output(self, run: Run) -> ChunkOutput:
         job = run.job
         start = len(job.token_ids)
         token_ids, logprobs = generate(job.seed, start, run.new_tokens, run.stopped, self._vocab_size)
+        steps, drafted_at = run.steps, run.drafted_at
+        rates = self._speculation.rates(job) if self._speculation is not None else ()
         return ChunkOutput(
             job_id=job.id,
             token_ids=token_ids,
@@ -243,4 +290,7 @@ class SimEngine:
             computed_tokens=run.work,
             preemptions=run.preemptions,
             weight_version=self._weight_version,
+            steps=steps,
+            drafted_at=drafted_at,
+            accepted_at=share_out(run.new_tokens - steps, drafted_at, rates),
         )

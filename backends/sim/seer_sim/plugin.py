@@ -14,6 +14,7 @@ from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import InstanceInfo
 from seer_core.ports import Clock, Engine, EnginePool, ModelInfo, Tokenizer
+from seer_sim.acceptance import Acceptance
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS, CostModel
 from seer_sim.engine import SimEngine
@@ -51,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preset: Literal["cpu-tiny", "h800-qwen2-vl-72b-tp8", "h800-moonlight"] = "cpu-tiny"
     cost: dict[str, float] = {}
     lengths: Lengths = Lengths()
+    acceptance: Acceptance = Acceptance()
     start_s: Seconds = 0.0
     report_interval_s: Seconds = 1.0
     kill_at_s: tuple[Kill, ...] = ()
@@ -89,6 +91,7 @@ def make_pool(settings: Settings) -> SimPool:
             lengths=settings.lengths,
             vocab_size=settings.vocab_size,
             max_batched_tokens=settings.max_batched_tokens,
+            acceptance=settings.acceptance,
             start_s=settings.start_s,
             report_interval_s=settings.report_interval_s,
         )

@@ -39,12 +39,68 @@ class RecordingSink:
         self.losses.append((instance_id, reason))
 
 
+class FixedPolicy:
+    """Draft lengths by a function of (probes, others); notes what it is asked and told."""
+
+    def __init__(self, lengths):
+        self.lengths_of = lengths
+        self.asked = []
+        self.told = []
+
+    def lengths(self, probes, others):
+        self.asked.append((probes, others))
+        return self.lengths_of(probes, others)
+
+    def learn(self, drafted_at, accepted_at):
+        self.told.append((list(drafted_at), list(accepted_at)))
+
+
+class FixedDrafter:
+    """A drafter of which only the policy works."""
+
+    def __init__(self, make_policy):
+        self.make_policy = make_policy
+        self.step_times = None
+        self.made = None
+
+    async def start(self, instances):
+        raise NotImplementedError
+
+    async def stop(self):
+        raise NotImplementedError
+
+    def source(self):
+        raise NotImplementedError
+
+    def policy(self, step_times):
+        self.step_times = step_times
+        self.made = self.make_policy(step_times)
+        return self.made
+
+
+@pytest.fixture(scope="session")
+def fixed_drafter():
+    """Return a factory of drafters whose policy gives lengths by a function of (probes, others)."""
+    return lambda lengths: FixedDrafter(lambda step_times: FixedPolicy(lengths))
+
+
 @pytest.fixture(scope="session")
 def chunk_job():
     """Return a factory of jobs; without ``generated`` it is a response's first chunk."""
 
     def make(
-        name, *, prompt=4, generated=(), max_tokens=8, known=8, group=None, seed=None, request=None, version=0
+        name,
+        *,
+        prompt=4,
+        generated=(),
+        max_tokens=8,
+        known=8,
+        group=None,
+        seed=None,
+        request=None,
+        version=0,
+        probe=False,
+        siblings=0,
     ):
         prompt_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
         request = request or f"r{name}"
@@ -59,6 +115,8 @@ def chunk_job():
             seed=sum(map(ord, request)) if seed is None else seed,
             weight_version=version,
             known_tokens=known,
+            probe=probe,
+            siblings_finished=siblings,
         )
 
     return make
@@ -77,6 +135,7 @@ def simulate():
         cost=PRESETS["cpu-tiny"],
         name="sim-0",
         clock=None,
+        drafter=None,
         **more,
     ):
         clock = clock or VirtualClock()
@@ -90,6 +149,7 @@ def simulate():
             max_batched_tokens=max_batched,
             **more,
         )
+        engine.draft_with(drafter)
         sink = RecordingSink(clock)
         asyncio.run(engine.start(sink))
 

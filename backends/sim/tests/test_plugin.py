@@ -14,7 +14,7 @@ from seer_sim.tokens import ByteTokenizer
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup
 from seer_core.model import PromptGroup
-from seer_core.plugins import Assembly
+from seer_core.plugins import Assembly, Strategies
 from seer_core.ports import EnginePool
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Policies
@@ -31,7 +31,7 @@ def roll_out(**settings):
     ]
 
     async def run():
-        async with Runtime(Assembly(make_pool(**settings), Policies(), ())) as runtime:
+        async with Runtime(Assembly(make_pool(**settings), Strategies(Policies()))) as runtime:
             return await runtime.rollout(groups).wait()
 
     return asyncio.run(run())
@@ -107,7 +107,7 @@ def test_a_rollout_survives_the_loss_of_every_instance_at_once():
 def test_weights_can_be_updated_while_a_lost_instance_is_still_down():
     async def run():
         pool = make_pool(kill_at_s=[{"instance": "sim-0", "at_s": 0.05, "restart_after_s": 1000.0}])
-        async with Runtime(Assembly(pool, Policies(), ())) as runtime:
+        async with Runtime(Assembly(pool, Strategies(Policies()))) as runtime:
             await runtime.rollout([PromptGroup("g", (3, 4), n=8, max_tokens=50)]).wait()
             version = await runtime.update_weights("new")
             result = await runtime.rollout([PromptGroup("h", (3, 4), n=8, max_tokens=50)]).wait()

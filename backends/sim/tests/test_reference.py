@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from seer_sim.acceptance import Acceptance
 from seer_sim.cost import CostModel
 
 COST = CostModel(
@@ -20,6 +21,10 @@ COST = CostModel(
 )
 
 
+ACCEPTANCE = Acceptance(siblings=(0, 2), rates=((0.7, 0.45, 0.2), (0.9, 0.85, 0.8, 0.3)))
+UNIT = 1 << 32
+
+
 class NaiveRun:
     def __init__(self, job, new_tokens):
         self.job = job
@@ -27,12 +32,25 @@ class NaiveRun:
         self.final = self.tokens + new_tokens
         self.computed = self.cached = self.work = self.preemptions = 0
         self.blocks = 0
+        self.decoding = False
+        self.steps = self.drafted = 0
+
+    @property
+    def pace(self):
+        """What decides how fast it gets on with drafts: probe or not, and the rates of its drafts."""
+        return self.job.probe, ACCEPTANCE.rates[self.job.siblings_finished >= 2]
 
 
 class NaiveInstance:
-    """vLLM's schedule(), step by step; free blocks are a list of what each still holds, oldest first."""
+    """vLLM's schedule(), step by step; free blocks are a list of what each still holds, oldest first.
 
-    def __init__(self, kv_blocks, block, max_running, max_batched):
+    Drafts give each pace a number of tokens per step, now more, now less, whose sum is never a whole token
+    behind the expected one.
+    """
+
+    def __init__(self, kv_blocks, block, max_running, max_batched, lengths=lambda probes, others: (0, 0)):
+        self.lengths = lengths
+        self.clocks = {}
         self.block = block
         self.max_running = max_running
         self.max_batched = max_batched
@@ -56,6 +74,7 @@ class NaiveInstance:
         self.free += [(run.job.request_id, number) for number in range(full)]
         self.free += [None] * (run.blocks - full)
         run.blocks = run.computed = 0
+        run.decoding = False
 
     def found(self, run):
         """Full blocks of the run's context that its own or a sibling's content covers."""
@@ -73,28 +92,51 @@ class NaiveInstance:
         shared = prompt if any(blocks >= prompt for blocks in siblings.values()) else 0
         return min(own, reusable), shared
 
+    def draft(self):
+        """Return, by pace, this step's draft tokens and the tokens they give in expectation."""
+        decoding = [run for run in self.running if run.decoding]
+        probes = sum(run.job.probe for run in decoding)
+        others = len(decoding) - probes
+        ours, theirs = self.lengths(probes, others) if decoding else (0, 0)
+        if probes * (1 + ours) + others * (1 + theirs) > self.max_batched:
+            ours = theirs = 0
+        plan = {}
+        for run in decoding:
+            probe, rates = run.pace
+            drafts = min(ours if probe else theirs, len(rates))
+            plan[run.pace] = drafts, UNIT + round(sum(rates[:drafts]) * UNIT)
+        return plan
+
+    def gain(self, run, plan):
+        """Return the tokens that this step gives a decoding run."""
+        clock = self.clocks.setdefault(run.pace, 0)
+        return min((clock + plan[run.pace][1]) // UNIT - clock // UNIT, run.final - run.tokens)
+
+    def needed(self, run, plan):
+        """Return the blocks that this step costs a run; a context has all of its own already."""
+        if not run.decoding:
+            return 0
+        return math.ceil((run.computed + self.gain(run, plan)) / self.block) - run.blocks
+
     def step(self):
         preempted = False
+        plan = self.draft()
+        while sum(self.needed(run, plan) for run in self.running) > len(self.free):
+            victim = self.running.pop()
+            self.release(victim)
+            victim.preemptions += 1
+            self.waiting.insert(0, victim)
+            preempted = True
         budget = self.max_batched
         takes = []
-        scheduled = 0
-        while scheduled < len(self.running):
-            run = self.running[scheduled]
-            take = min(run.tokens - run.computed, budget)
-            needed = math.ceil((run.computed + take) / self.block) - run.blocks
-            while needed > len(self.free) and run in self.running:
-                victim = self.running.pop()
-                self.release(victim)
-                victim.preemptions += 1
-                self.waiting.insert(0, victim)
-                preempted = True
-            if run in self.running:
-                self.take(run, max(0, needed))
-                takes.append((run, take))
-                budget -= take
-                scheduled += 1
-        for run, take in takes:
-            run.computed += take
+        for run in self.running:
+            take = 1 + plan[run.pace][0] if run.decoding else min(run.tokens - run.computed, budget)
+            gain = self.gain(run, plan) if run.decoding else take
+            self.take(run, self.needed(run, plan))
+            takes.append((run, take, gain))
+            budget -= take
+        for run, _, gain in takes:
+            run.computed += gain
         while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_running:
             run = self.waiting[0]
             blocks = math.ceil(run.tokens / self.block)
@@ -114,18 +156,34 @@ class NaiveInstance:
             self.running.append(run)
             take = min(run.tokens - run.computed, budget)
             run.computed += take
-            takes.append((run, take))
+            takes.append((run, take, take))
             budget -= take
-        self.now += COST.steps_s(sum(t for _, t in takes), sum(r.computed for r, _ in takes), 0, 1)
-        for run, take in takes:
-            run.work += take
-            if run.computed == run.tokens:
+        context = 0.0
+        for run, take, _ in takes:
+            if run.decoding:
+                # KV is read for drafts too, and of the tokens expected before, not of whole ones.
+                context += run.computed_then + (self.clocks[run.pace] - run.clock_then) / UNIT + take
+            else:
+                context += run.computed
+        self.now += COST.steps_s(sum(take for _, take, _ in takes), context, 0, 1)
+        for pace in {run.pace for run, _, _ in takes if run.decoding}:
+            self.clocks[pace] += plan[pace][1]
+        for run, _, gain in takes:
+            run.work += gain
+            if run.decoding:
+                run.tokens += gain
+                run.drafted += plan[run.pace][0]
+                run.steps += 1
+            elif run.computed == run.tokens:
                 run.tokens += 1
-                if run.tokens == run.final:
-                    # Its last token was sampled, never computed.
-                    self.running.remove(run)
-                    self.release(run)
-                    self.finished.append((run.job.id, self.now, run.cached, run.work, run.preemptions))
+                run.steps += 1
+                run.decoding = True
+                run.computed_then, run.clock_then = run.computed, self.clocks.get(run.pace, 0)
+            if run.tokens == run.final:
+                # Its last token was sampled, never computed.
+                self.running.remove(run)
+                self.release(run)
+                self.finished.append((run, self.now))
 
     def play(self, arrivals):
         self.groups = {job.request_id: job.group_id for _, job in arrivals}
@@ -148,27 +206,31 @@ requests = st.lists(
         st.integers(1, 40),  # new tokens
         st.integers(0, 2),  # group
         st.integers(0, 60),  # arrival, in odd ticks
+        st.booleans(),  # probe
+        st.integers(0, 3),  # finished siblings
     ),
     min_size=1,
     max_size=9,
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     requests,
     st.integers(72, 160),
-    st.sampled_from([1, 3, 4]),
+    st.sampled_from([1, 3, 4, 16]),
     st.integers(1, 6),
     st.sampled_from([6, 16, 100]),
+    st.none() | st.tuples(*[st.integers(0, 5)] * 3),
 )
-@example([(4, 0, 40, 0, 0)] * 4, 80, 4, 6, 100)
+@example([(4, 0, 40, 0, 0, False, 0)] * 4, 80, 4, 6, 100, None)
+@example([(4, 0, 40, 0, 0, n == 1, n) for n in range(4)], 80, 1, 6, 100, (2, 1, 3))
 def test_times_order_and_counts_equal_those_of_single_steps(
-    simulate, chunk_job, requests, kv_tokens, block, max_running, max_batched
+    simulate, chunk_job, fixed_drafter, requests, kv_tokens, block, max_running, max_batched, drafts
 ):
     kv_blocks = math.ceil(kv_tokens / block)
     arrivals = []
-    for number, (prompt, generated, new, group, ticks) in enumerate(requests):
+    for number, (prompt, generated, new, group, ticks, probe, siblings) in enumerate(requests):
         job = chunk_job(
             str(number),
             # siblings have one prompt
@@ -177,26 +239,39 @@ def test_times_order_and_counts_equal_those_of_single_steps(
             max_tokens=new,
             known=generated + new,
             group=f"g{group}" if prompt > 6 else f"alone{number}",
+            probe=probe,
+            siblings=siblings,
         )
         arrivals.append((ticks * 0.0317293, job))
+
+    def lengths(probes, others):
+        a, b, c = drafts
+        return (a * probes + b * others) % 6, (b * probes + c * others) % 6
+
     sim = simulate(
-        kv_blocks=kv_blocks, block=block, max_running=max_running, max_batched=max_batched, cost=COST
+        kv_blocks=kv_blocks,
+        block=block,
+        max_running=max_running,
+        max_batched=max_batched,
+        cost=COST,
+        acceptance=ACCEPTANCE,
+        drafter=fixed_drafter(lengths) if drafts else None,
     )
     for when_s, job in arrivals:
         sim.clock.call_at(when_s, lambda job=job: sim.engine.submit(job))
     sink = sim.run()
 
     assert not sink.failed
-    naive = NaiveInstance(kv_blocks, block, max_running, max_batched).play(arrivals)
-    assert [name for name, _ in sink.finished] == [name for name, *_ in naive]
-    for (name, when_s), (_, naive_s, cached, work, preemptions) in zip(sink.finished, naive, strict=True):
+    size = kv_blocks, block, max_running, max_batched
+    naive = NaiveInstance(*size, *([lengths] if drafts else [])).play(arrivals)
+    assert [name for name, _ in sink.finished] == [run.job.id for run, _ in naive]
+    for (name, when_s), (run, naive_s) in zip(sink.finished, naive, strict=True):
         output = sink.outputs[name]
         assert when_s == pytest.approx(naive_s, rel=1e-9)
-        assert (output.cached_tokens, output.computed_tokens, output.preemptions) == (
-            cached,
-            work,
-            preemptions,
-        )
+        assert (output.cached_tokens, output.computed_tokens) == (run.cached, run.work)
+        assert (output.preemptions, output.steps) == (run.preemptions, run.steps)
+        assert sum(output.drafted_at) == run.drafted
+        assert sum(output.accepted_at) == len(output.token_ids) - output.steps
 
 
 @given(st.integers(1, 64), st.integers(0, 5000), st.integers(0, 64), st.integers(1, 400), st.integers(1, 399))

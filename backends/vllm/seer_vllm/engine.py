@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
 from seer_core.model import InstanceInfo
@@ -21,8 +22,10 @@ from seer_vllm.wire import (
     Called,
     Failed,
     Finished,
+    ForgetGroup,
     FromWorker,
     Load,
+    MeasureSteps,
     Ready,
     ResetCache,
     Start,
@@ -61,9 +64,10 @@ class VllmEngine:
     def __init__(self, id: str, launch: Launch) -> None:
         self.id = id
         self._launch = launch
+        self._drafter: Drafter | None = None
         self._worker: WorkerProcess | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._calls: deque[asyncio.Future[str | None]] = deque()
+        self._calls: deque[asyncio.Future[Called]] = deque()
         self._chunks: set[str] = set()
         self._troubled = False
 
@@ -71,6 +75,10 @@ class VllmEngine:
     def pid(self) -> int | None:
         """The worker's process id; None while it is down."""
         return None if self._worker is None else self._worker.pid
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Speculate with this drafter, or not at all, from the next ``start`` on."""
+        self._drafter = drafter
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Start the worker and load the model, as weight version 0; end an older worker first.
@@ -83,7 +91,8 @@ class VllmEngine:
         launch = self._launch
         launch.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
-        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s))
+        source = None if self._drafter is None else self._drafter.source()
+        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s, source))
         try:
             async with asyncio.timeout(launch.start_timeout_s):
                 info = await _ready(worker)
@@ -113,8 +122,23 @@ class VllmEngine:
         if self._worker is not None:
             self._worker.send(Abort(job_id))
 
+    def forget_group(self, group_id: str) -> None:
+        """Drop what drafting remembers of a group."""
+        if self._worker is not None and self._drafter is not None:
+            self._worker.send(ForgetGroup(group_id))
+
+    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+        """Measure the duration of decoding steps on this grid; without a drafter, of 0 draft tokens only.
+
+        Raises:
+            EngineError: the instance is busy or down, or can run no size of the grid.
+        """
+        answer = await self._call(MeasureSteps(tuple(batch), tuple(draft_tokens)))
+        assert answer.step_times is not None
+        return answer.step_times
+
     async def reset_cache(self) -> None:
-        """Forget all cached KV; an EngineError if the instance is busy or down."""
+        """Forget all cached KV and all drafts; an EngineError if the instance is busy or down."""
         await self._call(ResetCache())
 
     async def update_weights(self, source: str, version: int) -> None:
@@ -177,36 +201,39 @@ class VllmEngine:
             case Failed(job_id, reason):
                 self._chunks.discard(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
-            case Load(running, waiting, kv_usage):
-                sink.reported(InstanceReported(self.id, running, waiting, kv_usage))
-            case Called(refusal):
+            case Load(running, waiting, kv_usage, stepping_s, drafting_s, drafting):
+                sink.reported(
+                    InstanceReported(self.id, running, waiting, kv_usage, stepping_s, drafting_s, drafting)
+                )
+            case Called():
                 call = self._calls.popleft()
                 if not call.done():
-                    call.set_result(refusal)
+                    call.set_result(message)
 
-    async def _call(self, message: ResetCache | UpdateWeights) -> None:
+    async def _call(self, message: ResetCache | UpdateWeights | MeasureSteps) -> Called:
         """Send a control message and wait for its answer; answers come in order."""
         name = type(message).__name__
         if self._worker is None:
             raise EngineError(f"{name} on instance {self.id!r}: it is not running")
-        call: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        call: asyncio.Future[Called] = asyncio.get_running_loop().create_future()
         self._calls.append(call)
         self._worker.send(message)
         try:
             async with asyncio.timeout(self._launch.control_timeout_s):
-                refusal = await call
+                answer = await call
         except TimeoutError as error:
             raise EngineError(
                 f"{name} on instance {self.id!r}: no answer after {self._launch.control_timeout_s:g} s"
             ) from error
-        if refusal is not None:
-            raise EngineError(f"{name} on instance {self.id!r}: {refusal}")
+        if answer.refusal is not None:
+            raise EngineError(f"{name} on instance {self.id!r}: {answer.refusal}")
+        return answer
 
     def _fail_calls(self, reason: str) -> None:
         while self._calls:
             call = self._calls.popleft()
             if not call.done():
-                call.set_result(reason)
+                call.set_result(Called(reason))
 
 
 async def _ready(worker: WorkerProcess) -> InstanceInfo:

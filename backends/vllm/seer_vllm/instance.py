@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
 from vllm import EngineArgs, SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -15,14 +18,18 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from seer_core.drafting import DraftHost, SourceSpec
+from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
-from seer_vllm.wire import Failed, Finished, Load, Start
+from seer_vllm.steps import StepMeter, default_grid
+from seer_vllm.wire import Called, Failed, Finished, Load, Start
 
 __all__ = ["Instance"]
 
-EXTENSION = "seer_vllm.sampling.KeyedSamplingExtension"
+EXTENSION = "seer_vllm.extension.WorkerExtension"
 SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
 
 
@@ -35,8 +42,10 @@ class Instance:
     """A vLLM engine with its core in this process, and the chunks it is working on."""
 
     def __init__(self, start: Start) -> None:
+        source = start.source
         args = EngineArgs(
             **start.engine_args,
+            speculative_config=None if source is None else speculative_config(source),
             worker_extension_cls=EXTENSION,
             scheduler_cls=SCHEDULER,
             async_scheduling=False,
@@ -45,14 +54,19 @@ class Instance:
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         self._engine = LLMEngine.from_engine_args(args)
-        self._engine.collective_rpc("seer_install_keyed_sampling")
+        self._call("seer_install")
         assert isinstance(self._engine.engine_core, InprocClient)
         scheduler = self._engine.engine_core.engine_core.scheduler
         assert isinstance(scheduler, AccountingScheduler)
         self._scheduler = scheduler
         self._running: dict[str, _Running] = {}
         self._weight_version = 0
+        self._stepping_s = 0.0
+        self._drafts = source is not None
+        self._opens = source is not None and own_method(source) is None
         self.info = self._describe(start.instance_id)
+        if source is not None and self._opens:
+            self._attach(source)
 
     @property
     def busy(self) -> bool:
@@ -85,6 +99,8 @@ class Instance:
         except (VLLMClientError, ValueError) as error:
             return Failed(job.id, f"vLLM refuses the chunk: {error}")
         self._running[job.id] = _Running(job, vllm_id)
+        if self._opens:
+            self._call("seer_open", vllm_id, job)
         return None
 
     def abort(self, job_id: str) -> None:
@@ -93,24 +109,46 @@ class Instance:
         if running is not None:
             self._engine.abort_request([job_id])
             self._scheduler.settle(running.vllm_id)
+            if self._opens:
+                self._call("seer_close", [running.vllm_id])
 
     def step(self) -> list[Finished | Failed]:
         """Make one step; return the chunks it ended."""
+        begun = perf_counter()
         outputs = self._engine.step()
-        return [self._finish(o) for o in outputs if isinstance(o, RequestOutput) and o.finished]
+        self._stepping_s += perf_counter() - begun
+        ended = [output for output in outputs if isinstance(output, RequestOutput) and output.finished]
+        if ended and self._opens:
+            self._call("seer_close", [self._running[output.request_id].vllm_id for output in ended])
+        return [self._finish(output) for output in ended]
 
     def load(self) -> Load:
         """Return the instance's load as vLLM sees it."""
         running, waiting = self._scheduler.get_request_counts()
-        return Load(running, waiting, self._scheduler.get_kv_cache_usage())
+        drafting_s, drafting = self._call("seer_drafting")[0] if self._drafts else (0.0, {})
+        kv_usage = self._scheduler.get_kv_cache_usage()
+        return Load(running, waiting, kv_usage, self._stepping_s, drafting_s, drafting)
+
+    def forget_group(self, group_id: str) -> None:
+        """Let the draft source forget a group."""
+        if self._opens:
+            self._call("seer_forget", group_id)
+
+    def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> Called:
+        """Measure steps of these sizes, if no chunk is running."""
+        if self._running:
+            return Called(f"{len(self._running)} chunks are running")
+        times = self._meter().measure(batch, draft_tokens)
+        refusal = "it can run no size of this grid" if times is None else None
+        return Called(self._reset_prefix_cache() or refusal, times)
 
     def reset_cache(self) -> str | None:
-        """Forget all cached KV; return why not, if not."""
+        """Forget all cached KV and all drafts; return why not, if not."""
         if self._running:
             return f"{len(self._running)} chunks are running"
-        if not self._engine.reset_prefix_cache():
-            return "vLLM could not reset its prefix cache"
-        return None
+        if self._drafts:
+            self._call("seer_reset")
+        return self._reset_prefix_cache()
 
     def update_weights(self, source: str, version: int) -> str | None:
         """Load the safetensors of a directory; return why not, if not.
@@ -126,9 +164,42 @@ class Instance:
         return self.reset_cache()
 
     def close(self) -> None:
-        """End the processes vLLM started, if any; all else goes with this one."""
+        """End the draft source, and the processes vLLM started; all else goes with this one."""
+        if self._opens:
+            with suppress(Exception):  # a worker may be gone
+                self._call("seer_stop_drafting")
         if self._engine.vllm_config.parallel_config.world_size > 1:
             self._engine.engine_core.shutdown()
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of ``WorkerExtension`` in every worker."""
+        return self._engine.collective_rpc(method, args=arguments)
+
+    def _reset_prefix_cache(self) -> str | None:
+        return None if self._engine.reset_prefix_cache() else "vLLM could not reset its prefix cache"
+
+    def _meter(self) -> StepMeter:
+        return StepMeter(self._engine, self._scheduler, self._drafts)
+
+    def _attach(self, source: SourceSpec) -> None:
+        """Make the draft source, with step times of this instance if it comes without."""
+        times = source.step_times
+        if times is None:
+            begun = perf_counter()
+            times = self._meter().measure(*default_grid(self.info.max_running, source.draft_tokens))
+            self._reset_prefix_cache()
+            if times is None:
+                raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
+            print(f"measured {times} in {perf_counter() - begun:.1f} s", flush=True)
+        host = DraftHost(
+            instance_id=self.info.id,
+            max_running=self.info.max_running,
+            max_model_tokens=self.info.max_model_tokens,
+            vocab_size=self._engine.vllm_config.model_config.get_vocab_size(),
+            draft_tokens=source.draft_tokens,
+            step_times=times,
+        )
+        self._call("seer_attach", source, host)
 
     def _describe(self, instance_id: str) -> InstanceInfo:
         config = self._engine.vllm_config
@@ -144,7 +215,7 @@ class Instance:
 
     def _finish(self, result: RequestOutput) -> Finished | Failed:
         job, vllm_id = self._running.pop(result.request_id)
-        work = self._scheduler.settle(vllm_id)
+        account = self._scheduler.settle(vllm_id)
         completion = result.outputs[0]
         if completion.finish_reason not in ("stop", "length"):
             return Failed(job.id, f"vLLM ended the chunk: {completion.finish_reason}")
@@ -158,8 +229,11 @@ class Instance:
                 stopped=completion.finish_reason == "stop",
                 cached_tokens=cached_tokens,
                 prefilled_tokens=len(job.token_ids) - cached_tokens,
-                computed_tokens=work.computed_tokens,
-                preemptions=work.preemptions,
+                computed_tokens=account.computed_tokens,
+                preemptions=account.request.num_preemptions,
                 weight_version=self._weight_version,
+                steps=len(completion.token_ids) - account.spared_steps,
+                drafted_at=account.drafted_at,
+                accepted_at=account.accepted_at,
             )
         )

@@ -39,7 +39,7 @@ OWN_ENGINE_ARGS = {
     "max_num_seqs": "write max_running",
     "model": "write model of [engine.vllm]",
     "scheduler_cls": "Seer's accounting needs its own",
-    "speculative_config": "keyed sampling does not cover it",
+    "speculative_config": "enable a drafter in [seer].plugins",
     "tensor_parallel_size": "write tensor_parallel",
     "worker_extension_cls": "keyed sampling needs its own",
 }

@@ -12,12 +12,16 @@ The noise is counter-based.  SplitMix64 (Steele, Lea, Flood 2014; the constants 
 ``token`` is the noise.  Sixty-three bits of it make the uniform, so the tail that decides rare tokens
 is not cut off.  Everything is int64 arithmetic modulo 2**64, the same on every device.
 
-This module is loaded in every vLLM worker (``worker_extension_cls``) and relies on vLLM 0.32's first
-model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
+Drafts are verified by the same rule: every row of logits, whether it follows a draft token or a settled
+one, is sampled by key at its own position; a draft is accepted exactly when it is the token so sampled, and
+the first that is not ends the row.  So drafts change how many steps a response takes, and nothing else.
 
-- ``GPUModelRunner._sample`` calls ``self.sampler(logits=, sampling_metadata=)``, and that
-  ``self.sample(logits, sampling_metadata)`` on float32 logits of its own; ``gather_logprobs`` follows;
-- without speculation, row i of the logits belongs to ``input_batch.req_ids[i]``;
+``install`` puts this in place of ``GPUModelRunner._sample`` and relies on vLLM 0.32's first model runner
+(``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
+
+- ``_sample(logits, spec_decode_metadata)`` returns a ``SamplerOutput``: int32 tokens [requests, most], -1
+  after a row's last, and log-probs of as many rows;
+- request i has ``num_draft_tokens[i] + 1`` rows of logits (without speculation one), in the batch's order;
 - ``input_batch.num_tokens_no_spec[i]`` counts prompt and output tokens, also after a preemption.  It is
   advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away.
 
@@ -26,43 +30,67 @@ model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from seer_vllm import SUPPORTED_VLLM, cpu_cure
+from seer_vllm import SUPPORTED_VLLM
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 __all__ = [
     "KeyedSampler",
-    "KeyedSamplingExtension",
     "gumbel",
     "install",
     "keyed_choice",
     "mask_top_k_top_p",
     "noise_steps",
     "splitmix64",
+    "verify",
 ]
 
 GREEDY_BELOW = 1e-5
+CPU_BLOCK = 1 << 15
+"""Logits sampled at a time on a CPU: their noise, eight bytes each while it is hashed, stays in the cache."""
+GPU_BLOCK = 1 << 26
+PLACEHOLDER = -1
 
 _MASK_63 = 0x7FFF_FFFF_FFFF_FFFF
+_GAMMA_UNSIGNED, _MIX_1_UNSIGNED, _MIX_2_UNSIGNED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _signed(constant: int) -> int:
     return constant - (1 << 64) if constant >> 63 else constant
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GAMMA, _MIX_1, _MIX_2 = map(_signed, (_GAMMA_UNSIGNED, _MIX_1_UNSIGNED, _MIX_2_UNSIGNED))
 
 
 def splitmix64(z: Tensor) -> Tensor:
-    """Apply SplitMix64's finaliser to int64 ``z``, in place; ``&`` makes the shifts logical."""
+    """Apply SplitMix64's finaliser to int64 ``z``, in place."""
+    if z.device.type == "cpu":
+        _splitmix64_numpy(z.numpy().view(np.uint64))
+        return z
+    # ``&`` makes the shifts logical.
     z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
     z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
     return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
+
+
+def _splitmix64_numpy(z: NDArray[np.uint64]) -> None:
+    """Do the same in half the time: numpy has unsigned shifts, and less to do before each of them."""
+    shifted = np.empty_like(z)
+    for shift, factor in ((30, _MIX_1_UNSIGNED), (27, _MIX_2_UNSIGNED), (31, None)):
+        np.right_shift(z, np.uint64(shift), out=shifted)
+        np.bitwise_xor(z, shifted, out=z)
+        if factor is not None:
+            np.multiply(z, np.uint64(factor), out=z)
 
 
 def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
@@ -125,58 +153,193 @@ def keyed_choice(
         noise: ``gumbel`` of the rows.
     """
     greedy = temperature < GREEDY_BELOW
+    if not greedy.any():
+        return (mask_top_k_top_p(logits / temperature[:, None], top_k, top_p) + noise).argmax(dim=-1)
     scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
     chosen = (mask_top_k_top_p(scaled, top_k, top_p) + noise).argmax(dim=-1)
     return torch.where(greedy, logits.argmax(dim=-1), chosen)
 
 
-class KeyedSampler:
-    """The part of a model runner's sampler that chooses."""
+def verify(choose: Callable[[Ints], Ints], counts: Ints, drafts: Ints, last: Ints, rows_at_once: int) -> Ints:
+    """Follow each request's drafts as far as they are what is sampled; return [requests, most drafts + 1].
 
-    def __init__(self, runner: Any) -> None:
+    A request ends with the first token that is not its draft, with the token after its last draft, or with
+    one that ends responses; ``PLACEHOLDER`` follows.
+
+    Args:
+        choose: samples rows of logits, given by ascending index.
+        counts: drafts per request.  Request i has ``counts[i] + 1`` rows of logits.
+        drafts: all draft tokens, request by request.
+        last: tokens that end a response; what follows them is not looked at.
+        rows_at_once: rows sampled together before it is known which of them count.  Few: no work is wasted
+            on rows behind a mismatch.  Many: fewer and larger calls of ``choose``.
+    """
+    requests, most = len(counts), int(counts.max())
+    columns = np.arange(most + 1)
+    tokens = np.full((requests, most + 1), PLACEHOLDER, dtype=np.int64)
+    wanted = tokens.copy()
+    wanted[columns < counts[:, None]] = drafts
+    rows = (np.cumsum(counts + 1) - counts - 1)[:, None] + columns
+    there = columns <= counts[:, None]
+    alive, start = np.arange(requests), 0
+    while len(alive):
+        part = slice(start, start + max(rows_at_once // len(alive), 1))
+        sampled = np.full((len(alive), len(columns[part])), PLACEHOLDER, dtype=np.int64)
+        real = there[alive, part]
+        sampled[real] = choose(rows[alive, part][real])
+        goes_on = sampled == wanted[alive, part]
+        for token in last:
+            goes_on &= sampled != token
+        np.logical_and.accumulate(goes_on, axis=1, out=goes_on)
+        sampled[:, 1:][~goes_on[:, :-1]] = PLACEHOLDER
+        tokens[alive, part] = sampled
+        start = part.stop
+        alive = alive[goes_on[:, -1]] if start <= most else alive[:0]
+    return tokens
+
+
+class KeyedSampler:
+    """Samples for a model runner; stands in for ``GPUModelRunner._sample``."""
+
+    def __init__(self, runner: Any, last: Iterable[int] = ()) -> None:
         self._runner = runner
+        self._last = np.array(sorted(last), dtype=np.int64)
         self._request_ids: list[str] = []
         self._seeds = torch.empty(0, dtype=torch.int64)
         self._steps = torch.empty(0, dtype=torch.int64)
 
-    def sample(self, logits: Tensor, metadata: Any) -> tuple[Tensor, None]:
-        """Choose one token a row; stands in for ``vllm.v1.sample.sampler.Sampler.sample``."""
+    def sample(self, logits: Tensor, drafts: Any) -> Any:
+        """Return vLLM's ``SamplerOutput`` for a step with or without drafts (``SpecDecodeMetadata``)."""
+        from vllm.v1.outputs import SamplerOutput
+
+        metadata = self._runner.input_batch.sampling_metadata
+        if metadata.max_num_logprobs:
+            raise ValueError(f"log-probabilities of {metadata.max_num_logprobs} alternatives are not kept")
+        logits = logits.to(torch.float32)
+        requests = len(self._runner.input_batch.req_ids)
+        counts = [0] * requests if drafts is None else drafts.num_draft_tokens
+        if len(logits) != requests + sum(counts):
+            raise RuntimeError(
+                f"{len(logits)} rows of logits for {requests} requests and {sum(counts)} drafts"
+            )
+        if len(logits) == requests:
+            tokens, places, rows = (
+                self._choose(logits, None, self._positions(logits.device))[:, None],
+                None,
+                None,
+            )
+        else:
+            tokens, places, rows = self._verify(logits, drafts)
+        logprobs = None
+        if metadata.max_num_logprobs is not None:
+            logprobs = _gather_logprobs(logits, tokens, places, rows)
+        return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
+
+    def _verify(self, logits: Tensor, drafts: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens, where among them (flattened) there are some, and the row of logits behind each."""
+        device = logits.device
+        counts = np.array(drafts.num_draft_tokens, dtype=np.int64)
+        first = np.cumsum(counts + 1) - counts - 1
+        owner = np.repeat(np.arange(len(counts)), counts + 1)
+        positions = self._positions(torch.device("cpu")).numpy()[owner] + np.arange(len(owner)) - first[owner]
+
+        def choose(rows: Ints) -> Ints:
+            part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
+            requests, places = (torch.from_numpy(values[rows]).to(device) for values in (owner, positions))
+            return self._choose(part, requests, places).cpu().numpy()
+
+        rows_at_once = max(1, 4 * _block(device) // logits.shape[1])
+        draft_tokens = drafts.draft_token_ids.cpu().numpy()
+        tokens = verify(choose, counts, draft_tokens, self._last, rows_at_once)
+        there = tokens != PLACEHOLDER
+        rows = (first[:, None] + np.arange(tokens.shape[1]))[there]
+        arrays = (tokens, np.flatnonzero(there), rows)
+        tokens_there, places, rows_there = (torch.from_numpy(array).to(device) for array in arrays)
+        return tokens_there, places, rows_there
+
+    def _choose(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
+        """Return the token of each row; row r is of request ``requests[r]``, or of request r."""
+        metadata = self._runner.input_batch.sampling_metadata
         if metadata.all_greedy:
-            return logits.argmax(dim=-1), None
+            return logits.argmax(dim=-1)
         rows, vocab = logits.shape
-        seeds, positions = self._keys(logits.device)
-        if rows != len(seeds):
-            raise RuntimeError(f"{rows} rows of logits for a batch of {len(seeds)} requests")
         if len(self._steps) != vocab or self._steps.device != logits.device:
             self._steps = noise_steps(vocab, logits.device)
-        noise = gumbel(seeds, positions, self._steps)
-        return keyed_choice(logits, metadata.temperature, metadata.top_k, metadata.top_p, noise), None
+        seeds = self._seeds_on(logits.device)
+        parameters = (metadata.temperature, metadata.top_k, metadata.top_p)
+        if requests is not None:
+            seeds = seeds[requests]
+            parameters = tuple(None if values is None else values[requests] for values in parameters)
+        temperature, top_k, top_p = parameters
+        block = max(1, _block(logits.device) // vocab)
+        chosen = [
+            keyed_choice(
+                logits[part],
+                temperature[part],
+                None if top_k is None else top_k[part],
+                None if top_p is None else top_p[part],
+                gumbel(seeds[part], positions[part], self._steps),
+            )
+            for part in (slice(start, start + block) for start in range(0, rows, block))
+        ]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
-    @staticmethod
-    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
-        """Return the log-probabilities of the chosen tokens as vLLM's ``LogprobsTensors``, rank left 0.
-
-        Seer asks for no alternatives (``num_logprobs`` 0).  vLLM's own would rank the token too, in a
-        function compiled by inductor: three seconds of a first step, and a C++ compiler at run time.
-        """
-        from vllm.v1.outputs import LogprobsTensors
-
-        if num_logprobs:
-            raise ValueError(f"log-probabilities of {num_logprobs} alternatives are not kept")
-        chosen = token_ids[:, None]
-        ranks = torch.zeros_like(token_ids)
-        return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(1, chosen), ranks)
-
-    def _keys(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return seed and position of every row of the batch; seeds are kept while the batch stays."""
+    def _seeds_on(self, device: torch.device) -> Tensor:
+        """Return the requests' seeds, kept while the batch stays."""
         batch = self._runner.input_batch
         if batch.req_ids != self._request_ids:
             self._request_ids = list(batch.req_ids)
             requests = self._runner.requests
             seeds = [requests[id].sampling_params.extra_args["seed"] for id in self._request_ids]
             self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
-        counts = batch.num_tokens_no_spec[: len(self._request_ids)]
-        return self._seeds, torch.from_numpy(counts.astype("int64")).to(device)
+        return self._seeds
+
+    def _positions(self, device: torch.device) -> Tensor:
+        """Return the position of each request's next token."""
+        batch = self._runner.input_batch
+        counts = batch.num_tokens_no_spec[: len(batch.req_ids)]
+        return torch.from_numpy(counts.astype(np.int64)).to(device)
+
+
+def _block(device: torch.device) -> int:
+    return CPU_BLOCK if device.type == "cpu" else GPU_BLOCK
+
+
+def _gather_logprobs(logits: Tensor, tokens: Tensor, places: Tensor | None, rows: Tensor | None) -> Any:
+    """Return the tokens' raw log-probabilities as vLLM's ``LogprobsTensors``, one row for each, rank 0.
+
+    vLLM's own would rank the token too, in a function compiled by inductor: three seconds of a first step,
+    and a C++ compiler at run time.
+    """
+    from vllm.v1.outputs import LogprobsTensors
+
+    flat = tokens.flatten()[:, None]
+    if places is None or rows is None:
+        logprobs = logits.log_softmax(dim=-1).gather(1, flat)
+    else:
+        logprobs = torch.zeros(flat.shape, dtype=torch.float32, device=logits.device)
+        logprobs[places] = logits[rows].log_softmax(dim=-1).gather(1, flat[places])
+    return LogprobsTensors(flat.to(torch.int32), logprobs, torch.zeros_like(flat[:, 0]))
+
+
+class NoDrafts:
+    """Stands in for ``SpecDecodeMetadata`` in a step without drafts, which needs hardly any of it."""
+
+    def __init__(self, ends: Tensor) -> None:
+        self.logits_indices = ends
+        self.num_draft_tokens = [0] * len(ends)
+
+
+def install_shortcut(runner: Any) -> None:
+    """Spare steps without drafts the preparation of their verification."""
+    prepare, device = runner._calc_spec_decode_metadata, runner.device
+
+    def prepare_drafts(num_draft_tokens: Any, cu_num_tokens: Any) -> Any:
+        if num_draft_tokens.any():
+            return prepare(num_draft_tokens, cu_num_tokens)
+        return NoDrafts(torch.from_numpy(cu_num_tokens - 1).to(device))
+
+    runner._calc_spec_decode_metadata = prepare_drafts
 
 
 def install(runner: Any) -> None:
@@ -188,34 +351,30 @@ def install(runner: Any) -> None:
     import vllm
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    batch = getattr(runner, "input_batch", None)
     for holds, fact in (
         (vllm.__version__.startswith(SUPPORTED_VLLM), f"vLLM {vllm.__version__} is not {SUPPORTED_VLLM}*"),
         (isinstance(runner, GPUModelRunner), f"the model runner is {type(runner).__qualname__}"),
         (not getattr(runner, "use_async_scheduling", True), "async scheduling is on"),
-        (not getattr(runner, "speculative_config", True), "speculative decoding is on"),
-        (hasattr(getattr(runner, "sampler", None), "sample"), "it has no sampler.sample"),
-        (hasattr(getattr(runner, "sampler", None), "gather_logprobs"), "it has no sampler.gather_logprobs"),
+        (not runner.model_config.logits_processors, "it would pass logits processors by"),
+        (hasattr(runner, "_sample"), "it has no _sample"),
+        (hasattr(runner, "_calc_spec_decode_metadata"), "it has no _calc_spec_decode_metadata"),
         (hasattr(runner, "requests"), "it has no requests"),
-        (hasattr(getattr(runner, "input_batch", None), "req_ids"), "it has no input_batch.req_ids"),
-        (
-            hasattr(getattr(runner, "input_batch", None), "num_tokens_no_spec"),
-            "it has no input_batch.num_tokens_no_spec",
-        ),
+        (hasattr(batch, "req_ids"), "it has no input_batch.req_ids"),
+        (hasattr(batch, "sampling_metadata"), "it has no input_batch.sampling_metadata"),
+        (hasattr(batch, "num_tokens_no_spec"), "it has no input_batch.num_tokens_no_spec"),
     ):
         if not holds:
             raise RuntimeError(f"keyed sampling cannot be installed: {fact}")
-    sampler = KeyedSampler(runner)
-    runner.sampler.sample = sampler.sample
-    runner.sampler.gather_logprobs = sampler.gather_logprobs
+    if runner.speculative_config is not None:
+        install_shortcut(runner)
+    runner._sample = KeyedSampler(runner, _end_tokens(runner.model_config)).sample
 
 
-class KeyedSamplingExtension:
-    """Mixed into every vLLM worker; its methods are called by name through ``collective_rpc``."""
-
-    model_runner: Any
-
-    def seer_install_keyed_sampling(self) -> None:
-        """Install keyed sampling in this worker, on a CPU with the cure of vLLM's own sampling."""
-        install(self.model_runner)
-        if self.model_runner.device.type == "cpu":
-            cpu_cure.install()
+def _end_tokens(model_config: Any) -> set[int]:
+    """Return the tokens with which the model ends a response."""
+    found = [
+        getattr(model_config.hf_text_config, "eos_token_id", None),
+        model_config.try_get_generation_config().get("eos_token_id"),
+    ]
+    return {id for ids in found if ids is not None for id in (ids if isinstance(ids, list) else [ids])}

@@ -1,48 +1,65 @@
 """vLLM's scheduler, with an account of the work behind each request.
 
-vLLM counts preemptions per engine and computed tokens not at all.  Named in ``scheduler_cls``.
+vLLM counts preemptions and drafts per engine, and computed tokens not at all.  Named in ``scheduler_cls``.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-__all__ = ["AccountingScheduler", "Work"]
+from seer_vllm.account import Account
 
-
-class Work(NamedTuple):
-    """Positions run through the model for a request, and how often it was preempted."""
-
-    computed_tokens: int
-    preemptions: int
+__all__ = ["AccountingScheduler"]
 
 
 class AccountingScheduler(Scheduler):
-    """Counts every scheduled position of every request until ``settle`` is called for it."""
+    """Keeps an account of every request until ``settle`` is called for it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._open: dict[str, Request] = {}
-        self._computed_tokens: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
+        self.scheduled: tuple[int, int] = (0, 0)
+        """Requests and positions of the last step planned."""
+        if self.num_spec_tokens and self.dynamic_sd_lookup is None:
+            # A draft length by batch size, constant here, keeps vLLM from padding a new request with drafts
+            # that mean nothing, which would be verified, and may reach past its chunk's end.
+            self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     def add_request(self, request: Request) -> None:
         """Queue a request and open its account."""
         super().add_request(request)
-        self._open[request.request_id] = request
-        self._computed_tokens[request.request_id] = 0
+        self._accounts[request.request_id] = Account(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan one step and book its positions."""
         output = super().schedule(throttle_prefills)
         for request_id, tokens in output.num_scheduled_tokens.items():
-            self._computed_tokens[request_id] += tokens
+            self._accounts[request_id].computed_tokens += tokens
+        self.scheduled = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
         return output
 
-    def settle(self, request_id: str) -> Work:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in a step's tokens and book what became of its drafts."""
+        drafted = [
+            (account, drafts, account.request.num_output_tokens)
+            for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items()
+            if (account := self._accounts.get(request_id)) is not None
+        ]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for account, drafts, before in drafted:
+            kept = account.request.output_token_ids[before:]
+            if kept:
+                account.verified(drafts, kept)
+        return outputs
+
+    def settle(self, request_id: str) -> Account:
         """Close the account of a finished or aborted request and return it."""
-        request = self._open.pop(request_id)
-        return Work(self._computed_tokens.pop(request_id), request.num_preemptions)
+        return self._accounts.pop(request_id)

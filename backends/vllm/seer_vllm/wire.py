@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 
@@ -21,9 +22,11 @@ __all__ = [
     "Failed",
     "Fatal",
     "Finished",
+    "ForgetGroup",
     "Frames",
     "FromWorker",
     "Load",
+    "MeasureSteps",
     "Ready",
     "ResetCache",
     "Shutdown",
@@ -51,6 +54,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     instance_id: str
     engine_args: dict[str, Any]
     report_interval_s: float
+    source: SourceSpec | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -65,8 +69,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
+class ForgetGroup(msgspec.Struct, frozen=True, tag=True):
+    """Drop what drafting remembers of a group, silently."""
+
+    group_id: str
+
+
 class ResetCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget all cached KV; answered by ``Called``."""
+    """Forget all cached KV and all that drafting remembers; answered by ``Called``."""
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
@@ -76,11 +86,18 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
     version: int
 
 
+class MeasureSteps(msgspec.Struct, frozen=True, tag=True):
+    """Measure steps on this grid; answered by ``Called``, with the times."""
+
+    batch: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-ToWorker = Start | Submit | Abort | ResetCache | UpdateWeights | Shutdown
+ToWorker = Start | Submit | Abort | ForgetGroup | ResetCache | UpdateWeights | MeasureSteps | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -103,17 +120,21 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Telemetry; ``kv_usage`` is a fraction of the KV blocks."""
+    """Telemetry, as ``InstanceReported`` has it."""
 
     running: int
     waiting: int
     kv_usage: float
+    stepping_s: float = 0.0
+    drafting_s: float = 0.0
+    drafting: dict[str, float] = {}
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):
     """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked."""
 
     refusal: str | None = None
+    step_times: StepTimes | None = None
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):

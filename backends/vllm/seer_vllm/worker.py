@@ -16,12 +16,15 @@ import traceback
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from seer_core.errors import EngineError
 from seer_vllm.wire import (
     Abort,
     Called,
     Fatal,
+    ForgetGroup,
     Frames,
     FromWorker,
+    MeasureSteps,
     Ready,
     ResetCache,
     Shutdown,
@@ -81,10 +84,14 @@ def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
                         link.send(refusal)
                 case Abort(job_id):
                     instance.abort(job_id)
+                case ForgetGroup(group_id):
+                    instance.forget_group(group_id)
                 case ResetCache():
                     link.send(Called(instance.reset_cache()))
                 case UpdateWeights(source, version):
                     link.send(Called(instance.update_weights(source, version)))
+                case MeasureSteps(batch, draft_tokens):
+                    link.send(instance.measure_steps(batch, draft_tokens))
                 case Shutdown():
                     return
                 case Start():
@@ -115,6 +122,9 @@ def main(fd: int, parent_pid: int) -> int:
         serve(link, instance, start.report_interval_s)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
+    except EngineError as error:
+        link.send(Fatal(str(error)))
+        return 1
     except Exception:
         tail = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
         traceback.print_exc()

@@ -18,6 +18,7 @@ import pytest
 from seer_vllm.engine import VllmEngine
 from seer_vllm.plugin import Settings, VllmPool, seer_make_engines
 
+from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.events import InstanceReported
 from seer_core.hookspecs import Startup
 from seer_core.model import Sampling
@@ -30,6 +31,7 @@ EOS = 2
 BLOCK_TOKENS = 32
 KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
 MAX_MODEL_TOKENS = 1024
+STEP_TIMES = StepTimes((1,), (0,), ((0.001,),))
 
 
 def write_model(directory: Path, seed: int) -> Path:
@@ -119,12 +121,35 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+class Drafter:
+    """Has a source, and nothing else."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self.spec = spec
+
+    async def start(self, instances: int) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def source(self) -> SourceSpec:
+        return self.spec
+
+    def policy(self, step_times: StepTimes) -> None:
+        return None
+
+
 class Harness:
     """One instance, and the sink it reports to."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, engine: VllmEngine) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, engine: VllmEngine, drafter: Drafter | None = None
+    ) -> None:
         self.loop = loop
         self.engine = engine
+        self.engine.draft_with(drafter)
+        self.group = "group"
         self.reports: list[InstanceReported] = []
         self.losses: list[str] = []
         self.failures: dict[str, str] = {}
@@ -169,7 +194,7 @@ class Harness:
         """Return a chunk with an id of its own."""
         id = f"job-{next(self._ids)}"
         return ChunkJob(
-            id, id, "group", list(tokens), len(tokens), max_tokens, sampling, seed, self.weight_version
+            id, id, self.group, list(tokens), len(tokens), max_tokens, sampling, seed, self.weight_version
         )
 
     async def chunks(self, jobs: Sequence[ChunkJob]) -> list[ChunkOutput]:
@@ -242,8 +267,11 @@ def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
     pytest.importorskip("vllm")
     started: list[Harness] = []
 
-    def start(model: Path, **settings: Any) -> Harness:
-        started.append(Harness(loop, _make_pool(model, **settings).engines[0]))
+    def start(model: Path, source: SourceSpec | None = None, **settings: Any) -> Harness:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where workers find ``draft_sources``
+            [engine] = _make_pool(model, **settings).engines
+        started.append(Harness(loop, engine, None if source is None else Drafter(source)))
         return started[-1]
 
     yield start
@@ -255,6 +283,19 @@ def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
 def roomy(start: Callable[..., Harness], models: tuple[Path, Path]) -> Harness:
     """An instance of the first model with KV memory for everything."""
     return start(models[0])
+
+
+@pytest.fixture(scope="session")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the draft sources of tests note what they are told, and find what to draft."""
+    return tmp_path_factory.mktemp("notes")
+
+
+@pytest.fixture(scope="session")
+def drafting(start: Callable[..., Harness], models: tuple[Path, Path], notes: Path) -> Harness:
+    """An instance of the first model with drafts of all kinds, as the group's name says."""
+    spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, STEP_TIMES)
+    return start(models[0], source=spec)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 
@@ -94,12 +95,19 @@ def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two CPUs")
-def test_tensor_parallel_workers_agree_and_die_with_their_instance(start, models, prompts, monkeypatch):
+def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
+    start, models, prompts, notes, monkeypatch
+):
     first, second, *_ = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
-    harness = start(models[0], tensor_parallel=2)
+    source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 3, StepTimes((1,), (0,), ((1.0,),)))
+    harness = start(models[0], source=source, tensor_parallel=2)
+    without = harness.whole(prompts(3), PLAIN, 40)
+    harness.group = "garbage"
     whole = harness.whole(prompts(3), PLAIN, 40)
-    assert harness.divided(prompts(3), PLAIN, 40, chunk_tokens=16) == whole
+    assert harness.divided(prompts(3), PLAIN, 40, chunk_tokens=16) == whole == without
+    assert any(output.drafted_at for output in harness.outputs.values())
+    assert harness.reports[-1].drafting["proposals"] > 0
     leader = harness.engine.pid
     children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
     assert len(children) >= 2

@@ -4,12 +4,24 @@ import math
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
-from seer_vllm.sampling import gumbel, keyed_choice, mask_top_k_top_p, noise_steps, splitmix64  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from seer_vllm.sampling import (  # noqa: E402
+    gumbel,
+    keyed_choice,
+    mask_top_k_top_p,
+    noise_steps,
+    splitmix64,
+    verify,
+)
 
 EULER = 0.5772156649015329
 DRAWS = 1 << 18
+GOLDEN_PLAIN = [38, 29, 37, 42, 50, 56, 45, 19, 6, 0, 5, 46, 4, 42, 15, 5]
+GOLDEN_CUT = [38, 29, 52, 42, 32, 56, 45, 19, 9, 50, 5, 46, 19, 60, 50, 24]
 
 
 def seeds(count, start=0):
@@ -48,6 +60,29 @@ def test_the_hash_is_splitmix64():
         4593380528125082431,
         16408922859458223821,
     ]
+
+
+def test_a_hash_on_another_device_is_the_same():
+    values = torch.arange(-500, 500) * 6364136223846793005
+
+    class Elsewhere(torch.Tensor):
+        """A tensor that says it is not on a CPU."""
+
+        device = torch.device("meta")
+
+    elsewhere = splitmix64(values.clone().as_subclass(Elsewhere))
+    assert torch.equal(elsewhere.as_subclass(torch.Tensor), splitmix64(values.clone()))
+
+
+def test_tokens_stay_what_they_have_always_been():
+    positions = torch.arange(16) * 37
+    logits = torch.arange(16 * 61, dtype=torch.float32).reshape(16, 61).mul_(0.37).sin_().mul_(4)
+    noise = gumbel(seeds(16), positions, noise_steps(61))
+    ones = torch.ones(16)
+    plain = keyed_choice(logits, ones, None, None, noise)
+    cut = keyed_choice(logits, ones * 0.7, torch.full((16,), 8), ones * 0.9, noise)
+    assert plain.tolist() == GOLDEN_PLAIN
+    assert cut.tolist() == GOLDEN_CUT
 
 
 def test_the_noise_has_the_moments_and_the_tail_of_a_gumbel():
@@ -160,3 +195,49 @@ def test_masked_tokens_are_never_drawn_and_the_rest_keep_their_odds():
     assert counts[~inside].sum() == 0
     assert 1 < inside.sum() < 6
     assert_drawn_from(counts[inside], kept[inside].double().softmax(-1))
+
+
+def followed_by_definition(sampled, drafts, last):
+    """What a request without drafts would give, as far as its drafts were right."""
+    tokens = []
+    for place, token in enumerate(sampled):
+        tokens.append(token)
+        if place == len(drafts) or drafts[place] != token or token in last:
+            break
+    return tokens
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=6).flatmap(
+            lambda drafts: st.tuples(st.just(drafts), st.integers(0, 3))
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 60),
+    st.sampled_from([[], [2], [0, 3]]),
+)
+def test_each_row_is_followed_to_its_first_mismatch_and_no_further(requests, rows_at_once, last):
+    drafts = [[token for token, _ in row] for row, _ in requests]
+    sampled = [
+        [*(token if right else (token + 1) % 4 for token, right in row), bonus] for row, bonus in requests
+    ]
+    flat = np.array([token for row in sampled for token in row])
+    looked_at = []
+
+    def choose(rows):
+        assert (np.diff(rows) > 0).all()
+        looked_at.extend(rows.tolist())
+        return flat[rows]
+
+    counts = np.array([len(row) for row in drafts])
+    tokens = verify(
+        choose, counts, np.array([t for row in drafts for t in row], np.int32), np.array(last), rows_at_once
+    )
+    expected = [followed_by_definition(*pair, last) for pair in zip(sampled, drafts, strict=True)]
+    assert [[token for token in row if token >= 0] for row in tokens.tolist()] == expected
+    assert all((row[: len(wanted)] >= 0).all() for row, wanted in zip(tokens, expected, strict=True))
+    assert len(looked_at) == len(set(looked_at))
+    if rows_at_once == 1:
+        assert len(looked_at) == sum(map(len, expected))

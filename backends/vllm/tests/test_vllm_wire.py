@@ -9,9 +9,11 @@ from seer_vllm.wire import (
     Failed,
     Fatal,
     Finished,
+    ForgetGroup,
     Frames,
     FromWorker,
     Load,
+    MeasureSteps,
     Ready,
     ResetCache,
     Shutdown,
@@ -23,25 +25,31 @@ from seer_vllm.wire import (
     encode,
 )
 
+from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob, ChunkOutput
 
-JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4)
+JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
+TIMES = StepTimes((1, 4), (0, 2), ((0.25, 0.5), (0.5, 0.75)))
 TO_WORKER = [
     Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2),
+    Start("i", {}, 0.2, SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
     Submit(JOB),
     Abort("j"),
+    ForgetGroup("g"),
     ResetCache(),
     UpdateWeights("/w", 4),
+    MeasureSteps((1, 8), (0, 4)),
     Shutdown(),
 ]
 FROM_WORKER = [
     Ready(InstanceInfo("i", 1024, 32, 8, 512)),
-    Finished(ChunkOutput("j", [7, 8], [-0.5, -1.25], True, 32, 5, 7, 1, 4)),
+    Finished(ChunkOutput("j", [7, 8], [-0.5, -1.25], True, 32, 5, 7, 1, 4, 2, [1, 1], [1, 0])),
     Failed("j", "no"),
-    Load(1, 2, 0.25),
+    Load(1, 2, 0.25, 9.5, 0.125, {"groups": 3.0}),
     Called(),
     Called("busy"),
+    Called(None, TIMES),
     Fatal("oh"),
 ]
 

@@ -48,7 +48,7 @@ class ContextAware:
     def push(self, request: Request) -> None:
         """Take a waiting request: probes into their own queue, others to their group."""
         self._waiting.add(request.seq)
-        if request.index == 0:
+        if request.probe:
             heappush(self._probes, (request.generated_tokens, request.seq, request))
             return
         group = self._groups.get(request.group.seq)

@@ -1,0 +1,136 @@
+"""Decoding runs that move together: each step gives all of them the same number of tokens.
+
+Between two events nothing of them needs to be touched.  The lockstep's clock counts the tokens that it
+has given, its ticks: a run that ends at tick ``end`` with ``total`` tokens has ``total - (end - now)``
+tokens now, and takes a new KV block at each tick that comes to its phase (modulo the block's tokens).
+Counts per phase and a heap of ends say what any number of like steps does.
+
+With drafts a step gives ``rate`` tokens in expectation.  The clock keeps the fraction, so a step gives
+the number of whole ticks that it completes: now one, now two, and exactly the rate in the long run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from seer_sim.run import Run
+
+__all__ = ["ONE", "Lockstep"]
+
+ONE_BITS = 32
+ONE = 1 << ONE_BITS
+"""One token in the unit of the clock; whole numbers, so that no order of adding shows."""
+
+
+class Lockstep:
+    """Runs of one class: probes or not, and accepted as ``rates`` say.
+
+    ``rates[j]`` is the probability that a draft is accepted up to position j + 1; without any, the class
+    never drafts.
+    """
+
+    def __init__(self, block: int, rates: Sequence[float] = (), probe: bool = False) -> None:
+        self.probe = probe
+        self.rates = rates
+        self.size = 0
+        self.draft_tokens = 0
+        self.rate = ONE
+        self.verified = [0] * (len(rates) + 1)
+        self._rates = [ONE + round(sum(rates[:tokens]) * ONE) for tokens in range(len(rates) + 1)]
+        self._block = block
+        self._clock = 0
+        self._growing = [0] * block
+        self._ends: list[tuple[int, int, Run]] = []
+        self._offsets = 0
+
+    @property
+    def context(self) -> int:
+        """Positions computed of all runs, in units of ``1 / ONE``, and in expectation."""
+        return self._offsets + self.size * self._clock
+
+    def draft(self, tokens: int) -> None:
+        """Verify so many draft tokens per run from the next step on, or as many as ``rates`` has."""
+        self.draft_tokens = min(tokens, len(self.rates))
+        self.rate = self._rates[self.draft_tokens]
+
+    def join(self, run: Run, number: int) -> None:
+        """Take in a run whose context is computed and whose next token is out; ``number`` rises."""
+        ticks = self._clock >> ONE_BITS
+        run.lockstep = self
+        run.joined = number
+        run.end = ticks + run.final_tokens - run.tokens
+        run.phase = (run.end - run.final_tokens + 1) % self._block
+        run.offset = run.computed * ONE - self._clock
+        run.verified = run.verified or [0] * len(self.verified)
+        run.verified_before = self.verified.copy()
+        self.size += 1
+        self._offsets += run.offset
+        self._growing[run.phase] += 1
+        heappush(self._ends, (run.end, number, run))
+
+    def leave(self, run: Run) -> None:
+        """Let a run go, at its end or before, and write down how far it came."""
+        tokens = run.final_tokens - max(0, run.end - (self._clock >> ONE_BITS))
+        run.work += tokens - run.tokens
+        run.tokens = tokens
+        run.computed = tokens - 1
+        before = run.verified_before
+        run.verified = [
+            then + now - at_join
+            for then, now, at_join in zip(run.verified, self.verified, before, strict=True)
+        ]
+        run.lockstep = None
+        self.size -= 1
+        self._offsets -= run.offset
+        self._growing[run.phase] -= 1
+
+    def move(self, steps: int) -> None:
+        """Make ``steps`` steps."""
+        self._clock += self.rate * steps
+        self.verified[self.draft_tokens] += steps
+
+    def ended(self) -> list[Run]:
+        """Return the runs that have all their tokens, once; they have yet to leave."""
+        ended: list[Run] = []
+        ticks = self._clock >> ONE_BITS
+        while self._ends and self._ends[0][0] <= ticks:
+            _, number, run = heappop(self._ends)
+            if run.lockstep is self and run.joined == number:
+                ended.append(run)
+        return ended
+
+    def steps_to_end(self) -> int:
+        """Return the number of steps until the first run ends; there must be one."""
+        return -((self._clock - self._first_end() * ONE) // self.rate)
+
+    def growth(self, steps: int, since: int = 0) -> int:
+        """Return the blocks that ``steps`` steps take, without those of the first ``since`` steps.
+
+        No run may end before the last step.
+        """
+        first = self._clock + self.rate * since >> ONE_BITS
+        last = self._clock + self.rate * steps >> ONE_BITS
+        start = first % self._block
+        if last - first <= 1:
+            return self._growing[start] if last > first else 0
+        rounds, rest = divmod(last - first, self._block)
+        blocks = rounds * self.size + sum(self._growing[start : start + rest])
+        if start + rest > self._block:
+            blocks += sum(self._growing[: start + rest - self._block])
+        if self.rate != ONE and self.size and self._first_end() < last:
+            # A run may end in the midst of its last step's tokens.
+            blocks -= sum(
+                (last - 1 - run.phase) // self._block - (end - 1 - run.phase) // self._block
+                for end, number, run in self._ends
+                if end < last and run.lockstep is self and run.joined == number
+            )
+        return blocks
+
+    def _first_end(self) -> int:
+        """Return the tick at which the first run ends; forget those that left before theirs."""
+        while True:
+            end, number, run = self._ends[0]
+            if run.lockstep is self and run.joined == number:
+                return end
+            heappop(self._ends)

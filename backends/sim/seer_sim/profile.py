@@ -1,0 +1,49 @@
+"""T(B, gamma) of a simulated instance: its cost model, asked on a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seer_core.drafting import StepTimes
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_sim.cost import CostModel
+
+__all__ = ["BATCH", "DRAFT_TOKENS", "step_times"]
+
+BATCH = tuple(sorted({base << doubling for doubling in range(15) for base in (1, 3)}))
+"""Batch sizes that an instance measures for its own policy: up to ``max_running`` of them count."""
+
+DRAFT_TOKENS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+"""Draft lengths that an instance measures for its own policy."""
+
+CONTEXT_TOKENS = 2048
+"""Context of each request in a measured step (assumed: within a first long chunk); less if KV is short."""
+
+
+def step_times(
+    cost: CostModel, info: InstanceInfo, batch: Sequence[int], draft_tokens: Sequence[int]
+) -> StepTimes:
+    """Return the duration of decoding steps; batches above ``max_running`` are left out.
+
+    Raises:
+        EngineError: no batch is left.
+    """
+    sizes = sorted({size for size in batch if 1 <= size <= info.max_running})
+    lengths = sorted({0, *draft_tokens})
+    if not sizes:
+        raise EngineError(
+            f"instance {info.id!r} runs no more than {info.max_running} requests at once (max_running), so"
+            f" none of the batches {list(batch)}; name smaller ones"
+        )
+
+    def seconds(size: int, drafts: int) -> float:
+        context = size * min(CONTEXT_TOKENS, info.max_model_tokens, info.kv_capacity_tokens // size)
+        positions = size * (1 + drafts)
+        return cost.steps_s(positions, context + positions, 0, 1)
+
+    return StepTimes(
+        batch=tuple(sizes),
+        draft_tokens=tuple(lengths),
+        seconds=tuple(tuple(seconds(size, drafts) for drafts in lengths) for size in sizes),
+    )

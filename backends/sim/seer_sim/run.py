@@ -1,0 +1,77 @@
+"""One chunk on one instance, and what has become of it so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seer_core.ports import ChunkJob
+
+if TYPE_CHECKING:
+    from seer_sim.lockstep import Lockstep
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A chunk that waits, computes its context (``lockstep`` is None) or decodes in a ``Lockstep``.
+
+    ``tokens`` and ``computed`` stand still while it decodes.  ``fills`` counts the steps that finished its
+    context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.
+    """
+
+    __slots__ = (
+        "cached",
+        "computed",
+        "end",
+        "fills",
+        "final_tokens",
+        "job",
+        "joined",
+        "lockstep",
+        "new_tokens",
+        "offset",
+        "phase",
+        "preemptions",
+        "prompt_blocks",
+        "stopped",
+        "tokens",
+        "verified",
+        "verified_before",
+        "work",
+    )
+
+    def __init__(self, job: ChunkJob, new_tokens: int, stopped: bool) -> None:
+        self.job = job
+        self.new_tokens = new_tokens
+        self.stopped = stopped
+        self.tokens = len(job.token_ids)
+        self.final_tokens = self.tokens + new_tokens
+        self.prompt_blocks = 0
+        self.computed = 0
+        self.cached = 0
+        self.work = 0
+        self.preemptions = 0
+        self.fills = 0
+        self.verified: list[int] = []
+        # Its lockstep's, while it is in one.
+        self.lockstep: Lockstep | None = None
+        self.joined = 0
+        self.end = 0
+        self.phase = 0
+        self.offset = 0
+        self.verified_before: list[int] = []
+
+    @property
+    def steps(self) -> int:
+        """Steps that have given it a token."""
+        return self.fills + sum(self.verified)
+
+    @property
+    def drafted_at(self) -> list[int]:
+        """Steps that have verified at least 1, 2, ... draft tokens for it."""
+        if len(self.verified) <= 1:
+            return []
+        counts = [sum(self.verified[tokens:]) for tokens in range(1, len(self.verified))]
+        while counts and not counts[-1]:
+            counts.pop()
+        return counts

@@ -1,0 +1,104 @@
+"""What Seer does inside every vLLM worker, called by name through ``collective_rpc``."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from seer_core.drafting import DraftHost, SourceSpec
+from seer_core.errors import EngineError
+from seer_core.ports import ChunkJob
+from seer_vllm import sampling
+from seer_vllm.proposer import Drafting, Proposer, load_source_class
+
+__all__ = ["WorkerExtension"]
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class (``worker_extension_cls``)."""
+
+    model_runner: Any
+    rank: int
+    _seer_drafting: Drafting | None = None
+
+    def seer_install(self) -> None:
+        """Sample by key, and time the drafts if there are any."""
+        runner = self.model_runner
+        sampling.install(runner)
+        drafter = getattr(runner, "drafter", None)
+        if drafter is None:
+            return
+        # vLLM drafts nonsense for a whole batch of which one request comes near this limit.
+        runner.effective_drafter_max_model_len = runner.max_model_len + 2 * runner.num_spec_tokens + 2
+        if isinstance(drafter, Proposer):
+            self._seer_drafting = drafter.drafting
+        else:
+            self._seer_wrap(drafter)
+
+    def seer_attach(self, spec: SourceSpec, host: DraftHost) -> None:
+        """Make the source; in the first worker alone, whose drafts vLLM gives to all."""
+        if self.rank == 0:
+            source_class = load_source_class(spec.path)
+            try:
+                source = source_class(spec.settings, host)
+            except Exception as error:
+                traceback.print_exception(error)
+                raise EngineError(
+                    f"draft source {spec.path!r} cannot be made: {type(error).__name__}: {error}"
+                ) from error
+            self.model_runner.drafter.attach(source, lambda: self.model_runner.input_batch.req_ids)
+
+    def seer_open(self, request_id: str, job: ChunkJob) -> None:
+        """Open a chunk that vLLM calls ``request_id``."""
+        self.model_runner.drafter.open(request_id, job)
+
+    def seer_close(self, request_ids: list[str]) -> None:
+        """Close chunks."""
+        for request_id in request_ids:
+            self.model_runner.drafter.close(request_id)
+
+    def seer_forget(self, group_id: str) -> None:
+        """Forget a group."""
+        self.model_runner.drafter.forget(group_id)
+
+    def seer_reset(self) -> None:
+        """Forget everything; a method of vLLM's own is made anew."""
+        drafter = self.model_runner.drafter
+        if isinstance(drafter, Proposer):
+            drafter.reset()
+        elif self.model_runner.speculative_config.method == "suffix":
+            drafter.__init__(self.model_runner.vllm_config)
+
+    def seer_make_up_drafts(self, tokens: int | None) -> None:
+        """Draft so many tokens of no meaning for every request, until told None."""
+        assert self._seer_drafting is not None
+        self._seer_drafting.made_up = tokens
+
+    def seer_drafting(self) -> tuple[float, dict[str, float]]:
+        """Return the seconds spent on drafts, and the source's figures."""
+        if self._seer_drafting is None:
+            return 0.0, {}
+        drafter = self.model_runner.drafter
+        figures = drafter.stats() if isinstance(drafter, Proposer) else {}
+        if self._seer_drafting.failed:
+            figures = {"failed": 1.0}
+        return self._seer_drafting.seconds, figures
+
+    def seer_stop_drafting(self) -> None:
+        """Stop the source."""
+        drafter = getattr(self.model_runner, "drafter", None)
+        if isinstance(drafter, Proposer):
+            drafter.stop()
+
+    def _seer_wrap(self, drafter: Any) -> None:
+        """Put ``Drafting`` around a method of vLLM's own."""
+        runner = self.model_runner
+        propose = drafter.propose
+        drafting = Drafting(runner.num_spec_tokens, runner.model_config.get_vocab_size())
+
+        def timed(*arguments: Any, **named: Any) -> list[list[int]]:
+            sampled = next(value for value in arguments if isinstance(value, list))
+            return drafting.draft(sampled, lambda: propose(*arguments, **named))
+
+        drafter.propose = timed
+        self._seer_drafting = drafting

@@ -1,0 +1,209 @@
+"""Between vLLM's proposer and a draft source: what is asked, what is believed, what a failure does."""
+
+from types import SimpleNamespace
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from seer_vllm.proposer import Proposer  # noqa: E402
+
+from seer_core.model import Sampling  # noqa: E402
+from seer_core.ports import ChunkJob  # noqa: E402
+
+ROWS, LONGEST, DRAFT_TOKENS, VOCAB = 8, 64, 4, 50
+
+
+class Source:
+    """Drafts what it is told to, and keeps what it is asked."""
+
+    def __init__(self):
+        self.batches = []
+        self.told = []
+        self.reply = lambda batch: None
+        self.handle = 70
+
+    def open(self, job):
+        self.handle += 1
+        return self.handle
+
+    def propose(self, batch):
+        self.batches.append(
+            {
+                name: getattr(batch, name).copy()
+                for name in ("handles", "rows", "lengths", "sampled", "limits")
+            }
+        )
+        self.tokens = batch.tokens
+        self.reply(batch)
+
+    def close(self, handle):
+        self.told.append(("close", handle))
+
+    def forget(self, group_id):
+        self.told.append(("forget", group_id))
+
+    def reset(self):
+        self.told.append(("reset",))
+
+    def stats(self):
+        return {"groups": 1.0}
+
+    def stop(self):
+        raise OSError("no such process")
+
+
+def job(name, tokens, max_tokens):
+    return ChunkJob(name, name, "g", [1] * tokens, tokens, max_tokens, Sampling(), 0, 0)
+
+
+class Engine:
+    """vLLM's side: the arrays and the batch."""
+
+    def __init__(self):
+        self.ids = []
+        self.lengths = np.zeros(ROWS, np.int32)
+        self.tokens = np.zeros((ROWS, LONGEST), np.int32)
+        self.source = Source()
+        config = SimpleNamespace(
+            speculative_config=SimpleNamespace(num_speculative_tokens=DRAFT_TOKENS),
+            model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
+            scheduler_config=SimpleNamespace(max_num_seqs=ROWS),
+        )
+        self.proposer = Proposer(config)
+        self.proposer.attach(self.source, lambda: self.ids)
+
+    def step(self, **sampled):
+        self.ids = list(sampled)
+        self.lengths[: len(sampled)] = [length for length, _ in sampled.values()]
+        tokens = [[3] * count for _, count in sampled.values()]
+        return self.proposer.propose(tokens, self.lengths, self.tokens, slot_mappings=None)
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+def test_limits_keep_drafts_short_of_the_chunks_end_and_out_of_a_prefill(engine):
+    for name, max_tokens in (("far", 30), ("near", 3), ("next", 2), ("over", 1), ("prefill", 30)):
+        engine.proposer.open(name, job(name, 10, max_tokens))
+    drafts = engine.step(far=(11, 1), near=(11, 1), next=(11, 1), over=(11, 1), prefill=(10, 0))
+    assert drafts == [[]] * 5
+    [batch] = engine.source.batches
+    assert batch["limits"].tolist() == [4, 1, 0, 0, 0]
+    assert batch["sampled"].tolist() == [1, 1, 1, 1, 0]
+    assert batch["handles"].tolist() == [71, 72, 73, 74, 75]
+    assert engine.source.tokens is engine.tokens
+
+
+def test_handles_follow_requests_that_come_go_and_move(engine):
+    for name in ("a", "b", "c"):
+        engine.proposer.open(name, job(name, 10, 30))
+    engine.step(a=(11, 1), b=(11, 1), c=(11, 1))
+    engine.step(a=(12, 1), b=(13, 2), c=(12, 1))
+    engine.proposer.close("a")
+    engine.step(c=(13, 1), b=(14, 1))
+    assert [batch["handles"].tolist() for batch in engine.source.batches] == [
+        [71, 72, 73],
+        [71, 72, 73],
+        [73, 72],
+    ]
+    assert engine.source.batches[1]["lengths"].tolist() == [12, 13, 12]
+    assert engine.source.told == [("close", 71)]
+
+
+def test_what_the_source_writes_is_what_vllm_gets(engine):
+    def reply(batch):
+        batch.drafts[:] = np.arange(batch.drafts.size).reshape(batch.drafts.shape)
+        batch.counts[:] = [2, 0, 4]
+
+    for name in ("a", "b", "c"):
+        engine.proposer.open(name, job(name, 10, 30))
+    engine.source.reply = reply
+    assert engine.step(a=(11, 1), b=(11, 1), c=(11, 1)) == [[0, 1], [], [8, 9, 10, 11]]
+
+
+def too_many(batch):
+    batch.counts[:] = DRAFT_TOKENS + 1
+
+
+def fewer_than_none(batch):
+    batch.counts[:] = -1
+
+
+def foreign(batch):
+    batch.drafts[:] = VOCAB
+    batch.counts[:] = 1
+
+
+def negative(batch):
+    batch.drafts[:] = -1
+    batch.counts[:] = 1
+
+
+def absent(batch):
+    raise ConnectionError("the server is gone")
+
+
+@pytest.mark.parametrize("reply", [too_many, fewer_than_none, foreign, negative, absent])
+def test_a_source_that_errs_is_never_asked_again(engine, capsys, reply):
+    engine.proposer.open("a", job("a", 10, 30))
+    engine.step(a=(11, 1))
+    engine.source.reply = reply
+    assert engine.step(a=(12, 1)) == [[]]
+    assert engine.proposer.drafting.failed
+    engine.source.reply = lambda batch: None
+    assert engine.step(a=(13, 1)) == [[]]
+    engine.proposer.open("b", job("b", 10, 30))
+    engine.proposer.close("a")
+    engine.proposer.forget("g")
+    engine.proposer.reset()
+    engine.proposer.stop()
+    assert engine.proposer.stats() == {}
+    assert len(engine.source.batches) == 2
+    assert engine.source.told == []
+    said = capsys.readouterr().err
+    assert said.count("drafting failed; the instance goes on without drafts") == 1
+    assert said.count("Traceback") == 1
+
+
+def test_an_error_in_any_other_method_ends_drafting_too(engine, capsys):
+    engine.proposer.open("a", job("a", 10, 30))
+    engine.source.forget = absent
+    engine.proposer.forget("g")
+    assert "ConnectionError: the server is gone" in capsys.readouterr().err
+    assert engine.step(a=(11, 1)) == [[]]
+    assert engine.source.batches == []
+
+
+def test_figures_that_are_no_numbers_end_drafting_too(engine, capsys):
+    engine.source.stats = lambda: {"server": "gone"}
+    assert engine.proposer.stats() == {}
+    assert engine.proposer.drafting.failed
+    assert "ValueError" in capsys.readouterr().err
+
+
+def test_made_up_drafts_bypass_the_source_and_its_clock(engine):
+    engine.proposer.drafting.made_up = 3
+    drafts = engine.step(unknown=(11, 1), prefill=(5, 0))
+    assert [len(draft) for draft in drafts] == [3, 0]
+    assert all(0 <= token < VOCAB for token in drafts[0])
+    assert engine.proposer.drafting.seconds == 0.0
+    engine.proposer.drafting.made_up = None
+    engine.proposer.open("a", job("a", 10, 30))
+    engine.step(a=(11, 1))
+    assert engine.proposer.drafting.seconds > 0
+    assert engine.proposer.stats() == {"groups": 1.0}
+
+
+def test_without_a_source_there_are_no_drafts(engine):
+    bare = Proposer(
+        SimpleNamespace(
+            speculative_config=SimpleNamespace(num_speculative_tokens=2),
+            model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
+            scheduler_config=SimpleNamespace(max_num_seqs=2),
+        )
+    )
+    bare.open("a", job("a", 10, 30))
+    assert bare.propose([[3]], engine.lengths, engine.tokens) == [[]]

@@ -1,0 +1,87 @@
+"""``seer profile``: how long the engine's steps take, for the policy that decides how much to draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import click
+import msgspec
+from rich.table import Table
+
+from seer_core.cli.common import config_options, main_options, run_async, table_console
+from seer_core.cli.output import check_writable, write_json
+from seer_core.config import Config
+from seer_core.drafting import StepTimes
+from seer_core.errors import ConfigError
+from seer_core.plugins import Assembly, assemble
+from seer_core.ports import Clock, Engine, ModelInfo, Tokenizer
+from seer_core.runtime import Runtime
+
+__all__ = ["profile_command"]
+
+BATCH = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+DRAFT_TOKENS = (0, 1, 2, 4, 6, 8, 12, 16)
+
+
+@attrs.frozen
+class OneEngine:
+    """A pool with a single one of another pool's engines."""
+
+    engines: Sequence[Engine]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+
+
+@click.command("profile")
+@main_options
+@config_options
+@click.option("--out", type=click.Path(path_type=Path), default="profile.json", show_default=True)
+@click.option(
+    "--batch", type=click.IntRange(min=1), multiple=True, help="A batch size to measure; may repeat."
+)
+@click.option(
+    "--draft-tokens", type=click.IntRange(min=0), multiple=True, help="Drafts per request; may repeat."
+)
+def profile_command(config: Config, out: Path, batch: tuple[int, ...], draft_tokens: tuple[int, ...]) -> None:
+    """Measure how long decoding steps of CONFIG's engine take: T(batch, draft tokens).
+
+    Starts one instance with CONFIG's drafter, makes steps of every size that it can run, and writes the
+    medians as JSON.  Name the file in the drafter's settings, and instances start without measuring by
+    themselves.
+
+    \b
+    Example:
+      seer profile examples/tiny_reasoner/demo.toml --out profile.json
+      seer run examples/tiny_reasoner/demo.toml --set plugin.grouped_spec.profile=profile.json ...
+    """
+    assembly = assemble(config)
+    if assembly.strategies.drafter is None:
+        raise ConfigError("nothing to profile for: no plug-in of [seer].plugins drafts; add one that does")
+    check_writable(out)
+    grid = tuple(sorted(set(batch or BATCH))), tuple(sorted({0, *(draft_tokens or DRAFT_TOKENS)}))
+    times = run_async(_measure(config, assembly, *grid))
+    write_json(out, msgspec.to_builtins(times))
+    _print(times)
+    click.echo(f"milliseconds per step; written to {out}")
+
+
+async def _measure(
+    config: Config, assembly: Assembly, batch: tuple[int, ...], draft_tokens: tuple[int, ...]
+) -> StepTimes:
+    pool = assembly.pool
+    engine, *_ = pool.engines
+    one = OneEngine([engine], pool.clock, pool.model, pool.tokenizer)
+    click.echo(f"starting one {config.seer.engine} instance ...", err=True)
+    async with Runtime(attrs.evolve(assembly, pool=one), config.seer, config.rollout):
+        click.echo("measuring ...", err=True)
+        return await engine.measure_steps(batch, draft_tokens)
+
+
+def _print(times: StepTimes) -> None:
+    table = Table("batch", *(f"{tokens} drafted" for tokens in times.draft_tokens))
+    for batch, row in zip(times.batch, times.seconds, strict=True):
+        table.add_row(str(batch), *(f"{seconds * 1e3:.2f}" for seconds in row))
+    table_console().print(table)

@@ -1,0 +1,191 @@
+"""Speculation: what a drafting technique, an engine and the core agree on.
+
+A technique fills the slot ``drafter`` with a ``Drafter``, which lives beside the runtime.  It has two
+halves.  The pure half, a ``DraftPolicy``, says how long drafts should be; simulated engines ask it
+directly.  The engine half, a ``DraftSource``, is named by import path, made in each engine's worker,
+and called once per step for the whole batch; so an engine knows these Protocols and never the plug-in.
+Drafts only propose: an engine accepts a draft token exactly when it is the token it would have sampled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import attrs
+import msgspec
+
+from seer_core.ports import ChunkJob
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Int32 = NDArray[np.int32]
+
+__all__ = ["DraftBatch", "DraftHost", "DraftPolicy", "DraftSource", "Drafter", "SourceSpec", "StepTimes"]
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Measured duration of one engine step: the T(B, gamma) of the paper, on a grid.
+
+    ``seconds[i][j]`` is a step of ``batch[i]`` decoding requests with ``draft_tokens[j]`` draft tokens
+    each.  Both axes rise; ``draft_tokens`` starts at 0.
+    """
+
+    batch: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        axes = (self.batch, self.draft_tokens)
+        rises = all(a < b for axis in axes for a, b in pairwise(axis))
+        full = len(self.seconds) == len(self.batch) and all(
+            len(row) == len(self.draft_tokens) for row in self.seconds
+        )
+        if not (self.batch and self.draft_tokens[:1] == (0,) and self.batch[0] >= 1 and rises and full):
+            raise ValueError("step times need rising axes, draft_tokens from 0, and a value for each pair")
+        if not all(value > 0 for row in self.seconds for value in row):
+            raise ValueError("step times must be positive")
+
+    def at(self, batch: float, draft_tokens: float) -> float:
+        """Return the seconds of a step, interpolated; beyond the grid the last slope goes on."""
+        lower, share = _locate(self.batch, batch)
+        here = self._along(lower, draft_tokens)
+        if share == 0.0:
+            return here
+        return here + share * (self._along(lower + 1, draft_tokens) - here)
+
+    def _along(self, index: int, draft_tokens: float) -> float:
+        row = self.seconds[index]
+        lower, share = _locate(self.draft_tokens, draft_tokens)
+        return row[lower] if share == 0.0 else row[lower] + share * (row[lower + 1] - row[lower])
+
+
+def _locate(axis: Sequence[int], value: float) -> tuple[int, float]:
+    """Return the cell of ``axis`` that speaks for ``value``, and how far along it ``value`` lies."""
+    if len(axis) == 1 or value <= axis[0]:
+        return 0, 0.0
+    lower = min(bisect_right(axis, value) - 1, len(axis) - 2)
+    return lower, (value - axis[lower]) / (axis[lower + 1] - axis[lower])
+
+
+class SourceSpec(msgspec.Struct, frozen=True):
+    """The engine half of a drafter, by name: what a worker imports and what it is made with.
+
+    ``path`` is ``package.module:Class``, a ``DraftSource`` called with ``(settings, host)``, or
+    ``<engine>:<method>`` for a method of drafting that the engine brings itself.  ``settings`` is plain
+    data.  No draft is longer than ``draft_tokens``.  ``step_times`` None: the worker measures its own
+    before it is ready.
+    """
+
+    path: str
+    settings: Mapping[str, Any]
+    draft_tokens: int
+    step_times: StepTimes | None = None
+
+
+class DraftHost(msgspec.Struct, frozen=True):
+    """What a draft source may know of the instance it works in."""
+
+    instance_id: str
+    max_running: int
+    max_model_tokens: int
+    vocab_size: int
+    draft_tokens: int
+    step_times: StepTimes
+
+
+@attrs.define(eq=False)
+class DraftBatch:
+    """One step's requests for drafts, and where the drafts go; B requests, at most K tokens each.
+
+    The arrays are the engine's own.  ``handles`` int32 [B] are what ``open`` returned; request b's prompt
+    and response so far are ``tokens[rows[b], :lengths[b]]``, int32 [rows, max_model_tokens];
+    ``sampled[b]`` of these tokens came of the step just made (one more than the drafts it accepted).  The
+    source writes up to ``limits[b]`` tokens into ``drafts[b]``, int32 [B, K], and their number into
+    ``counts[b]``.
+    """
+
+    handles: Int32
+    rows: Int32
+    lengths: Int32
+    sampled: Int32
+    limits: Int32
+    tokens: Int32
+    drafts: Int32
+    counts: Int32
+
+
+class DraftSource(Protocol):
+    """Drafts for one instance, in its worker; every method returns at once, and only ``propose`` is hot.
+
+    Made by ``Class(settings, host)``.  A source that cannot draft writes counts of 0; if a method
+    raises, the instance goes on without drafts and says so once.
+    """
+
+    def open(self, job: ChunkJob) -> int:
+        """Learn that a chunk begins here, with all its tokens so far; return the handle of its drafts."""
+        ...
+
+    def propose(self, batch: DraftBatch) -> None:
+        """Write drafts for the next step; called after each step that decoded anything."""
+        ...
+
+    def close(self, handle: int) -> None:
+        """Learn that a chunk has ended here; its text may go on to help its group."""
+        ...
+
+    def forget(self, group_id: str) -> None:
+        """Drop a group, known or not: no chunk of it will come again."""
+        ...
+
+    def reset(self) -> None:
+        """Drop everything; no chunk is open."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Return figures for the trace, by name: bytes held, groups, staleness and so on."""
+        ...
+
+    def stop(self) -> None:
+        """End threads and connections; bounded."""
+        ...
+
+
+class DraftPolicy(Protocol):
+    """How long drafts are on one instance: pure, and fed by what became of earlier ones.
+
+    Requests are of two classes: probes, the first of their group, whose length is awaited, and others.
+    """
+
+    def lengths(self, probes: int, others: int) -> tuple[int, int]:
+        """Return the draft tokens per probe and per other request for a step of so many; (0, 0) is off."""
+        ...
+
+    def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
+        """Take in how many drafts reached position 1, 2, ..., and how many were accepted there."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Drafting for all instances of a run."""
+
+    async def start(self, instances: int) -> None:
+        """Start what the sources share, a draft server say; called before the engines start."""
+        ...
+
+    async def stop(self) -> None:
+        """End it; idempotent, bounded."""
+        ...
+
+    def source(self) -> SourceSpec:
+        """Return what each engine's worker loads; asked once per start of an instance."""
+        ...
+
+    def policy(self, step_times: StepTimes) -> DraftPolicy | None:
+        """Return the pure half for one instance with these step times; None if there is none."""
+        ...
