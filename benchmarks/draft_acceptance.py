@@ -1,0 +1,204 @@
+"""Mean acceptance length by replay of recorded responses: ours beside arctic-inference's suffix cache.
+
+Tokens per step, the bonus token included, for 0 to 9 finished siblings, live (all responses of a group
+advance together) and a control with other prompts' responses as siblings; beside it accepted / drafted.
+"common" adds two responses of each other group to the common index, as in a run that has gone on for a
+while.  Arctic has one cache per group, and no filter, which is its best.
+
+  python benchmarks/draft_acceptance.py --targets 2 --json out/draft_acceptance.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from seer_grouped_spec.replay import Recording, load, replay
+
+try:
+    from arctic_inference.suffix_decoding import SuffixDecodingCache
+except ImportError:
+    SuffixDecodingCache = None
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "grouped_responses.npz"
+SIBLINGS = (0, 1, 3, 7, 9)
+FILTERS = (0.02, 0.05, 0.1, 0.2)
+ARCTIC_DEPTH = 64
+
+
+class ArcticReplay:
+    """Plays responses against arctic's cache as ``replay`` does against ours, one by one."""
+
+    def __init__(self, tokens: int, tree: bool) -> None:
+        self.tokens, self.tree = tokens, tree
+        self.steps = self.said = self.drafted = 0
+
+    def step(self, cache: Any, key: Any, text: np.ndarray[Any, Any], at: int) -> int:
+        """Draft at ``at``, count, append what is accepted and one token more; return the new end."""
+        draft = cache.speculate(
+            key,
+            text[max(0, at - ARCTIC_DEPTH) : at],
+            max_spec_tokens=self.tokens,
+            max_spec_factor=1.0,
+            max_spec_offset=64.0,
+            min_token_prob=0.0,
+            use_tree_spec=self.tree,
+        )
+        accepted, node = 0, -1
+        children = {(p, t): n for n, (p, t) in enumerate(zip(draft.parents, draft.token_ids, strict=True))}
+        while at + accepted < len(text) and (node, int(text[at + accepted])) in children:
+            node = children[node, int(text[at + accepted])]
+            accepted += 1
+        end = min(at + accepted + 1, len(text))
+        cache.add_active_response(key, text[at:end])
+        self.steps += 1
+        self.said += end - at
+        self.drafted += len(draft.token_ids)
+        return end
+
+    def finished(self, group: Recording, siblings: Sequence[np.ndarray[Any, Any]], target: int) -> None:
+        """Play one response beside finished siblings."""
+        cache = SuffixDecodingCache(max_tree_depth=ARCTIC_DEPTH)
+        for number, sibling in enumerate(siblings):
+            cache.start_request(number, group.prompt)
+            cache.add_active_response(number, sibling)
+            cache.stop_request(number)
+        text = np.concatenate([group.prompt, group.responses[target]])
+        cache.start_request("target", group.prompt)
+        at = len(group.prompt)
+        while at < len(text):
+            at = self.step(cache, "target", text, at)
+
+    def live(self, group: Recording) -> None:
+        """Play all responses of a group together."""
+        cache = SuffixDecodingCache(max_tree_depth=ARCTIC_DEPTH)
+        texts = [np.concatenate([group.prompt, response]) for response in group.responses]
+        ends = [len(group.prompt)] * len(texts)
+        for number in range(len(texts)):
+            cache.start_request(number, group.prompt)
+        going = list(range(len(texts)))
+        while going:
+            for number in list(going):
+                ends[number] = self.step(cache, number, texts[number], ends[number])
+                if ends[number] >= len(texts[number]):
+                    cache.stop_request(number)
+                    going.remove(number)
+
+    def row(self, **setting: Any) -> dict[str, Any]:
+        """Return the figures as a row."""
+        return {
+            "who": "arctic",
+            **setting,
+            "acceptance_length": self.said / self.steps,
+            "drafted_per_step": self.drafted / self.steps,
+            "accepted_share": (self.said - self.steps) / max(1, self.drafted),
+            "steps": self.steps,
+        }
+
+
+def arctic_rows(recordings: Sequence[Recording], targets: Sequence[int], live: bool) -> list[dict[str, Any]]:
+    """Replay arctic under every setting."""
+    rows = []
+    for tokens, tree in ((8, False), (8, True), (32, True)):
+        for control in (False, True):
+            for count in (9,) if control else (*SIBLINGS, *(["live"] if live else [])):
+                played = ArcticReplay(tokens, tree)
+                for g, group in enumerate(recordings):
+                    if count == "live":
+                        played.live(group)
+                        continue
+                    for target in targets:
+                        if control:
+                            others = [recordings[(g + n) % len(recordings)] for n in range(1, count + 1)]
+                            siblings = [other.responses[target] for other in others]
+                        else:
+                            size = len(group.responses)
+                            siblings = [group.responses[(target + n) % size] for n in range(1, count + 1)]
+                        played.finished(group, siblings, target)
+                rows.append(played.row(draft=draft_name(tokens, tree), siblings=count, control=control))
+                report(rows[-1])
+    return rows
+
+
+def our_rows(recordings: Sequence[Recording], targets: Sequence[int]) -> list[dict[str, Any]]:
+    """Replay ours under every setting."""
+    rows = []
+
+    def add(siblings: Sequence[Any], nodes: int, who: str = "ours", **options: Any) -> None:
+        for row in replay(recordings, siblings, 8, nodes, targets=targets, **options):
+            rows.append({"who": who, "draft": draft_name(nodes or 8, nodes > 0), **msgspec.to_builtins(row)})
+            report(rows[-1])
+
+    for nodes in (0, 8, 32):
+        add((*SIBLINGS, "live"), nodes)
+        add((9,), nodes, control=True)
+        add((0, 9, "live"), nodes, who="ours, common", common=2)
+        for floor in FILTERS:
+            add((9,), nodes, who=f"ours, P >= {floor}", min_probability=floor)
+    return rows
+
+
+def draft_name(tokens: int, tree: bool) -> str:
+    """Name a kind of draft."""
+    return f"tree of {tokens}" if tree else f"path of {tokens}"
+
+
+def report(row: dict[str, Any]) -> None:
+    """Say on standard error that a row is done."""
+    siblings = f"{row['siblings']} other" if row["control"] else row["siblings"]
+    print(
+        f"{row['who']}, {row['draft']}, {siblings}: {row['acceptance_length']:.3f}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table per kind of draft: acceptance length and, in brackets, accepted / drafted."""
+    for draft in dict.fromkeys(row["draft"] for row in rows):
+        columns = [*map(str, SIBLINGS), "live", "9 other"]
+        print(f"\n{draft:16}" + "".join(f"{column:>15}" for column in columns))
+        chosen = [row for row in rows if row["draft"] == draft]
+        for who in dict.fromkeys(row["who"] for row in chosen):
+            cells = {
+                f"{row['siblings']} other" if row["control"] else str(row["siblings"]): row
+                for row in chosen
+                if row["who"] == who
+            }
+            line = ""
+            for column in columns:
+                row = cells.get(column)
+                line += f"{row['acceptance_length']:8.2f} ({row['accepted_share']:.2f})" if row else " " * 15
+            print(f"{who:16}{line}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help="as seer replay reads them")
+    parser.add_argument("--targets", type=int, default=10, help="responses played per group (default 10)")
+    parser.add_argument("--groups", type=int, help="only the first so many groups")
+    parser.add_argument("--arctic-live", action="store_true", help="play arctic live too (slow)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    arguments = parser.parse_args()
+    if not arguments.data.exists():
+        sys.exit(f"{arguments.data} is not there; name a file of recorded responses with --data")
+    groups = load(arguments.data)[: arguments.groups]
+    # Spread over the group, so that few targets are not all neighbours.
+    size = len(groups[0].responses)
+    chosen = [n * size // arguments.targets for n in range(min(arguments.targets, size))]
+    result = our_rows(groups, chosen)
+    if SuffixDecodingCache is None:
+        print("arctic-inference is not installed: its rows are skipped", file=sys.stderr)
+    else:
+        result += arctic_rows(groups, chosen, arguments.arctic_live)
+    show(result)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")

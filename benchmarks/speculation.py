@@ -1,0 +1,154 @@
+"""Speculation by batch size: grouped drafts, and vLLM's own, against none, on one real vLLM instance.
+
+Keeps exactly --batch requests of the tiny reasoner in flight (until fewer are left), with every drafter in
+turn, --repeat times, and reports each one's tokens per second as a ratio to no drafts of the same round.
+Every response is compared with the one without drafts, token by token.
+
+  python benchmarks/speculation.py --batch 1 8 32 --repeat 3 --json out/speculation.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from seer_core.config import load_config
+from seer_core.model import InstanceStatus, PromptGroup, Request
+from seer_core.plugins import Strategies
+from seer_core.prompts import read_prompts
+from seer_core.result import Summary
+from seer_core.runtime import Runtime
+from seer_core.scheduler import Policies, Slot
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_reasoner"
+NONE = "none"
+
+
+class AtMost:
+    """Placer that keeps ``batch`` requests in flight on the only instance."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def instance_changed(self, instance: InstanceStatus) -> None:
+        """Loads are read when placing."""
+
+    def instance_lost(self, instance: InstanceStatus) -> None:
+        """Loads are read when placing."""
+
+    def place(
+        self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
+    ) -> InstanceStatus | None:
+        """Return the instance while it has fewer."""
+        return instances[0] if instances[0].running < self.batch else None
+
+
+async def main(options: argparse.Namespace) -> list[dict[str, object]]:
+    """Measure every drafter at every batch size in every round, on engines that stay up."""
+    config = load_config(
+        EXAMPLE / "demo.toml",
+        ["engine.vllm.instances=1", "engine.vllm.kv_cache_bytes=268435456", *options.set],
+    )
+    runs: dict[tuple[int, str], list[Summary]] = {}
+    differing: dict[tuple[int, str], int] = {}
+    async with AsyncExitStack() as stack:
+        runtimes = {}
+        for name in (NONE, *options.drafters):
+            chosen = config.with_plugins(() if name == NONE else (name,))
+            runtimes[name] = await stack.enter_async_context(Runtime.from_config(chosen))
+            print(f"started {name}", file=sys.stderr, flush=True)
+        first = runtimes[NONE]
+        read = read_prompts(EXAMPLE / "prompts.jsonl", config.rollout, first.pool.model, first.pool.tokenizer)
+        for batch in options.batch:
+            groups = read.groups[: max(1, min(len(read.groups), -(-batch * options.rounds // 8)))]
+            for number in range(options.repeat + 1):
+                expected: dict[str, list[int]] = {}
+                for name, runtime in runtimes.items():
+                    summary, tokens = await roll_out(runtime, groups, batch)
+                    expected = expected or tokens
+                    wrong = sum(tokens[each] != expected[each] for each in expected)
+                    differing[batch, name] = max(differing.get((batch, name), 0), wrong)
+                    if number:  # the first round warms up
+                        runs.setdefault((batch, name), []).append(summary)
+                print(f"batch {batch}: round {number} of {options.repeat}", file=sys.stderr, flush=True)
+    rows: list[dict[str, object]] = []
+    for (batch, name), summaries in runs.items():
+        ratios = [
+            mine.throughput_tokens_per_s / none.throughput_tokens_per_s
+            for mine, none in zip(summaries, runs[batch, NONE], strict=True)
+        ]
+        rows.append(
+            {
+                "batch": batch,
+                "drafter": name,
+                "tokens": summaries[0].tokens,
+                "tokens_per_s": statistics.median(each.throughput_tokens_per_s for each in summaries),
+                "throughput_ratio_to_none": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+                "acceptance_length": statistics.median(each.acceptance_length for each in summaries),
+                "accepted_of_drafted": statistics.median(
+                    each.accepted_tokens / max(1, each.drafted_tokens) for each in summaries
+                ),
+                "drafting_share": statistics.median(each.drafting_share for each in summaries),
+                "differing_responses": differing[batch, name],
+                "repeats": options.repeat,
+            }
+        )
+    return rows
+
+
+async def roll_out(
+    runtime: Runtime, groups: list[PromptGroup], batch: int
+) -> tuple[Summary, dict[str, list[int]]]:
+    """Roll out with ``batch`` requests in flight, caches and draft context cold."""
+    strategies = Strategies(Policies(placer=Slot("placer", "benchmark", AtMost(batch))), (), runtime.drafter)
+    await runtime.use(strategies)
+    await runtime.reset_caches()
+    result = await runtime.rollout(groups).wait()
+    return result.summary, {each.request_id: each.token_ids for each in result.completions}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests in flight")
+    parser.add_argument(
+        "--drafters",
+        nargs="+",
+        default=["grouped_spec", "vllm_ngram", "vllm_suffix"],
+        help="plug-ins to compare with no drafts",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="responses per request in flight, at least one group (default 4)",
+    )
+    parser.add_argument("--repeat", type=int, default=3, help="measured rounds (default 3)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    result = asyncio.run(main(arguments))
+    for row in result:
+        print(
+            f"B={row['batch']:<4} {row['drafter']:14} {row['tokens_per_s']:8,.0f} tok/s"
+            f"  x{row['throughput_ratio_to_none']:.3f} [{row['least']:.3f}, {row['most']:.3f}]"
+            f"  {row['acceptance_length']:.2f} tokens a step  accepted {row['accepted_of_drafted']:.0%}"
+            f"  drafting {row['drafting_share']:.1%}  differing: {row['differing_responses']}"
+        )
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    sys.exit(any(row["differing_responses"] for row in result))

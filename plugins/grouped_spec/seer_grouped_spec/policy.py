@@ -1,0 +1,334 @@
+"""How many draft tokens are worth verifying: the paper's marginal-benefit-aware policy (MBA), pure.
+
+A step that verifies drafts takes longer and gives more tokens.  Both sides are measured: T(B, gamma) is a
+profile of the engine, acceptance is learnt online.  Speculation is on only where the expected tokens per
+second exceed those of plain steps; no clock, no chance and no I/O is involved.
+
+The policy answers two callers.  ``MarginalBenefit.lengths`` knows only how acceptance falls with position,
+and gives one draft length per class of requests.  ``MarginalBenefit.best_total`` is our improvement on it:
+it knows the probability of every drafted token, and picks the best of them over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil, inf, isfinite, log
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seer_core.drafting import StepTimes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.floating[Any]]
+    Bools = NDArray[np.bool_]
+    Int32 = NDArray[np.int32]
+
+__all__ = ["Calibration", "MarginalBenefit"]
+
+HALF_LIFE_DRAFTS = 256
+"""Verified drafts after which what was learnt of acceptance counts half."""
+
+PRIOR_ACCEPTANCE = 0.41
+"""First guess for position 1: with it, 8 drafts give the paper's 1.70 tokens a step (no sibling finished)."""
+
+PRIOR_DRAFTS = 16.0
+"""Verified drafts that the first guess counts for."""
+
+EXPLORE_EVERY = 64
+"""Least number of plain steps between two that draft only to learn."""
+
+EXPLORE_SHARE = 0.01
+"""Most that exploring may cost, as a share of the time of plain steps."""
+
+EXPLORE_HOPE = 0.8
+"""Acceptance per position at which speculation must pay for exploring to make sense."""
+
+CALIBRATION_BINS = 16
+"""Equal bins of predicted probability."""
+
+CALIBRATION_HALF_LIFE = 4096
+"""Verified draft tokens after which what was learnt of predictions counts half."""
+
+CALIBRATION_PRIOR = 8.0
+"""Verified draft tokens per bin that trust in the prediction counts for."""
+
+
+class Calibration:
+    """What became of tokens drafted with a given probability; monotone, and the identity at first."""
+
+    def __init__(self, refresh: int = 16) -> None:
+        self._refresh = refresh
+        self._learnt = 0
+        self._centres = (np.arange(CALIBRATION_BINS) + 0.5) / CALIBRATION_BINS
+        self._count = np.zeros(CALIBRATION_BINS)
+        self._predicted = np.zeros(CALIBRATION_BINS)
+        self._accepted = np.zeros(CALIBRATION_BINS)
+        self._draw()
+
+    def calibrate(self, probabilities: Floats) -> Floats:
+        """Return the observed acceptance of tokens with these probabilities; order is kept."""
+        worth: Floats = np.interp(probabilities, self._from, self._to)
+        return worth
+
+    def learn(self, predicted: Floats, accepted: Bools, *, at_once: bool = False) -> None:
+        """Take in the verdicts on draft tokens predicted with these, uncalibrated, probabilities.
+
+        They show after ``refresh`` calls, or ``at_once``.
+        """
+        if predicted.size == 0:
+            return
+        bins = np.clip((predicted * CALIBRATION_BINS).astype(np.intp), 0, CALIBRATION_BINS - 1).ravel()
+        keep = 0.5 ** (bins.size / CALIBRATION_HALF_LIFE)
+        for total, weights in (
+            (self._count, None),
+            (self._predicted, predicted.ravel()),
+            (self._accepted, accepted.ravel()),
+        ):
+            total *= keep
+            total += np.bincount(bins, weights, CALIBRATION_BINS)
+        self._learnt += 1
+        if at_once or self._learnt % self._refresh == 0:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the curve anew: through the bins' means, pooled where they would fall."""
+        weights = self._count + CALIBRATION_PRIOR
+        predicted = (self._predicted + CALIBRATION_PRIOR * self._centres) / weights
+        accepted = (self._accepted + CALIBRATION_PRIOR * self._centres) / weights
+        pooled: list[tuple[float, float, int]] = []  # mean, weight, bins: pool adjacent violators
+        for mean, weight in zip(accepted.tolist(), weights.tolist(), strict=True):
+            size = 1
+            while pooled and pooled[-1][0] > mean:
+                other, other_weight, other_size = pooled.pop()
+                mean = (mean * weight + other * other_weight) / (weight + other_weight)
+                weight += other_weight
+                size += other_size
+            pooled.append((mean, weight, size))
+        means = [mean for mean, _, size in pooled for _ in range(size)]
+        self._from = np.array([0.0, *predicted, 1.0])
+        self._to = np.array([0.0, *means, min(1.0, means[-1] / float(predicted[-1]))])
+
+
+class MarginalBenefit:
+    """The paper's Algorithm 1 (arXiv 2511.14617), a ``DraftPolicy`` for one instance.
+
+    Of B requests, B_h are probes.  beta[j] is the probability that positions 1 to j of a draft are all
+    accepted, given that it was that long; so a draft of g tokens gives 1 + beta[1] + ... + beta[g] tokens
+    in expectation.  ``lengths`` returns the pair (g_h, g_l) with g_h >= g_l, neither above
+    ``max_draft_tokens``, that gives the most tokens per second,
+
+        (B_h (1 + S[g_h]) lambda + B_l (1 + S[g_l])) / (T(B, g) + D(B)),    S[g] = beta[1] + ... + beta[g]
+
+    with g = (B_h g_h + B_l g_l) / B draft tokens per request, where a token of a probe counts
+    ``priority_factor`` (lambda) times; and only among pairs that, counting all tokens alike, give at least
+    ``least_gain`` more than B / T(B, 0).  Without such a pair speculation is off: (0, 0).  The length of an
+    empty class is 0.  Among equals the shorter drafts win.
+
+    Where this differs from the paper, and why:
+
+    - Its T_SD takes acceptance to be a constant a per position, hence (1 - a) / (1 - a^(g+1)).  We
+      sum the measured beta, which is the same thing where acceptance is constant.
+    - Its benefit of a class's next position is B_x (beta[g_x] - beta[g_x + 1]), how fast acceptance falls.
+      The tokens that the position adds are B_x beta[g_x + 1] in expectation, at a cost of B_x
+      positions.  With the paper's, the larger class wins almost always, whatever its acceptance.
+    - It fixes a budget of draft tokens first, for equal lengths, and hands it out greedily.  There are
+      only (gamma_max + 1)^2 pairs: we evaluate all.
+
+    beta is a mean of verdicts that decays with ``HALF_LIFE_DRAFTS``.  Before any, it is
+    ``PRIOR_ACCEPTANCE`` to the power j; a position that is not drafted any more falls back on the one before
+    it, times beta[1].  While speculation is off nothing would be learnt: so every ``EXPLORE_EVERY``-th
+    plain step, or so much less often that it costs at most ``EXPLORE_SHARE``, drafts one token per request,
+    where drafts could pay at all (``EXPLORE_HOPE``).
+
+    ``refresh``: calls of ``learn`` between two looks at what was learnt.  ``draft_s``: D(B) / B, seconds
+    that drafting takes per request and step.
+    """
+
+    def __init__(
+        self,
+        step_times: StepTimes,
+        max_draft_tokens: int = 8,
+        priority_factor: float = 2.0,
+        *,
+        refresh: int = 16,
+        least_gain: float = 0.02,
+        draft_s: float = 0.0,
+    ) -> None:
+        if max_draft_tokens < 0:
+            raise ValueError(f"max_draft_tokens = {max_draft_tokens} is negative")
+        if not (isfinite(priority_factor) and priority_factor >= 1):
+            raise ValueError(f"priority_factor = {priority_factor} is not a number from 1 on")
+        if refresh < 1:
+            raise ValueError(f"refresh = {refresh} is less than 1")
+        self._step_times = step_times
+        self._longest = max_draft_tokens
+        self._priority = priority_factor
+        self._refresh = refresh
+        self._threshold = 1.0 + least_gain
+        self._draft_s = draft_s
+        self._lengths = np.arange(max_draft_tokens + 1)
+        self._hope = _gained([EXPLORE_HOPE**j for j in self._lengths[1:].tolist()])
+        self._drafted = [0.0] * max_draft_tokens
+        self._accepted = [0.0] * max_draft_tokens
+        self._learnt = 0
+        self._idle_steps = 0
+        self._exploring = self._exploring_predictions = False
+        self._curves: dict[int, Floats] = {}
+        self._patience: dict[int, int] = {}
+        self._plans: dict[tuple[int, int], tuple[int, int]] = {}
+        self._calibration = Calibration(refresh)
+        self._look()
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Return beta[1], beta[2], ... as in use now."""
+        return self._beta
+
+    def lengths(self, probes: int, others: int) -> tuple[int, int]:
+        """Return the draft tokens per probe and per other request for a step of so many; (0, 0) is off."""
+        plan = self._plans.get((probes, others))
+        if plan is None:
+            plan = self._plans[probes, others] = self._plan(probes, others, self._gained)
+        if plan == (0, 0) and self._explores(probes + others):
+            return int(probes > 0), int(others > 0)
+        return plan
+
+    def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
+        """Take in how many drafts reached position 1, 2, ..., and how many were accepted there."""
+        verified = drafted_at[0] if drafted_at else 0.0
+        if verified > 0:
+            keep = 0.5 ** (verified / HALF_LIFE_DRAFTS)
+            # Many drafts at once decay among themselves as well: the mean of keep over them.
+            weight = (1.0 - keep) * HALF_LIFE_DRAFTS / (log(2.0) * verified)
+            self._drafted = [keep * count for count in self._drafted]
+            self._accepted = [keep * count for count in self._accepted]
+            for j, (drafted, accepted) in enumerate(zip(drafted_at, accepted_at, strict=True)):
+                if j == self._longest:
+                    break
+                self._drafted[j] += weight * drafted
+                self._accepted[j] += weight * accepted
+        self._learnt += 1
+        if self._exploring or self._learnt % self._refresh == 0:
+            self._exploring = False
+            self._look()
+
+    def tokens_per_s(self, probes: int, others: int, lengths: tuple[int, int]) -> float:
+        """Return the tokens per second that drafts of these lengths give, by what is known now."""
+        batch = probes + others
+        drafts = (probes * lengths[0] + others * lengths[1]) / batch
+        tokens = batch + probes * self._gained[lengths[0]] + others * self._gained[lengths[1]]
+        seconds = np.interp(drafts, self._lengths, self._curve(batch))
+        return float(tokens / (seconds + self._draft_s * batch * (drafts > 0)))
+
+    def best_total(self, probabilities: Floats, counts: Int32, probes: Bools | None = None) -> Int32:
+        """Return how many of each request's draft tokens to verify, int32 [B], for most tokens per second.
+
+        ``probabilities`` [B, K] are the chances that the draft is accepted up to each token, calibrated;
+        rows do not rise, and ``counts[b]`` of row b are there.  Tokens are taken in the order of
+        their probability, those of ``probes`` (bool [B]) times ``priority_factor``, over the whole batch,
+        up to the number n with the greatest (B + their sum) / T(B, n / B), if that is ``least_gain`` more
+        than 1 / T(B, 0) per request.  So each row gives a prefix.  Among equals the earlier row wins, and
+        the smaller n.  Drafting itself is behind us here and not counted.
+        """
+        batch, width = probabilities.shape
+        there = np.flatnonzero(np.arange(width) < np.minimum(counts, self._longest)[:, None])
+        chances = probabilities.ravel()[there]
+        values = chances
+        if probes is not None and self._priority != 1.0:
+            values = chances * np.where(probes, self._priority, 1.0)[there // width]
+        order = np.argsort(-values, kind="stable")
+        if order.size:
+            drafts = np.arange(1, order.size + 1) / batch
+            curve = self._curve(batch)
+            speed = (batch + np.cumsum(chances[order])) / self._at(drafts, curve)
+            best = int(np.argmax(speed))
+            if speed[best] * curve[0] > self._threshold * batch:
+                rows = there[order[: best + 1]] // width
+                return np.bincount(rows, minlength=batch).astype(np.int32)
+            if self._explores(batch):
+                return np.minimum(counts, min(1, self._longest)).astype(np.int32)
+        return np.zeros(batch, np.int32)
+
+    def calibrate(self, probabilities: Floats) -> Floats:
+        """Return what predicted probabilities have turned out to be worth; order is kept."""
+        return self._calibration.calibrate(probabilities)
+
+    def learn_probabilities(self, predicted: Floats, accepted: Bools) -> None:
+        """Take in the verdicts on the draft tokens verified: their predictions as drafted, and outcomes."""
+        self._calibration.learn(predicted, accepted, at_once=self._exploring_predictions)
+        self._exploring_predictions = False
+
+    def _look(self) -> None:
+        """Draw beta from what was learnt, and let all plans be made anew."""
+        beta: list[float] = []
+        guess = PRIOR_ACCEPTANCE
+        for drafted, accepted in zip(self._drafted, self._accepted, strict=True):
+            share = (accepted + PRIOR_DRAFTS * guess) / (drafted + PRIOR_DRAFTS)
+            beta.append(max(0.0, min(share, beta[-1] if beta else 1.0)))
+            guess = beta[-1] * beta[0]
+        self._beta = tuple(beta)
+        self._gained = _gained(beta)
+        self._plans.clear()
+
+    def _plan(self, probes: int, others: int, gained: Floats) -> tuple[int, int]:
+        batch = probes + others
+        if batch == 0 or self._longest == 0:
+            return 0, 0
+        ours = self._lengths if probes else self._lengths[:1]
+        theirs = self._lengths if others else self._lengths[:1]
+        curve = self._curve(batch)
+        seconds = self._at((probes * ours[:, None] + others * theirs) / batch, curve)
+        if self._draft_s:
+            seconds = seconds + self._draft_s * batch
+        probe_tokens = probes * (1.0 + gained[ours, None])
+        other_tokens = others * (1.0 + gained[theirs])
+        pays = (probe_tokens + other_tokens) * curve[0] > self._threshold * batch * seconds
+        if probes and others:
+            pays &= ours[:, None] >= theirs
+        pays[0, 0] = False
+        worth = np.where(pays, (self._priority * probe_tokens + other_tokens) / seconds, -inf)
+        best = int(np.argmax(worth))
+        return divmod(best, len(theirs)) if worth.flat[best] > 0 else (0, 0)
+
+    def _explores(self, batch: int) -> bool:
+        """Count a plain step, and say whether it should draft all the same."""
+        patience = self._patience.get(batch)
+        if patience is None:
+            patience = self._patience[batch] = self._least_pause(batch)
+        if patience == 0:
+            return False
+        self._idle_steps += 1
+        if self._idle_steps < patience:
+            return False
+        self._idle_steps = 0
+        self._exploring = self._exploring_predictions = True
+        return True
+
+    def _least_pause(self, batch: int) -> int:
+        """Return every how many plain steps of this batch one may explore; 0 is never."""
+        if batch == 0 or self._plan(0, batch, self._hope) == (0, 0):
+            return 0
+        curve = self._curve(batch)
+        excess = float((curve[1] + self._draft_s * batch) / curve[0]) - 1.0
+        return max(EXPLORE_EVERY, ceil(excess / EXPLORE_SHARE))
+
+    def _curve(self, batch: int) -> Floats:
+        """Return T(batch, 0), T(batch, 1), ... up to the longest draft, in seconds."""
+        curve = self._curves.get(batch)
+        if curve is None:
+            seconds = [self._step_times.at(batch, tokens) for tokens in self._lengths.tolist()]
+            curve = self._curves[batch] = np.array(seconds)
+        return curve
+
+    def _at(self, drafts: Floats, curve: Floats) -> Floats:
+        """Return T at fractional draft lengths: step times are given at whole ones and linear between."""
+        return np.interp(drafts, self._lengths, curve)
+
+
+def _gained(beta: Sequence[float]) -> Floats:
+    """Return the tokens that drafts of 0, 1, 2, ... tokens add to a step."""
+    return np.array([0.0, *accumulate(beta)])

@@ -1,0 +1,357 @@
+"""Replay recorded responses through the draft index: would speculation pay on this data?
+
+Every response is played back as an engine would have written it: draft, compare with what was really
+said, keep what agrees and one token more (the bonus token), and so on.  No model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from seer_core.errors import SeerError
+from seer_grouped_spec._index import DraftIndex, Voting
+
+__all__ = ["Recording", "ReplayError", "ReplayRow", "load", "replay"]
+
+Tokens = NDArray[np.int32]
+Siblings = int | Literal["live"]
+
+MAX_TOKEN = 2**31 - 1
+NO_TOKEN = -1
+FOREVER_S = float("inf")
+
+
+class ReplayError(SeerError):
+    """A recording cannot be read or replayed as asked."""
+
+
+class Recording(msgspec.Struct, frozen=True, eq=False):
+    """One prompt group: its prompt (may be empty) and its responses, as token ids."""
+
+    group: str
+    prompt: Tokens
+    responses: tuple[Tokens, ...]
+
+
+class ReplayRow(msgspec.Struct, frozen=True):
+    """What drafting gives under one setting; all numbers are over ``groups`` and all their responses.
+
+    ``acceptance_length`` is tokens per step, bonus token included; 1 is no gain.  ``siblings`` counts
+    the finished ones; "live" means that all responses of a group advance together.
+    """
+
+    siblings: Siblings
+    control: bool
+    draft_tokens: int
+    tree_nodes: int
+    min_probability: float
+    acceptance_length: float
+    drafted_per_step: float
+    accepted_share: float
+    groups: int
+    responses: int
+    steps: int
+    tokens: int
+
+
+def replay(
+    recordings: Sequence[Recording],
+    siblings: Iterable[Siblings] = (0, 1, 3, 7, 9, "live"),
+    draft_tokens: int = 8,
+    tree_nodes: int = 0,
+    min_probability: float = 0.0,
+    *,
+    control: bool = False,
+    common: int = 0,
+    targets: Sequence[int] | None = None,
+    top_k: int = 0,
+    voting: Voting | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[ReplayRow]:
+    """Return a row per entry of ``siblings``; groups with too few responses for it are left out.
+
+    With ``tree_nodes`` trees of so many nodes are drafted, else paths of ``draft_tokens``.  ``control``
+    takes other prompts' responses as siblings: what the group itself adds is the difference.  ``common``
+    responses of each other group go to the common index, as if those groups had finished before.
+    ``targets`` are the numbers of the responses to replay, all by default; "live" always advances all.
+    ``progress(setting, done, of)`` is called per group.  Raises ReplayError if no group fits.
+    """
+    if draft_tokens < 1 or tree_nodes < 0:
+        raise ReplayError(f"{draft_tokens} draft tokens, {tree_nodes} tree nodes: pass at least 1 and 0")
+    chosen = _voting(voting, min_probability, common)
+    rows = []
+    for setting in siblings:
+        fitting = [
+            i for i, recording in enumerate(recordings) if _fits(recordings, recording, setting, control)
+        ]
+        if not fitting:
+            most = max((len(r.responses) for r in recordings), default=0)
+            raise ReplayError(
+                f"siblings={setting}: no group has so many; the largest has {most} responses, so ask for"
+                f" {max(most - 1, 0)} at most"
+            )
+        total = np.zeros(4, np.int64)
+        for done, number in enumerate(fitting):
+            if progress is not None:
+                progress(f"siblings {setting}", done, len(fitting))
+            index = DraftIndex(1 << 40, voting=chosen)
+            _fill_common(index, recordings, number, common)
+            played = recordings[number].responses
+            if setting == "live":
+                requests = _open_live(index, recordings[number])
+            else:
+                wanted = range(len(played)) if targets is None else [t for t in targets if t < len(played)]
+                played = tuple(played[t] for t in wanted)
+                requests = [_open_target(index, recordings, number, t, setting, control) for t in wanted]
+            total += _play(
+                index, requests, recordings[number].prompt, played, draft_tokens, tree_nodes, top_k
+            )
+        if progress is not None:
+            progress(f"siblings {setting}", len(fitting), len(fitting))
+        responses, steps, tokens, drafted = (int(x) for x in total)
+        rows.append(
+            ReplayRow(
+                siblings=setting,
+                control=control,
+                draft_tokens=draft_tokens,
+                tree_nodes=tree_nodes,
+                min_probability=min_probability,
+                acceptance_length=tokens / steps if steps else 0.0,
+                drafted_per_step=drafted / steps if steps else 0.0,
+                accepted_share=(tokens - steps) / drafted if drafted else 0.0,
+                groups=len(fitting),
+                responses=responses,
+                steps=steps,
+                tokens=tokens,
+            )
+        )
+    return rows
+
+
+def _voting(voting: Voting | None, min_probability: float, common: int) -> Voting:
+    voting = voting if voting is not None else Voting()
+    names = [name for name in dir(voting) if not name.startswith("_")]
+    values = {name: getattr(voting, name) for name in names}
+    if min_probability:
+        values["min_probability"] = min_probability
+    if not common:
+        values["common_weight"] = 0.0
+    return Voting(**values)
+
+
+def _fits(recordings: Sequence[Recording], recording: Recording, setting: Siblings, control: bool) -> bool:
+    if setting == "live":
+        return bool(recording.responses)
+    return setting < (len(recordings) if control else len(recording.responses))
+
+
+def _fill_common(index: DraftIndex, recordings: Sequence[Recording], number: int, common: int) -> None:
+    if not common:
+        return
+    group = index.open_group(np.zeros(0, np.int32), 0.0, FOREVER_S)
+    for other, recording in enumerate(recordings):
+        if other != number:
+            for response in recording.responses[:common]:
+                index.append(index.open_request(group), 0, response)
+    index.drop_group(group)
+    while index.stats().bytes_leaving:
+        index.expire(0.0)
+
+
+def _open_live(index: DraftIndex, recording: Recording) -> list[int]:
+    group = index.open_group(recording.prompt, 0.0, FOREVER_S)
+    return [index.open_request(group) for _ in recording.responses]
+
+
+def _open_target(
+    index: DraftIndex, recordings: Sequence[Recording], number: int, target: int, count: int, control: bool
+) -> int:
+    """Open a group of its own for one response, beside ``count`` siblings that have finished."""
+    recording = recordings[number]
+    group = index.open_group(recording.prompt, 0.0, FOREVER_S)
+    for shift in range(1, count + 1):
+        if control:
+            others = recordings[(number + shift) % len(recordings)].responses
+            text = others[target % len(others)]
+        else:
+            text = recording.responses[(target + shift) % len(recording.responses)]
+        request = index.open_request(group)
+        index.append(request, 0, text)
+        index.close_request(request)
+    return index.open_request(group)
+
+
+def _play(
+    index: DraftIndex,
+    requests: list[int],
+    prompt: Tokens,
+    responses: Sequence[Tokens],
+    draft_tokens: int,
+    tree_nodes: int,
+    top_k: int,
+) -> NDArray[np.int64]:
+    """Play responses side by side; return the numbers of responses, steps, tokens and drafted tokens."""
+    width = tree_nodes or draft_tokens
+    columns = len(prompt) + max((len(r) for r in responses), default=0)
+    tokens = np.full((max(len(responses), 1), columns + width + 1), NO_TOKEN, np.int32)
+    for row, response in enumerate(responses):
+        tokens[row, : len(prompt)] = prompt
+        tokens[row, len(prompt) : len(prompt) + len(response)] = response
+    ends = np.array([len(prompt) + len(r) for r in responses], np.int32)
+    lengths = np.full(len(responses), len(prompt), np.int32)
+    handles, rows = np.array(requests, np.int64), np.arange(len(responses), dtype=np.int32)
+    limits = np.full(len(responses), width, np.int32)
+    out, parents = np.zeros((2, len(responses), width), np.int32)
+    probabilities, counts = np.zeros((len(responses), width), np.float32), np.zeros(len(responses), np.int32)
+    offsets = np.arange(width)
+    total = np.array([len(responses), 0, int((ends - lengths).sum()), 0], np.int64)
+    while True:
+        going = lengths < ends
+        if not going.all():
+            # The last tokens go in, for whoever is still writing; then the row leaves the batch.
+            index.draft(handles, rows, lengths, np.zeros_like(limits), tokens, out, counts, probabilities)
+            handles, rows, lengths, ends = (x[going] for x in (handles, rows, lengths, ends))
+            limits = limits[: len(rows)]
+        size = len(rows)
+        if not size:
+            return total
+        said = tokens[rows[:, None], lengths[:, None] + offsets]
+        if tree_nodes:
+            index.draft_trees(
+                handles, rows, lengths, limits, tokens, out, parents, counts, probabilities, top_k=top_k
+            )
+            accepted = _accept_tree(out[:size], parents[:size], counts[:size], said)
+        else:
+            index.draft(handles, rows, lengths, limits, tokens, out, counts, probabilities)
+            equal = (out[:size] == said) & (offsets < counts[:size, None])
+            accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+        total[1] += size
+        total[3] += int(counts[:size].sum())
+        lengths = np.minimum(lengths + accepted + 1, ends).astype(np.int32)
+
+
+def _accept_tree(out: Tokens, parents: Tokens, counts: Tokens, said: Tokens) -> NDArray[np.int64]:
+    """Return how many tokens of each row the tree foresaw."""
+    size, width = out.shape
+    node = np.full(size, -1, np.int32)
+    accepted = np.zeros(size, np.int64)
+    drafted = np.arange(width) < counts[:, None]
+    for depth in range(width):
+        hits = (parents == node[:, None]) & (out == said[:, depth, None]) & drafted
+        found = hits.any(axis=1)
+        if not found.any():
+            break
+        accepted += found
+        node = np.where(found, hits.argmax(axis=1), width).astype(np.int32)  # nobody's parent: ends here
+    return accepted
+
+
+# ---- files ----
+
+
+def load(path: Path | str) -> list[Recording]:
+    """Read recorded responses, in one of three forms.
+
+    ``.npz``: arrays ``tokens``, ``offsets`` (one more than texts), ``group`` and ``response`` (-1: the
+    prompt).  JSON lines of ``{"group", "responses", "prompt_token_ids"?}``.  Seer's own
+    ``completions.jsonl`` of a finished run, which has no prompts.  Raises ReplayError.
+    """
+    path = Path(path)
+    try:
+        recordings = _load_npz(path) if path.suffix == ".npz" else _load_lines(path)
+    except OSError as error:
+        raise ReplayError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not any(len(text) for recording in recordings for text in recording.responses):
+        raise ReplayError(f"{path} holds no response tokens; give a file with at least one response")
+    return recordings
+
+
+def _load_npz(path: Path) -> list[Recording]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            tokens, offsets, groups, numbers = (
+                np.asarray(file[key]) for key in ("tokens", "offsets", "group", "response")
+            )
+    except KeyError as error:
+        raise ReplayError(
+            f"{path} has no array {error}; it needs tokens, offsets, group, response"
+        ) from error
+    except (ValueError, EOFError) as error:
+        raise ReplayError(f"{path} is not an .npz of plain arrays: {error}") from error
+    if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (tokens, offsets, numbers)):
+        raise ReplayError(f"{path}: tokens, offsets and response must be one-dimensional arrays of integers")
+    if not len(offsets) == len(groups) + 1 == len(numbers) + 1:
+        raise ReplayError(
+            f"{path}: {len(groups)} groups, {len(numbers)} responses and {len(offsets)} offsets do not fit;"
+            " there must be one offset more than texts"
+        )
+    offsets = offsets.astype(np.int64)
+    if offsets[0] < 0 or offsets[-1] > len(tokens) or (np.diff(offsets) < 0).any():
+        raise ReplayError(f"{path}: offsets must rise within the {len(tokens)} tokens")
+    texts: dict[str, dict[int, Tokens]] = {}
+    for at, (group, number) in enumerate(zip(groups.tolist(), numbers.tolist(), strict=True)):
+        text = _tokens(tokens[offsets[at] : offsets[at + 1]], f"{path}, text {at}")
+        if texts.setdefault(str(group), {}).setdefault(number, text) is not text:
+            raise ReplayError(f"{path}: group {group} has response {number} twice")
+    return [_recording(group, numbered) for group, numbered in texts.items()]
+
+
+class _Line(msgspec.Struct):
+    group: str | int | None = None
+    responses: list[list[int]] | None = None
+    prompt_token_ids: list[int] = []
+    group_id: str | None = None
+    index: int | None = None
+    token_ids: list[int] | None = None
+
+
+def _load_lines(path: Path) -> list[Recording]:
+    decoder = msgspec.json.Decoder(_Line)
+    texts: dict[str, dict[int, Tokens]] = {}
+    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+        if not raw.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            line = decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ReplayError(f"{where} is not a JSON object of a group or a completion: {error}") from error
+        if line.group is not None and line.responses is not None:
+            if str(line.group) in texts:
+                raise ReplayError(f"{where}: group {line.group} occurs twice; put its responses in one line")
+            numbered = {-1: _tokens(line.prompt_token_ids, f"{where}, prompt_token_ids")}
+            for i, response in enumerate(line.responses):
+                numbered[i] = _tokens(response, f"{where}, response {i}")
+            texts[str(line.group)] = numbered
+        elif line.group_id is not None and line.index is not None and line.token_ids is not None:
+            numbered = texts.setdefault(line.group_id, {})
+            if line.index in numbered:
+                raise ReplayError(f"{where}: group {line.group_id} has response {line.index} twice")
+            numbered[line.index] = _tokens(line.token_ids, where)
+        else:
+            raise ReplayError(
+                f"{where} has neither group and responses nor group_id, index and token_ids;"
+                " give recorded groups or a run's completions.jsonl"
+            )
+    return [_recording(group, numbered) for group, numbered in texts.items()]
+
+
+def _tokens(ids: Any, where: str) -> Tokens:
+    array = np.asarray(ids, dtype=np.int64 if len(ids) == 0 else None)
+    if array.dtype.kind not in "iu":
+        raise ReplayError(f"{where}: token ids must be integers below 2^31")
+    bad = np.flatnonzero((array < 0) | (array > MAX_TOKEN))
+    if bad.size:
+        raise ReplayError(f"{where}: token {bad[0]} is {array[bad[0]]}; token ids are 0 to 2^31 - 1")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _recording(group: str, numbered: dict[int, Tokens]) -> Recording:
+    prompt = numbered.pop(-1, np.zeros(0, np.int32))
+    return Recording(group, prompt, tuple(numbered[number] for number in sorted(numbered)))

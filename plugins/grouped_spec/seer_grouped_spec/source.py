@@ -1,0 +1,310 @@
+"""The engine half: drafts for one instance, from the text of every group it serves.
+
+Lives in the engine's worker.  Per step it lets the index take in what each request has just written and
+draft from it (one C++ call for the batch), and lets the policy choose which of the drafted tokens are worth
+verifying.  What other instances write of the same groups comes in on the client's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import msgspec
+import numpy as np
+
+from seer_core.drafting import DraftBatch, DraftHost
+from seer_core.ports import ChunkJob
+from seer_grouped_spec._index import DraftIndex, DraftIndexError, Voting
+from seer_grouped_spec.client import DraftClient
+from seer_grouped_spec.policy import MarginalBenefit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int32 = NDArray[np.int32]
+
+__all__ = ["GroupedSource", "SourceSettings"]
+
+SHARE_EVERY = 16
+"""Steps between hand-overs of new tokens to the client, so that a step pays for few of them."""
+
+LEARN_EVERY = 4
+"""Steps between those whose verdicts the policy sees: enough to learn from, at a quarter of the time."""
+
+EXPIRE_EVERY = 4096
+"""Steps between looks for groups whose time is over."""
+
+NO_REQUEST = -1
+"""A handle that the index has not given to anyone: it drafts nothing."""
+
+INDEX_FIGURES = ("bytes", "tokens", "groups", "dropped_for_memory", "dropped_by_ttl", "stale", "mismatched")
+
+
+class SourceSettings(msgspec.Struct, frozen=True):
+    """What the drafter sends to each worker; fields as in the plug-in's ``Settings``."""
+
+    policy: Literal["token", "class"]
+    priority_factor: float
+    lookup_min: int
+    lookup_max: int
+    min_probability: float
+    memory_bytes: int
+    group_ttl_s: float
+    endpoints: tuple[str, ...]
+    token: str
+    flush_s: float
+    fetch_s: float
+
+
+@attrs.define(eq=False)
+class _Text:
+    """One request's text in the index, and how much of its response the servers have been given."""
+
+    group_id: str
+    request_id: str
+    handle: int
+    shared: int = 0
+
+
+@attrs.define(eq=False)
+class _Group:
+    """One group in the index and its requests seen so far, here or elsewhere."""
+
+    handle: int
+    texts: dict[str, _Text] = attrs.Factory(dict)
+
+
+class GroupedSource:
+    """A ``DraftSource`` over one ``DraftIndex``; see the contract there.
+
+    A request's text is opened once and stays in the index while its group does, wherever its chunks run:
+    what it wrote elsewhere arrives with its next chunk here, or before from the servers.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], host: DraftHost) -> None:
+        self._settings = chosen = msgspec.convert(settings, SourceSettings)
+        voting = Voting(
+            lookup_min=chosen.lookup_min,
+            lookup_max=chosen.lookup_max,
+            min_probability=chosen.min_probability,
+        )
+        self._index = DraftIndex(chosen.memory_bytes, voting=voting)
+        self._policy = MarginalBenefit(host.step_times, host.draft_tokens, chosen.priority_factor)
+        self._groups: dict[str, _Group] = {}
+        self._texts: list[_Text | None] = [None] * host.max_running
+        self._free = list(range(host.max_running))
+        self._requests = np.full(host.max_running, NO_REQUEST, np.int64)
+        self._probes = np.zeros(host.max_running, np.bool_)
+        self._drafted = np.zeros(host.max_running, np.int32)
+        self._predicted = np.zeros((host.max_running, host.draft_tokens), np.float32)
+        self._probabilities = np.zeros((host.max_running, host.draft_tokens), np.float32)
+        self._columns = np.arange(host.draft_tokens, dtype=np.int32)
+        self._steps = 0
+        self._lock = threading.Lock()  # guards the maps; held for dictionary look-ups only
+        self._client: DraftClient | None = None
+        if chosen.endpoints:
+            self._client = DraftClient(
+                chosen.endpoints,
+                deliver=self._deliver,
+                text=self._text,
+                token=chosen.token or None,
+                flush_s=chosen.flush_s,
+                fetch_s=chosen.fetch_s,
+            )
+            self._client.start()
+
+    def open(self, job: ChunkJob) -> int:
+        """Put the chunk's text so far into the index, as far as it is not there, and return a handle.
+
+        Where there is no memory for it, the chunk runs without drafts.
+        """
+        try:
+            text = self._catch_up(job, self._text_of(job))
+        except DraftIndexError:
+            text = None
+        slot = self._free.pop()
+        self._texts[slot] = text
+        self._requests[slot] = NO_REQUEST if text is None else text.handle
+        self._probes[slot] = job.probe
+        self._drafted[slot] = 0
+        return slot
+
+    def propose(self, batch: DraftBatch) -> None:
+        """Draft for the batch and keep what is worth verifying."""
+        handles = batch.handles
+        size = len(handles)
+        self._steps += 1
+        probes = self._probes[handles]
+        if self._steps % LEARN_EVERY == 0:
+            self._learn(handles, batch.sampled)
+        if self._settings.policy == "class":
+            count = int(probes.sum())
+            probe, other = self._policy.lengths(count, size - count)
+            np.minimum(batch.limits, np.where(probes, probe, other), out=batch.limits, casting="unsafe")
+        probabilities = self._probabilities[:size]
+        self._index.draft(
+            self._requests[handles],
+            batch.rows,
+            batch.lengths,
+            batch.limits,
+            batch.tokens,
+            batch.drafts,
+            batch.counts,
+            probabilities,
+        )
+        if self._settings.policy == "token" and batch.counts.any():
+            calibrated = self._policy.calibrate(probabilities)
+            batch.counts[:] = self._policy.best_total(calibrated, batch.counts, probes)
+        self._drafted[handles] = batch.counts
+        self._predicted[handles] = probabilities
+        if self._client is not None and self._steps % SHARE_EVERY == 0:
+            for slot in handles.tolist():
+                self._share(self._texts[slot])
+        if self._steps % EXPIRE_EVERY == 0:
+            self._expire()
+
+    def close(self, handle: int) -> None:
+        """Hand over what is left of the chunk's text and free the handle; the text stays."""
+        text, self._texts[handle] = self._texts[handle], None
+        self._requests[handle] = NO_REQUEST
+        self._free.append(handle)
+        self._share(text)
+
+    def forget(self, group_id: str) -> None:
+        """Drop a group here; the servers drop it when no instance wants it any more."""
+        with self._lock:
+            group = self._groups.pop(group_id, None)
+        if group is None:
+            return
+        with suppress(DraftIndexError):  # gone for memory already
+            self._index.drop_group(group.handle)
+        if self._client is not None:
+            self._client.unregister_group(group_id)
+
+    def reset(self) -> None:
+        """Drop everything, here and, for this instance's part, on the servers."""
+        for group_id in list(self._groups):
+            self.forget(group_id)
+        self._index.clear()
+
+    def stats(self) -> dict[str, float]:
+        """Return the index's size and counters and the client's, prefixed by their part."""
+        index = self._index.stats()
+        figures = {f"index_{name}": float(getattr(index, name)) for name in INDEX_FIGURES}
+        if self._client is not None:
+            figures |= {f"client_{name}": float(value) for name, value in self._client.stats().items()}
+        return figures
+
+    def stop(self) -> None:
+        """End the client's thread."""
+        if self._client is not None:
+            self._client.stop()
+
+    def _text_of(self, job: ChunkJob) -> _Text:
+        """Return the request's text, opened now if it is new or its group was dropped meanwhile."""
+        group = self._groups.get(job.group_id)
+        if group is None:
+            return self._new_group(job)
+        text = group.texts.get(job.request_id)
+        try:
+            if text is None:
+                text = self._new_text(group, job.group_id, job.request_id)
+            else:
+                self._index.length(text.handle)
+            self._index.touch_group(group.handle, time.monotonic())
+            return text
+        except DraftIndexError:  # dropped for memory
+            return self._new_group(job)
+
+    def _new_group(self, job: ChunkJob) -> _Text:
+        prompt = np.array(job.token_ids[: job.prompt_tokens], np.int32)
+        ttl_s = self._settings.group_ttl_s
+        group = _Group(self._index.open_group(prompt, time.monotonic(), ttl_s))
+        with self._lock:
+            self._groups[job.group_id] = group
+        if self._client is not None:
+            self._client.register_group(job.group_id, ttl_s)
+        return self._new_text(group, job.group_id, job.request_id)
+
+    def _new_text(self, group: _Group, group_id: str, request_id: str) -> _Text:
+        text = _Text(group_id, request_id, self._index.open_request(group.handle))
+        with self._lock:
+            return group.texts.setdefault(request_id, text)
+
+    def _catch_up(self, job: ChunkJob, text: _Text) -> _Text:
+        """Append what the request wrote elsewhere; a text that differs is replaced: the chunk is right."""
+        response = np.array(job.token_ids[job.prompt_tokens :], np.int32)
+        try:
+            self._index.append(text.handle, 0, response)
+        except DraftIndexError:
+            group = self._groups[job.group_id]
+            with self._lock:
+                del group.texts[job.request_id]
+            text = self._new_text(group, job.group_id, job.request_id)
+            self._index.append(text.handle, 0, response)
+        text.shared = max(text.shared, len(response))  # whoever wrote it has shared it
+        if self._client is not None:
+            self._client.appended(text.group_id, text.request_id, text.shared, response[:0])
+        return text
+
+    def _learn(self, handles: Int32, sampled: Int32) -> None:
+        """Let the policy see what became of the drafts of the step just made."""
+        drafted = self._drafted[handles]
+        accepted = np.minimum(np.maximum(sampled - 1, 0), drafted)
+        verified = self._columns < drafted[:, None]
+        held = self._columns < accepted[:, None]
+        if self._settings.policy == "class":
+            self._policy.learn(verified.sum(axis=0).tolist(), held.sum(axis=0).tolist())
+        else:
+            self._policy.learn_probabilities(self._predicted[handles][verified], held[verified])
+
+    def _share(self, text: _Text | None) -> None:
+        """Give the client what the request has written since the last time."""
+        if self._client is None or text is None:
+            return
+        try:
+            written = self._index.length(text.handle)
+            if written > text.shared:
+                tokens = self._index.tokens(text.handle, text.shared, written)
+                self._client.appended(text.group_id, text.request_id, text.shared, tokens)
+                text.shared = written
+        except DraftIndexError:
+            pass  # dropped for memory; it will be opened anew
+
+    def _deliver(self, group_id: str, request_id: str, prev_token_count: int, tokens: Int32) -> None:
+        """Take in what another instance wrote; called on the client's thread."""
+        with self._lock:
+            group = self._groups.get(group_id)
+            text = group.texts.get(request_id) if group is not None else None
+        if group is None:
+            return
+        try:
+            if text is None:
+                text = self._new_text(group, group_id, request_id)
+            self._index.append(text.handle, prev_token_count, tokens)
+            text.shared = max(text.shared, prev_token_count + len(tokens))
+        except DraftIndexError:
+            pass  # it was dropped or replaced meanwhile: drafts are best effort
+
+    def _text(self, group_id: str, request_id: str, start: int, stop: int) -> Int32 | None:
+        """Return tokens that a server asks for again; called on the client's thread."""
+        with self._lock:
+            group = self._groups.get(group_id)
+            text = group.texts.get(request_id) if group is not None else None
+        if text is None:
+            return None
+        try:
+            return self._index.tokens(text.handle, start, min(stop, self._index.length(text.handle)))
+        except DraftIndexError:
+            return None
+
+    def _expire(self) -> None:
+        """Forget the groups that the index dropped because their time was over."""
+        gone = set(self._index.expire(time.monotonic()))
+        for group_id in [name for name, group in self._groups.items() if group.handle in gone]:
+            self.forget(group_id)

@@ -1,0 +1,70 @@
+"""Helpers for tests of the index: drafts without the bookkeeping of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer_grouped_spec._index import DraftIndex
+
+FOREVER = float("inf")
+
+
+def ids(*tokens: int) -> NDArray[np.int32]:
+    """Return tokens as the array that the index takes."""
+    return np.array(tokens, np.int32)
+
+
+@dataclass
+class Draft:
+    """One request's draft; ``parents`` of a path are a chain."""
+
+    tokens: list[int]
+    probabilities: list[float]
+    parents: list[int]
+
+    def paths(self) -> list[list[int]]:
+        """Return the tokens from the root to each node."""
+        paths: list[list[int]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append(([] if parent < 0 else paths[parent]) + [token])
+        return paths
+
+
+def draft(
+    index: DraftIndex,
+    items: Sequence[tuple[int, Sequence[int]]],
+    limit: int = 8,
+    *,
+    tree: bool = False,
+    top_k: int = 0,
+    max_depth: int = 0,
+    width: int | None = None,
+) -> list[Draft]:
+    """Draft for (request, whole text) pairs in one call."""
+    width = limit if width is None else width
+    size = len(items)
+    columns = max((len(text) for _, text in items), default=0) + 1
+    buffer = np.full((size + 1, columns), 10**9, np.int32)
+    rows = np.arange(size, 0, -1, dtype=np.int32)  # not in the batch's order
+    for row, (_, text) in zip(rows, items, strict=True):
+        buffer[row, : len(text)] = text
+    lengths = np.array([len(text) for _, text in items], np.int32)
+    limits = np.full(size, limit, np.int32)
+    out, parents = np.full((2, size, width), -7, np.int32)
+    probabilities, counts = np.zeros((size, width), np.float32), np.full(size, -7, np.int32)
+    handles = np.array([request for request, _ in items], np.int64)
+    if tree:
+        index.draft_trees(
+            handles, rows, lengths, limits, buffer, out, parents, counts, probabilities, top_k, max_depth
+        )
+    else:
+        index.draft(handles, rows, lengths, limits, buffer, out, counts, probabilities)
+        parents[:] = np.arange(width) - 1
+    return [
+        Draft(out[b, :n].tolist(), probabilities[b, :n].tolist(), parents[b, :n].tolist())
+        for b, n in enumerate(counts)
+    ]

@@ -1,0 +1,257 @@
+// The nanobind front.  Arrays are read through numpy's own C API: nine conversions per call would
+// cost more than a draft does.
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <numpy/arrayobject.h>
+
+#include "index.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace seer;
+
+namespace {
+
+[[noreturn]] void refuse(const char* name, const std::string& fact, const std::string& remedy) {
+  throw IndexError(std::string(name) + " " + fact + "; pass " + remedy);
+}
+
+// `object` as a C-contiguous numpy array of that type and rank, or an error that names it.
+PyArrayObject* array(nb::handle object, const char* name, int type, int rank, bool written = false) {
+  auto* found = reinterpret_cast<PyArrayObject*>(object.ptr());
+  const bool is_array = PyArray_Check(object.ptr());
+  if (is_array && PyArray_TYPE(found) == type && PyArray_NDIM(found) == rank && PyArray_IS_C_CONTIGUOUS(found) &&
+      PyArray_ISBEHAVED_RO(found) && (!written || PyArray_ISWRITEABLE(found))) {
+    return found;
+  }
+  const std::string wanted = "a C-contiguous numpy array of " + std::string(type == NPY_FLOAT32 ? "float32" : "int32") +
+                             " with " + std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions");
+  if (!is_array) refuse(name, "is a " + nb::cast<std::string>(object.type().attr("__name__")), wanted);
+  if (PyArray_TYPE(found) != type || PyArray_ISBYTESWAPPED(found)) {
+    nb::object dtype = nb::borrow(reinterpret_cast<PyObject*>(PyArray_DESCR(found)));
+    refuse(name, "holds " + nb::cast<std::string>(nb::str(dtype)), wanted);
+  }
+  if (PyArray_NDIM(found) != rank) {
+    refuse(name, "has rank " + std::to_string(PyArray_NDIM(found)), wanted);
+  }
+  if (!PyArray_IS_C_CONTIGUOUS(found) || !PyArray_ISALIGNED(found)) refuse(name, "is not contiguous", wanted);
+  refuse(name, "is read-only", "an array that can be written to");
+}
+
+template <class T>
+T* data(PyArrayObject* of) {
+  return static_cast<T*>(PyArray_DATA(of));
+}
+
+size_t dimension(PyArrayObject* of, int axis) { return size_t(PyArray_DIM(of, axis)); }
+
+// A 1-d array with at least `size` items.
+int32_t* vector(nb::handle object, const char* name, size_t size, bool written = false) {
+  PyArrayObject* found = array(object, name, NPY_INT32, 1, written);
+  if (dimension(found, 0) < size) {
+    refuse(name, "has " + std::to_string(dimension(found, 0)) + " items for " + std::to_string(size) + " requests",
+           "one item per request");
+  }
+  return data<int32_t>(found);
+}
+
+// A 2-d array with at least `batch.size` rows and exactly batch.out_columns columns.
+template <class T>
+T* matrix(nb::handle object, const char* name, const Batch& batch) {
+  PyArrayObject* found = array(object, name, sizeof(T) == 4 && T(0.5) != T(0) ? NPY_FLOAT32 : NPY_INT32, 2, true);
+  if (dimension(found, 0) < batch.size || dimension(found, 1) != batch.out_columns) {
+    refuse(name, "has shape (" + std::to_string(dimension(found, 0)) + ", " + std::to_string(dimension(found, 1)) + ")",
+           "(" + std::to_string(batch.size) + ", " + std::to_string(batch.out_columns) + "), as out is");
+  }
+  return data<T>(found);
+}
+
+Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle limits, nb::handle tokens,
+               nb::handle out, nb::handle counts, nb::handle probabilities) {
+  Batch batch;
+  const bool wide = PyArray_Check(requests.ptr()) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(requests.ptr())) == NPY_INT64;
+  PyArrayObject* handles = array(requests, "requests", wide ? NPY_INT64 : NPY_INT32, 1);
+  batch.size = dimension(handles, 0);
+  (wide ? reinterpret_cast<const void*&>(batch.requests64) : reinterpret_cast<const void*&>(batch.requests32)) =
+      PyArray_DATA(handles);
+  batch.rows = vector(rows, "rows", batch.size);
+  batch.lengths = vector(lengths, "lengths", batch.size);
+  batch.limits = vector(limits, "limits", batch.size);
+  PyArrayObject* buffer = array(tokens, "tokens", NPY_INT32, 2);
+  batch.tokens = data<int32_t>(buffer);
+  batch.token_rows = dimension(buffer, 0);
+  batch.token_columns = dimension(buffer, 1);
+  PyArrayObject* drafts = array(out, "out", NPY_INT32, 2, true);
+  batch.out_columns = dimension(drafts, 1);
+  batch.out = matrix<int32_t>(out, "out", batch);
+  batch.counts = vector(counts, "counts", batch.size, true);
+  batch.probabilities = matrix<float>(probabilities, "probabilities", batch);
+  return batch;
+}
+
+struct Tokens {  // a 1-d int32 array that stays alive while the GIL is released
+  nb::object owner;
+  const int32_t* data;
+  size_t size;
+  Tokens(nb::handle object, const char* name) : owner(nb::borrow(object)) {
+    PyArrayObject* found = array(object, name, NPY_INT32, 1);
+    data = ::data<int32_t>(found);
+    size = dimension(found, 0);
+  }
+};
+
+nb::object to_array(const std::vector<int32_t>& tokens) {
+  npy_intp size = npy_intp(tokens.size());
+  PyObject* made = PyArray_SimpleNew(1, &size, NPY_INT32);
+  if (!made) throw nb::python_error();
+  if (size) std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made)), tokens.data(), sizeof(int32_t) * tokens.size());
+  return nb::steal(made);
+}
+
+// A parameter within its range, or an error that names it.
+template <class T>
+T within(const char* name, T value, T least, T most) {
+  if (value >= least && value <= most) return value;  // false for NaN too
+  nb::object shown = nb::cast(value), from = nb::cast(least), to = nb::cast(most);
+  refuse(name, "is " + nb::cast<std::string>(nb::repr(shown)),
+         nb::cast<std::string>(nb::repr(from)) + " to " + nb::cast<std::string>(nb::repr(to)));
+}
+
+using Release = nb::gil_scoped_release;
+
+}  // namespace
+
+NB_MODULE(_index, m) {
+  if (_import_array() < 0) throw nb::python_error();
+  m.doc() = "The draft index of grouped speculative decoding, in C++.";
+  nb::exception<IndexError>(m, "DraftIndexError", nb::module_::import_("seer_core.errors").attr("SeerError"));
+
+  const Voting defaults;
+  nb::class_<Voting>(m, "Voting")
+      .def(
+          "__init__",
+          [](Voting* self, int lookup_min, int lookup_max, int gather, double min_probability, double escape,
+             double sibling_weight, double own_recency, double sibling_recency, double soft_match, double soft_far,
+             double common_weight, int common_gather, int common_lookup_min) {
+            Voting v;
+            v.lookup_min = within("lookup_min", lookup_min, 1, MAX_MATCH);
+            v.lookup_max = within("lookup_max", lookup_max, v.lookup_min, MAX_MATCH);
+            v.gather = within("gather", gather, 1, MAX_GATHER);
+            v.min_probability = float(within("min_probability", min_probability, 0.0, 1.0));
+            v.escape = float(within("escape", escape, 1e-3, 1e3));
+            v.sibling_weight = float(within("sibling_weight", sibling_weight, 0.0, 1e3));
+            v.own_recency = float(within("own_recency", own_recency, 0.0, 10.0));
+            v.sibling_recency = float(within("sibling_recency", sibling_recency, 0.0, 10.0));
+            v.soft_match = float(within("soft_match", soft_match, 0.0, 2.0));
+            v.soft_far = float(within("soft_far", soft_far, 0.0, 2.0));
+            v.common_weight = float(within("common_weight", common_weight, 0.0, 1e3));
+            v.common_gather = within("common_gather", common_gather, 0, MAX_GATHER);
+            v.common_lookup_min = within("common_lookup_min", common_lookup_min, 2, MAX_MATCH);
+            new (self) Voting(v);
+          },
+          nb::kw_only(), "lookup_min"_a = defaults.lookup_min, "lookup_max"_a = defaults.lookup_max,
+          "gather"_a = defaults.gather, "min_probability"_a = 0.0, "escape"_a = nb::cast(defaults.escape),
+          "sibling_weight"_a = nb::cast(defaults.sibling_weight), "own_recency"_a = nb::cast(defaults.own_recency),
+          "sibling_recency"_a = nb::cast(defaults.sibling_recency), "soft_match"_a = nb::cast(defaults.soft_match),
+          "soft_far"_a = nb::cast(defaults.soft_far),
+          "common_weight"_a = nb::cast(defaults.common_weight), "common_gather"_a = defaults.common_gather,
+          "common_lookup_min"_a = defaults.common_lookup_min)
+      .def_ro("lookup_min", &Voting::lookup_min)
+      .def_ro("lookup_max", &Voting::lookup_max)
+      .def_ro("gather", &Voting::gather)
+      .def_ro("min_probability", &Voting::min_probability)
+      .def_ro("escape", &Voting::escape)
+      .def_ro("sibling_weight", &Voting::sibling_weight)
+      .def_ro("own_recency", &Voting::own_recency)
+      .def_ro("sibling_recency", &Voting::sibling_recency)
+      .def_ro("soft_match", &Voting::soft_match)
+      .def_ro("soft_far", &Voting::soft_far)
+      .def_ro("common_weight", &Voting::common_weight)
+      .def_ro("common_gather", &Voting::common_gather)
+      .def_ro("common_lookup_min", &Voting::common_lookup_min);
+
+  nb::class_<Stats>(m, "IndexStats")
+      .def_ro("tokens", &Stats::tokens)
+      .def_ro("bytes", &Stats::bytes)
+      .def_ro("groups", &Stats::groups)
+      .def_ro("requests", &Stats::requests)
+      .def_ro("common_tokens", &Stats::common_tokens)
+      .def_ro("bytes_leaving", &Stats::bytes_leaving)
+      .def_ro("dropped_for_memory", &Stats::dropped_for_memory)
+      .def_ro("dropped_by_ttl", &Stats::dropped_by_ttl)
+      .def_ro("drafts", &Stats::drafts)
+      .def_ro("stale", &Stats::stale)
+      .def_ro("mismatched", &Stats::mismatched)
+      .def_ro("unstored", &Stats::unstored);
+
+  nb::class_<DraftIndex>(m, "DraftIndex")
+      .def(
+          "__init__",
+          [](DraftIndex* self, int64_t memory_bytes, const Voting& voting, int64_t common_bytes) {
+            within<int64_t>("memory_bytes", memory_bytes, DraftIndex::LEAST_MEMORY, int64_t(1) << 48);
+            within<int64_t>("common_bytes", common_bytes, 0, int64_t(1) << 34);
+            new (self) DraftIndex(size_t(memory_bytes), size_t(common_bytes), voting);
+          },
+          "memory_bytes"_a = int64_t(1) << 30, nb::kw_only(), "voting"_a = Voting(), "common_bytes"_a = int64_t(1) << 25)
+      .def_prop_ro("voting", &DraftIndex::voting)
+      .def(
+          "open_group",
+          [](DraftIndex& self, nb::handle prompt, double now_s, double ttl_s) {
+            Tokens tokens(prompt, "prompt");
+            Release release;
+            return self.open_group(tokens.data, tokens.size, now_s, ttl_s);
+          },
+          "prompt"_a, "now_s"_a, "ttl_s"_a)
+      .def("touch_group", &DraftIndex::touch_group, "group"_a, "now_s"_a, nb::call_guard<Release>())
+      .def("drop_group", &DraftIndex::drop_group, "group"_a, nb::call_guard<Release>())
+      .def("expire", &DraftIndex::expire, "now_s"_a, nb::call_guard<Release>())
+      .def("clear", &DraftIndex::clear, nb::call_guard<Release>())
+      .def("open_request", &DraftIndex::open_request, "group"_a, nb::call_guard<Release>())
+      .def(
+          "append",
+          [](DraftIndex& self, Handle request, int64_t prev_token_count, nb::handle tokens) {
+            Tokens added(tokens, "tokens");
+            Release release;
+            self.append(request, prev_token_count, added.data, added.size);
+          },
+          "request"_a, "prev_token_count"_a, "tokens"_a)
+      .def("length", &DraftIndex::length, "request"_a, nb::call_guard<Release>())
+      .def(
+          "tokens",
+          [](const DraftIndex& self, Handle request, int64_t start, int64_t stop) {
+            std::vector<int32_t> found;
+            {
+              Release release;
+              found = self.tokens(request, start, stop);
+            }
+            return to_array(found);
+          },
+          "request"_a, "start"_a, "stop"_a)
+      .def("close_request", &DraftIndex::close_request, "request"_a, nb::call_guard<Release>())
+      .def(
+          "draft",
+          [](DraftIndex& self, nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle limits,
+             nb::handle tokens, nb::handle out, nb::handle counts, nb::handle probabilities) {
+            const Batch batch = batch_of(requests, rows, lengths, limits, tokens, out, counts, probabilities);
+            Release release;
+            self.draft(batch);
+          },
+          "requests"_a, "rows"_a, "lengths"_a, "limits"_a, "tokens"_a, "out"_a, "counts"_a, "probabilities"_a)
+      .def(
+          "draft_trees",
+          [](DraftIndex& self, nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle max_nodes,
+             nb::handle tokens, nb::handle out, nb::handle parents, nb::handle counts, nb::handle probabilities,
+             int top_k, int max_depth) {
+            Batch batch = batch_of(requests, rows, lengths, max_nodes, tokens, out, counts, probabilities);
+            batch.parents = matrix<int32_t>(parents, "parents", batch);
+            within("top_k", top_k, 0, 1 << 30);
+            within("max_depth", max_depth, 0, 1 << 30);
+            Release release;
+            self.draft_trees(batch, {top_k, max_depth});
+          },
+          "requests"_a, "rows"_a, "lengths"_a, "max_nodes"_a, "tokens"_a, "out"_a, "parents"_a, "counts"_a,
+          "probabilities"_a, "top_k"_a = 0, "max_depth"_a = 0)
+      .def("stats", &DraftIndex::stats, nb::call_guard<Release>());
+}

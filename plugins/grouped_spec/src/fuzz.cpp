@@ -1,0 +1,209 @@
+// Random operations, malformed ones among them, from a seed, under AddressSanitizer and UBSan.
+//
+//   draft_index_fuzz SECONDS [SEED]
+//
+// Every buffer is a heap allocation of its exact size, so that reading or writing one item too many is
+// caught.  Beside that: counts within limits, drafts only of tokens that were ever passed in.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "index.hpp"
+
+namespace {
+
+using namespace seer;
+
+std::mt19937_64 chance;
+
+int64_t below(int64_t n) { return n <= 0 ? 0 : int64_t(chance() % uint64_t(n)); }
+bool one_in(int n) { return below(n) == 0; }
+
+void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "violated: %s\n", what);
+  std::abort();
+}
+
+std::vector<int32_t> random_tokens(int64_t most, int32_t kinds) {
+  std::vector<int32_t> tokens(static_cast<size_t>(below(most)));
+  for (int32_t& token : tokens) token = one_in(5000) ? -int32_t(below(9)) : int32_t(below(kinds));
+  return tokens;
+}
+
+int32_t malformed() {
+  const int32_t choices[] = {-1, -2, INT32_MIN, INT32_MAX, 1 << 20, 65536, 0};
+  return choices[below(7)];
+}
+
+struct Known {
+  Handle group;
+  std::vector<int32_t> prompt;
+  std::vector<Handle> requests;
+};
+
+Handle some_request(const std::vector<Known>& groups, const Known** of) {
+  *of = nullptr;
+  if (groups.empty() || one_in(20)) return Handle(chance());
+  const Known& group = groups[size_t(below(int64_t(groups.size())))];
+  if (group.requests.empty()) return Handle(below(1 << 20));
+  *of = &group;
+  return group.requests[size_t(below(int64_t(group.requests.size())))];
+}
+
+void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
+  const size_t size = size_t(below(20)), rows = size_t(below(20)) + 1, columns = size_t(below(700));
+  const size_t width = size_t(below(40)) + 1;
+  std::vector<int64_t> requests(size);
+  std::vector<int32_t> at(size), lengths(size), limits(size), counts(size), tokens(rows * columns);
+  std::vector<int32_t> out(size * width), parents(size * width);
+  std::vector<float> probabilities(size * width);
+  for (int32_t& token : tokens) token = int32_t(below(kinds));
+  for (size_t b = 0; b < size; b++) {
+    const Known* group;
+    requests[b] = some_request(groups, &group);
+    at[b] = int32_t(below(int64_t(rows)));
+    limits[b] = int32_t(below(50));
+    lengths[b] = int32_t(below(int64_t(columns) + 1));
+    if (group) {  // a row that goes on from what is stored, if it fits
+      try {
+        std::vector<int32_t> text = group->prompt;
+        const std::vector<int32_t> stored = index.tokens(requests[b], 0, index.length(requests[b]));
+        text.insert(text.end(), stored.begin(), stored.end());
+        if (text.size() <= columns) {
+          std::copy(text.begin(), text.end(), tokens.begin() + std::ptrdiff_t(size_t(at[b]) * columns));
+          lengths[b] = int32_t(text.size()) + int32_t(below(int64_t(columns - text.size()) + 1));
+        }
+      } catch (const IndexError&) {
+      }
+    }
+    if (one_in(400)) at[b] = malformed();
+    if (one_in(400)) lengths[b] = malformed();
+    if (one_in(400)) limits[b] = malformed();
+  }
+  if (!tokens.empty() && one_in(10)) tokens[size_t(below(int64_t(tokens.size())))] = malformed();
+  Batch batch;
+  batch.size = size;
+  batch.requests64 = requests.data();
+  batch.rows = at.data(), batch.lengths = lengths.data(), batch.limits = limits.data();
+  batch.tokens = tokens.data(), batch.token_rows = rows, batch.token_columns = columns;
+  batch.out = out.data(), batch.probabilities = probabilities.data(), batch.out_columns = width;
+  batch.counts = counts.data();
+  if (one_in(2)) {
+    index.draft(batch);
+  } else {
+    batch.parents = parents.data();
+    index.draft_trees(batch, {int(below(4)), int(below(6))});
+  }
+  for (size_t b = 0; b < size; b++) {
+    require(counts[b] >= 0 && counts[b] <= limits[b] && size_t(counts[b]) <= width, "counts within limits");
+    for (size_t i = b * width; i < b * width + size_t(counts[b]); i++) {
+      require(out[i] >= 0, "drafted tokens are tokens");
+      require(probabilities[i] >= 0 && probabilities[i] <= 1.0001f, "probabilities are probabilities");
+      if (batch.parents) require(parents[i] >= -1 && size_t(parents[i] + 1) <= i - b * width, "parents come first");
+    }
+  }
+}
+
+void step(DraftIndex& index, std::vector<Known>& groups, int32_t kinds, double& now) {
+  const Known* group;
+  switch (below(16)) {
+    case 0: {
+      const std::vector<int32_t> prompt = random_tokens(300, kinds);
+      groups.push_back({index.open_group(prompt.data(), prompt.size(), now, double(below(500))), prompt, {}});
+      break;
+    }
+    case 1:
+    case 2:
+      if (!groups.empty()) {
+        Known& chosen = groups[size_t(below(int64_t(groups.size())))];
+        chosen.requests.push_back(index.open_request(chosen.group));
+      }
+      break;
+    case 3:
+      if (one_in(4)) index.close_request(some_request(groups, &group));
+      break;
+    case 4:
+      if (one_in(4) && !groups.empty()) index.drop_group(groups[size_t(below(int64_t(groups.size())))].group);
+      break;
+    case 5:
+      now += double(below(20));
+      index.expire(now);
+      if (one_in(50)) index.clear();
+      if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 20);
+      break;
+    case 6: {
+      const Handle request = some_request(groups, &group);
+      index.tokens(request, below(50) - 5, below(50));
+      break;
+    }
+    case 7:
+    case 8:
+    case 9:
+    case 10: {
+      const Handle request = some_request(groups, &group);
+      const std::vector<int32_t> tokens = random_tokens(one_in(10) ? 4000 : 80, kinds);
+      int64_t before = group ? index.length(request) : 0;
+      if (one_in(20)) before += below(7) - 3;
+      if (one_in(100)) before = malformed();
+      index.append(request, before, tokens.data(), tokens.size());
+      break;
+    }
+    default:
+      draft(index, groups, kinds);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 2) return std::fprintf(stderr, "usage: draft_index_fuzz SECONDS [SEED]\n"), 2;
+  const double seconds = std::atof(arguments[1]);
+  const uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
+  const auto start = std::chrono::steady_clock::now();
+  const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  uint64_t operations = 0, refused = 0;
+  for (uint64_t round = 0; spent() < seconds; round++) {
+    chance.seed(seed + round);
+    Voting voting;
+    voting.gather = int(below(MAX_GATHER)) + 1;
+    voting.lookup_min = int(below(5)) + 1;
+    voting.lookup_max = voting.lookup_min + int(below(MAX_MATCH + 1 - voting.lookup_min));
+    voting.min_probability = one_in(2) ? 0.0f : 0.1f;
+    voting.common_weight = one_in(3) ? 0.0f : 0.1f;
+    DraftIndex index(size_t(1) << (20 + below(4)), size_t(1) << (10 + below(12)), voting);
+    std::vector<Known> groups;
+    const int32_t kinds = one_in(3) ? INT32_MAX : int32_t(below(60)) + 1;
+    double now = 0;
+    // Half of the rounds append from a second thread; its errors do not matter, its races would.
+    std::atomic<bool> over{false};
+    std::thread second;
+    if (one_in(2)) {
+      second = std::thread([&index, &over] {
+        const std::vector<int32_t> tokens(600, 7);
+        for (int64_t i = 0; !over; i++) {
+          try {
+            const Handle request = i % 64;
+            index.append(request, index.length(request), tokens.data(), tokens.size());
+          } catch (const IndexError&) {
+          }
+          std::this_thread::yield();
+        }
+      });
+    }
+    for (int i = 0; i < 1500; i++, operations++) {
+      try {
+        step(index, groups, kinds, now);
+      } catch (const IndexError&) {
+        refused++;
+      }
+    }
+    const Stats stats = index.stats();
+    require(stats.bytes <= size_t(1) << 24, "memory is bounded");
+    over = true;
+    if (second.joinable()) second.join();
+  }
+  std::printf("%llu operations, %llu refused\n", (unsigned long long)operations, (unsigned long long)refused);
+}

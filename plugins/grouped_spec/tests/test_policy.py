@@ -1,0 +1,324 @@
+"""The draft-length policy: against brute force, against the paper's formula, and against bad luck."""
+
+from itertools import accumulate, product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from seer_grouped_spec.policy import EXPLORE_EVERY, EXPLORE_SHARE, Calibration, MarginalBenefit
+
+from seer_core.drafting import DraftPolicy, StepTimes
+
+FLAT = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
+STEEP = StepTimes((1, 64), (0, 8), ((1.0, 9.0), (64.0, 576.0)))
+# A small model in vLLM on one CPU thread: T(B, gamma) in ms.
+MEASURED = StepTimes(
+    (1, 8, 32),
+    (0, 2, 4, 8),
+    ((2.5, 2.5, 2.6, 2.7), (2.6, 3.4, 4.0, 5.6), (5.1, 9.1, 11.8, 17.4)),
+)
+
+
+def taught(step_times, beta, longest=None, **more):
+    """Return a policy that has seen so many drafts that it believes ``beta``."""
+    policy = MarginalBenefit(step_times, len(beta) if longest is None else longest, refresh=1, **more)
+    for _ in range(20):
+        policy.learn([1e4] * len(beta), [1e4 * share for share in beta])
+    return policy
+
+
+def speed(step_times, beta, probes, others, lengths, factor=1.0):
+    gained = [0.0, *accumulate(beta)]
+    batch = probes + others
+    drafts = (probes * lengths[0] + others * lengths[1]) / batch
+    tokens = probes * factor * (1 + gained[lengths[0]]) + others * (1 + gained[lengths[1]])
+    return tokens / step_times.at(batch, drafts)
+
+
+def paper_lengths(step_times, beta, probes, others, longest, factor):
+    """Algorithm 1 as printed: constant acceptance, a budget, benefits that are differences of beta."""
+    batch = probes + others
+    a = beta[0]
+    t_sd = [
+        step_times.at(batch, g) * (1 - a) / (1 - a ** (g + 1)) if a < 1 else step_times.at(batch, g) / (g + 1)
+        for g in range(longest + 1)
+    ]
+    best = min(range(longest + 1), key=lambda g: (t_sd[g], g))
+    budget = best * batch
+    if best == 0 or budget < probes:
+        return 0, 0
+    at = [1.0, *beta, 0.0]
+    ours, theirs, budget = int(probes > 0), 0, budget - probes
+    while True:
+        our_gain = probes * (at[ours] - at[ours + 1])
+        their_gain = others * (at[theirs] - at[theirs + 1])
+        if our_gain > factor * their_gain and ours < longest and probes <= budget:
+            ours, budget = ours + 1, budget - probes
+        elif others and theirs < longest and others <= budget:
+            theirs, budget = theirs + 1, budget - others
+        else:
+            return ours, theirs
+
+
+betas = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4).map(lambda falls: list(accumulate(falls, min)))
+
+
+@st.composite
+def step_times(draw):
+    """Any profile in which neither a larger batch nor a longer draft is faster."""
+    batch, drafts = (1, 4, 16), (0, 1, 4)
+    cells = draw(st.lists(st.floats(0.0, 2.0), min_size=9, max_size=9))
+    rises = np.array(cells).reshape(3, 3)
+    rises[0, 0] += 0.1
+    seconds = rises.cumsum(0).cumsum(1)
+    return StepTimes(batch, drafts, tuple(map(tuple, seconds.tolist())))
+
+
+def test_it_satisfies_the_port():
+    policy: DraftPolicy = MarginalBenefit(FLAT)
+    assert policy.lengths(1, 1) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_draft_tokens": -1}, {"priority_factor": 0.5}, {"refresh": 0}, {"priority_factor": np.nan}]
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MarginalBenefit(FLAT, **wrong)
+
+
+@given(step_times(), betas, st.integers(0, 9), st.integers(0, 9), st.sampled_from([1.0, 2.0, 10.0]))
+def test_drafts_are_never_slower_than_none_and_probes_come_first(times, beta, probes, others, factor):
+    assume(probes + others)
+    policy = taught(times, beta, priority_factor=factor)
+    ours, theirs = lengths = policy.lengths(probes, others)
+    assert min(lengths) >= 0
+    assert max(lengths) <= len(beta)
+    assert ours >= theirs or not probes
+    plain = policy.tokens_per_s(probes, others, (0, 0))
+    assert policy.tokens_per_s(probes, others, lengths) >= plain
+    assert lengths == (0, 0) or policy.tokens_per_s(probes, others, lengths) > 1.02 * plain
+    assert lengths == taught(times, beta, priority_factor=factor).lengths(probes, others)
+
+
+@given(step_times(), betas, st.integers(0, 9), st.integers(0, 9), st.sampled_from([1.0, 2.0]))
+def test_lengths_are_the_optimum_by_brute_force(times, beta, probes, others, factor):
+    assume(probes + others)
+    policy = taught(times, beta, priority_factor=factor, least_gain=0.0)
+    known = policy.acceptance
+    pairs = [
+        pair
+        for pair in product(range(len(beta) + 1 if probes else 1), range(len(beta) + 1 if others else 1))
+        if (pair[0] >= pair[1] or not probes)
+        and speed(times, known, probes, others, pair) > speed(times, known, probes, others, (0, 0))
+    ]
+    found = speed(times, known, probes, others, policy.lengths(probes, others), factor)
+    best = max((speed(times, known, probes, others, pair, factor) for pair in pairs), default=None)
+    if best is not None:
+        assert found == pytest.approx(best, rel=1e-9)
+
+
+@given(step_times(), st.floats(0.0, 0.98), st.floats(0.0, 0.98), st.integers(1, 20))
+def test_more_acceptance_never_means_shorter_drafts(times, one, other, batch):
+    low, high = sorted((one, other))
+    assume(high - low > 1e-6)
+    shorter, longer = (
+        taught(times, [a**j for j in range(1, 5)], least_gain=0.0).lengths(0, batch)[1] for a in (low, high)
+    )
+    assert shorter <= longer
+
+
+def test_speculation_is_off_where_nothing_is_accepted_and_where_steps_grow_with_tokens():
+    assert taught(FLAT, [0.0] * 8).lengths(2, 6) == (0, 0)
+    assert taught(STEEP, [0.9**j for j in range(1, 9)]).lengths(8, 56) == (0, 0)
+
+
+def test_speculation_is_on_where_drafts_are_free():
+    assert taught(FLAT, [0.5**j for j in range(1, 9)]).lengths(2, 6) == (8, 8)
+
+
+def test_measured_steps_give_long_drafts_in_the_tail_and_none_in_a_full_batch():
+    policy = taught(MEASURED, [0.35**j for j in range(1, 9)])
+    alone, some, full = (policy.lengths(0, batch)[1] for batch in (1, 8, 32))
+    assert alone > 2
+    assert 0 < some < alone
+    assert full == 0
+
+
+def test_a_probe_gets_a_longer_draft_than_the_others():
+    ours, theirs = taught(MEASURED, [0.6**j for j in range(1, 9)], priority_factor=4.0).lengths(1, 11)
+    assert ours > theirs
+
+
+def test_the_printed_algorithm_is_never_faster_and_prefers_the_larger_class():
+    beta = [0.6**j for j in range(1, 9)]
+    policy = taught(MEASURED, beta, priority_factor=1.0, least_gain=0.0)
+    reversed_somewhere = False
+    for probes, others in product(range(1, 9), range(1, 9)):
+        printed = paper_lengths(MEASURED, beta, probes, others, 8, 1.0)
+        mine = policy.lengths(probes, others)
+        reversed_somewhere |= printed[0] < printed[1]
+        if printed[0] >= printed[1]:
+            assert policy.tokens_per_s(probes, others, mine) >= policy.tokens_per_s(probes, others, printed)
+    assert reversed_somewhere
+
+
+def test_the_cost_of_drafting_counts():
+    assert taught(FLAT, [0.5] * 4, draft_s=1e-3).lengths(0, 8) != (0, 0)
+    assert taught(FLAT, [0.5] * 4, draft_s=1.0).lengths(0, 8) == (0, 0)
+
+
+def test_nothing_to_run_or_to_draft_is_no_speculation():
+    assert MarginalBenefit(FLAT).lengths(0, 0) == (0, 0)
+    assert MarginalBenefit(FLAT, 0).lengths(3, 3) == (0, 0)
+    nothing = MarginalBenefit(FLAT, 0).best_total(np.ones((2, 4)), np.full(2, 4, np.int32))
+    assert nothing.tolist() == [0, 0]
+
+
+def test_acceptance_is_learnt_forgotten_and_falls_with_position():
+    policy = taught(FLAT, [0.9, 0.8, 0.1])
+    assert policy.acceptance == pytest.approx((0.9, 0.8, 0.1), abs=0.03)
+    for _ in range(100):
+        policy.learn([32.0], [3.2])
+    first, second, third = policy.acceptance
+    assert first == pytest.approx(0.1, abs=0.02)
+    # Positions no longer drafted fall back on the one before.
+    assert second == pytest.approx(first**2, abs=0.02)
+    assert third <= second
+
+
+def test_what_is_learnt_shows_after_so_many_calls():
+    policy = MarginalBenefit(FLAT, 2, refresh=4)
+    before = policy.acceptance
+    for _ in range(3):
+        policy.learn([1000.0] * 2, [1000.0] * 2)
+    assert policy.acceptance == before
+    policy.learn([], [])
+    assert policy.acceptance[0] > 0.9
+
+
+def test_being_off_is_left_again_at_a_bounded_cost():
+    policy = taught(MEASURED, [0.0] * 4)
+    asked = [policy.lengths(1, 3) for _ in range(EXPLORE_EVERY * 50)]
+    explored = [lengths for lengths in asked if lengths != (0, 0)]
+    assert set(explored) == {(1, 1)}
+    plain, drafted = MEASURED.at(4, 0), MEASURED.at(4, 1)
+    assert len(explored) * (drafted - plain) <= EXPLORE_SHARE * len(asked) * plain
+    steps = 0
+    while policy.lengths(1, 3) in ((0, 0), (1, 1)):
+        steps += 1
+        policy.learn([4.0], [3.6])
+        assert steps < 10_000
+
+
+def test_exploring_is_spared_where_drafts_could_never_pay():
+    policy = taught(STEEP, [0.0] * 8)
+    assert {policy.lengths(0, 64) for _ in range(10_000)} == {(0, 0)}
+
+
+# The best of all drafted tokens.
+
+
+@st.composite
+def candidates(draw):
+    size, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    rows = draw(
+        st.lists(
+            st.lists(st.floats(0, 1, width=32), min_size=width, max_size=width), min_size=size, max_size=size
+        )
+    )
+    falling = np.minimum.accumulate(np.array(rows, np.float32), axis=1)
+    counts = draw(st.lists(st.integers(0, width), min_size=size, max_size=size))
+    return falling, np.array(counts, np.int32)
+
+
+@given(step_times(), candidates())
+def test_the_best_tokens_of_a_batch_are_the_optimum_by_brute_force(times, candidates):
+    chances, counts = candidates
+    batch = len(counts)
+    policy = MarginalBenefit(times, 4, priority_factor=1.0, least_gain=0.0)
+
+    def rate(taken):
+        tokens = batch + sum(float(chances[row, :n].sum()) for row, n in enumerate(taken))
+        return tokens / times.at(batch, sum(taken) / batch)
+
+    chosen = policy.best_total(chances, counts)
+    assert chosen.dtype == np.int32
+    assert (chosen <= counts).all()
+    best = max(rate(taken) for taken in product(*(range(n + 1) for n in counts.tolist())))
+    assert rate(chosen.tolist()) == pytest.approx(best, rel=1e-5)
+    again = MarginalBenefit(times, 4, priority_factor=1.0, least_gain=0.0).best_total(chances, counts)
+    assert again.tolist() == chosen.tolist()
+
+
+def test_equal_tokens_go_to_the_earlier_request():
+    cliff = StepTimes((1, 4), (0, 1, 2), ((1.0, 1.0, 9.0), (1.0, 1.0, 9.0)))
+    chances = np.full((4, 2), 0.5, np.float32)
+    chosen = MarginalBenefit(cliff).best_total(chances, np.full(4, 2, np.int32))
+    assert chosen.tolist() == [2, 2, 0, 0]
+
+
+def test_probes_come_first_though_their_tokens_are_as_likely():
+    cliff = StepTimes((1, 4), (0, 1, 2), ((1.0, 1.0, 9.0), (1.0, 1.0, 9.0)))
+    chances = np.full((4, 2), 0.5, np.float32)
+    probes = np.array([False, False, False, True])
+    chosen = MarginalBenefit(cliff).best_total(chances, np.full(4, 2, np.int32), probes)
+    assert chosen.tolist() == [2, 0, 0, 2]
+
+
+def test_poor_candidates_are_left_out_but_for_a_look_now_and_then():
+    policy = MarginalBenefit(MEASURED)
+    chances, counts = np.full((4, 3), 0.001, np.float32), np.array([3, 3, 0, 3], np.int32)
+    chosen = [policy.best_total(chances, counts).tolist() for _ in range(EXPLORE_EVERY)]
+    assert all(not any(row) for row in chosen[:-1])
+    pause = policy._least_pause(4)
+    chosen += [policy.best_total(chances, counts).tolist() for _ in range(pause - EXPLORE_EVERY)]
+    assert chosen[-1] == [1, 1, 0, 1]
+
+
+def test_a_draft_longer_than_allowed_is_cut():
+    chosen = MarginalBenefit(FLAT, 2).best_total(np.ones((3, 5), np.float32), np.full(3, 5, np.int32))
+    assert chosen.tolist() == [2, 2, 2]
+
+
+# Calibration.
+
+
+def test_predictions_are_taken_at_their_word_at_first():
+    chances = np.linspace(0, 1, 33)
+    assert MarginalBenefit(FLAT).calibrate(chances) == pytest.approx(chances, abs=1e-9)
+
+
+def test_predictions_twice_too_high_are_halved():
+    policy = MarginalBenefit(FLAT, refresh=1)
+    predicted = np.tile(np.linspace(0.02, 0.98, 49), 40)
+    outcome = np.arange(predicted.size) * 0.618034 % 1 < predicted / 2
+    for _ in range(10):
+        policy.learn_probabilities(predicted, outcome)
+    chances = np.array([0.2, 0.5, 0.8])
+    assert policy.calibrate(chances) == pytest.approx(chances / 2, abs=0.08)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=60), st.integers(1, 30))
+def test_calibration_keeps_the_order_and_stays_a_probability(verdicts, times):
+    calibration = Calibration(refresh=1)
+    for _ in range(times):
+        calibration.learn(np.array([p for p, _ in verdicts]), np.array([a for _, a in verdicts], bool))
+    worth = calibration.calibrate(np.linspace(0, 1, 101))
+    assert (np.diff(worth) >= -1e-12).all()
+    assert worth.min() >= 0
+    assert worth.max() <= 1
+
+
+def test_wrong_predictions_soon_cost_nothing():
+    policy = MarginalBenefit(MEASURED)
+    boast, counts = np.full((8, 4), 0.9, np.float32), np.full(8, 4, np.int32)
+    verified = 0
+    for _ in range(400):
+        chosen = policy.best_total(policy.calibrate(boast), counts)
+        total = int(chosen.sum())
+        verified += total
+        policy.learn_probabilities(np.full(total, 0.9), np.zeros(total, bool))
+    # All 32 of each step for 16 steps; then a look now and then.
+    assert verified < 32 * 16 + 8 * 400 / EXPLORE_EVERY + 1

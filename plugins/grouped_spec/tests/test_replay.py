@@ -1,0 +1,176 @@
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from seer_grouped_spec.cli import replay_command
+from seer_grouped_spec.replay import Recording, ReplayError, load, replay
+
+RNG = np.random.default_rng(0)
+
+
+def recordings(groups=3, responses=4, tokens=60):
+    made = []
+    for group in range(groups):
+        base = RNG.permutation(1_000).astype(np.int32)[:tokens] + 1_000 * group
+        made.append(Recording(f"g{group}", base[:3], tuple(base[3:].copy() for _ in range(responses))))
+    return made
+
+
+def rates(rows):
+    return {row.siblings: row.acceptance_length for row in rows}
+
+
+def test_a_text_that_a_sibling_wrote_is_accepted_whole():
+    rows = replay(recordings(), (0, 1, 3), draft_tokens=8)
+    assert rates(rows) == {0: 1.0, 1: pytest.approx(57 / 7), 3: pytest.approx(57 / 7)}
+    assert rows[0].drafted_per_step == 0.0
+    assert [(row.groups, row.responses, row.tokens) for row in rows] == [(3, 12, 12 * 57)] * 3
+
+
+def test_paths_and_trees_of_the_same_text_accept_as_much():
+    made = recordings()
+    assert rates(replay(made, (2,), 8)) == rates(replay(made, (2,), 1, tree_nodes=8))
+
+
+def test_live_siblings_in_lock_step_foresee_only_what_is_behind_them():
+    assert rates(replay(recordings(), ("live",))) == {"live": 1.0}
+    staggered = [Recording("g", r.prompt, (r.responses[0], r.responses[0][5:])) for r in recordings()]
+    (row,) = replay(staggered, ("live",))
+    assert row.tokens - row.steps == 3 * 5  # the lead of each second response, once
+
+
+def test_the_control_takes_other_prompts_responses():
+    assert rates(replay(recordings(), (2,), control=True)) == {2: 1.0}
+
+
+def test_text_of_other_groups_drafts_through_the_common_index():
+    made = recordings(groups=1) + [Recording("h", r.prompt[:0], r.responses) for r in recordings(groups=1)]
+    same = [made[0], Recording("copy", made[0].prompt, made[0].responses)]
+    assert rates(replay(same, (0,)))[0] == 1.0
+    assert rates(replay(same, (0,), common=1))[0] > 5
+
+
+def test_a_filter_drafts_less():
+    made = [Recording("g", np.zeros(0, np.int32), tuple(RNG.integers(0, 4, (4, 200)).astype(np.int32)))]
+    whole, cut = (replay(made, (3,), 8, min_probability=floor)[0] for floor in (0.0, 0.5))
+    assert cut.drafted_per_step < whole.drafted_per_step
+    assert cut.accepted_share > whole.accepted_share
+
+
+def test_more_siblings_than_there_are_is_an_error_and_smaller_groups_are_left_out():
+    made = [*recordings(groups=1, responses=2), *recordings(groups=1, responses=4)]
+    assert replay(made, (3,))[0].groups == 1
+    with pytest.raises(ReplayError, match="siblings=4: no group has so many; the largest has 4 responses"):
+        replay(made, (4,))
+
+
+def test_npz_json_lines_and_completions_give_the_same_responses(tmp_path):
+    texts = {("a", -1): [1, 2], ("a", 0): [3, 4, 5], ("a", 1): [3, 4], ("b", -1): [9], ("b", 0): [8]}
+    arrays = {
+        "tokens": np.array([t for text in texts.values() for t in text], np.uint16),
+        "offsets": np.cumsum([0, *(len(text) for text in texts.values())]),
+        "group": np.array([group for group, _ in texts]),
+        "response": np.array([number for _, number in texts]),
+    }
+    np.savez(tmp_path / "r.npz", **arrays)
+    lines = [
+        {"group": "a", "prompt_token_ids": [1, 2], "responses": [[3, 4, 5], [3, 4]]},
+        {"group": "b", "prompt_token_ids": [9], "responses": [[8]]},
+    ]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    completions = [
+        {"group_id": group, "index": number, "token_ids": text, "finish_reason": "stop"}
+        for (group, number), text in reversed(texts.items())
+        if number >= 0
+    ]
+    (tmp_path / "completions.jsonl").write_text("\n".join(map(json.dumps, completions)) + "\n\n")
+    for name in ("r.npz", "r.jsonl", "completions.jsonl"):
+        read = {r.group: [text.tolist() for text in r.responses] for r in load(tmp_path / name)}
+        assert read == {"a": [[3, 4, 5], [3, 4]], "b": [[8]]}
+        prompts = {r.group: r.prompt.tolist() for r in load(tmp_path / name)}
+        assert prompts == ({"a": [], "b": []} if name == "completions.jsonl" else {"a": [1, 2], "b": [9]})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 is not a JSON object"),
+        ("{}", "line 1 has neither group and responses nor group_id, index and token_ids"),
+        ('{"group": "a", "responses": [["x"]]}', "line 1 is not a JSON object"),
+        ('{"group": "a", "responses": [[1, -2]]}', "line 1, response 0: token 1 is -2"),
+        ('{"group": "a", "responses": [[4294967296]]}', "response 0: token 0 is 4294967296"),
+        ('{"group": "a", "responses": [[36893488147419103232]]}', "line 1"),
+        ('{"group": "a", "responses": []}', "holds no response tokens"),
+        ('{"group_id": "a", "index": 0, "token_ids": [1]}\n' * 2, "line 2: group a has response 0 twice"),
+        ("", "holds no response tokens"),
+    ],
+)
+def test_bad_lines_are_errors_that_name_the_place(tmp_path, line, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(line)
+    with pytest.raises(ReplayError, match=message):
+        load(path)
+
+
+def test_bad_npz_files_are_errors(tmp_path):
+    path = tmp_path / "bad.npz"
+    path.write_bytes(b"not a zip")
+    with pytest.raises(ReplayError, match=r"is not an \.npz of plain arrays"):
+        load(path)
+    good = {
+        "tokens": np.arange(3),
+        "offsets": np.array([0, 3]),
+        "group": np.zeros(1),
+        "response": np.zeros(1, int),
+    }
+    for change, message in (
+        ({"offsets": np.array([0, 4])}, "offsets must rise within the 3 tokens"),
+        ({"offsets": np.array([0])}, "do not fit"),
+        ({"tokens": np.zeros(3)}, "arrays of integers"),
+        ({"tokens": np.array([1, 2**40, 3])}, "token 1 is 1099511627776"),
+    ):
+        np.savez(path, **{**good, **change})
+        with pytest.raises(ReplayError, match=message):
+            load(path)
+    np.savez(path, tokens=good["tokens"])
+    with pytest.raises(ReplayError, match="has no array"):
+        load(path)
+    with pytest.raises(ReplayError, match="cannot be read"):
+        load(tmp_path / "missing.npz")
+
+
+def write_run(path):
+    lines = [
+        {"group_id": r.group, "index": n, "token_ids": text.tolist()}
+        for r in recordings()
+        for n, text in enumerate(r.responses)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+def test_the_command_prints_a_table_and_writes_rows(tmp_path):
+    write_run(tmp_path / "completions.jsonl")
+    result = CliRunner().invoke(
+        replay_command, [str(tmp_path / "completions.jsonl"), "--json", str(tmp_path / "rows.json")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "accepted / drafted" in result.stdout
+    assert "siblings 3: 3 groups" in result.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["siblings"] for row in rows] == [0, 1, 3, "live"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--siblings", "1,many"], "'many' is neither a number nor live"),
+        (["--siblings", "7"], "no group has so many"),
+        (["--json", "/nowhere/at/all.json"], "is no directory"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(tmp_path, arguments, message):
+    write_run(tmp_path / "completions.jsonl")
+    result = CliRunner().invoke(replay_command, [str(tmp_path / "completions.jsonl"), *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr

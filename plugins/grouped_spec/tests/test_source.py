@@ -1,0 +1,197 @@
+"""The engine half: what it drafts, what it learns, and that nothing stops it."""
+
+import msgspec
+import numpy as np
+import pytest
+from seer_grouped_spec.plugin import GroupedDrafter, Settings
+from seer_grouped_spec.source import GroupedSource, SourceSettings
+
+from seer_core.drafting import DraftBatch, DraftHost, StepTimes
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob
+
+FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
+COSTLY = StepTimes((1, 64), (0, 8), ((1.0, 100.0), (1.0, 100.0)))
+PROMPT = [1, 2, 3, 4]
+PHRASE = list(range(100, 160))
+
+
+class Rig:
+    """A source, the engine's token buffer, and one row per open chunk."""
+
+    def __init__(self, step_times=FREE, **settings):
+        drafter = GroupedDrafter(Settings(**settings), None, "")
+        host = DraftHost("a", 8, 512, 1000, 8, step_times)
+        self.source = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
+        self.tokens = np.zeros((8, 512), np.int32)
+        self.lengths = np.zeros(8, np.int32)
+
+    def open(self, row, request, response=(), group="g", probe=False):
+        ids = [*PROMPT, *response]
+        job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0, probe=probe)
+        self.tokens[row, : len(ids)] = ids
+        self.lengths[row] = len(ids)
+        return self.source.open(job)
+
+    def write(self, row, tokens):
+        start = self.lengths[row]
+        self.tokens[row, start : start + len(tokens)] = tokens
+        self.lengths[row] += len(tokens)
+
+    def propose(self, handles, rows, sampled=1, limits=8):
+        size = len(handles)
+        batch = DraftBatch(
+            handles=np.array(handles, np.int32),
+            rows=np.array(rows, np.int32),
+            lengths=self.lengths[rows].astype(np.int32),
+            sampled=np.full(size, sampled, np.int32),
+            limits=np.full(size, limits, np.int32),
+            tokens=self.tokens,
+            drafts=np.zeros((size, 8), np.int32),
+            counts=np.zeros(size, np.int32),
+        )
+        self.source.propose(batch)
+        return [row[:count].tolist() for row, count in zip(batch.drafts, batch.counts, strict=True)]
+
+
+@pytest.fixture
+def make_rig():
+    rigs = []
+
+    def make(*arguments, **settings):
+        rigs.append(Rig(*arguments, **settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.source.stop()
+
+
+def test_a_sibling_s_text_is_drafted_where_it_was_written_before(make_rig):
+    rig = make_rig()
+    first = rig.open(0, "g/0")
+    rig.write(0, PHRASE)
+    rig.propose([first], [0])
+    rig.source.close(first)
+    second = rig.open(1, "g/1", PHRASE[:6])
+    (draft,) = rig.propose([second], [1])
+    assert draft == PHRASE[6:14]
+
+
+def test_a_group_s_text_is_not_drafted_for_another_while_it_lives(make_rig):
+    rig = make_rig()
+    first = rig.open(0, "g/0", PHRASE)
+    rig.propose([first], [0])
+    other = rig.open(1, "h/0", PHRASE[:6], group="h")
+    assert rig.propose([other], [1]) == [[]]
+
+
+def test_a_request_s_text_goes_on_where_it_was_in_its_next_chunk(make_rig):
+    rig = make_rig()
+    first = rig.open(0, "g/0", PHRASE[:20])
+    rig.propose([first], [0])
+    rig.source.close(first)
+    again = rig.open(0, "g/0", [*PHRASE, 7, *PHRASE[:5]])  # it ran elsewhere meanwhile
+    (draft,) = rig.propose([again], [0])
+    assert draft == PHRASE[5:13]
+
+
+def test_a_text_that_differs_from_what_is_known_replaces_it(make_rig):
+    rig = make_rig()
+    first = rig.open(0, "g/0", PHRASE)
+    rig.source.close(first)
+    again = rig.open(0, "g/0", [9, 8, 7, 6, 5, 9, 8])
+    (draft,) = rig.propose([again], [0])
+    assert draft[:3] == [7, 6, 5]
+
+
+def test_limits_are_respected_and_prefilling_rows_get_nothing(make_rig):
+    rig = make_rig()
+    handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
+    assert rig.propose([handle], [0], limits=3) == [PHRASE[5:8]]
+    assert rig.propose([handle], [0], limits=0) == [[]]
+
+
+def test_drafts_that_would_not_pay_are_left_out(make_rig):
+    rig = make_rig(COSTLY)
+    handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
+    assert rig.propose([handle], [0]) == [[]]
+
+
+def test_drafts_that_are_rejected_again_and_again_are_given_up(make_rig):
+    rig = make_rig(StepTimes((1, 64), (0, 8), ((1.0, 2.0), (1.0, 2.0))))
+    handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
+    assert rig.propose([handle], [0]) != [[]]
+    for number in range(400):
+        rig.write(0, [*PHRASE[number % 50 : number % 50 + 1]])
+        if rig.lengths[0] > 500:
+            break
+        last = rig.propose([handle], [0], sampled=1)
+    assert last == [[]]
+
+
+@pytest.mark.parametrize("policy", ["token", "class"])
+def test_each_policy_drafts_what_pays(make_rig, policy):
+    rig = make_rig(policy=policy)
+    handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]], probe=True)
+    (draft,) = rig.propose([handle], [0])
+    assert draft == PHRASE[5 : 5 + len(draft)]
+    assert len(draft) == 8
+
+
+def test_a_forgotten_group_drafts_no_more_and_may_come_back(make_rig):
+    rig = make_rig()
+    first = rig.open(0, "g/0", PHRASE)
+    rig.source.forget("g")
+    rig.source.forget("unknown")
+    assert rig.propose([first], [0]) == [[]]
+    rig.source.close(first)
+    again = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
+    assert rig.propose([again], [0]) == [PHRASE[5:13]]
+
+
+def test_reset_drops_everything(make_rig):
+    rig = make_rig()
+    rig.source.close(rig.open(0, "g/0", PHRASE))
+    assert rig.source.stats()["index_tokens"] > 0
+    rig.source.reset()
+    assert rig.source.stats()["index_tokens"] == 0
+    handle = rig.open(0, "g/1", PHRASE[:6])
+    assert rig.propose([handle], [0]) == [[]]
+
+
+def test_without_memory_chunks_run_without_drafts(make_rig):
+    rig = make_rig(memory_bytes=1 << 20)
+    texts = [np.random.default_rng(seed).integers(0, 1000, 400).tolist() for seed in range(300)]
+    for number, text in enumerate(texts):
+        handle = rig.open(0, f"g{number}/0", text, group=f"g{number}")
+        rig.propose([handle], [0])
+        rig.source.close(handle)
+    figures = rig.source.stats()
+    assert figures["index_dropped_for_memory"] > 0
+    assert figures["index_bytes"] <= 1 << 20
+    handle = rig.open(0, "g0/0", [*texts[0][:50], *texts[0][:5]], group="g0")
+    assert rig.propose([handle], [0]) == [texts[0][5:13]]
+
+
+def test_a_group_of_512_and_a_response_of_400_tokens_each_fit(make_rig):
+    rig = make_rig()
+    for number in range(512):
+        rig.source.close(rig.open(0, f"g/{number}", [*range(number, number + 400)]))
+    handle = rig.open(0, "g/512", [*range(300, 310)])
+    assert rig.propose([handle], [0]) == [[*range(310, 318)]]
+
+
+def test_handles_are_used_again_without_mixing_requests_up(make_rig):
+    rig = make_rig()
+    one = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
+    rig.source.close(one)
+    other = rig.open(1, "h/0", [500, 501, 502, 503, 500, 501], group="h")
+    assert other == one
+    assert rig.propose([other], [1])[0][:2] == [502, 503]
+
+
+def test_a_worker_gets_every_setting_that_its_source_has():
+    settings = GroupedDrafter(Settings(lookup_min=3), None, "secret").source().settings
+    source = msgspec.convert(msgspec.to_builtins(settings), SourceSettings)
+    assert (source.lookup_min, source.token, source.endpoints) == (3, "secret", ())
