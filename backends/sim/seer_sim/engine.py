@@ -46,7 +46,7 @@ class SimEngine:
         lengths: Lengths,
         vocab_size: int,
         max_batched_tokens: int,
-        acceptance: Acceptance = Acceptance(),  # noqa: B008 - frozen
+        acceptance: Acceptance,
         start_s: float = 0.0,
         report_interval_s: float = 1.0,
     ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from seer_sim.acceptance import Acceptance
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS
 from seer_sim.engine import SimEngine
@@ -147,6 +148,7 @@ def simulate():
             lengths=more.pop("lengths", Lengths()),
             vocab_size=32000,
             max_batched_tokens=max_batched,
+            acceptance=more.pop("acceptance", Acceptance()),
             **more,
         )
         engine.draft_with(drafter)

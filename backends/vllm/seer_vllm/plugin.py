@@ -207,6 +207,7 @@ def worker_environment(
     return result | {
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
         "HF_HUB_OFFLINE": "1",
+        "NUMBA_NUM_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

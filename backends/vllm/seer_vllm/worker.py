@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from seer_core.errors import EngineError
+from seer_vllm.proposer import speculative_config
 from seer_vllm.wire import (
     Abort,
     Called,
@@ -109,14 +110,18 @@ def main(fd: int, parent_pid: int) -> int:
     """Serve the runtime at the other end of ``fd``; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent_pid)
-    from seer_vllm.instance import Instance  # vLLM takes seconds to import, so first arrange to die
-
     link = Link(socket.socket(fileno=fd))
     instance = None
     try:
         start, *early = link.receive(wait=True)
         if not isinstance(start, Start) or early:
             raise ValueError("the first message must be Start, alone")
+        if start.source is not None:
+            speculative_config(
+                start.source
+            )  # what is wrong with it shows before vLLM is imported, for seconds
+        from seer_vllm.instance import Instance
+
         instance = Instance(start)
         link.send(Ready(instance.info))
         serve(link, instance, start.report_interval_s)

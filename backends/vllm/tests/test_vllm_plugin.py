@@ -68,6 +68,8 @@ def test_engine_args_pass_through_but_not_over_what_settings_decide(tmp_path):
     assert "max_model_len" not in arguments
     with pytest.raises(ConfigError, match=r"engine_args.max_model_len cannot be set: write max_model_tokens"):
         engine_args(settings(engine_args={"max_model_len": 5}), tmp_path)
+    with pytest.raises(ConfigError, match=r"speculative_config cannot be set: enable a drafter in \[seer\]"):
+        engine_args(settings(engine_args={"speculative_config": {"method": "ngram"}}), tmp_path)
 
 
 def test_instances_share_the_visible_devices_in_order():
@@ -87,7 +89,7 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
     environment = worker_environment({"PATH": "p", "VLLM_CPU_KVCACHE_SPACE": "4"}, 3, ["2", "3"])
     assert environment["PATH"] == "p"
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert environment["OMP_NUM_THREADS"] == "3"
+    assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == ("3", "3")
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 
 

@@ -19,8 +19,9 @@ class Voting:
     ``min_probability`` ends a path where its estimated probability falls below it.  ``escape`` weighs
     "something else follows" against one vote.  ``sibling_weight`` is a sibling's vote against the
     request's own; ``own_recency`` and ``sibling_recency`` say how fast votes lose weight with distance;
-    ``soft_match`` rewards tokens that are equal beyond the first unequal one.  ``common_weight`` is a
-    vote of the text of other groups that are gone; 0 keeps no such text.
+    ``soft_match`` and ``soft_far`` reward tokens that are equal beyond the first unequal one, among the
+    last 8 and the 8 before.  ``common_weight`` is a vote of the text of other groups that are gone, of
+    which ``common_gather`` places are looked at; 0 keeps no such text.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Voting:
         own_recency: float = ...,
         sibling_recency: float = ...,
         soft_match: float = ...,
+        soft_far: float = ...,
         common_weight: float = ...,
         common_gather: int = ...,
         common_lookup_min: int = ...,
@@ -57,6 +59,8 @@ class Voting:
     def sibling_recency(self) -> float: ...
     @property
     def soft_match(self) -> float: ...
+    @property
+    def soft_far(self) -> float: ...
     @property
     def common_weight(self) -> float: ...
     @property

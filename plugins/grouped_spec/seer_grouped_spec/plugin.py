@@ -116,9 +116,8 @@ class GroupedDrafter:
         return SourceSpec(SOURCE, settings, chosen.draft_tokens, self._step_times)
 
     def policy(self, step_times: StepTimes) -> MarginalBenefit:
-        """Return the pure half, for an engine that makes no tokens."""
-        chosen = self._settings
-        return MarginalBenefit(self._step_times or step_times, chosen.draft_tokens, chosen.priority_factor)
+        """Return the pure half, for an engine that makes no tokens; a profile is of another engine."""
+        return MarginalBenefit(step_times, self._settings.draft_tokens, self._settings.priority_factor)
 
 
 @hookimpl

@@ -188,6 +188,11 @@ class MarginalBenefit:
         """Return beta[1], beta[2], ... as in use now."""
         return self._beta
 
+    @property
+    def exploring(self) -> bool:
+        """Whether drafts were last wanted only to learn, and their verdict has not come: pass it on."""
+        return self._exploring and self._exploring_predictions
+
     def lengths(self, probes: int, others: int) -> tuple[int, int]:
         """Return the draft tokens per probe and per other request for a step of so many; (0, 0) is off."""
         plan = self._plans.get((probes, others))
@@ -212,8 +217,9 @@ class MarginalBenefit:
                 self._drafted[j] += weight * drafted
                 self._accepted[j] += weight * accepted
         self._learnt += 1
-        if self._exploring or self._learnt % self._refresh == 0:
-            self._exploring = False
+        explored = self._exploring and verified > 0
+        if explored or self._learnt % self._refresh == 0:
+            self._exploring &= not explored
             self._look()
 
     def tokens_per_s(self, probes: int, others: int, lengths: tuple[int, int]) -> float:
@@ -260,7 +266,7 @@ class MarginalBenefit:
     def learn_probabilities(self, predicted: Floats, accepted: Bools) -> None:
         """Take in the verdicts on the draft tokens verified: their predictions as drafted, and outcomes."""
         self._calibration.learn(predicted, accepted, at_once=self._exploring_predictions)
-        self._exploring_predictions = False
+        self._exploring_predictions &= predicted.size == 0
 
     def _look(self) -> None:
         """Draw beta from what was learnt, and let all plans be made anew."""

@@ -140,7 +140,7 @@ class GroupedSource:
         size = len(handles)
         self._steps += 1
         probes = self._probes[handles]
-        if self._steps % LEARN_EVERY == 0:
+        if self._steps % LEARN_EVERY == 0 or self._policy.exploring:
             self._learn(handles, batch.sampled)
         if self._settings.policy == "class":
             count = int(probes.sum())
@@ -228,6 +228,7 @@ class GroupedSource:
         with self._lock:
             self._groups[job.group_id] = group
         if self._client is not None:
+            self._client.unregister_group(job.group_id)  # if it is known, all of it is to come again
             self._client.register_group(job.group_id, ttl_s)
         return self._new_text(group, job.group_id, job.request_id)
 
@@ -277,19 +278,19 @@ class GroupedSource:
             pass  # dropped for memory; it will be opened anew
 
     def _deliver(self, group_id: str, request_id: str, prev_token_count: int, tokens: Int32) -> None:
-        """Take in what another instance wrote; called on the client's thread."""
+        """Take in what another instance wrote; called on the client's thread.
+
+        What raises, for its group was dropped for memory or its text replaced, is not delivered again.
+        """
         with self._lock:
             group = self._groups.get(group_id)
             text = group.texts.get(request_id) if group is not None else None
         if group is None:
             return
-        try:
-            if text is None:
-                text = self._new_text(group, group_id, request_id)
-            self._index.append(text.handle, prev_token_count, tokens)
-            text.shared = max(text.shared, prev_token_count + len(tokens))
-        except DraftIndexError:
-            pass  # it was dropped or replaced meanwhile: drafts are best effort
+        if text is None:
+            text = self._new_text(group, group_id, request_id)
+        self._index.append(text.handle, prev_token_count, tokens)
+        text.shared = max(text.shared, prev_token_count + len(tokens))
 
     def _text(self, group_id: str, request_id: str, start: int, stop: int) -> Int32 | None:
         """Return tokens that a server asks for again; called on the client's thread."""

@@ -26,8 +26,9 @@ PyArrayObject* array(nb::handle object, const char* name, int type, int rank, bo
       PyArray_ISBEHAVED_RO(found) && (!written || PyArray_ISWRITEABLE(found))) {
     return found;
   }
-  const std::string wanted = "a C-contiguous numpy array of " + std::string(type == NPY_FLOAT32 ? "float32" : "int32") +
-                             " with " + std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions");
+  const std::string kind = type == NPY_FLOAT32 ? "float32" : "int32";
+  const std::string wanted = "a C-contiguous numpy array of " + kind + " with " + std::to_string(rank) +
+                             (rank == 1 ? " dimension" : " dimensions");
   if (!is_array) refuse(name, "is a " + nb::cast<std::string>(object.type().attr("__name__")), wanted);
   if (PyArray_TYPE(found) != type || PyArray_ISBYTESWAPPED(found)) {
     nb::object dtype = nb::borrow(reinterpret_cast<PyObject*>(PyArray_DESCR(found)));
@@ -60,7 +61,7 @@ int32_t* vector(nb::handle object, const char* name, size_t size, bool written =
 // A 2-d array with at least `batch.size` rows and exactly batch.out_columns columns.
 template <class T>
 T* matrix(nb::handle object, const char* name, const Batch& batch) {
-  PyArrayObject* found = array(object, name, sizeof(T) == 4 && T(0.5) != T(0) ? NPY_FLOAT32 : NPY_INT32, 2, true);
+  PyArrayObject* found = array(object, name, std::is_same_v<T, float> ? NPY_FLOAT32 : NPY_INT32, 2, true);
   if (dimension(found, 0) < batch.size || dimension(found, 1) != batch.out_columns) {
     refuse(name, "has shape (" + std::to_string(dimension(found, 0)) + ", " + std::to_string(dimension(found, 1)) + ")",
            "(" + std::to_string(batch.size) + ", " + std::to_string(batch.out_columns) + "), as out is");
@@ -71,11 +72,15 @@ T* matrix(nb::handle object, const char* name, const Batch& batch) {
 Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle limits, nb::handle tokens,
                nb::handle out, nb::handle counts, nb::handle probabilities) {
   Batch batch;
-  const bool wide = PyArray_Check(requests.ptr()) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(requests.ptr())) == NPY_INT64;
+  const bool wide = PyArray_Check(requests.ptr()) &&
+                    PyArray_TYPE(reinterpret_cast<PyArrayObject*>(requests.ptr())) == NPY_INT64;
   PyArrayObject* handles = array(requests, "requests", wide ? NPY_INT64 : NPY_INT32, 1);
   batch.size = dimension(handles, 0);
-  (wide ? reinterpret_cast<const void*&>(batch.requests64) : reinterpret_cast<const void*&>(batch.requests32)) =
-      PyArray_DATA(handles);
+  if (wide) {
+    batch.requests64 = data<int64_t>(handles);
+  } else {
+    batch.requests32 = data<int32_t>(handles);
+  }
   batch.rows = vector(rows, "rows", batch.size);
   batch.lengths = vector(lengths, "lengths", batch.size);
   batch.limits = vector(limits, "limits", batch.size);
@@ -106,7 +111,7 @@ nb::object to_array(const std::vector<int32_t>& tokens) {
   npy_intp size = npy_intp(tokens.size());
   PyObject* made = PyArray_SimpleNew(1, &size, NPY_INT32);
   if (!made) throw nb::python_error();
-  if (size) std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(made)), tokens.data(), sizeof(int32_t) * tokens.size());
+  if (size) std::memcpy(data<int32_t>(reinterpret_cast<PyArrayObject*>(made)), tokens.data(), 4 * tokens.size());
   return nb::steal(made);
 }
 
@@ -133,8 +138,8 @@ NB_MODULE(_index, m) {
       .def(
           "__init__",
           [](Voting* self, int lookup_min, int lookup_max, int gather, double min_probability, double escape,
-             double sibling_weight, double own_recency, double sibling_recency, double soft_match, double soft_far,
-             double common_weight, int common_gather, int common_lookup_min) {
+             double sibling_weight, double own_recency, double sibling_recency, double soft_match,
+             double soft_far, double common_weight, int common_gather, int common_lookup_min) {
             Voting v;
             v.lookup_min = within("lookup_min", lookup_min, 1, MAX_MATCH);
             v.lookup_max = within("lookup_max", lookup_max, v.lookup_min, MAX_MATCH);
@@ -194,7 +199,8 @@ NB_MODULE(_index, m) {
             within<int64_t>("common_bytes", common_bytes, 0, int64_t(1) << 34);
             new (self) DraftIndex(size_t(memory_bytes), size_t(common_bytes), voting);
           },
-          "memory_bytes"_a = int64_t(1) << 30, nb::kw_only(), "voting"_a = Voting(), "common_bytes"_a = int64_t(1) << 25)
+          "memory_bytes"_a = int64_t(1) << 30, nb::kw_only(), "voting"_a = Voting(),
+          "common_bytes"_a = int64_t(1) << 25)
       .def_prop_ro("voting", &DraftIndex::voting)
       .def(
           "open_group",

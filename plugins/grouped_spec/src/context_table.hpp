@@ -29,7 +29,9 @@ using Place = uint32_t;
 constexpr int POSITION_BITS = 20;
 constexpr int MAX_POSITIONS = 1 << POSITION_BITS;         // of one segment, its lead included
 constexpr int MAX_SEGMENTS = 1 << (31 - POSITION_BITS);   // of one group; the top bit marks a block
-inline Place place_of(int segment, int position) { return uint32_t(segment) << POSITION_BITS | uint32_t(position); }
+inline Place place_of(int segment, int position) {
+  return uint32_t(segment) << POSITION_BITS | uint32_t(position);
+}
 inline int segment_of(Place place) { return int(place >> POSITION_BITS); }
 inline int position_of(Place place) { return int(place & (MAX_POSITIONS - 1)); }
 
@@ -135,7 +137,8 @@ class ContextTable {
     uint8_t size_class;
     uint8_t oldest;
     uint16_t count;
-    explicit Header(uint32_t word) : size_class(word & 255), oldest(word >> 8 & 255), count(uint16_t(word >> 16)) {}
+    explicit Header(uint32_t word)
+        : size_class(word & 255), oldest(word >> 8 & 255), count(uint16_t(word >> 16)) {}
     Header(int c, int o, int n) : size_class(uint8_t(c)), oldest(uint8_t(o)), count(uint16_t(n)) {}
     int capacity() const { return (4 << size_class) - 1; }
     uint32_t word() const { return size_class | uint32_t(oldest) << 8 | uint32_t(count) << 16; }

@@ -102,7 +102,8 @@ void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
     for (size_t i = b * width; i < b * width + size_t(counts[b]); i++) {
       require(out[i] >= 0, "drafted tokens are tokens");
       require(probabilities[i] >= 0 && probabilities[i] <= 1.0001f, "probabilities are probabilities");
-      if (batch.parents) require(parents[i] >= -1 && size_t(parents[i] + 1) <= i - b * width, "parents come first");
+      const size_t node = i - b * width;
+      if (batch.parents) require(parents[i] >= -1 && size_t(parents[i] + 1) <= node, "parents come first");
     }
   }
 }
@@ -163,7 +164,9 @@ int main(int count, char** arguments) {
   const double seconds = std::atof(arguments[1]);
   const uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
   const auto start = std::chrono::steady_clock::now();
-  const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const auto spent = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   uint64_t operations = 0, refused = 0;
   for (uint64_t round = 0; spent() < seconds; round++) {
     chance.seed(seed + round);

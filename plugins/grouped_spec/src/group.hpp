@@ -52,7 +52,9 @@ class Group {
   const Segment& segment(int number) const { return segments_[size_t(number)]; }
   std::vector<Segment> take_segments() { return std::move(segments_); }
   const ContextTable& contexts() const { return contexts_; }
-  const int32_t* text_at(Place place) const { return segments_[size_t(segment_of(place))].at(position_of(place)); }
+  const int32_t* text_at(Place place) const {
+    return segments_[size_t(segment_of(place))].at(position_of(place));
+  }
 
  private:
   int prompt_tokens_;

@@ -226,7 +226,7 @@ void DraftIndex::append(Handle handle, int64_t prev_token_count, const int32_t* 
   }
   const int64_t end = prev_token_count + int64_t(k);
   for (bool done = false; !done;) {
-    for (int turns = 0; turns < 64 && drafting_.load(std::memory_order_relaxed); turns++) std::this_thread::yield();
+    for (int turns = 0; turns < 64 && drafting_; turns++) std::this_thread::yield();
     Dropped dropped;
     std::lock_guard<std::mutex> lock(mutex_);
     // Others may have acted between slices, so every slice looks afresh.
@@ -305,8 +305,8 @@ Stats DraftIndex::stats() const {
 void DraftIndex::check(const Batch& batch) const {
   for (size_t b = 0; b < batch.size; b++) {
     const auto refuse = [b](const char* array, int32_t value, const char* fact, size_t limit) {
-      throw IndexError("draft: " + std::string(array) + "[" + text(int64_t(b)) + "] is " + text(value) + ", but " + fact +
-                       text(int64_t(limit)) + "; pass the engine's own numbers");
+      throw IndexError("draft: " + std::string(array) + "[" + text(int64_t(b)) + "] is " + text(value) +
+                       ", but " + fact + text(int64_t(limit)) + "; pass the engine's own numbers");
     };
     if (!batch.token_rows) refuse("rows", batch.rows[b], "the token buffer has no rows, not even ", 1);
     if (batch.rows[b] < 0 || size_t(batch.rows[b]) >= batch.token_rows) {
@@ -340,9 +340,9 @@ bool DraftIndex::ready(const Batch& batch, size_t b, Ready& item) {
   item.row = batch.tokens + size_t(row) * batch.token_columns;
   const Segment& segment = segment_of(*item.request);
   const int have = item.have = item.request->group->group.prompt_tokens() + segment.size();
-  const int compared = std::min(have, 4);
-  bool same = item.length >= have &&
-              !std::memcmp(item.row + have - compared, segment.at(segment.end() - compared), sizeof(int32_t) * size_t(compared));
+  const int tail = std::min(have, 4);
+  const int32_t* stored = segment.at(segment.end() - tail);
+  bool same = item.length >= have && !std::memcmp(item.row + have - tail, stored, sizeof(int32_t) * size_t(tail));
   for (int i = have; same && i < item.length; i++) same = item.row[i] >= 0;
   counters_.mismatched += !same;
   return same;
@@ -388,8 +388,8 @@ void DraftIndex::run(const Batch& batch, Vote&& vote) {
     for (size_t i = 0; i < count; i++) {
       queries_[i].evaluate(voting_, weights_, *candidates_);
       const size_t at = items[i].b * batch.out_columns;
-      batch.counts[items[i].b] =
-          vote(items[i].limit, DraftOut{batch.out + at, batch.parents ? batch.parents + at : nullptr, batch.probabilities + at});
+      int32_t* parents = batch.parents ? batch.parents + at : nullptr;
+      batch.counts[items[i].b] = vote(items[i].limit, {batch.out + at, parents, batch.probabilities + at});
     }
   }
   absorb(8);

@@ -130,7 +130,7 @@ class DraftIndex {
   size_t leaving_bytes_ = 0, leaving_done_ = 0, common_tokens_ = 0;
 
   // Scratch of a batch; drafts run under the mutex, one at a time.
-  static constexpr size_t WINDOW = 8;  // requests whose cache misses overlap
+  static constexpr size_t WINDOW = 16;  // requests whose cache misses overlap
   std::unique_ptr<Query[]> queries_{new Query[WINDOW]};
   std::unique_ptr<Candidates> candidates_{new Candidates};
   Voters voters_;

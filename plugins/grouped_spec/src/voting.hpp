@@ -21,9 +21,9 @@ struct Voting {
   float sibling_weight = 0.25f;   // a sibling's vote against one of the request's own
   float own_recency = 0.5f;       // how fast the request's own old text loses weight; 0: not at all
   float sibling_recency = 0.5f;   // how fast siblings' text does with its distance from here
-  float soft_match = 0.2f;        // gain per equal token beyond the first unequal one, of the last 8
-  float soft_far = 0.2f;          // and of the 8 before those
-  float common_weight = 0.02f;    // a vote of another group's text; 0 keeps no such text
+  float soft_match = 0.4f;        // gain per equal token beyond the first unequal one, of the last 8
+  float soft_far = 0.1f;          // and of the 8 before those
+  float common_weight = 0.04f;    // a vote of another group's text; 0 keeps no such text
   int common_gather = 8;          // places of other groups looked at per draft
   int common_lookup_min = 2;      // the shortest match there that may draft, tokens
 };

@@ -34,7 +34,7 @@ def test_it_is_a_drafter_with_both_halves():
     assert drafter.policy(FREE).lengths(1, 1) != (0, 0)
 
 
-def test_a_profile_goes_to_both_halves(tmp_path):
+def test_a_profile_goes_to_the_workers(tmp_path):
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(FREE))
     assert make(tmp_path, profile="profile.json").source().step_times == FREE
     assert make(tmp_path).source().step_times is None

@@ -212,6 +212,21 @@ def test_being_off_is_left_again_at_a_bounded_cost():
         assert steps < 10_000
 
 
+def test_what_was_explored_shows_at_once_however_late_its_verdict_comes():
+    policy = MarginalBenefit(MEASURED, 4, refresh=1000)
+    for _ in range(1000):
+        policy.learn([4.0], [0.0])
+    while not policy.exploring:
+        policy.lengths(0, 4)
+    before = policy.acceptance
+    policy.learn([0.0], [0.0])
+    policy.learn([], [])
+    assert policy.exploring
+    policy.learn([4.0], [4.0])
+    assert not policy.exploring
+    assert policy.acceptance > before
+
+
 def test_exploring_is_spared_where_drafts_could_never_pay():
     policy = taught(STEEP, [0.0] * 8)
     assert {policy.lengths(0, 64) for _ in range(10_000)} == {(0, 0)}
