@@ -105,7 +105,7 @@ def arctic_rows(recordings: Sequence[Recording], targets: Sequence[int], live: b
     """Replay arctic under every setting."""
     rows = []
     for tokens, tree in ((8, False), (8, True), (32, True)):
-        for control in (False, True):
+        for control in (False, True) if len(recordings) > 9 else (False,):
             for count in (9,) if control else (*SIBLINGS, *(["live"] if live else [])):
                 played = ArcticReplay(tokens, tree)
                 for g, group in enumerate(recordings):
@@ -136,7 +136,8 @@ def our_rows(recordings: Sequence[Recording], targets: Sequence[int]) -> list[di
 
     for nodes in (0, 8, 32):
         add((*SIBLINGS, "live"), nodes)
-        add((9,), nodes, control=True)
+        if len(recordings) > 9:
+            add((9,), nodes, control=True)
         add((0, 9, "live"), nodes, who="ours, common", common=2)
         for floor in FILTERS:
             add((9,), nodes, who=f"ours, P >= {floor}", min_probability=floor)

@@ -1,6 +1,7 @@
 """Keyed sampling has the right distribution, and depends on seed and position alone."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,9 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from seer_vllm import sampling  # noqa: E402
 from seer_vllm.sampling import (  # noqa: E402
+    KeyedSampler,
     gumbel,
     keyed_choice,
     mask_top_k_top_p,
@@ -146,6 +149,27 @@ def test_a_row_is_the_same_in_every_batch():
         part = gumbel(rows_seeds[rows], positions[rows], steps)
         assert torch.equal(part, noise[rows])
         assert torch.equal(keyed_choice(logits[rows], ones[rows], k[rows], p[rows], part), together[rows])
+
+
+@pytest.mark.parametrize("block", [1, 131, 1000])
+def test_rows_sampled_in_blocks_are_the_same(monkeypatch, block):
+    count = 30
+    metadata = SimpleNamespace(
+        all_greedy=False,
+        temperature=torch.tensor([0.0, 0.7, 1.0]).repeat(count // 3),
+        top_k=torch.arange(1, count + 1),
+        top_p=torch.full((count,), 0.9),
+    )
+    batch = SimpleNamespace(req_ids=list(range(count)), sampling_metadata=metadata)
+    requests = [
+        SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"seed": i})) for i in range(count)
+    ]
+    sampler = KeyedSampler(SimpleNamespace(input_batch=batch, requests=requests))
+    logits = torch.randn(2 * count, 131, generator=torch.Generator().manual_seed(4)) * 3
+    owners, positions = torch.arange(2 * count) // 2, torch.arange(2 * count) * 5
+    together = sampler._choose(logits, owners, positions)
+    monkeypatch.setattr(sampling, "CPU_BLOCK", block)
+    assert torch.equal(sampler._choose(logits, owners, positions), together)
 
 
 def test_temperature_zero_is_greedy_beside_random_rows():

@@ -91,10 +91,12 @@ def replay(
             i for i, recording in enumerate(recordings) if _fits(recordings, recording, setting, control)
         ]
         if not fitting:
-            most = max((len(r.responses) for r in recordings), default=0)
+            what, most = "prompt", len(recordings)
+            if not control:
+                what, most = "response", max((len(r.responses) for r in recordings), default=0)
             raise ReplayError(
-                f"siblings={setting}: no group has so many; the largest has {most} responses, so ask for"
-                f" {max(most - 1, 0)} at most"
+                f"siblings={setting}: no group has so many; there are {most} {what}s at most, this one"
+                f" included, so ask for {max(most - 1, 0)} or fewer"
             )
         total = np.zeros(4, np.int64)
         for done, number in enumerate(fitting):

@@ -5,7 +5,7 @@
 // in a pooled block that doubles as it fills.
 //
 // The table grows by extendible hashing (Fagin et al. 1979): a directory over sub-tables of 4 KiB; a
-// full one is split in two, so an append never waits for more than a few microseconds of rehashing.
+// full one is split in two, so an append waits for the rehashing of 448 keys at most, a few microseconds.
 #pragma once
 
 #include <cstdint>

@@ -61,8 +61,10 @@ def test_a_filter_drafts_less():
 def test_more_siblings_than_there_are_is_an_error_and_smaller_groups_are_left_out():
     made = [*recordings(groups=1, responses=2), *recordings(groups=1, responses=4)]
     assert replay(made, (3,))[0].groups == 1
-    with pytest.raises(ReplayError, match="siblings=4: no group has so many; the largest has 4 responses"):
+    with pytest.raises(ReplayError, match="siblings=4: no group has so many; there are 4 responses at most"):
         replay(made, (4,))
+    with pytest.raises(ReplayError, match="there are 2 prompts at most, this one included, so ask for 1"):
+        replay(made, (2,), control=True)
 
 
 def test_npz_json_lines_and_completions_give_the_same_responses(tmp_path):
