@@ -4,9 +4,8 @@ A step that verifies drafts takes longer and gives more tokens.  Both sides are 
 profile of the engine, acceptance is learnt online.  Speculation is on only where the expected tokens per
 second exceed those of plain steps; no clock, no chance and no I/O is involved.
 
-The policy answers two callers.  ``MarginalBenefit.lengths`` knows only how acceptance falls with position,
-and gives one draft length per class of requests.  ``MarginalBenefit.best_total`` is our improvement on it:
-it knows the probability of every drafted token, and picks the best of them over the whole batch.
+It knows how acceptance falls with position, and gives one draft length per class of requests; ``choice.py``
+knows more and does better, but needs the drafts themselves.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.floating[Any]]
-    Bools = NDArray[np.bool_]
-    Int32 = NDArray[np.int32]
 
-__all__ = ["Calibration", "MarginalBenefit"]
+__all__ = ["MarginalBenefit"]
 
 HALF_LIFE_DRAFTS = 256
 """Verified drafts after which what was learnt of acceptance counts half."""
@@ -46,71 +43,6 @@ EXPLORE_SHARE = 0.01
 
 EXPLORE_HOPE = 0.8
 """Acceptance per position at which speculation must pay for exploring to make sense."""
-
-CALIBRATION_BINS = 16
-"""Equal bins of predicted probability."""
-
-CALIBRATION_HALF_LIFE = 4096
-"""Verified draft tokens after which what was learnt of predictions counts half."""
-
-CALIBRATION_PRIOR = 8.0
-"""Verified draft tokens per bin that trust in the prediction counts for."""
-
-
-class Calibration:
-    """What became of tokens drafted with a given probability; monotone, and the identity at first."""
-
-    def __init__(self, refresh: int = 16) -> None:
-        self._refresh = refresh
-        self._learnt = 0
-        self._centres = (np.arange(CALIBRATION_BINS) + 0.5) / CALIBRATION_BINS
-        self._count = np.zeros(CALIBRATION_BINS)
-        self._predicted = np.zeros(CALIBRATION_BINS)
-        self._accepted = np.zeros(CALIBRATION_BINS)
-        self._draw()
-
-    def calibrate(self, probabilities: Floats) -> Floats:
-        """Return the observed acceptance of tokens with these probabilities; order is kept."""
-        worth: Floats = np.interp(probabilities, self._from, self._to)
-        return worth
-
-    def learn(self, predicted: Floats, accepted: Bools, *, at_once: bool = False) -> None:
-        """Take in the verdicts on draft tokens predicted with these, uncalibrated, probabilities.
-
-        They show after ``refresh`` calls, or ``at_once``.
-        """
-        if predicted.size == 0:
-            return
-        bins = np.clip((predicted * CALIBRATION_BINS).astype(np.intp), 0, CALIBRATION_BINS - 1).ravel()
-        keep = 0.5 ** (bins.size / CALIBRATION_HALF_LIFE)
-        for total, weights in (
-            (self._count, None),
-            (self._predicted, predicted.ravel()),
-            (self._accepted, accepted.ravel()),
-        ):
-            total *= keep
-            total += np.bincount(bins, weights, CALIBRATION_BINS)
-        self._learnt += 1
-        if at_once or self._learnt % self._refresh == 0:
-            self._draw()
-
-    def _draw(self) -> None:
-        """Draw the curve anew: through the bins' means, pooled where they would fall."""
-        weights = self._count + CALIBRATION_PRIOR
-        predicted = (self._predicted + CALIBRATION_PRIOR * self._centres) / weights
-        accepted = (self._accepted + CALIBRATION_PRIOR * self._centres) / weights
-        pooled: list[tuple[float, float, int]] = []  # mean, weight, bins: pool adjacent violators
-        for mean, weight in zip(accepted.tolist(), weights.tolist(), strict=True):
-            size = 1
-            while pooled and pooled[-1][0] > mean:
-                other, other_weight, other_size = pooled.pop()
-                mean = (mean * weight + other * other_weight) / (weight + other_weight)
-                weight += other_weight
-                size += other_size
-            pooled.append((mean, weight, size))
-        means = [mean for mean, _, size in pooled for _ in range(size)]
-        self._from = np.array([0.0, *predicted, 1.0])
-        self._to = np.array([0.0, *means, min(1.0, means[-1] / float(predicted[-1]))])
 
 
 class MarginalBenefit:
@@ -176,11 +108,10 @@ class MarginalBenefit:
         self._accepted = [0.0] * max_draft_tokens
         self._learnt = 0
         self._idle_steps = 0
-        self._exploring = self._exploring_predictions = False
+        self._exploring = False
         self._curves: dict[int, Floats] = {}
         self._patience: dict[int, int] = {}
         self._plans: dict[tuple[int, int], tuple[int, int]] = {}
-        self._calibration = Calibration(refresh)
         self._look()
 
     @property
@@ -191,7 +122,7 @@ class MarginalBenefit:
     @property
     def exploring(self) -> bool:
         """Whether drafts were last wanted only to learn, and their verdict has not come: pass it on."""
-        return self._exploring and self._exploring_predictions
+        return self._exploring
 
     def lengths(self, probes: int, others: int) -> tuple[int, int]:
         """Return the draft tokens per probe and per other request for a step of so many; (0, 0) is off."""
@@ -229,44 +160,6 @@ class MarginalBenefit:
         tokens = batch + probes * self._gained[lengths[0]] + others * self._gained[lengths[1]]
         seconds = np.interp(drafts, self._lengths, self._curve(batch))
         return float(tokens / (seconds + self._draft_s * batch * (drafts > 0)))
-
-    def best_total(self, probabilities: Floats, counts: Int32, probes: Bools | None = None) -> Int32:
-        """Return how many of each request's draft tokens to verify, int32 [B], for most tokens per second.
-
-        ``probabilities`` [B, K] are the chances that the draft is accepted up to each token, calibrated;
-        rows do not rise, and ``counts[b]`` of row b are there.  Tokens are taken in the order of
-        their probability, those of ``probes`` (bool [B]) times ``priority_factor``, over the whole batch,
-        up to the number n with the greatest (B + their sum) / T(B, n / B), if that is ``least_gain`` more
-        than 1 / T(B, 0) per request.  So each row gives a prefix.  Among equals the earlier row wins, and
-        the smaller n.  Drafting itself is behind us here and not counted.
-        """
-        batch, width = probabilities.shape
-        there = np.flatnonzero(np.arange(width) < np.minimum(counts, self._longest)[:, None])
-        chances = probabilities.ravel()[there]
-        values = chances
-        if probes is not None and self._priority != 1.0:
-            values = chances * np.where(probes, self._priority, 1.0)[there // width]
-        order = np.argsort(-values, kind="stable")
-        if order.size:
-            drafts = np.arange(1, order.size + 1) / batch
-            curve = self._curve(batch)
-            speed = (batch + np.cumsum(chances[order])) / self._at(drafts, curve)
-            best = int(np.argmax(speed))
-            if speed[best] * curve[0] > self._threshold * batch:
-                rows = there[order[: best + 1]] // width
-                return np.bincount(rows, minlength=batch).astype(np.int32)
-            if self._explores(batch):
-                return np.minimum(counts, min(1, self._longest)).astype(np.int32)
-        return np.zeros(batch, np.int32)
-
-    def calibrate(self, probabilities: Floats) -> Floats:
-        """Return what predicted probabilities have turned out to be worth; order is kept."""
-        return self._calibration.calibrate(probabilities)
-
-    def learn_probabilities(self, predicted: Floats, accepted: Bools) -> None:
-        """Take in the verdicts on the draft tokens verified: their predictions as drafted, and outcomes."""
-        self._calibration.learn(predicted, accepted, at_once=self._exploring_predictions)
-        self._exploring_predictions &= predicted.size == 0
 
     def _look(self) -> None:
         """Draw beta from what was learnt, and let all plans be made anew."""
@@ -311,7 +204,7 @@ class MarginalBenefit:
         if self._idle_steps < patience:
             return False
         self._idle_steps = 0
-        self._exploring = self._exploring_predictions = True
+        self._exploring = True
         return True
 
     def _least_pause(self, batch: int) -> int:

@@ -20,8 +20,10 @@ import numpy as np
 from seer_core.drafting import DraftBatch, DraftHost
 from seer_core.ports import ChunkJob
 from seer_grouped_spec._index import DraftIndex, DraftIndexError, Voting
+from seer_grouped_spec.choice import TokenChoice
 from seer_grouped_spec.client import DraftClient
 from seer_grouped_spec.policy import MarginalBenefit
+from seer_grouped_spec.step_model import Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,7 +96,15 @@ class GroupedSource:
             min_probability=chosen.min_probability,
         )
         self._index = DraftIndex(chosen.memory_bytes, voting=voting)
-        self._policy = MarginalBenefit(host.step_times, host.draft_tokens, chosen.priority_factor)
+        self._lengths: MarginalBenefit | None = None
+        self._choice: TokenChoice | None = None
+        if chosen.policy == "class":
+            self._lengths = MarginalBenefit(host.step_times, host.draft_tokens, chosen.priority_factor)
+        else:
+            self._choice = TokenChoice(host.step_times, host.draft_tokens, chosen.priority_factor)
+        self._step: Step | None = None
+        self._batch: list[int] = []
+        self._ended_s = 0.0
         self._groups: dict[str, _Group] = {}
         self._texts: list[_Text | None] = [None] * host.max_running
         self._free = list(range(host.max_running))
@@ -136,15 +146,15 @@ class GroupedSource:
 
     def propose(self, batch: DraftBatch) -> None:
         """Draft for the batch and keep what is worth verifying."""
+        begun_s = time.perf_counter()
         handles = batch.handles
         size = len(handles)
         self._steps += 1
         probes = self._probes[handles]
-        if self._steps % LEARN_EVERY == 0 or self._policy.exploring:
-            self._learn(handles, batch.sampled)
-        if self._settings.policy == "class":
+        self._learn(batch, begun_s - self._ended_s)
+        if self._lengths is not None:
             count = int(probes.sum())
-            probe, other = self._policy.lengths(count, size - count)
+            probe, other = self._lengths.lengths(count, size - count)
             np.minimum(batch.limits, np.where(probes, probe, other), out=batch.limits, casting="unsafe")
         probabilities = self._probabilities[:size]
         self._index.draft(
@@ -157,9 +167,8 @@ class GroupedSource:
             batch.counts,
             probabilities,
         )
-        if self._settings.policy == "token" and batch.counts.any():
-            calibrated = self._policy.calibrate(probabilities)
-            batch.counts[:] = self._policy.best_total(calibrated, batch.counts, probes)
+        if self._choice is not None:
+            batch.counts[:] = self._choice.choose(probabilities, batch.counts, batch.lengths, probes)
         self._drafted[handles] = batch.counts
         self._predicted[handles] = probabilities
         if self._client is not None and self._steps % SHARE_EVERY == 0:
@@ -167,6 +176,7 @@ class GroupedSource:
                 self._share(self._texts[slot])
         if self._steps % EXPIRE_EVERY == 0:
             self._expire()
+        self._note(batch)
 
     def close(self, handle: int) -> None:
         """Hand over what is left of the chunk's text and free the handle; the text stays."""
@@ -253,16 +263,37 @@ class GroupedSource:
             self._client.appended(text.group_id, text.request_id, text.shared, response[:0])
         return text
 
-    def _learn(self, handles: Int32, sampled: Int32) -> None:
-        """Let the policy see what became of the drafts of the step just made."""
+    def _note(self, batch: DraftBatch) -> None:
+        """Remember what the next step is made of, to learn from its duration."""
+        drafting = batch.counts > 0
+        self._step = Step(
+            len(drafting),
+            int(batch.lengths.sum()),
+            int(drafting.sum()),
+            int(batch.lengths[drafting].sum()),
+            int(batch.counts.sum()),
+        )
+        self._batch = batch.handles.tolist()
+        self._ended_s = time.perf_counter()
+
+    def _learn(self, batch: DraftBatch, seconds: float) -> None:
+        """Let the policy see how long the step just made took, and what became of its drafts."""
+        handles = batch.handles
+        decoded = bool(batch.sampled.all()) and self._step is not None and handles.tolist() == self._batch
+        if self._choice is not None and decoded:  # else the step had prefills, or came after a pause
+            assert self._step is not None
+            self._choice.steps.learn(self._step, seconds)
+        exploring = self._lengths is not None and self._lengths.exploring
+        if self._steps % LEARN_EVERY and not exploring:
+            return
         drafted = self._drafted[handles]
-        accepted = np.minimum(np.maximum(sampled - 1, 0), drafted)
+        accepted = np.minimum(np.maximum(batch.sampled - 1, 0), drafted)
         verified = self._columns < drafted[:, None]
         held = self._columns < accepted[:, None]
-        if self._settings.policy == "class":
-            self._policy.learn(verified.sum(axis=0).tolist(), held.sum(axis=0).tolist())
-        else:
-            self._policy.learn_probabilities(self._predicted[handles][verified], held[verified])
+        if self._lengths is not None:
+            self._lengths.learn(verified.sum(axis=0).tolist(), held.sum(axis=0).tolist())
+        elif self._choice is not None:
+            self._choice.calibration.learn(self._predicted[handles][verified], held[verified])
 
     def _share(self, text: _Text | None) -> None:
         """Give the client what the request has written since the last time."""

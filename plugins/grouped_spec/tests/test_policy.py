@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from seer_grouped_spec.policy import EXPLORE_EVERY, EXPLORE_SHARE, Calibration, MarginalBenefit
+from seer_grouped_spec.policy import EXPLORE_EVERY, EXPLORE_SHARE, MarginalBenefit
 
 from seer_core.drafting import DraftPolicy, StepTimes
 
@@ -172,8 +172,6 @@ def test_the_cost_of_drafting_counts():
 def test_nothing_to_run_or_to_draft_is_no_speculation():
     assert MarginalBenefit(FLAT).lengths(0, 0) == (0, 0)
     assert MarginalBenefit(FLAT, 0).lengths(3, 3) == (0, 0)
-    nothing = MarginalBenefit(FLAT, 0).best_total(np.ones((2, 4)), np.full(2, 4, np.int32))
-    assert nothing.tolist() == [0, 0]
 
 
 def test_acceptance_is_learnt_forgotten_and_falls_with_position():
@@ -230,110 +228,3 @@ def test_what_was_explored_shows_at_once_however_late_its_verdict_comes():
 def test_exploring_is_spared_where_drafts_could_never_pay():
     policy = taught(STEEP, [0.0] * 8)
     assert {policy.lengths(0, 64) for _ in range(10_000)} == {(0, 0)}
-
-
-# The best of all drafted tokens.
-
-
-@st.composite
-def candidates(draw):
-    size, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    rows = draw(
-        st.lists(
-            st.lists(st.floats(0, 1, width=32), min_size=width, max_size=width), min_size=size, max_size=size
-        )
-    )
-    falling = np.minimum.accumulate(np.array(rows, np.float32), axis=1)
-    counts = draw(st.lists(st.integers(0, width), min_size=size, max_size=size))
-    return falling, np.array(counts, np.int32)
-
-
-@given(step_times(), candidates())
-def test_the_best_tokens_of_a_batch_are_the_optimum_by_brute_force(times, candidates):
-    chances, counts = candidates
-    batch = len(counts)
-    policy = MarginalBenefit(times, 4, priority_factor=1.0, least_gain=0.0)
-
-    def rate(taken):
-        tokens = batch + sum(float(chances[row, :n].sum()) for row, n in enumerate(taken))
-        return tokens / times.at(batch, sum(taken) / batch)
-
-    chosen = policy.best_total(chances, counts)
-    assert chosen.dtype == np.int32
-    assert (chosen <= counts).all()
-    best = max(rate(taken) for taken in product(*(range(n + 1) for n in counts.tolist())))
-    assert rate(chosen.tolist()) == pytest.approx(best, rel=1e-5)
-    again = MarginalBenefit(times, 4, priority_factor=1.0, least_gain=0.0).best_total(chances, counts)
-    assert again.tolist() == chosen.tolist()
-
-
-def test_equal_tokens_go_to_the_earlier_request():
-    cliff = StepTimes((1, 4), (0, 1, 2), ((1.0, 1.0, 9.0), (1.0, 1.0, 9.0)))
-    chances = np.full((4, 2), 0.5, np.float32)
-    chosen = MarginalBenefit(cliff).best_total(chances, np.full(4, 2, np.int32))
-    assert chosen.tolist() == [2, 2, 0, 0]
-
-
-def test_probes_come_first_though_their_tokens_are_as_likely():
-    cliff = StepTimes((1, 4), (0, 1, 2), ((1.0, 1.0, 9.0), (1.0, 1.0, 9.0)))
-    chances = np.full((4, 2), 0.5, np.float32)
-    probes = np.array([False, False, False, True])
-    chosen = MarginalBenefit(cliff).best_total(chances, np.full(4, 2, np.int32), probes)
-    assert chosen.tolist() == [2, 0, 0, 2]
-
-
-def test_poor_candidates_are_left_out_but_for_a_look_now_and_then():
-    policy = MarginalBenefit(MEASURED)
-    chances, counts = np.full((4, 3), 0.001, np.float32), np.array([3, 3, 0, 3], np.int32)
-    chosen = [policy.best_total(chances, counts).tolist() for _ in range(EXPLORE_EVERY)]
-    assert all(not any(row) for row in chosen[:-1])
-    pause = policy._least_pause(4)
-    chosen += [policy.best_total(chances, counts).tolist() for _ in range(pause - EXPLORE_EVERY)]
-    assert chosen[-1] == [1, 1, 0, 1]
-
-
-def test_a_draft_longer_than_allowed_is_cut():
-    chosen = MarginalBenefit(FLAT, 2).best_total(np.ones((3, 5), np.float32), np.full(3, 5, np.int32))
-    assert chosen.tolist() == [2, 2, 2]
-
-
-# Calibration.
-
-
-def test_predictions_are_taken_at_their_word_at_first():
-    chances = np.linspace(0, 1, 33)
-    assert MarginalBenefit(FLAT).calibrate(chances) == pytest.approx(chances, abs=1e-9)
-
-
-def test_predictions_twice_too_high_are_halved():
-    policy = MarginalBenefit(FLAT, refresh=1)
-    predicted = np.tile(np.linspace(0.02, 0.98, 49), 40)
-    outcome = np.arange(predicted.size) * 0.618034 % 1 < predicted / 2
-    for _ in range(10):
-        policy.learn_probabilities(predicted, outcome)
-    chances = np.array([0.2, 0.5, 0.8])
-    assert policy.calibrate(chances) == pytest.approx(chances / 2, abs=0.08)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=60), st.integers(1, 30))
-def test_calibration_keeps_the_order_and_stays_a_probability(verdicts, times):
-    calibration = Calibration(refresh=1)
-    for _ in range(times):
-        calibration.learn(np.array([p for p, _ in verdicts]), np.array([a for _, a in verdicts], bool))
-    worth = calibration.calibrate(np.linspace(0, 1, 101))
-    assert (np.diff(worth) >= -1e-12).all()
-    assert worth.min() >= 0
-    assert worth.max() <= 1
-
-
-def test_wrong_predictions_soon_cost_nothing():
-    policy = MarginalBenefit(MEASURED)
-    boast, counts = np.full((8, 4), 0.9, np.float32), np.full(8, 4, np.int32)
-    verified = 0
-    for _ in range(400):
-        chosen = policy.best_total(policy.calibrate(boast), counts)
-        total = int(chosen.sum())
-        verified += total
-        policy.learn_probabilities(np.full(total, 0.9), np.zeros(total, bool))
-    # All 32 of each step for 16 steps; then a look now and then.
-    assert verified < 32 * 16 + 8 * 400 / EXPLORE_EVERY + 1
