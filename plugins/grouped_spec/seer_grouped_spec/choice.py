@@ -89,7 +89,8 @@ class TokenChoice:
         if not drafting[best].any() or speeds[best] * plain_s <= self._threshold * batch:
             return self._explore(chances)
         self._plain_steps = 0
-        return lengths[best].astype(np.int32)
+        chosen: Int32 = lengths[best].astype(np.int32)
+        return chosen
 
     def _explore(self, chances: Floats) -> Int32:
         """Draft nothing, or now and then the one token most likely to be accepted."""

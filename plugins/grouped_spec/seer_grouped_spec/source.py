@@ -203,9 +203,16 @@ class GroupedSource:
         self._index.clear()
 
     def stats(self) -> dict[str, float]:
-        """Return the index's size and counters and the client's, prefixed by their part."""
+        """Return figures of the index, of what drafting costs a step, and of the client, by prefix."""
         index = self._index.stats()
         figures = {f"index_{name}": float(getattr(index, name)) for name in INDEX_FIGURES}
+        if self._choice is not None:
+            request, context_token, token = self._choice.steps.costs(max(1, len(self._batch)))
+            figures |= {
+                "cost_request_us": request * 1e6,
+                "cost_context_token_us": context_token * 1e6,
+                "cost_draft_token_us": token * 1e6,
+            }
         if self._client is not None:
             figures |= {f"client_{name}": float(value) for name, value in self._client.stats().items()}
         return figures

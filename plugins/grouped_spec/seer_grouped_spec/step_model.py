@@ -80,7 +80,8 @@ class StepModel:
             + drafting_context * step.drafting_context_tokens
             + token * step.draft_tokens
         )
-        return np.maximum(profile + correction, profile / 10)
+        seconds: Floats = np.maximum(profile + correction, profile / 10)
+        return seconds
 
     def costs(self, batch: int) -> tuple[float, float, float]:
         """Return what drafting adds, in seconds: per request, per token of its context, per draft token.
@@ -113,7 +114,8 @@ class StepModel:
         self._count = 0
 
     def _profile_s(self, step: Step) -> Floats:
-        return np.interp(step.draft_tokens / step.batch, self._lengths, self._curve(step.batch))
+        drafts = np.asarray(step.draft_tokens / step.batch)
+        return np.asarray(np.interp(drafts, self._lengths, self._curve(step.batch)))
 
     def _curve(self, batch: int) -> Floats:
         """Return T(batch, 0), T(batch, 1), ... of the profile."""
