@@ -31,11 +31,13 @@ class SeerTable(Struct, frozen=True):
     """``[seer]``: which plug-ins and engine a run uses.
 
     ``max_restarts`` bounds how often one lost instance is started again; ``max_chunk_failures`` how
-    often a chunk of one request may fail on living instances.
+    often a chunk of one request may fail on living instances.  ``kv_pool`` is the plug-in through which
+    instances share KV, or ``none``.
     """
 
     plugins: tuple[str, ...] = ()
     engine: str = "vllm"
+    kv_pool: str = "local"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
@@ -72,6 +74,7 @@ class Config(Struct, frozen=True):
     compare: CompareTable
     engine: Mapping[str, Mapping[str, Any]]
     plugin: Mapping[str, Mapping[str, Any]]
+    kv_pool: Mapping[str, Mapping[str, Any]]
     base_dir: Path
     origins: Mapping[str, str]
 
@@ -101,7 +104,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         origins |= {
             known: f"--set {override}" for known in _leaves(tree) if f"{known}.".startswith(f"{key}.")
         }
-    _known_keys(tree, ("seer", "rollout", "compare", "engine", "plugin"), "")
+    _known_keys(tree, ("seer", "rollout", "compare", "engine", "kv_pool", "plugin"), "")
     seer = structure(_table(tree, "seer"), SeerTable, "seer")
     gone = tuple(without)
     for name in gone:
@@ -120,6 +123,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         compare,
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
+        _tables(tree, "kv_pool"),
         path.parent.absolute(),
         origins,
     )

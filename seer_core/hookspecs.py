@@ -16,6 +16,7 @@ import msgspec
 import pluggy
 
 from seer_core.drafting import Drafter
+from seer_core.kv import KVPool
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.ports import EnginePool
 
@@ -53,6 +54,16 @@ def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:
     Called once, first of all hooks, and only for the plug-in that ``[seer].engine`` names;
     ``settings`` is its ``[engine.NAME]`` table.  Must not start processes or touch accelerators:
     the runtime starts the engines, in parallel, after every slot has been filled.
+    """
+
+
+@hookspec
+def seer_make_kv_pool(settings: Any, startup: Startup) -> KVPool | None:
+    """Return the KV pool of all instances, not yet started.
+
+    Called once, after the engines', and only for the plug-in that ``[seer].kv_pool`` names; ``settings`` is
+    its ``[kv_pool.NAME]`` table.  Must start and allocate nothing: the runtime calls ``KVPool.start`` before
+    it starts the engines, and only if they share KV.
     """
 
 

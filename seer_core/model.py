@@ -186,10 +186,10 @@ class InstanceStatus:
 class ChunkRecord(msgspec.Struct, frozen=True):
     """One finished chunk: where and when it ran and what it cost.
 
-    ``cached_tokens`` were found in the instance's prefix cache, ``prefilled_tokens`` computed before
-    the first new token; ``recomputed_tokens`` is the work done a second time, be it on
-    re-entry or after a preemption.  Times are seconds on the run's clock.  ``steps``, ``drafted_at`` and
-    ``accepted_at`` are those of ``ChunkOutput``.
+    ``cached_tokens`` were found in the instance's prefix cache, ``pool_tokens`` in the KV pool,
+    ``prefilled_tokens`` computed before the first new token; ``recomputed_tokens`` is the work done a
+    second time, be it on re-entry or after a preemption.  Times are seconds on the run's clock.  ``steps``,
+    ``drafted_at`` and ``accepted_at`` are those of ``ChunkOutput``.
     """
 
     instance: str
@@ -204,6 +204,7 @@ class ChunkRecord(msgspec.Struct, frozen=True):
     steps: int = 0
     drafted_at: list[int] = []
     accepted_at: list[int] = []
+    pool_tokens: int = 0
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from seer_core.config import Config, nearest, structure
 from seer_core.drafting import Drafter
 from seer_core.errors import ConfigError, PluginError, SeerError
 from seer_core.hookspecs import PROJECT, Check, Startup
+from seer_core.kv import KVPool
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.ports import Engine, EnginePool
 from seer_core.scheduler import CORE, Policies, Slot
@@ -35,6 +36,7 @@ __all__ = [
 
 SLOTS: Mapping[str, type] = {
     "engines": EnginePool,
+    "kv_pool": KVPool,
     "splitter": Splitter,
     "prioritizer": Prioritizer,
     "placer": Placer,
@@ -42,6 +44,9 @@ SLOTS: Mapping[str, type] = {
     "observer": Observer,
 }
 """Slot name to the Protocol its strategy satisfies."""
+
+NO_POOL = "none"
+"""What ``[seer].kv_pool`` says where instances are to share no KV."""
 
 HOOKS = {**{slot: f"seer_make_{slot}" for slot in SLOTS}, "doctor": "seer_doctor"}
 """What a plug-in may implement, to the name of the hook."""
@@ -63,7 +68,7 @@ class Plugin:
 
 @attrs.frozen
 class Strategies:
-    """Every slot but the engines', filled; the drafter's may stay empty."""
+    """Every slot but the engines' and the KV pool's, filled; the drafter's may stay empty."""
 
     policies: Policies
     observers: tuple[Slot[Observer], ...] = ()
@@ -83,6 +88,7 @@ class Assembly:
 
     pool: EnginePool
     strategies: Strategies
+    kv_pool: Slot[KVPool] | None = None
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -132,14 +138,29 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
-    """Load what a config enables: the engine first, then the plug-ins, each with its kind of table."""
+    """Load what a config enables: the engine, the KV pool, the plug-ins, each with its kind of table."""
     _known_tables(config)
-    return [("engine", _load_engine(config)), *(("plugin", plugin) for plugin in _load_plugins(config))]
+    kv_pool = _load_kv_pool(config)
+    return [
+        ("engine", _load_engine(config)),
+        *([] if kv_pool is None else [("kv_pool", kv_pool)]),
+        *(("plugin", plugin) for plugin in _load_plugins(config)),
+    ]
 
 
 def _load_engine(config: Config) -> Plugin:
     name = config.seer.engine
     return load(name, config.engine.get(name, {}), f"engine.{name}")
+
+
+def _load_kv_pool(config: Config) -> Plugin | None:
+    name = config.seer.kv_pool
+    if name == NO_POOL:
+        return None
+    if name not in installed():
+        error = unknown_plugin(name, "[seer].kv_pool")
+        raise ConfigError(f"{error}; install the one you mean, or write kv_pool = {NO_POOL!r}")
+    return load(name, config.kv_pool.get(name, {}), f"kv_pool.{name}")
 
 
 def _load_plugins(config: Config) -> list[Plugin]:
@@ -148,9 +169,11 @@ def _load_plugins(config: Config) -> list[Plugin]:
 
 def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
     """Return the slots that each enabled plug-in owns; fails as starting a run would."""
-    slots = assemble(config).strategies.slots
+    assembly = assemble(config)
+    slots = assembly.strategies.slots
     owned = {name: tuple(slot.name for slot in slots if slot.owner == name) for name in config.seer.plugins}
-    return {config.seer.engine: ("engines",), **owned}
+    kv_pool = {} if assembly.kv_pool is None else {assembly.kv_pool.owner: ("kv_pool",)}
+    return {config.seer.engine: ("engines",), **kv_pool, **owned}
 
 
 def describe(name: str) -> dict[str, str]:
@@ -174,11 +197,12 @@ def fill_slots(config: Config) -> Strategies:
     _known_tables(config)
     plugins = _load_plugins(config)
     for plugin in plugins:
-        if set(plugin.hooks) == {"engines"}:
-            raise ConfigError(
-                f"{plugin.name!r} in [seer].plugins makes engines only;"
-                f' write engine = "{plugin.name}" instead'
-            )
+        for slot, key, what in (("engines", "engine", "engines"), ("kv_pool", "kv_pool", "a KV pool")):
+            if set(plugin.hooks) == {slot}:
+                raise ConfigError(
+                    f"{plugin.name!r} in [seer].plugins makes {what} only;"
+                    f' write {key} = "{plugin.name}" instead'
+                )
     owned: dict[str, Slot[Any]] = {}
     for slot in ("splitter", "prioritizer", "placer", "drafter"):
         answers = _answers(plugins, slot, startup)
@@ -199,7 +223,20 @@ def assemble(config: Config) -> Assembly:
     if not pools:
         raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
     _check_engines(pools[0])
-    return Assembly(pools[0].strategy, fill_slots(config))
+    return Assembly(pools[0].strategy, fill_slots(config), _make_kv_pool(config, startup))
+
+
+def _make_kv_pool(config: Config, startup: Startup) -> Slot[KVPool] | None:
+    plugin = _load_kv_pool(config)
+    if plugin is None:
+        return None
+    answers = _answers([plugin], "kv_pool", startup)
+    if not answers:
+        raise ConfigError(
+            f"plug-in {plugin.name!r} makes no KV pool; [seer].kv_pool must name one that does,"
+            f" or {NO_POOL!r}"
+        )
+    return answers[0]
 
 
 def _answers(plugins: Sequence[Plugin], slot: str, startup: Startup) -> list[Slot[Any]]:
@@ -295,7 +332,7 @@ def _with_accepted(impl: Any) -> Callable[..., Any]:
 
 def _known_tables(config: Config) -> None:
     known = installed()
-    for kind, tables in (("engine", config.engine), ("plugin", config.plugin)):
+    for kind, tables in (("engine", config.engine), ("kv_pool", config.kv_pool), ("plugin", config.plugin)):
         for name in tables:
             if name not in known:
                 raise unknown_plugin(name, f"[{kind}.{name}]")

@@ -13,6 +13,7 @@ from seer_core.model import InstanceInfo, Sampling
 
 if TYPE_CHECKING:
     from seer_core.drafting import Drafter, StepTimes
+    from seer_core.kv import KVPool
 
 __all__ = [
     "ChunkJob",
@@ -61,7 +62,8 @@ class ChunkOutput(msgspec.Struct, frozen=True):
     """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order.
 
     ``stopped``: the model ended the response.  ``cached_tokens`` of the job's tokens were found in
-    the instance's cache; ``prefilled_tokens`` were computed before the first new token.
+    the instance's cache, ``pool_tokens`` in the KV pool; ``prefilled_tokens`` were computed before the first
+    new token.
     ``computed_tokens`` counts every position run through the model for this chunk, with what
     preemptions made it repeat, but without drafts that were rejected.  ``steps`` is the number of engine
     steps that gave it tokens; ``drafted_at[j]`` counts those that verified at least j + 1 draft tokens, and
@@ -80,6 +82,7 @@ class ChunkOutput(msgspec.Struct, frozen=True):
     steps: int = 0
     drafted_at: list[int] = []
     accepted_at: list[int] = []
+    pool_tokens: int = 0
 
 
 class EngineSink(Protocol):
@@ -113,6 +116,14 @@ class Engine(Protocol):
 
         Raises:
             EngineError: this engine cannot; it has not been changed.
+        """
+        ...
+
+    def share_kv(self, pool: KVPool | None) -> bool:
+        """Share KV through this pool, or with nobody, from the next ``start`` on; return whether it will.
+
+        Raises:
+            EngineError: this engine shares KV, but cannot as it is configured.
         """
         ...
 

@@ -50,6 +50,7 @@ class Summary(msgspec.Struct, frozen=True):
     acceptance_length: float = 0.0
     acceptance_at: list[float] = []
     drafting_share: float = 0.0
+    pool_tokens: int = 0
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -111,4 +112,5 @@ def summarize(
         acceptance_length=sum(chunk.tokens for chunk in chunks if chunk.steps) / steps if steps else 0.0,
         acceptance_at=[a / d for a, d in zip(accepted, drafted, strict=True) if d],
         drafting_share=drafting_share,
+        pool_tokens=sum(chunk.pool_tokens for chunk in chunks),
     )

@@ -207,6 +207,7 @@ class Rollout:
                 steps=output.steps,
                 drafted_at=output.drafted_at,
                 accepted_at=output.accepted_at,
+                pool_tokens=output.pool_tokens,
             )
         )
         self._runtime.handle(

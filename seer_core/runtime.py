@@ -51,6 +51,7 @@ class Runtime:
         self.clock = assembly.pool.clock
         self.observers: list[Slot[Observer]] = list(assembly.strategies.observers)
         self.drafter = assembly.strategies.drafter
+        self.kv_pool = assembly.kv_pool
         self.settings = settings
         self.defaults = defaults
         self.weight_version = 0
@@ -91,17 +92,18 @@ class Runtime:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the drafter, then all engines in parallel; if one fails, stop the others and raise its error.
+        """Start KV pool, drafter, then all engines in parallel; if one fails, stop all and raise its error.
 
         Raises:
-            EngineError: an engine did not start, or cannot draft.
-            PluginError: the drafter did not start.
+            EngineError: an engine did not start, or cannot draft or share KV.
+            PluginError: the KV pool or the drafter did not start.
             ConfigError: a plug-in finds that an instance does not suit its settings.
         """
         if not self._engines:
             raise EngineError("the engine plug-in made no engines; set its `instances` to 1 or more")
         self._lost_early.clear()
         try:
+            await self._start_kv_pool()
             await self._start_drafter()
             starts = await asyncio.gather(
                 *(self._start(engine) for engine in self._engines.values()), return_exceptions=True
@@ -117,6 +119,23 @@ class Runtime:
             raise
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
+
+    async def _start_kv_pool(self) -> None:
+        """Tell the engines of the KV pool, and start it if one of them will use it."""
+        slot = self.kv_pool
+        shared = [
+            engine.id
+            for engine in self._engines.values()
+            if engine.share_kv(None if slot is None else slot.strategy)
+        ]
+        if slot is not None and shared:
+            try:
+                await slot.strategy.start(shared)
+            except SeerError:
+                raise
+            except Exception as error:
+                raise self._blame(slot, error) from error
+            log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
 
     async def _start_drafter(self) -> None:
         """Start what the draft sources share, and tell the engines what to draft with."""
@@ -154,7 +173,7 @@ class Runtime:
         return info
 
     async def stop(self) -> None:
-        """End all engines and the drafter; idempotent."""
+        """End all engines, the drafter and the KV pool; idempotent."""
         for task in self._restarting:
             task.cancel()
         await asyncio.gather(*self._restarting, return_exceptions=True)
@@ -173,6 +192,11 @@ class Runtime:
                 await self.drafter.strategy.stop()
             except Exception as error:
                 log.error("drafter_stop_failed", error=str(error))
+        if self.kv_pool is not None:
+            try:
+                await self.kv_pool.strategy.stop()
+            except Exception as error:
+                log.error("kv_pool_stop_failed", error=str(error))
 
     async def use(self, strategies: Strategies) -> None:
         """Roll out by other strategies from now on; where drafting changes, engines are started anew.
@@ -195,10 +219,18 @@ class Runtime:
                 self.handle(InstanceStarted(info))
 
     async def reset_caches(self) -> None:
-        """Let every engine forget its cached KV, so that the next rollout starts cold."""
+        """Let every engine, and the pool, forget all KV, so that the next rollout starts cold."""
         self._expect_idle("reset caches")
         await asyncio.gather(*self._restarting, return_exceptions=True)
         await asyncio.gather(*(self._engines[name].reset_cache() for name in self.living))
+        await self._clear_kv_pool()
+
+    async def _clear_kv_pool(self) -> None:
+        if self.kv_pool is not None:
+            try:
+                await self.kv_pool.strategy.clear()
+            except Exception as error:
+                raise self._blame(self.kv_pool, error) from error
 
     async def update_weights(self, source: str) -> int:
         """Load new weights into every engine and return their version; nothing may be in flight.
@@ -223,6 +255,7 @@ class Runtime:
             raise EngineError(f"no instance could load the weights in {source!r}: {fact}")
         self._weight_source, self.weight_version = source, version
         self._loaded |= {name: version for name in names if name not in failed}
+        await self._clear_kv_pool()  # its keys carry the version: this only frees what nobody will ask for
         for name in [name for name in self.living if self._loaded.get(name, 0) != version]:
             await self._engines[name].stop()
             self.lost(name, f"could not load weights: {failed.get(name, 'it came back meanwhile')}")
@@ -348,9 +381,10 @@ class Runtime:
 
     @staticmethod
     def _blame(slot: Slot[Any], error: Exception) -> PluginError:
+        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
         return PluginError(
             f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {type(error).__name__}: {error};"
-            f" run without it: -p no:{slot.owner}"
+            f" run without it: {without}"
         )
 
     def guard(self, call: Callable[..., None], *arguments: Any) -> None:

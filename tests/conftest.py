@@ -165,11 +165,16 @@ class Hand:
         self.aborted = []
         self.weights = []
         self.starts = self.stops = self.resets = 0
-        self.drafter = None
+        self.drafter = self.kv_pool = None
+        self.shares_kv = True
         self.forgotten = []
 
     def draft_with(self, drafter):
         self.drafter = drafter
+
+    def share_kv(self, pool):
+        self.kv_pool = pool
+        return self.shares_kv and pool is not None
 
     def forget_group(self, group_id):
         self.forgotten.append(group_id)
@@ -198,7 +203,7 @@ class Hand:
     async def stop(self):
         self.stops += 1
 
-    def finish(self, job_id=None, tokens=1, *, stopped=True, logprobs=None, version=None, drafts=()):
+    def finish(self, job_id=None, tokens=1, *, stopped=True, logprobs=None, version=None, drafts=(), pool=0):
         """Answer a job, by default the oldest, with ``tokens`` tokens that count up from 5."""
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
         start = len(job.token_ids) - job.prompt_tokens
@@ -214,6 +219,7 @@ class Hand:
                 computed_tokens=len(job.token_ids) + tokens - 1,
                 preemptions=0,
                 weight_version=job.weight_version if version is None else version,
+                pool_tokens=pool,
                 **dict(zip(("steps", "drafted_at", "accepted_at"), drafts, strict=False)),
             ),
         )
@@ -237,9 +243,9 @@ def hand():
 def by_hand():
     """Return a function that makes a runtime over engines that are played by hand."""
 
-    def make(*engines, policies=None, observers=(), drafter=None, **seer):
+    def make(*engines, policies=None, observers=(), drafter=None, kv_pool=None, **seer):
         assembly = Assembly(
-            Pool(list(engines)), Strategies(policies or Policies(), tuple(observers), drafter)
+            Pool(list(engines)), Strategies(policies or Policies(), tuple(observers), drafter), kv_pool
         )
         return Runtime(assembly, SeerTable(**seer))
 
@@ -250,9 +256,11 @@ def by_hand():
 def simulated():
     """Return a function that makes a runtime over simulated engines, on a clock of its own."""
 
-    def make(policies=None, observers=(), drafter=None, seer=None, **settings):
+    def make(policies=None, observers=(), drafter=None, kv_pool=None, seer=None, **settings):
         assembly = Assembly(
-            make_pool(Settings(**settings)), Strategies(policies or Policies(), tuple(observers), drafter)
+            make_pool(Settings(**settings)),
+            Strategies(policies or Policies(), tuple(observers), drafter),
+            kv_pool,
         )
         return Runtime(assembly, seer or SeerTable())
 

@@ -60,7 +60,11 @@ def test_a_stranger_s_prioritizer_takes_the_slot_by_config_and_changes_the_order
 
     config = write_config(["longest_prompt"], ONE_AT_A_TIME)
     assert order_of(config) == ["9", "6", "3"]
-    assert slots_of(load_config(config)) == {"sim": ("engines",), "longest_prompt": ("prioritizer",)}
+    assert slots_of(load_config(config)) == {
+        "sim": ("engines",),
+        "local": ("kv_pool",),
+        "longest_prompt": ("prioritizer",),
+    }
     assert order_of(load_config(config, ["plugin.longest_prompt.shortest=true"])) == ["3", "6", "9"]
     assert order_of(load_config(config, without=["longest_prompt"])) == ["3", "9", "6"]
 

@@ -38,6 +38,9 @@ class Trickle:
     def draft_with(self, drafter):
         pass
 
+    def share_kv(self, pool):
+        return False
+
     def forget_group(self, group_id):
         pass
 

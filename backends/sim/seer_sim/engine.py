@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
+from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput, EngineSink
 from seer_sim.acceptance import Acceptance, share_out
@@ -87,6 +88,10 @@ class SimEngine:
         """Speculate by this drafter's policy, or not at all, from the next ``start`` on."""
         self._speculate(drafter)
         self._drafter = drafter
+
+    def share_kv(self, pool: KVPool | None) -> bool:
+        """Return False: what is simulated has no KV to share, so a request that moves prefills again."""
+        return False
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Be ready ``start_s`` from now on the virtual clock, after a loss perhaps later."""

@@ -17,13 +17,15 @@ __all__ = ["Account"]
 class Account:
     """What a request has cost so far, and what became of its drafts.
 
-    ``computed_tokens`` counts positions run through the model, rejected drafts left out; ``spared_steps``
-    the tokens that came of a step beside another one.  ``drafted_at[j]`` steps verified more than j drafts,
-    ``accepted_at[j]`` accepted more than j.
+    ``computed_tokens`` counts positions run through the model, rejected drafts left out; ``pool_tokens``
+    those whose KV the pool had when the request was let in; ``spared_steps`` the tokens that came of a step
+    beside another one.  ``drafted_at[j]`` steps verified more than j drafts, ``accepted_at[j]`` accepted more
+    than j.
     """
 
     request: Request
     computed_tokens: int = 0
+    pool_tokens: int = 0
     spared_steps: int = 0
     drafted_at: list[int] = attrs.field(factory=list)
     accepted_at: list[int] = attrs.field(factory=list)

@@ -14,6 +14,7 @@ import attrs
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
+from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, EngineSink
 from seer_vllm.process import WorkerProcess
@@ -65,6 +66,7 @@ class VllmEngine:
         self.id = id
         self._launch = launch
         self._drafter: Drafter | None = None
+        self._kv_pool: KVPool | None = None
         self._worker: WorkerProcess | None = None
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[Called]] = deque()
@@ -80,6 +82,21 @@ class VllmEngine:
         """Speculate with this drafter, or not at all, from the next ``start`` on."""
         self._drafter = drafter
 
+    def share_kv(self, pool: KVPool | None) -> bool:
+        """Share KV through this pool, or with nobody, from the next ``start`` on; return whether it will.
+
+        Raises:
+            EngineError: the model is spread over several devices, so no process has whole blocks.
+        """
+        parallel = self._launch.engine_args.get("tensor_parallel_size", 1)
+        if pool is not None and parallel > 1:
+            raise EngineError(
+                f"instance {self.id!r} spreads its KV over {parallel} devices, which pools cannot share yet;"
+                ' set [seer].kv_pool = "none"'
+            )
+        self._kv_pool = pool
+        return pool is not None
+
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Start the worker and load the model, as weight version 0; end an older worker first.
 
@@ -92,7 +109,8 @@ class VllmEngine:
         launch.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
         source = None if self._drafter is None else self._drafter.source()
-        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s, source))
+        store = None if self._kv_pool is None else self._kv_pool.store(self.id)
+        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s, source, store))
         try:
             async with asyncio.timeout(launch.start_timeout_s):
                 info = await _ready(worker)

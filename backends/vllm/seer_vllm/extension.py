@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from seer_core.drafting import DraftHost, SourceSpec
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_vllm import sampling
+from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import Drafting, Proposer, load_source_class
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["WorkerExtension"]
 
@@ -34,6 +41,12 @@ class WorkerExtension:
             self._seer_drafting = drafter.drafting
         else:
             self._seer_wrap(drafter)
+
+    def seer_read_kv(self, block_ids: list[int]) -> NDArray[np.uint8]:
+        """Return blocks of KV, uint8 [n, block_bytes]."""
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, StoreConnector)
+        return connector.read(block_ids)
 
     def seer_attach(self, spec: SourceSpec, host: DraftHost) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""

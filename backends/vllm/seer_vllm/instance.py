@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from vllm import EngineArgs, SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
@@ -20,17 +21,23 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_core.drafting import DraftHost, SourceSpec
 from seer_core.errors import EngineError
+from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
 from seer_vllm.steps import StepMeter, default_grid
+from seer_vllm.stores import make_store
 from seer_vllm.wire import Called, Failed, Finished, Load, Start
 
 __all__ = ["Instance"]
 
 EXTENSION = "seer_vllm.extension.WorkerExtension"
 SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
+KV_TRANSFER = KVTransferConfig(
+    kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
+)
 
 
 class _Running(NamedTuple):
@@ -46,6 +53,7 @@ class Instance:
         args = EngineArgs(
             **start.engine_args,
             speculative_config=None if source is None else speculative_config(source),
+            kv_transfer_config=None if start.store is None else KV_TRANSFER,
             worker_extension_cls=EXTENSION,
             scheduler_cls=SCHEDULER,
             async_scheduling=False,
@@ -67,6 +75,7 @@ class Instance:
         self.info = self._describe(start.instance_id)
         if source is not None and self._opens:
             self._attach(source)
+        self._store = None if start.store is None else self._share(start.store)
 
     @property
     def busy(self) -> bool:
@@ -164,7 +173,9 @@ class Instance:
         return self.reset_cache()
 
     def close(self) -> None:
-        """End the draft source, and the processes vLLM started; all else goes with this one."""
+        """End the draft source, the store, and the processes vLLM started; all else goes with this one."""
+        if self._store is not None:
+            self._store.close()
         if self._opens:
             with suppress(Exception):  # a worker may be gone
                 self._call("seer_stop_drafting")
@@ -201,6 +212,14 @@ class Instance:
         )
         self._call("seer_attach", source, host)
 
+    def _share(self, spec: StoreSpec) -> KVStore:
+        """Make this instance's end of the KV pool and let vLLM use it."""
+        connector = self._scheduler.connector
+        assert isinstance(connector, StoreConnector)
+        store = make_store(spec, StoreHost(self.info.id, connector.block_bytes, connector.block_tokens))
+        connector.attach(store, lambda block_ids: self._call("seer_read_kv", block_ids)[0])
+        return store
+
     def _describe(self, instance_id: str) -> InstanceInfo:
         config = self._engine.vllm_config
         block_tokens, blocks = config.cache_config.block_size, config.cache_config.num_gpu_blocks
@@ -220,7 +239,7 @@ class Instance:
         if completion.finish_reason not in ("stop", "length"):
             return Failed(job.id, f"vLLM ended the chunk: {completion.finish_reason}")
         assert isinstance(completion.logprobs, FlatLogprobs)
-        cached_tokens = result.num_cached_tokens or 0
+        cached_tokens = (result.num_cached_tokens or 0) - account.pool_tokens
         return Finished(
             ChunkOutput(
                 job_id=job.id,
@@ -228,12 +247,13 @@ class Instance:
                 logprobs=completion.logprobs.logprobs,
                 stopped=completion.finish_reason == "stop",
                 cached_tokens=cached_tokens,
-                prefilled_tokens=len(job.token_ids) - cached_tokens,
+                prefilled_tokens=len(job.token_ids) - cached_tokens - account.pool_tokens,
                 computed_tokens=account.computed_tokens,
                 preemptions=account.request.num_preemptions,
                 weight_version=self._weight_version,
                 steps=len(completion.token_ids) - account.spared_steps,
                 drafted_at=account.drafted_at,
                 accepted_at=account.accepted_at,
+                pool_tokens=account.pool_tokens,
             )
         )

@@ -34,6 +34,7 @@ OWN_ENGINE_ARGS = {
     "dtype": "write dtype of [engine.vllm]",
     "enforce_eager": "write enforce_eager of [engine.vllm]",
     "kv_cache_memory_bytes": "write kv_cache_bytes",
+    "kv_transfer_config": "name a KV pool in [seer].kv_pool",
     "max_model_len": "write max_model_tokens",
     "max_num_batched_tokens": "write max_batched_tokens",
     "max_num_seqs": "write max_running",

@@ -14,6 +14,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from seer_vllm.account import Account
+from seer_vllm.connector import StoreConnector
 
 __all__ = ["AccountingScheduler"]
 
@@ -41,8 +42,18 @@ class AccountingScheduler(Scheduler):
         output = super().schedule(throttle_prefills)
         for request_id, tokens in output.num_scheduled_tokens.items():
             self._accounts[request_id].computed_tokens += tokens
+        for new in output.scheduled_new_reqs:
+            account = self._accounts[new.req_id]
+            assert account.request.prefill_stats is not None
+            account.pool_tokens = account.request.prefill_stats.num_external_cached_tokens
         self.scheduled = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
         return output
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Preempt a request, whose KV goes to the pool first."""
+        if isinstance(self.connector, StoreConnector):
+            self.connector.request_preempted(request)
+        super()._preempt_request(request, *args, **kwargs)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

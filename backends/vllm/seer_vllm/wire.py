@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.kv import StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 
@@ -55,6 +56,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     engine_args: dict[str, Any]
     report_interval_s: float
     source: SourceSpec | None = None
+    store: StoreSpec | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

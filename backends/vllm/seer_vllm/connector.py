@@ -1,0 +1,233 @@
+"""KV in and out of a pool, where vLLM lets a connector in.
+
+vLLM makes two of these: one for its scheduler, which alone knows the pool's store, and one for its worker,
+which alone sees KV.  Blocks are copied out of the store, and checked, before the scheduler is promised a
+single token of them, so that what is promised can always be loaded: vLLM's own way back from a failed load
+lets another request of the same step read the block before it has been computed again.  Blocks are written
+to the store before their request's end, or preemption, is known to anybody, so that whoever goes on with it
+finds them.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request, RequestStatus
+
+from seer_core.errors import EngineError
+from seer_core.kv import KEY_BYTES, KVStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from vllm.config import VllmConfig
+
+    Bytes = NDArray[np.uint8]
+
+__all__ = ["StoreConnector"]
+
+T = TypeVar("T")
+
+NOTHING: Bytes = np.empty((0, 0), np.uint8)
+
+
+@attrs.frozen
+class Staged:
+    """Blocks copied out of the store for a request, which its blocks from number ``first`` on will hold."""
+
+    first: int
+    blocks: Bytes
+
+
+@attrs.define(eq=False)
+class Loads(KVConnectorMetadata):
+    """What the worker is to load before this step: block numbers, and what belongs there."""
+
+    loads: list[tuple[list[int], Bytes]] = attrs.field(factory=list)
+
+
+class StoreConnector(KVConnectorBase_V1):
+    """Loads what the store has of a request when it is let in; saves full blocks when it ends."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        groups = kv_cache_config.kv_cache_groups
+        algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+        if len(groups) != 1:
+            raise EngineError(
+                f"the model's layers need {len(groups)} kinds of KV, of which a pool can keep one;"
+                ' set [seer].kv_pool = "none"'
+            )
+        if not algorithm.startswith("sha256"):
+            raise EngineError(
+                f"prefix_caching_hash_algo = {algorithm!r} gives each instance keys of its own; drop it from"
+                ' [engine.vllm.engine_args], or set [seer].kv_pool = "none"'
+            )
+        self.block_tokens = groups[0].kv_cache_spec.block_size
+        self.block_bytes = groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names)
+        self._blocks = kv_cache_config.num_blocks
+        self._store: KVStore | None = None
+        self._read: Callable[[list[int]], Bytes] | None = None
+        self._staged: dict[str, Staged] = {}
+        self._loads = Loads()
+        self._layers: list[torch.Tensor] = []
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A block that is not saved is a miss, no more."""
+        return False
+
+    # In the scheduler.
+
+    def attach(self, store: KVStore, read: Callable[[list[int]], Bytes]) -> None:
+        """Use a store; ``read`` returns the worker's blocks of these numbers, uint8 [n, block_bytes]."""
+        self._store, self._read = store, read
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
+        first = num_computed_tokens // self.block_tokens
+        keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
+        staged = self._staged.get(request.request_id)
+        if staged is None or staged.first != first:
+            staged = Staged(first, self._guarded(lambda store: self._stage(store, keys), NOTHING))
+            self._staged[request.request_id] = staged
+        return len(staged.blocks) * self.block_tokens, False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Load what was promised into the blocks given for it, before this step."""
+        staged = self._staged.pop(request.request_id, None)
+        if staged is not None and num_external_tokens:
+            count = num_external_tokens // self.block_tokens
+            ids = blocks.get_block_ids()[0][staged.first : staged.first + count]
+            self._loads.loads.append((ids, staged.blocks[:count]))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
+        """Hand this step's loads to the worker."""
+        loads, self._loads = self._loads, Loads()
+        return loads
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+        """Save the blocks of a chunk that came to its end; a response that ended needs them no more."""
+        self._staged.pop(request.request_id, None)
+        if request.status == RequestStatus.FINISHED_LENGTH_CAPPED:
+            self._save(request, block_ids)
+        return False, None
+
+    def request_preempted(self, request: Request) -> None:
+        """Save the blocks of a request that is about to lose them."""
+        assert self._kv_cache_manager is not None
+        self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
+
+    def _keys(self, request: Request) -> list[bytes]:
+        keys: list[bytes] = request.block_hashes
+        assert not keys or len(keys[0]) == KEY_BYTES
+        return keys
+
+    def _stage(self, store: KVStore, keys: Sequence[bytes]) -> Bytes:
+        found = store.find(keys)
+        if not found:
+            return NOTHING
+        blocks = np.empty((found, self.block_bytes), np.uint8)
+        return blocks[: store.get(keys[:found], blocks)]
+
+    def _save(self, request: Request, block_ids: Sequence[int]) -> None:
+        computed = min(request.num_computed_tokens, request.num_tokens - 1)
+        keys = self._keys(request)[: computed // self.block_tokens]
+
+        def save(store: KVStore) -> None:
+            lacking = store.lacks(keys)
+            if lacking:
+                assert self._read is not None
+                store.put([keys[i] for i in lacking], self._read([block_ids[i] for i in lacking]))
+
+        self._guarded(save, None)
+
+    def _guarded(self, work: Callable[[KVStore], T], otherwise: T) -> T:
+        """Do something with the store, if there is one that has not failed."""
+        if self._store is None:
+            return otherwise
+        try:
+            return work(self._store)
+        except Exception:
+            traceback.print_exc()
+            print("the KV pool failed; this instance goes on without it", file=sys.stderr, flush=True)
+            self._store = None
+            return otherwise
+
+    # In the worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take each layer's KV as bytes, one row a block."""
+        self._layers = [self._rows(name, layer) for name, layer in kv_caches.items()]
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load everything this step asks for."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Loads)
+        for ids, blocks in metadata.loads:
+            index = torch.tensor(ids, device=self._layers[0].device)
+            begin = 0
+            for layer in self._layers:
+                end = begin + layer.shape[1]
+                layer[index] = torch.from_numpy(blocks[:, begin:end]).to(layer.device)
+                begin = end
+
+    def read(self, block_ids: list[int]) -> Bytes:
+        """Return blocks, uint8 [n, block_bytes]."""
+        index = torch.tensor(block_ids, device=self._layers[0].device)
+        blocks: Bytes = torch.cat([layer[index] for layer in self._layers], 1).cpu().numpy()
+        return blocks
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Everything has been loaded by now."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is saved while the model runs."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is being saved."""
+
+    def _rows(self, name: str, layer: torch.Tensor) -> torch.Tensor:
+        """Return a layer's KV as bytes, [blocks, bytes of a block]: a view."""
+        outer, *inner = sorted(
+            ((stride, size) for stride, size in zip(layer.stride(), layer.shape, strict=True) if size > 1),
+            reverse=True,
+        )
+        dense = 1
+        for stride, size in reversed(inner):
+            if stride != dense:
+                dense = 0
+            dense *= size
+        stride, size = outer
+        parts = size // self._blocks  # a kernel may see one of vLLM's blocks as several
+        if not dense or size % self._blocks or stride < dense or (parts > 1 and stride != dense):
+            raise EngineError(
+                f"the KV of {name} is laid out as {tuple(layer.shape)} with strides {layer.stride()}, not"
+                ' block by block, and cannot be pooled; set [seer].kv_pool = "none"'
+            )
+        rows = torch.empty(0, dtype=torch.uint8, device=layer.device)
+        return rows.set_(
+            layer.untyped_storage(),
+            layer.storage_offset() * layer.itemsize,
+            (self._blocks, parts * dense * layer.itemsize),
+            (parts * stride * layer.itemsize, 1),
+        )

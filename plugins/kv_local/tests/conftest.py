@@ -1,0 +1,62 @@
+"""A started pool, and stores in it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from seer_kv_local import LocalPool
+from seer_kv_local.store import LocalStore
+
+from seer_core.kv import StoreHost
+
+BLOCK_BYTES = 4096
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def make_pool():
+    """Return a function that starts a pool with room for so many blocks per instance; all are stopped."""
+    pools = []
+
+    def make(blocks=8, names=NAMES, block_bytes=BLOCK_BYTES):
+        pool = LocalPool(len(names) * (blocks * (block_bytes + 48) + 3 * 4096))
+        pools.append(pool)
+        asyncio.run(pool.start(names))
+        return pool
+
+    yield make
+    for pool in pools:
+        asyncio.run(pool.stop())
+
+
+@pytest.fixture
+def open_store():
+    """Return a function that makes an instance's store as its engine would."""
+
+    def open_store(pool, name, block_bytes=BLOCK_BYTES):
+        return LocalStore(pool.store(name).settings, StoreHost(name, block_bytes, 32))
+
+    return open_store
+
+
+@pytest.fixture
+def blocks():
+    """Return a function that makes keys and blocks of random bytes."""
+    random = np.random.default_rng(7)
+
+    def make(count, block_bytes=BLOCK_BYTES):
+        keys = [random.bytes(32) for _ in range(count)]
+        return keys, random.integers(0, 256, (count, block_bytes), np.uint8)
+
+    return make
+
+
+@pytest.fixture
+def got():
+    """Return a function that gets blocks: those up to the first miss."""
+
+    def get(store, keys, block_bytes=BLOCK_BYTES):
+        found = np.zeros((len(keys), block_bytes), np.uint8)
+        return found[: store.get(keys, found)]
+
+    return get

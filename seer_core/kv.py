@@ -1,0 +1,118 @@
+"""KV shared by all instances of a run: what a pool, an engine and the core agree on.
+
+A plug-in fills the slot ``kv_pool`` with a ``KVPool``, which lives beside the runtime.  It has an engine
+half, a ``KVStore``, which is named by import path and made in each engine's process; so an engine knows
+these Protocols and never the plug-in, and a pool never an engine.  What travels are blocks: the KV of
+``block_tokens`` tokens in a row, as bytes, under a key that stands for these tokens, for all tokens
+before them and for the version of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+__all__ = ["KEY_BYTES", "KVPool", "KVStore", "PoolStats", "StoreHost", "StoreSpec"]
+
+KEY_BYTES = 32
+"""Length of every key."""
+
+
+class PoolStats(msgspec.Struct, frozen=True):
+    """A pool in figures.  Counts go on from its start; ``used_bytes`` is held now.
+
+    ``asked_blocks`` were looked for and ``hit_blocks`` found; ``torn_blocks`` were found but turned out, when
+    copied, to be damaged or replaced, which counts as a miss; ``evicted_blocks`` made room for others.
+    """
+
+    capacity_bytes: int
+    used_bytes: int = 0
+    asked_blocks: int = 0
+    hit_blocks: int = 0
+    torn_blocks: int = 0
+    evicted_blocks: int = 0
+    put_bytes: int = 0
+    got_bytes: int = 0
+
+
+class StoreSpec(msgspec.Struct, frozen=True):
+    """The engine half of a pool, by name: what an engine's process imports and what it is made with.
+
+    ``path`` is ``package.module:Class``, a ``KVStore`` called with ``(settings, host)``; ``settings`` is
+    plain data.
+    """
+
+    path: str
+    settings: Mapping[str, Any]
+
+
+class StoreHost(msgspec.Struct, frozen=True):
+    """What a store may know of the instance it works in."""
+
+    instance_id: str
+    block_bytes: int
+    block_tokens: int
+
+
+class KVStore(Protocol):
+    """One instance's end of the pool, in its engine's process; used by one thread.
+
+    Made by ``Class(settings, host)``.  A block that cannot be had, for whatever reason, is a miss and never
+    an error; if a method raises all the same, the instance goes on without the pool and says so once.
+    """
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the keys, from the first on, are there, to the best of its knowledge."""
+        ...
+
+    def lacks(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the positions of those keys that are not there; the others count as used just now."""
+        ...
+
+    def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
+        """Keep copies of ``blocks``, uint8 [keys, block_bytes]; evict others, or these, for want of room."""
+        ...
+
+    def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
+        """Copy the blocks of these keys into ``blocks``, uint8 [keys, block_bytes], up to the first miss.
+
+        Returns how many were copied; each is whole, and what was put under its key.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; what was put stays for the others."""
+        ...
+
+
+@runtime_checkable
+class KVPool(Protocol):
+    """KV for all instances of a run."""
+
+    async def start(self, instances: Sequence[str]) -> None:
+        """Make room for these instances; called before the engines start."""
+        ...
+
+    async def stop(self) -> None:
+        """Give everything back, and leave nothing behind; idempotent, bounded."""
+        ...
+
+    def store(self, instance_id: str) -> StoreSpec:
+        """Return what an engine's process makes; asked once per start of an instance."""
+        ...
+
+    async def clear(self) -> None:
+        """Forget all KV: no block put before is found again.  All instances are idle."""
+        ...
+
+    def stats(self) -> PoolStats:
+        """Return the pool in figures; before ``start`` and after ``stop`` as of then."""
+        ...

@@ -1,0 +1,195 @@
+"""The slot ``kv_pool``: who fills it, when it is started, cleared and stopped, and what is counted."""
+
+import asyncio
+
+import pytest
+
+from seer_core.config import load_config
+from seer_core.errors import ConfigError, EngineError, PluginError
+from seer_core.kv import PoolStats, StoreSpec
+from seer_core.plugins import assemble, slots_of
+from seer_core.scheduler import Slot
+
+POOL = """
+import msgspec
+from seer_core.hookspecs import hookimpl
+from seer_core.kv import PoolStats, StoreSpec
+
+class Settings(msgspec.Struct, frozen=True):
+    depth: int = 3
+
+class Pool:
+    def __init__(self, depth): self.depth = depth
+    async def start(self, instances): pass
+    async def stop(self): pass
+    def store(self, instance_id): return StoreSpec("m:C", {})
+    async def clear(self): pass
+    def stats(self): return PoolStats(0)
+
+@hookimpl
+def seer_make_kv_pool(settings):
+    return Pool(settings.depth)
+"""
+
+
+class Noted:
+    """A pool that notes what it is told."""
+
+    def __init__(self, failing=None):
+        self.calls = []
+        self.failing = failing
+
+    async def start(self, instances):
+        self._note(("start", *instances))
+
+    async def stop(self):
+        self._note("stop")
+
+    def store(self, instance_id):
+        return StoreSpec("module:Class", {"for": instance_id})
+
+    async def clear(self):
+        self._note("clear")
+
+    def stats(self):
+        return PoolStats(1 << 20)
+
+    def _note(self, call):
+        self.calls.append(call)
+        if self.failing is not None and self.failing in (call, call[0]):
+            raise OSError("out of order")
+
+
+def slot(pool):
+    return Slot("kv_pool", "noted", pool)
+
+
+def test_the_pool_is_local_by_default_and_none_switches_it_off(write_config):
+    assembly = assemble(load_config(write_config()))
+    assert (assembly.kv_pool.owner, assembly.kv_pool.strategy.capacity_bytes) == ("local", 1 << 30)
+    assert assemble(load_config(write_config(seer='kv_pool = "none"'))).kv_pool is None
+
+
+def test_another_pool_is_one_line_and_has_a_table_of_its_own(write_config, distribution):
+    distribution("puddle", POOL)
+    config = load_config(write_config(more="[kv_pool.puddle]\ndepth = 7", seer='kv_pool = "puddle"'))
+    assert assemble(config).kv_pool.strategy.depth == 7
+    assert slots_of(config)["puddle"] == ("kv_pool",)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "more", "seer", "fact"),
+    [
+        (
+            [],
+            "",
+            'kv_pool = "locl"',
+            r"\[seer\].kv_pool: .* 'locl'; did you mean 'local'\?; install .* 'none'",
+        ),
+        ([], "", 'kv_pool = "sim"', "'sim' makes no KV pool"),
+        ([], "[kv_pool.nobody]\nx = 1", "", r"\[kv_pool.nobody\]: no installed plug-in"),
+        ([], "[kv_pool.local]\ncapacity = 1", "", "'capacity'.*did you mean 'capacity_bytes'"),
+        (["local"], "", "", "'local' in .* makes a KV pool only; write kv_pool = \"local\" instead"),
+    ],
+)
+def test_a_wrong_pool_is_named_before_anything_starts(write_config, plugins, more, seer, fact):
+    with pytest.raises(ConfigError, match=fact):
+        assemble(load_config(write_config(plugins, more, seer=seer)))
+
+
+def test_engines_are_told_of_the_pool_and_it_lives_as_long_as_they_do(by_hand, hand):
+    pool, engines = Noted(), [hand("a"), hand("b"), hand("c")]
+    engines[1].shares_kv = False
+
+    async def main():
+        async with by_hand(*engines, kv_pool=slot(pool)):
+            assert all(engine.kv_pool is pool for engine in engines)
+            assert pool.calls == [("start", "a", "c")]
+        assert pool.calls[1:] == ["stop"]
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_no_engine_uses_is_not_started(by_hand, hand):
+    pool, engine = Noted(), hand("a")
+    engine.shares_kv = False
+
+    async def main():
+        async with by_hand(engine, kv_pool=slot(pool)):
+            assert pool.calls == []
+
+    asyncio.run(main())
+
+
+def test_without_a_pool_engines_are_told_so(by_hand, hand):
+    engine = hand("a")
+    engine.kv_pool = "of an earlier run"
+
+    async def main():
+        async with by_hand(engine):
+            assert engine.kv_pool is None
+
+    asyncio.run(main())
+
+
+def test_resetting_caches_and_updating_weights_clear_the_pool(by_hand, hand):
+    pool = Noted()
+
+    async def main():
+        async with by_hand(hand("a"), hand("b"), kv_pool=slot(pool)) as runtime:
+            await runtime.reset_caches()
+            assert pool.calls[1:] == ["clear"]
+            await runtime.update_weights("somewhere")
+            assert pool.calls[1:] == ["clear", "clear"]
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_does_not_start_is_named_with_the_way_out(by_hand, hand):
+    engine = hand("a")
+
+    async def main():
+        async with by_hand(engine, kv_pool=slot(Noted(failing="start"))):
+            pass
+
+    with pytest.raises(PluginError, match=r"'noted', slot 'kv_pool'.*out of order.*--set seer.kv_pool=none"):
+        asyncio.run(main())
+    assert engine.starts == 0
+
+
+def test_an_engine_that_cannot_share_as_configured_says_so_at_the_start(by_hand, hand):
+    class Engine(hand):
+        def share_kv(self, pool):
+            raise EngineError("it cannot")
+
+    async def main():
+        async with by_hand(Engine("a"), kv_pool=slot(Noted())):
+            pass
+
+    with pytest.raises(EngineError, match="it cannot"):
+        asyncio.run(main())
+
+
+def test_tokens_from_the_pool_are_counted_per_chunk_and_in_the_summary(by_hand, hand, some_groups):
+    engine = hand("a")
+
+    async def main():
+        async with by_hand(engine, kv_pool=slot(Noted())) as runtime:
+            rollout = runtime.rollout(some_groups(1, n=2))
+            for job_id in list(engine.jobs):
+                engine.finish(job_id, pool=3)
+            return await rollout.wait()
+
+    result = asyncio.run(main())
+    assert [chunk.pool_tokens for one in result.completions for chunk in one.chunks] == [3, 3]
+    assert result.summary.pool_tokens == 6
+
+
+def test_sim_engines_share_nothing(simulated):
+    pool = Noted()
+
+    async def main():
+        async with simulated(kv_pool=slot(pool)):
+            assert pool.calls == []
+
+    asyncio.run(main())
