@@ -21,6 +21,7 @@ from seer_vllm.plugin import Settings, VllmPool, seer_make_engines
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.events import InstanceReported
 from seer_core.hookspecs import Startup
+from seer_core.kv import KVPool
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob, ChunkOutput
 
@@ -144,11 +145,16 @@ class Harness:
     """One instance, and the sink it reports to."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, engine: VllmEngine, drafter: Drafter | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        engine: VllmEngine,
+        drafter: Drafter | None = None,
+        kv_pool: KVPool | None = None,
     ) -> None:
         self.loop = loop
         self.engine = engine
         self.engine.draft_with(drafter)
+        self.engine.share_kv(kv_pool)
         self.group = "group"
         self.reports: list[InstanceReported] = []
         self.losses: list[str] = []
@@ -263,15 +269,23 @@ def make_pool() -> Callable[..., VllmPool]:
 
 @pytest.fixture(scope="session")
 def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
-    """Return a function that starts an instance; all are stopped at the end."""
+    """Return a function that starts instance number ``index``; all are stopped at the end."""
     pytest.importorskip("vllm")
     started: list[Harness] = []
 
-    def start(model: Path, source: SourceSpec | None = None, **settings: Any) -> Harness:
+    def start(
+        model: Path,
+        source: SourceSpec | None = None,
+        kv_pool: KVPool | None = None,
+        index: int = 0,
+        **settings: Any,
+    ) -> Harness:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where workers find ``draft_sources``
-            [engine] = _make_pool(model, **settings).engines
-        started.append(Harness(loop, engine, None if source is None else Drafter(source)))
+            patch.setenv(
+                "PYTHONPATH", str(Path(__file__).parent), os.pathsep
+            )  # where workers find ``draft_sources``
+            engine = _make_pool(model, instances=index + 1, **settings).engines[index]
+        started.append(Harness(loop, engine, None if source is None else Drafter(source), kv_pool))
         return started[-1]
 
     yield start

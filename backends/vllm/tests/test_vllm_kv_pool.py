@@ -1,0 +1,238 @@
+"""Real engines, one plain and one that speculates and prefills in pieces, over the local pool."""
+
+import asyncio
+import json
+import os
+
+import numpy as np
+import pytest
+
+from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.model import Sampling
+
+pytestmark = pytest.mark.engine
+kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
+
+GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
+BLOCK = 32
+BLOCK_BYTES = BLOCK * 4 * 2 * 2 * 32 * 4
+TOKENS = 230
+
+
+@pytest.fixture(scope="module")
+def make_pool(loop):
+    """Return a function that starts a pool for ``vllm-0`` and ``vllm-1``; all are stopped at the end."""
+    pools = []
+
+    def make(capacity_bytes):
+        pools.append(kv_local.LocalPool(capacity_bytes))
+        loop.run_until_complete(pools[-1].start(["vllm-0", "vllm-1"]))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        loop.run_until_complete(pool.stop())
+
+
+@pytest.fixture(scope="module")
+def pool(make_pool):
+    return make_pool(64 << 20)
+
+
+@pytest.fixture(scope="module")
+def pair(start, models, pool, notes):
+    """Two instances of the first model that share the pool."""
+    spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, StepTimes((1,), (0,), ((0.001,),)))
+    plain = start(models[0], kv_pool=pool)
+    drafting = start(models[0], spec, pool, 1, max_batched_tokens=96)
+    drafting.group = "mixed"
+    return plain, drafting
+
+
+@pytest.fixture
+def cold(pair, pool):
+    """Let both instances and the pool forget everything."""
+
+    def cold():
+        for each in pair:
+            each.run(each.engine.reset_cache())
+        pair[0].run(pool.clear())
+
+    cold()
+    return cold
+
+
+@pytest.fixture
+def answers(notes):
+    """Return a function that tells the drafting instance what to draft well."""
+    return lambda expected: (notes / "answers.json").write_text(json.dumps(expected))
+
+
+def moved(instances, prompts, sampling, tokens, chunk_tokens):
+    """Return responses of which every chunk runs on the next instance, and all outputs by round."""
+    responses, rounds = [[] for _ in prompts], []
+    stopped = set()
+    while len(stopped) < len(prompts):
+        here = instances[len(rounds) % len(instances)]
+        here.run(here.engine.reset_cache())  # so that nothing but the pool can help
+        jobs = {
+            i: here.job([*prompt, *responses[i]], min(chunk_tokens, tokens - len(responses[i])), i, sampling)
+            for i, prompt in enumerate(prompts)
+            if i not in stopped
+        }
+        outputs = here.run(here.chunks(list(jobs.values())))
+        rounds.append(outputs)
+        for (i, job), output in zip(jobs.items(), outputs, strict=True):
+            assert output.cached_tokens + output.pool_tokens + output.prefilled_tokens == len(job.token_ids)
+            responses[i] += output.token_ids
+            if output.stopped or len(responses[i]) == tokens:
+                stopped.add(i)
+    return responses, rounds
+
+
+@pytest.mark.parametrize("chunk_tokens", [40, 64, 7])
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
+def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_at_most(
+    pair, cold, answers, prompts, sampling, chunk_tokens
+):
+    expected = pair[0].whole(prompts(6), sampling, TOKENS)
+    answers(expected)
+    cold()
+    responses, rounds = moved(pair, prompts(6), sampling, TOKENS, chunk_tokens)
+    assert responses == expected
+    assert len(rounds) == -(-TOKENS // chunk_tokens)
+    for outputs in rounds[1:]:
+        assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+        assert min(output.pool_tokens for output in outputs) >= BLOCK
+
+
+def test_chunks_that_move_at_random_among_others_change_no_token(pair, cold, answers, prompts):
+    expected = pair[0].whole(prompts(12, 150), PLAIN, TOKENS)
+    answers(expected)
+    cold()
+    random = np.random.default_rng(3)
+
+    async def respond(prompt, seed):
+        response = []
+        while len(response) < TOKENS:
+            here = pair[random.integers(2)]
+            wanted = min(int(random.integers(10, 90)), TOKENS - len(response))
+            [output] = await here.chunks([here.job([*prompt, *response], wanted, seed, PLAIN)])
+            response += output.token_ids
+            if output.stopped:
+                break
+        return response
+
+    async def respond_all():
+        return await asyncio.gather(*(respond(prompt, i) for i, prompt in enumerate(prompts(12, 150))))
+
+    assert pair[0].run(respond_all()) == expected
+
+
+def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts):
+    a, b = pair
+    expected = a.whole(prompts(3), PLAIN, 120)
+    answers(expected)
+    long = b.job(prompts(1)[0], 600, 0, PLAIN)
+    b.engine.submit(long)
+    b.run(b.until(lambda: any(report.running for report in b.reports)))
+    b.engine.abort(long.id)
+    assert moved(pair, prompts(3), PLAIN, 120, 50)[0] == expected
+
+
+def test_torn_blocks_are_computed_again(pair, pool, cold, answers, prompts):
+    a, b = pair
+    [expected] = a.whole(prompts(1), PLAIN, 200)
+    answers([expected])
+    cold()
+    prompt = prompts(1)[0]
+    [first] = a.run(a.chunks([a.job(prompt, 120, 0, PLAIN)]))
+    saved = (len(prompt) + 119) // BLOCK
+    _, memory = pool._files["vllm-0"]
+    bytes_of_all = np.frombuffer(memory, np.uint8)
+    rows = np.flatnonzero(bytes_of_all.reshape(-1, 4096).any(axis=1))
+    bytes_of_all[rows[-1] * 4096 : (rows[-1] + 1) * 4096] ^= 255  # somewhere in one of the blocks
+    del bytes_of_all
+    torn = pool.stats().torn_blocks
+    [second] = b.run(b.chunks([b.job([*prompt, *first.token_ids], 80, 0, PLAIN)]))
+    assert first.token_ids + second.token_ids == expected
+    assert pool.stats().torn_blocks == torn + 1
+    assert second.pool_tokens < saved * BLOCK
+
+
+def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, start, models, prompts):
+    a, b = pair
+    b.group = "nothing"
+    firsts = a.run(a.chunks([a.job(prompt, 90, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(4), firsts, strict=True)]
+    for each in pair:
+        each.weight_version += 1
+        each.run(each.engine.update_weights(str(models[1]), each.weight_version))
+    jobs = [b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]
+    outputs = b.run(b.chunks(jobs))  # the pool still holds the old KV: keys alone must do
+    fresh = start(models[1])
+    expected = fresh.run(fresh.chunks([fresh.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
+    fresh.run(fresh.engine.stop())
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert {output.pool_tokens + output.cached_tokens for output in outputs} == {0}
+    texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
+    again = a.run(a.chunks([a.job(text, 10, i, PLAIN) for i, text in enumerate(texts)]))
+    ended = [output.stopped for output in outputs]
+    assert not all(ended)
+    for over, output in zip(ended, again, strict=True):
+        assert (output.pool_tokens > 0) != over  # of the new version; a response that ended is not kept
+    a.run(pool.clear())
+    assert pool.stats().used_bytes == 0
+    for each in pair:
+        each.weight_version += 1
+        each.run(each.engine.update_weights(str(models[0]), each.weight_version))
+    b.group = "mixed"
+
+
+def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, cold, answers, models, prompts):
+    a, b = pair
+    expected = a.whole(prompts(3), PLAIN, 200)
+    answers(expected)
+    cold()
+    firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
+    for i, prompt in enumerate(prompts(3)):
+        a.engine.submit(a.job([*prompt, *firsts[i].token_ids], 600, i, PLAIN))
+    a.kill()
+    a.run(a.until(lambda: bool(a.losses)))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
+    outputs = b.run(b.chunks([b.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
+    assert [
+        first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
+    ] == expected
+    assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+    a.run(a.engine.start(a))
+    a.weight_version = b.weight_version
+    a.run(a.engine.update_weights(str(models[0]), a.weight_version))
+    outputs = a.run(a.chunks([a.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
+    assert [
+        first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
+    ] == expected
+    assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+
+
+def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_pool, models, roomy, prompts):
+    expected = roomy.whole(prompts(10), PLAIN, 300)
+    small = make_pool(2 * (24 * (BLOCK_BYTES + 48) + 3 * 4096))
+    tight = [
+        start(models[0], None, small, index, max_model_tokens=512, kv_cache_bytes=29 * BLOCK_BYTES)
+        for index in range(2)
+    ]
+    assert tight[0].whole(prompts(10), PLAIN, 300) == expected
+    preempted = [output for output in tight[0].outputs.values() if output.preemptions]
+    assert preempted
+    stats = small.stats()
+    assert stats.evicted_blocks > 0
+    assert stats.got_bytes > 0
+    assert stats.used_bytes <= stats.capacity_bytes
+    responses, _ = moved(tight, prompts(10), PLAIN, 300, 64)
+    assert responses == expected
+    for each in tight:
+        pid = each.engine.pid
+        each.run(each.engine.stop())
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
