@@ -13,6 +13,7 @@ from seer_core.cli.common import config_options, main_options, run_async
 from seer_core.cli.display import Display
 from seer_core.cli.output import OutputDir, check_writable, write_json
 from seer_core.config import Config
+from seer_core.kv import PoolStats
 from seer_core.plugins import Assembly, assemble, describe
 from seer_core.policy import Observer
 from seer_core.prompts import PromptsFile, read_prompts
@@ -60,11 +61,12 @@ def run_command(
         check_writable(json_file)
     with OutputDir(out, sum(group.n for group in read.groups), overwrite) as output:
         result = run_async(_roll_out(config, assembly, read, output))
-        document = _document(config, read, result.summary)
+        pool_stats = None if assembly.kv_pool is None else assembly.kv_pool.strategy.stats()
+        document = _document(config, read, result.summary, pool_stats)
         output.summary(document)
     if json_file is not None:
         write_json(json_file, document)
-    _print(result.summary, out)
+    _print(result.summary, pool_stats, out)
 
 
 async def _roll_out(
@@ -88,17 +90,20 @@ async def _roll_out(
         return rollout.result
 
 
-def _document(config: Config, read: PromptsFile, summary: Summary) -> dict[str, Any]:
+def _document(
+    config: Config, read: PromptsFile, summary: Summary, pool_stats: PoolStats | None
+) -> dict[str, Any]:
     return {
         **msgspec.to_builtins(summary),
         "engine": config.seer.engine,
+        "kv_pool": {"name": config.seer.kv_pool, **msgspec.to_builtins(pool_stats or {})},
         "plugins": [describe(name) for name in config.seer.plugins],
         "seed": config.seer.seed,
         "skipped_prompts": msgspec.to_builtins(read.skipped),
     }
 
 
-def _print(summary: Summary, out: Path) -> None:
+def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
     click.echo(
         f"{summary.requests} responses of {summary.groups} groups, {summary.tokens:,} tokens in"
         f" {summary.total_time_s:.1f} s ({summary.throughput_tokens_per_s:,.0f} tok/s);"
@@ -108,6 +113,17 @@ def _print(summary: Summary, out: Path) -> None:
         f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
         f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
     )
+    if pool_stats is not None and pool_stats.put_bytes:
+        click.echo(
+            f"KV of {summary.pool_tokens:,} tokens came from the pool, of {summary.cached_tokens:,} from the"
+            f" instance itself; {summary.prefilled_tokens:,} tokens were prefilled"
+        )
+        click.echo(
+            f"pool: {_mib(pool_stats.used_bytes)} of {_mib(pool_stats.capacity_bytes)} in use,"
+            f" {pool_stats.hit_blocks:,} of {pool_stats.asked_blocks:,} blocks found,"
+            f" {_mib(pool_stats.put_bytes)} in, {_mib(pool_stats.got_bytes)} out,"
+            f" {pool_stats.evicted_blocks:,} blocks evicted, {pool_stats.torn_blocks:,} torn"
+        )
     if summary.drafted_tokens:
         click.echo(
             f"{summary.drafted_tokens:,} tokens drafted, {summary.accepted_tokens:,} accepted:"
@@ -115,3 +131,7 @@ def _print(summary: Summary, out: Path) -> None:
             f" {summary.drafting_share:.1%} of the step time spent drafting"
         )
     click.echo(f"results in {out}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

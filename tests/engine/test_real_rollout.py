@@ -89,6 +89,29 @@ def test_control_c_keeps_what_has_finished_and_leaves_no_engine_behind(tmp_path)
     assert all(json.loads(line)["finish_reason"] in ("stop", "length") for line in lines)
 
 
+def test_a_killed_runtime_leaves_no_engine_and_no_kv_behind(tmp_path):
+    out = tmp_path / "out"
+    run = subprocess.Popen(
+        seer("run", EXAMPLE / "demo.toml", "--prompts", EXAMPLE / "prompts.jsonl", "--out", out),
+        stderr=subprocess.DEVNULL,
+    )
+    completions = out / "completions.jsonl"
+    wait_until(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
+    workers = children_of(run.pid)
+    assert [holds_pool(pid) for pid in (run.pid, *workers)] == [True] * 3
+    run.kill()
+    run.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def holds_pool(pid):
+    """Tell whether a process has a part of a KV pool in its memory."""
+    try:
+        return "memfd:seer-kv-" in Path(f"/proc/{pid}/maps").read_text()
+    except (OSError, ProcessLookupError):
+        return False
+
+
 def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -10,10 +10,8 @@ finds them.
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -30,6 +28,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
 from seer_core.kv import KEY_BYTES, KVStore
+from seer_vllm.blocks import Layers
+from seer_vllm.stores import Guarded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 __all__ = ["StoreConnector"]
-
-T = TypeVar("T")
 
 NOTHING: Bytes = np.empty((0, 0), np.uint8)
 
@@ -81,11 +79,11 @@ class StoreConnector(KVConnectorBase_V1):
         self.block_tokens = groups[0].kv_cache_spec.block_size
         self.block_bytes = groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names)
         self._blocks = kv_cache_config.num_blocks
-        self._store: KVStore | None = None
+        self._store = Guarded(None)
         self._read: Callable[[list[int]], Bytes] | None = None
         self._staged: dict[str, Staged] = {}
         self._loads = Loads()
-        self._layers: list[torch.Tensor] = []
+        self._layers: Layers | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,7 +94,7 @@ class StoreConnector(KVConnectorBase_V1):
 
     def attach(self, store: KVStore, read: Callable[[list[int]], Bytes]) -> None:
         """Use a store; ``read`` returns the worker's blocks of these numbers, uint8 [n, block_bytes]."""
-        self._store, self._read = store, read
+        self._store, self._read = Guarded(store), read
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
@@ -104,7 +102,7 @@ class StoreConnector(KVConnectorBase_V1):
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
         staged = self._staged.get(request.request_id)
         if staged is None or staged.first != first:
-            staged = Staged(first, self._guarded(lambda store: self._stage(store, keys), NOTHING))
+            staged = Staged(first, self._store.ask(lambda store: self._stage(store, keys), NOTHING))
             self._staged[request.request_id] = staged
         return len(staged.blocks) * self.block_tokens, False
 
@@ -157,43 +155,26 @@ class StoreConnector(KVConnectorBase_V1):
                 assert self._read is not None
                 store.put([keys[i] for i in lacking], self._read([block_ids[i] for i in lacking]))
 
-        self._guarded(save, None)
-
-    def _guarded(self, work: Callable[[KVStore], T], otherwise: T) -> T:
-        """Do something with the store, if there is one that has not failed."""
-        if self._store is None:
-            return otherwise
-        try:
-            return work(self._store)
-        except Exception:
-            traceback.print_exc()
-            print("the KV pool failed; this instance goes on without it", file=sys.stderr, flush=True)
-            self._store = None
-            return otherwise
+        self._store.ask(save, None)
 
     # In the worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take each layer's KV as bytes, one row a block."""
-        self._layers = [self._rows(name, layer) for name, layer in kv_caches.items()]
+        """Take the KV of all layers."""
+        self._layers = Layers(kv_caches, self._blocks)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load everything this step asks for."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, Loads)
-        for ids, blocks in metadata.loads:
-            index = torch.tensor(ids, device=self._layers[0].device)
-            begin = 0
-            for layer in self._layers:
-                end = begin + layer.shape[1]
-                layer[index] = torch.from_numpy(blocks[:, begin:end]).to(layer.device)
-                begin = end
+        assert self._layers is not None
+        for block_ids, blocks in metadata.loads:
+            self._layers.write(block_ids, blocks)
 
     def read(self, block_ids: list[int]) -> Bytes:
         """Return blocks, uint8 [n, block_bytes]."""
-        index = torch.tensor(block_ids, device=self._layers[0].device)
-        blocks: Bytes = torch.cat([layer[index] for layer in self._layers], 1).cpu().numpy()
-        return blocks
+        assert self._layers is not None
+        return self._layers.read(block_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything has been loaded by now."""
@@ -205,29 +186,3 @@ class StoreConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         """Nothing is being saved."""
-
-    def _rows(self, name: str, layer: torch.Tensor) -> torch.Tensor:
-        """Return a layer's KV as bytes, [blocks, bytes of a block]: a view."""
-        outer, *inner = sorted(
-            ((stride, size) for stride, size in zip(layer.stride(), layer.shape, strict=True) if size > 1),
-            reverse=True,
-        )
-        dense = 1
-        for stride, size in reversed(inner):
-            if stride != dense:
-                dense = 0
-            dense *= size
-        stride, size = outer
-        parts = size // self._blocks  # a kernel may see one of vLLM's blocks as several
-        if not dense or size % self._blocks or stride < dense or (parts > 1 and stride != dense):
-            raise EngineError(
-                f"the KV of {name} is laid out as {tuple(layer.shape)} with strides {layer.stride()}, not"
-                ' block by block, and cannot be pooled; set [seer].kv_pool = "none"'
-            )
-        rows = torch.empty(0, dtype=torch.uint8, device=layer.device)
-        return rows.set_(
-            layer.untyped_storage(),
-            layer.storage_offset() * layer.itemsize,
-            (self._blocks, parts * dense * layer.itemsize),
-            (parts * stride * layer.itemsize, 1),
-        )

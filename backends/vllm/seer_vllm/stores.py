@@ -1,15 +1,20 @@
-"""The KV store a pool names: imported, checked, made."""
+"""The KV store a pool names: imported, checked, made, and left alone once it has failed."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import traceback
+from collections.abc import Callable
+from typing import TypeVar
 
 from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 
-__all__ = ["make_store"]
+__all__ = ["Guarded", "make_store"]
+
+T = TypeVar("T")
 
 REMEDY = 'correct what [seer].kv_pool names, or set it to "none"'
 
@@ -39,3 +44,22 @@ def make_store(spec: StoreSpec, host: StoreHost) -> KVStore:
             f"KV store {spec.path!r} cannot be made: {type(error).__name__}: {error}; {REMEDY}"
         ) from error
     return store
+
+
+class Guarded:
+    """A store, as long as it works; without it everything is a miss."""
+
+    def __init__(self, store: KVStore | None) -> None:
+        self._store = store
+
+    def ask(self, work: Callable[[KVStore], T], otherwise: T) -> T:
+        """Do something with the store; give the store up if that raises, and say so."""
+        if self._store is None:
+            return otherwise
+        try:
+            return work(self._store)
+        except Exception:
+            traceback.print_exc()
+            print("the KV pool failed; this instance goes on without it", file=sys.stderr, flush=True)
+            self._store = None
+            return otherwise

@@ -1,0 +1,92 @@
+"""KV blocks of any layout, and stores that cannot be made or that fail."""
+
+import numpy as np
+import pytest
+from seer_vllm.stores import Guarded, make_store
+
+from seer_core.errors import EngineError
+from seer_core.kv import StoreHost, StoreSpec
+
+torch = pytest.importorskip("torch")
+
+BLOCKS = 6
+
+
+def layers(*tensors):
+    from seer_vllm.blocks import Layers
+
+    return Layers({f"layer.{i}": tensor for i, tensor in enumerate(tensors)}, BLOCKS)
+
+
+def filled(*shape):
+    return torch.arange(np.prod(shape), dtype=torch.float32).reshape(shape)
+
+
+LAYOUTS = {
+    "plain": lambda: filled(BLOCKS, 2, 4, 8),
+    "heads before tokens within a block": lambda: filled(BLOCKS, 2, 8, 4).transpose(2, 3),
+    "a slice of one allocation for all layers": lambda: filled(3, BLOCKS, 2, 4, 8)[1],
+    "layers side by side in each block": lambda: filled(BLOCKS, 3, 2, 4, 8)[:, 1],
+    "two of the kernel's blocks in one": lambda: filled(2 * BLOCKS, 2, 2, 8),
+    "blocks not the first dimension": lambda: filled(BLOCKS, 2, 4, 8).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_are_read_and_loaded_whatever_the_layout(layout):
+    layer = LAYOUTS[layout]()
+    before = layer.clone()
+    kv = layers(layer, LAYOUTS["plain"]())
+    blocks = kv.read([4, 1])
+    assert blocks.shape == (2, 2 * 2 * 4 * 8 * 4)
+    per_block = 2 * 4 * 8 * 4
+    held = np.sort(blocks[0, :per_block].copy().view(np.float32))
+    dim = layer.shape.index(BLOCKS) if BLOCKS in layer.shape else 0
+    wide = layer.shape[dim] // BLOCKS
+    assert np.array_equal(held, np.sort(before.narrow(dim, 4 * wide, wide).flatten().numpy()))
+    layer.zero_()
+    kv.write([4, 1], blocks)
+    for block in range(BLOCKS):
+        expected = before if block in (4, 1) else torch.zeros_like(before)
+        span = (dim, block * wide, wide)
+        assert torch.equal(layer.narrow(*span), expected.narrow(*span))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [filled(2, BLOCKS, 4, 8), filled(BLOCKS, 2, 4, 16)[..., :8], filled(BLOCKS + 1, 2, 4, 8)],
+    ids=["keys apart from values", "holes within a block", "another number of blocks"],
+)
+def test_kv_that_is_not_laid_out_block_by_block_is_refused(layer):
+    with pytest.raises(
+        EngineError, match=r"KV of layer.0 is laid out .* not block by block.*kv_pool = \"none\""
+    ):
+        layers(layer)
+
+
+def test_a_store_that_fails_is_not_asked_again(capsys):
+    class Broken:
+        asked = 0
+
+        def find(self, keys):
+            self.asked += 1
+            raise RuntimeError("out of order")
+
+    store = Broken()
+    guarded = Guarded(store)
+    assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
+    assert store.asked == 1
+    assert "goes on without it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "fact"),
+    [
+        ("nowhere:Store", "KV store 'nowhere:Store' cannot be imported"),
+        ("json:JSONDecoder", "is no KVStore: without close, find, get, lacks, put"),
+        ("seer_core.kv:KVStore", "cannot be made: TypeError"),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_named(path, fact):
+    with pytest.raises(EngineError, match=fact):
+        make_store(StoreSpec(path, {}), StoreHost("vllm-0", 64, 32))
