@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from seer_core.errors import PluginError
 from seer_core.kv import PoolStats, StoreSpec
@@ -70,7 +71,8 @@ class LocalPool:
             header[Word.EPOCH] += 1
             header[Word.USED] = 0
             if len(memory) > PAGE:
-                memory.madvise(mmap.MADV_REMOVE, PAGE, len(memory) - PAGE)
+                with suppress(OSError):  # a kernel that will not: the slots are free all the same
+                    memory.madvise(mmap.MADV_REMOVE, PAGE, len(memory) - PAGE)
 
     def stats(self) -> PoolStats:
         """Add up what the instances have counted."""
