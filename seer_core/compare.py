@@ -26,6 +26,7 @@ FIGURES = (
     "tail_time_s",
     "preemptions",
     "recomputed_tokens",
+    "pool_tokens",
     "chunks",
     "migrations",
     "acceptance_length",

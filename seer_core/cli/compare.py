@@ -30,6 +30,7 @@ TITLES = {
     "tail_time_s": "tail time, s",
     "preemptions": "preemptions",
     "recomputed_tokens": "recomputed tokens",
+    "pool_tokens": "tokens from the KV pool",
     "chunks": "chunks",
     "migrations": "migrations",
     "acceptance_length": "tokens per request and step",
@@ -100,6 +101,8 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
     for figure in FIGURES:
         if figure in DRAFTING and not drafted:
+            continue
+        if figure == "pool_tokens" and not any(result.median(figure) for result in results):
             continue
         table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
     table.add_row(
