@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
@@ -67,11 +67,11 @@ class StoreConnector(KVConnectorBase_V1):
         groups = kv_cache_config.kv_cache_groups
         algorithm = vllm_config.cache_config.prefix_caching_hash_algo
         kinds = [type(group.kv_cache_spec) for group in groups]
-        if len(kinds) != 1 or not issubclass(kinds[0], FullAttentionSpec):
-            # A window's blocks are given up while the request runs, and what stands in for them means nothing.
+        if len(kinds) != 1 or kinds[0] not in (FullAttentionSpec, MLAAttentionSpec):
+            # A window's blocks are given up while a request runs; what stands in for them means nothing.
             raise EngineError(
-                f"the model's KV is of the kinds {', '.join(kind.__name__ for kind in kinds)}; a pool can keep"
-                ' one kind, full attention: set [seer].kv_pool = "none"'
+                f"the model's KV is of the kinds {', '.join(kind.__name__ for kind in kinds)}; a pool can"
+                ' keep one kind, full attention: set [seer].kv_pool = "none"'
             )
         if not algorithm.startswith("sha256"):
             raise EngineError(
