@@ -35,23 +35,30 @@ def seer(*arguments):
     return [sys.executable, "-c", "from seer_core.cli import main; main()", *map(str, arguments)]
 
 
-def test_whole_divided_migrated_and_killed_rollouts_give_the_same_tokens():
+def test_whole_divided_migrated_killed_and_drafted_rollouts_give_the_same_tokens():
     spec = importlib.util.spec_from_file_location("equality", ROOT / "benchmarks" / "equality.py")
     equality = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(equality)
-    rows = asyncio.run(equality.main(argparse.Namespace(groups=12, greedy_n=1, chunk=64, set=[])))
+    ways = ("whole", "divided", "migrated", "killed", "drafted")
+    rows = asyncio.run(equality.main(argparse.Namespace(groups=12, greedy_n=1, chunk=64, set=[], ways=ways)))
     by_way = {(row["way"], row["temperature"]): row for row in rows}
-    assert [row["differing_responses"] for row in rows] == [0] * 8
+    assert [row["differing_responses"] for row in rows] == [0] * 10
     assert sum(row["tokens"] for row in rows) >= 100_000
     assert by_way["migrated", 1.0]["migrations"] > by_way["divided", 1.0]["migrations"]
     assert by_way["killed", 1.0]["instances_lost"] == 1
     assert by_way["killed", 0.0]["instances_lost"] == 1
+    assert by_way["drafted", 1.0]["accepted_tokens"] > 0.2 * by_way["drafted", 1.0]["tokens"]
+    assert by_way["drafted", 0.0]["accepted_tokens"] > 0
     assert max(row["largest_logprob_difference"] for row in rows) < 1e-3
 
 
 def test_compare_finds_preemptions_only_in_the_baseline_and_the_same_tokens_everywhere(tmp_path, few_prompts):
     report = tmp_path / "compare.json"
-    small = ["--set", "engine.vllm.kv_cache_bytes=6815744", "--set", "plugin.divided_rollout.chunk_tokens=64"]
+    small = [
+        *("--set", "engine.vllm.kv_cache_bytes=6815744"),
+        *("--set", "plugin.divided_rollout.chunk_tokens=64"),
+        *("--set", "seer.kv_pool=none"),
+    ]
     run = subprocess.run(
         [*seer("compare", EXAMPLE / "demo.toml", "--prompts", few_prompts, "--json", report), *small],
         capture_output=True,
@@ -60,11 +67,13 @@ def test_compare_finds_preemptions_only_in_the_baseline_and_the_same_tokens_ever
     )
     assert run.returncode == 0, run.stderr
     arms = json.loads(report.read_text("utf-8"))
-    assert [arm["name"] for arm in arms] == ["baseline", "+ divided_rollout", "+ context_sched", "oracle"]
+    techniques = ["+ divided_rollout", "+ context_sched", "+ grouped_spec"]
+    assert [arm["name"] for arm in arms] == ["baseline", *techniques, "oracle"]
+    assert [arm["acceptance_length"] > 1 for arm in arms] == [False, False, False, True, False]
     assert all(arm["tokens_equal_to_baseline"] for arm in arms)
     assert arms[0]["preemptions"] > 0
     assert arms[0]["recomputed_tokens"] > 0
-    assert [arm["preemptions"] for arm in arms[1:]] == [0, 0, 0]
+    assert [arm["preemptions"] for arm in arms[1:]] == [0, 0, 0, 0]
     assert len({arm["tokens"] for arm in arms}) == 1
 
 
@@ -82,7 +91,7 @@ def test_control_c_keeps_what_has_finished_and_leaves_no_engine_behind(tmp_path)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
     assert "Traceback" not in errors
-    assert len(workers) == 2
+    assert len(workers) == 3  # two instances and a draft server
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
     lines = completions.read_text("utf-8").splitlines()
     assert lines
