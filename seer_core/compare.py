@@ -11,6 +11,7 @@ import msgspec
 
 from seer_core.config import Config
 from seer_core.errors import ConfigError
+from seer_core.kv import KVPool
 from seer_core.model import Completion, PromptGroup
 from seer_core.plugins import fill_slots, installed, unknown_plugin
 from seer_core.policy import Observer
@@ -39,11 +40,12 @@ Watch = Callable[["Arm", int], AbstractContextManager[Slot[Observer] | None]]
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One configuration of a comparison: a name and the plug-ins enabled."""
+    """One configuration of a comparison: a name, the plug-ins enabled, and whether instances share KV."""
 
     name: str
     plugins: tuple[str, ...]
     knows_lengths: bool = False
+    shares_kv: bool = True
 
 
 @attrs.define(eq=False)
@@ -112,7 +114,7 @@ def arms_of(config: Config) -> list[Arm]:
         raise ConfigError(
             "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
         )
-    arms = [Arm("baseline", table.baseline)]
+    arms = [Arm("baseline", table.baseline, shares_kv=False)]
     for count, name in enumerate(techniques, 1):
         arms.append(Arm(f"+ {name}", tuple(techniques[:count])))
     if table.oracle:
@@ -130,10 +132,12 @@ async def compare(
 ) -> list[ArmResult]:
     """Roll out ``groups`` under every arm, ``repeat`` times, on the same engines, caches cold.
 
-    The arms' order turns by one with each repeat, so that a drift of the machine hits all alike.
+    The baseline goes without the KV pool, as what it stands for does.  The arms' order turns by one with
+    each repeat, so that a drift of the machine hits all alike.
     ``watch`` makes, per arm and repeat, a context in which it runs and whose observer sees it.
     """
     results = {arm.name: ArmResult(arm) for arm in arms_of(config)}
+    kv_pool = runtime.kv_pool
     arms = [result.arm for result in results.values()]
     expected: Mapping[str, list[int]] = {}
     lengths: Mapping[str, int] = {}
@@ -142,7 +146,8 @@ async def compare(
         for arm in [*arms[turn:], *arms[:turn]]:
             chosen = _with_lengths(groups, lengths) if arm.knows_lengths else groups
             with watch(arm, number) as observer:
-                result = await _roll_out(runtime, config, arm, chosen, observer)
+                pool = kv_pool if arm.shares_kv else None
+                result = await _roll_out(runtime, config, arm, chosen, observer, pool)
             tokens = {completion.request_id: completion.token_ids for completion in result.completions}
             expected = expected or tokens
             lengths = lengths or {each.request_id: _true_length(each) for each in result.completions}
@@ -159,11 +164,12 @@ async def _roll_out(
     arm: Arm,
     groups: Sequence[PromptGroup],
     observer: Slot[Observer] | None,
+    kv_pool: Slot[KVPool] | None,
 ) -> RolloutResult:
     strategies = fill_slots(config.with_plugins(arm.plugins))
     if observer is not None:
         strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
-    await runtime.use(strategies)
+    await runtime.use(strategies, kv_pool)
     await runtime.reset_caches()
     return await runtime.rollout(groups).wait()
 

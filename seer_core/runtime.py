@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from seer_core.events import (
     InstanceReported,
     InstanceStarted,
 )
+from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies, assemble
 from seer_core.policy import Observer
@@ -33,6 +35,12 @@ from seer_core.scheduler import Policies, Scheduler, Slot
 __all__ = ["Runtime", "rollout"]
 
 log = structlog.get_logger("seer")
+
+
+class Keep(Enum):
+    """What ``Runtime.use`` leaves as it is."""
+
+    POOL = "pool"
 
 
 class Runtime:
@@ -198,18 +206,21 @@ class Runtime:
             except Exception as error:
                 log.error("kv_pool_stop_failed", error=str(error))
 
-    async def use(self, strategies: Strategies) -> None:
-        """Roll out by other strategies from now on; where drafting changes, engines are started anew.
+    async def use(self, strategies: Strategies, kv_pool: Slot[KVPool] | Keep | None = Keep.POOL) -> None:
+        """Roll out by other strategies, and through another KV pool or none, from now on.
+
+        Where drafting or the pool changes, engines are started anew.
 
         Raises:
             EngineError, PluginError: as ``start``; the runtime is stopped then.
         """
         self._expect_idle("change the strategies")
-        anew = bool(self.living) and strategies.drafter is not self.drafter
+        pool = self.kv_pool if isinstance(kv_pool, Keep) else kv_pool
+        anew = bool(self.living) and (strategies.drafter is not self.drafter or pool is not self.kv_pool)
         if anew:
             await self.stop()
         self.observers = list(strategies.observers)
-        self.drafter = strategies.drafter
+        self.drafter, self.kv_pool = strategies.drafter, pool
         self._scheduler = Scheduler(strategies.policies, self.settings.max_chunk_failures)
         self._spoilt = False
         if anew:

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
+from seer_core.compare import arms_of
 from seer_core.config import load_config
 from seer_core.errors import ConfigError, EngineError, PluginError
 from seer_core.kv import PoolStats, StoreSpec
-from seer_core.plugins import assemble, slots_of
-from seer_core.scheduler import Slot
+from seer_core.plugins import Strategies, assemble, slots_of
+from seer_core.scheduler import Policies, Slot
 
 POOL = """
 import msgspec
@@ -191,5 +192,32 @@ def test_sim_engines_share_nothing(simulated):
     async def main():
         async with simulated(kv_pool=slot(pool)):
             assert pool.calls == []
+
+    asyncio.run(main())
+
+
+def test_a_comparison_s_baseline_shares_no_kv(write_config):
+    arms = arms_of(load_config(write_config(["divided_rollout"])))
+    assert [(arm.name, arm.shares_kv) for arm in arms] == [
+        ("baseline", False),
+        ("+ divided_rollout", True),
+        ("oracle", True),
+    ]
+
+
+def test_engines_start_anew_when_the_pool_changes_and_only_then(by_hand, hand):
+    engine, noted = hand(), Noted()
+    pool = Slot("kv_pool", "noted", noted)
+
+    async def main():
+        async with by_hand(engine) as runtime:
+            await runtime.use(Strategies(Policies()))
+            assert engine.starts == 1
+            await runtime.use(Strategies(Policies()), pool)
+            assert (engine.starts, noted.calls) == (2, [("start", engine.id)])
+            await runtime.use(Strategies(Policies()))
+            assert engine.starts == 2
+            await runtime.use(Strategies(Policies()), None)
+            assert (engine.starts, noted.calls[-1]) == (3, "stop")
 
     asyncio.run(main())

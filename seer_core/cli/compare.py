@@ -50,9 +50,9 @@ DRAFTING = {"acceptance_length": ".2f", "drafting_share": ".1%"}
 def compare_command(config: Config, prompts: Path | None, repeat: int, json_file: Path | None) -> None:
     """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
 
-    All arms share the engines; caches are cold for each.  An arm that drafts has engines of its own
-    start, since an engine that can speculate is a little slower than one that cannot.  Checks that every arm
-    gives the baseline's tokens: exit status 1 if one does not.
+    Arms share the engines where they can; caches are cold for each.  Engines start anew where drafting
+    or the KV pool changes: one that can speculate is a little slower than one that cannot, and the
+    baseline shares no KV.  Checks that every arm gives the baseline's tokens: exit status 1 if one does not.
 
     \b
     Example:
