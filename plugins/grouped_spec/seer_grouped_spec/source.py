@@ -106,12 +106,13 @@ class GroupedSource:
         self._batch: list[int] = []
         self._ended_s = 0.0
         self._groups: dict[str, _Group] = {}
-        self._texts: list[_Text | None] = [None] * host.max_running
-        self._free = list(range(host.max_running))
-        self._requests = np.full(host.max_running, NO_REQUEST, np.int64)
-        self._probes = np.zeros(host.max_running, np.bool_)
-        self._drafted = np.zeros(host.max_running, np.int32)
-        self._predicted = np.zeros((host.max_running, host.draft_tokens), np.float32)
+        self._texts: list[_Text | None] = []
+        self._free: list[int] = []
+        self._requests = np.zeros(0, np.int64)
+        self._probes = np.zeros(0, np.bool_)
+        self._drafted = np.zeros(0, np.int32)
+        self._predicted = np.zeros((0, host.draft_tokens), np.float32)
+        self._add_slots(host.max_running)
         self._probabilities = np.zeros((host.max_running, host.draft_tokens), np.float32)
         self._columns = np.arange(host.draft_tokens, dtype=np.int32)
         self._steps = 0
@@ -137,6 +138,8 @@ class GroupedSource:
             text = self._catch_up(job, self._text_of(job))
         except DraftIndexError:
             text = None
+        if not self._free:  # more chunks wait for a place in the batch than the batch has
+            self._add_slots(len(self._texts))
         slot = self._free.pop()
         self._texts[slot] = text
         self._requests[slot] = NO_REQUEST if text is None else text.handle
@@ -221,6 +224,16 @@ class GroupedSource:
         """End the client's thread."""
         if self._client is not None:
             self._client.stop()
+
+    def _add_slots(self, count: int) -> None:
+        """Make room for so many more open chunks."""
+        self._free += range(len(self._texts), len(self._texts) + count)
+        self._texts += [None] * count
+        self._requests = np.concatenate((self._requests, np.full(count, NO_REQUEST, np.int64)))
+        self._probes = np.concatenate((self._probes, np.zeros(count, np.bool_)))
+        self._drafted = np.concatenate((self._drafted, np.zeros(count, np.int32)))
+        more = np.zeros((count, self._predicted.shape[1]), np.float32)
+        self._predicted = np.concatenate((self._predicted, more))
 
     def _text_of(self, job: ChunkJob) -> _Text:
         """Return the request's text, opened now if it is new or its group was dropped meanwhile."""

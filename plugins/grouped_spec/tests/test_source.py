@@ -182,6 +182,15 @@ def test_a_group_of_512_and_a_response_of_400_tokens_each_fit(make_rig):
     assert rig.propose([handle], [0]) == [[*range(310, 318)]]
 
 
+def test_more_chunks_may_be_open_than_run_at_once(make_rig):
+    rig = make_rig()
+    handles = [rig.open(number % 8, f"g/{number}", [*PHRASE, *PHRASE[:5]]) for number in range(100)]
+    assert len(set(handles)) == 100
+    assert rig.propose(handles[-2:], [2, 3]) == [PHRASE[5:13]] * 2
+    for handle in handles:
+        rig.source.close(handle)
+
+
 def test_handles_are_used_again_without_mixing_requests_up(make_rig):
     rig = make_rig()
     one = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
