@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.platforms import current_platform
 
 from seer_core.drafting import DraftHost, SourceSpec
-from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_vllm import sampling
 from seer_vllm.connector import StoreConnector
-from seer_vllm.proposer import Drafting, Proposer, load_source_class
+from seer_vllm.proposer import SOURCE, Drafting, Proposer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +34,10 @@ class WorkerExtension:
         drafter = getattr(runner, "drafter", None)
         if drafter is None:
             return
+        if current_platform.is_cpu():
+            from seer_vllm import cpu_attention
+
+            cpu_attention.install()
         # vLLM drafts nonsense for a whole batch of which one request comes near this limit.
         runner.effective_drafter_max_model_len = runner.max_model_len + 2 * runner.num_spec_tokens + 2
         if isinstance(drafter, Proposer):
@@ -51,14 +54,7 @@ class WorkerExtension:
     def seer_attach(self, spec: SourceSpec, host: DraftHost) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""
         if self.rank == 0:
-            source_class = load_source_class(spec.path)
-            try:
-                source = source_class(spec.settings, host)
-            except Exception as error:
-                traceback.print_exception(error)
-                raise EngineError(
-                    f"draft source {spec.path!r} cannot be made: {type(error).__name__}: {error}"
-                ) from error
+            source = SOURCE.make(spec.path, spec.settings, host)
             self.model_runner.drafter.attach(source, lambda: self.model_runner.input_batch.req_ids)
 
     def seer_open(self, request_id: str, job: ChunkJob) -> None:
