@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,21 @@ from seer_core.scheduler import Policies, Scheduler, Slot
 __all__ = ["Runtime", "rollout"]
 
 log = structlog.get_logger("seer")
+
+
+@contextmanager
+def _blaming(slot: Slot[Any]) -> Iterator[None]:
+    """Turn what a plug-in raises by mistake into a ``PluginError`` that names it and the way around it."""
+    try:
+        yield
+    except SeerError:
+        raise
+    except Exception as error:
+        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
+        raise PluginError(
+            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {type(error).__name__}: {error};"
+            f" run without it: {without}"
+        ) from error
 
 
 class Keep(Enum):
@@ -137,24 +153,16 @@ class Runtime:
             if engine.share_kv(None if slot is None else slot.strategy)
         ]
         if slot is not None and shared:
-            try:
+            with _blaming(slot):
                 await slot.strategy.start(shared)
-            except SeerError:
-                raise
-            except Exception as error:
-                raise self._blame(slot, error) from error
             log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
 
     async def _start_drafter(self) -> None:
         """Start what the draft sources share, and tell the engines what to draft with."""
         slot = self.drafter
         if slot is not None:
-            try:
+            with _blaming(slot):
                 await slot.strategy.start(len(self._engines))
-            except SeerError:
-                raise
-            except Exception as error:
-                raise self._blame(slot, error) from error
         for engine in self._engines.values():
             engine.draft_with(slot.strategy if slot is not None else None)
 
@@ -195,16 +203,12 @@ class Runtime:
         for answer in answers:
             if isinstance(answer, BaseException):
                 log.error("instance_stop_failed", error=str(answer))
-        if self.drafter is not None:
-            try:
-                await self.drafter.strategy.stop()
-            except Exception as error:
-                log.error("drafter_stop_failed", error=str(error))
-        if self.kv_pool is not None:
-            try:
-                await self.kv_pool.strategy.stop()
-            except Exception as error:
-                log.error("kv_pool_stop_failed", error=str(error))
+        for slot in (self.drafter, self.kv_pool):
+            if slot is not None:
+                try:
+                    await slot.strategy.stop()
+                except Exception as error:
+                    log.error("stop_failed", slot=slot.name, plugin=slot.owner, error=str(error))
 
     async def use(self, strategies: Strategies, kv_pool: Slot[KVPool] | Keep | None = Keep.POOL) -> None:
         """Roll out by other strategies, and through another KV pool or none, from now on.
@@ -238,10 +242,8 @@ class Runtime:
 
     async def _clear_kv_pool(self) -> None:
         if self.kv_pool is not None:
-            try:
+            with _blaming(self.kv_pool):
                 await self.kv_pool.strategy.clear()
-            except Exception as error:
-                raise self._blame(self.kv_pool, error) from error
 
     async def update_weights(self, source: str) -> int:
         """Load new weights into every engine and return their version; nothing may be in flight.
@@ -366,12 +368,8 @@ class Runtime:
         now = self.clock.now()
         commands = self._scheduler.handle(event, now)
         for slot in self.observers:
-            try:
+            with _blaming(slot):
                 slot.strategy.observe(now, event, commands)
-            except SeerError:
-                raise
-            except Exception as error:
-                raise self._blame(slot, error) from error
         self.changed.set()
         for command in commands:
             assert self._rollout is not None
@@ -385,18 +383,10 @@ class Runtime:
                     self._engines[command.instance_id].abort(job_id)
 
     def forget_group(self, group_id: str) -> None:
-        """Let the engines drop what drafting remembers of a group that is over."""
-        if self.drafter is not None:
+        """Let the engines drop what drafting and the KV pool remember of a group that is over."""
+        if self.drafter is not None or self.kv_pool is not None:
             for name in self.living:
                 self._engines[name].forget_group(group_id)
-
-    @staticmethod
-    def _blame(slot: Slot[Any], error: Exception) -> PluginError:
-        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
-        return PluginError(
-            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {type(error).__name__}: {error};"
-            f" run without it: {without}"
-        )
 
     def guard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Run what an engine's word sets off; an error ends the rollout, not the event loop."""

@@ -6,7 +6,6 @@ that has arrived, make one step, send what has finished.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from seer_core.errors import EngineError
+from seer_core.process import die_with
 from seer_vllm.proposer import speculative_config
 from seer_vllm.wire import (
     Abort,
@@ -43,7 +43,6 @@ __all__ = ["Link", "main", "serve"]
 
 EXIT_GRACE_S = 10
 TRACEBACK_LINES = 12
-_PR_SET_PDEATHSIG = 1
 
 
 class Link:
@@ -109,7 +108,7 @@ def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
 def main(fd: int, parent_pid: int) -> int:
     """Serve the runtime at the other end of ``fd``; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(parent_pid)
+    die_with(parent_pid)
     link = Link(socket.socket(fileno=fd))
     instance = None
     try:
@@ -117,9 +116,7 @@ def main(fd: int, parent_pid: int) -> int:
         if not isinstance(start, Start) or early:
             raise ValueError("the first message must be Start, alone")
         if start.source is not None:
-            speculative_config(
-                start.source
-            )  # what is wrong with it shows before vLLM is imported, for seconds
+            speculative_config(start.source)  # complains before vLLM is imported, which takes seconds
         from seer_vllm.instance import Instance
 
         instance = Instance(start)
@@ -140,14 +137,6 @@ def main(fd: int, parent_pid: int) -> int:
         if instance is not None:
             instance.close()
     return 0
-
-
-def _die_with(parent_pid: int) -> None:
-    """Ask Linux to kill this process when its parent dies, even in the middle of loading a model."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit("the runtime died before its worker started")
 
 
 if __name__ == "__main__":

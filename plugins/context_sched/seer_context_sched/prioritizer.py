@@ -70,7 +70,7 @@ class ContextAware:
         self._waiting.remove(request.seq)
         self._decisions += 1
         heap = self._probes
-        if request.index:
+        if not request.probe:
             group = self._groups[request.group.seq]
             group.taken += 1
             heap = group.heap

@@ -7,7 +7,6 @@ and answered with an error.  On standard output it says where it listens, one li
 from __future__ import annotations
 
 import argparse
-import ctypes
 import ipaddress
 import os
 import signal
@@ -21,6 +20,7 @@ import msgspec
 import structlog
 import zmq
 
+from seer_core.process import die_with
 from seer_grouped_spec.log import TokenLogs, UnknownClient
 from seer_grouped_spec.wire import (
     MAX_KEY_BYTES,
@@ -50,7 +50,6 @@ SWEEP_MS = 1000
 COMPLAINT_S = 1.0
 MESSAGES_PER_TURN = 256
 BACKLOG = 1024
-_PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger("seer.draft_server")
 
@@ -204,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     if options.parent_pid is not None:
-        _die_with(options.parent_pid)
+        die_with(options.parent_pid)
     try:
         key = _read_token(options.token_file)
     except (OSError, ValueError) as error:
@@ -241,14 +240,6 @@ def _read_token(path: Path | None) -> bytes:
     if not 1 <= len(key) <= MAX_KEY_BYTES:
         raise ValueError(f"it has {len(key)} bytes; 1 to {MAX_KEY_BYTES} are right")
     return key
-
-
-def _die_with(parent_pid: int) -> None:
-    """Ask Linux to kill this process when its parent dies; elsewhere ``serve`` notices."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit("the parent died before its draft server started")
 
 
 if __name__ == "__main__":
