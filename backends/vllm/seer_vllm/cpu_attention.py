@@ -31,9 +31,10 @@ def install() -> None:
 def _split_and_build(
     self: CPUAttentionMetadataBuilder,
     common_prefix_len: int,
-    metadata: CommonAttentionMetadata,
+    common_attn_metadata: CommonAttentionMetadata,
     fast_build: bool = False,
 ) -> CPUAttentionMetadata:
+    metadata = common_attn_metadata
     if metadata.causal is True and metadata.max_query_len > 1:
         metadata = one_position_each(metadata)
     return _build(self, common_prefix_len, metadata, fast_build)

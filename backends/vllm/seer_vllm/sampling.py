@@ -266,11 +266,12 @@ class KeyedSampler:
         if len(self._steps) != vocab or self._steps.device != logits.device:
             self._steps = noise_steps(vocab, logits.device)
         seeds = self._seeds_on(logits.device)
-        parameters = (metadata.temperature, metadata.top_k, metadata.top_p)
+        temperature, top_k, top_p = metadata.temperature, metadata.top_k, metadata.top_p
         if requests is not None:
             seeds = seeds[requests]
-            parameters = tuple(None if values is None else values[requests] for values in parameters)
-        temperature, top_k, top_p = parameters
+            temperature, top_k, top_p = (
+                None if values is None else values[requests] for values in (temperature, top_k, top_p)
+            )
         block = max(1, _block(logits.device) // vocab)
         chosen = [
             keyed_choice(
