@@ -1,4 +1,6 @@
-"""The draft index of grouped speculative decoding, in C++ (src/)."""
+"""The draft index of grouped speculative decoding and the choice among its drafts, in C++ (src/)."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,6 +9,12 @@ from seer_core.errors import SeerError
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+VERSION: str
+"""Of the distribution that this was built in."""
+SOURCE_DIGEST: str
+"""Of the source that this was built from; see ``doctor.source_digest``."""
 
 class DraftIndexError(SeerError):
     """A call the index cannot carry out: it names the culprit, the fact and the remedy."""
@@ -179,3 +187,96 @@ class DraftIndex:
         """
 
     def stats(self) -> IndexStats: ...
+
+class Calibration:
+    """What became of tokens drafted with a given probability; monotone, and the identity at first."""
+
+    def __init__(self, refresh: int = 16) -> None: ...
+    def calibrate(self, probability: float) -> float:
+        """Return the observed acceptance of tokens with this probability; order is kept."""
+
+    def learn(self, verdicts: Sequence[tuple[float, bool]]) -> None:
+        """Take in draft tokens' uncalibrated probabilities, and whether each was accepted.
+
+        They show after ``refresh`` calls.
+        """
+
+class Step:
+    """What one decoding step is made of.
+
+    ``batch`` requests with ``context_tokens`` in all; ``drafting`` of them, with ``drafting_context_tokens``
+    in all, verify ``draft_tokens``.
+    """
+
+    def __init__(
+        self,
+        batch: float,
+        context_tokens: float,
+        drafting: float,
+        drafting_context_tokens: float,
+        draft_tokens: float,
+    ) -> None: ...
+    @property
+    def batch(self) -> float: ...
+    @property
+    def context_tokens(self) -> float: ...
+    @property
+    def drafting(self) -> float: ...
+    @property
+    def drafting_context_tokens(self) -> float: ...
+    @property
+    def draft_tokens(self) -> float: ...
+
+class StepModel:
+    """Predicts seconds per step: a profile, corrected by every step it is told of.
+
+    ``profile`` [batches, K + 1] holds T(B, 0), T(B, 1), ..., T(B, K) in seconds for B = 1, 2, ...
+    """
+
+    REFRESH: int
+    """Steps between two fits."""
+
+    def __init__(self, profile: Float64) -> None: ...
+    def seconds(self, step: Step) -> float:
+        """Return the seconds of a step; never less than a tenth of what the profile says."""
+
+    def costs(self, batch: int) -> tuple[float, float, float]:
+        """Return what drafting adds, in seconds: per request, per token of its context, per draft token."""
+
+    def learn(self, step: Step, seconds: float) -> None:
+        """Take in how long a step really took."""
+
+class TokenChoice:
+    """Which draft tokens to verify: the most probable of the whole batch, as many as pay.
+
+    ``profile`` is as for ``StepModel``.  ``priority_factor`` is what a probe's token is worth in tokens of
+    others when tokens compete (the paper's lambda); whether drafts pay at all is judged by plain tokens.
+    They do if they give ``least_gain`` more tokens per second than a step without.  Not thread-safe.
+    """
+
+    LEARN_EVERY: int
+    """Steps between those whose verdicts are learnt from."""
+    EXPLORE_EVERY: int
+    """Steps without drafts after which one token is drafted only to learn what drafts are worth, and cost."""
+
+    def __init__(self, profile: Float64, priority_factor: float = 2.0, least_gain: float = 0.02) -> None: ...
+    def open(self, handle: int, probe: bool) -> None:
+        """Learn that a request, a probe or not, runs under this handle from now on."""
+
+    def choose(self, handles: Int32, lengths: Int32, counts: Int32, chances: Float32) -> None:
+        """Lower ``counts`` [B] of draft tokens to what is worth verifying; in place.
+
+        ``lengths`` [B] are the requests' tokens so far, ``chances`` [>= B, K] that a draft is accepted up to
+        each token, as the index says.
+        """
+
+    def learn(self, handles: Int32, sampled: Int32, seconds: float) -> None:
+        """Learn that the step last chosen for took so long, and gave ``sampled`` [B] tokens to ``handles``.
+
+        Its duration is learnt from if the same requests are here and none was in its prefill.
+        """
+
+    @property
+    def calibration(self) -> Calibration: ...
+    @property
+    def steps(self) -> StepModel: ...

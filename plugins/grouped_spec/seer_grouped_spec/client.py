@@ -20,13 +20,15 @@ import numpy as np
 import structlog
 import zmq
 
-from seer_grouped_spec.link import Counts, Link
+from seer_grouped_spec.connection import Counts
+from seer_grouped_spec.link import Link
 from seer_grouped_spec.wire import MAX_TTL_S, TOKEN_BYTES, server_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from seer_grouped_spec.link import Deliver, Text
+    from seer_grouped_spec.link import Deliver
+    from seer_grouped_spec.outbox import Text
 
     Int32 = NDArray[np.int32]
 

@@ -8,30 +8,25 @@ needs to be remembered of what was under way.  Text that the server lacks comes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 import structlog
 import zmq
 
+from seer_grouped_spec.connection import Connection, Counts
+from seer_grouped_spec.outbox import Group, Outbox, Request
 from seer_grouped_spec.wire import (
     MAX_GROUPS,
     MAX_ID_BYTES,
-    MAX_MESSAGE_BYTES,
     TOKEN_BYTES,
-    Append,
-    Codec,
     Done,
     Failure,
     Fetch,
     Fetched,
-    FromServer,
     Refusal,
     Register,
     Stats,
-    ToServer,
     Unregister,
     Update,
     Updated,
@@ -41,78 +36,17 @@ from seer_grouped_spec.wire import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from seer_grouped_spec.outbox import Text
+
     Int32 = NDArray[np.int32]
     Deliver = Callable[[str, str, int, Int32], object]
-    Text = Callable[[str, str, int, int], Int32 | None]
 
-__all__ = ["Counts", "Link"]
+__all__ = ["Link"]
 
-UPDATE_BYTES = 256 << 10
-UPDATE_APPENDS = 1024
-LEAST_SLICE_BYTES = 4 << 10
 INFOS_PER_FETCH = 20_000
-BACKOFF_S = (0.2, 5.0)
-RETRY_S = 0.05
 VAIN_REPAIRS = 3
 
 log = structlog.get_logger("seer.draft_client")
-
-
-@attrs.define(eq=False)
-class Counts:
-    """What has happened to a client, over all its servers; plain sums, written by its thread."""
-
-    tokens_sent: int = 0
-    tokens_received: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    updates: int = 0
-    fetches: int = 0
-    refused: int = 0
-    gaps: int = 0
-    disagreements: int = 0
-    gave_up: int = 0
-    rejected: int = 0
-    dropped_tokens: int = 0
-    server_errors: int = 0
-    resets: int = 0
-    bad_calls: int = 0
-    internal_errors: int = 0
-
-
-@attrs.define(eq=False)
-class _Group:
-    """A group this client takes part in; ``lapsed``: the server has dropped it; ``mute``: has no room."""
-
-    id: str
-    ttl_s: float
-    requests: dict[str, _Request] = attrs.field(factory=dict)
-    registered: bool = False
-    lapsed: bool = False
-    mute: bool = False
-    leaving: bool = False
-
-
-@attrs.define(eq=False)
-class _Request:
-    """A request's text: ``known`` tokens are here, ``sent`` of them are there, as far as we know.
-
-    ``parts`` hold the text from ``start`` to ``known``, while they do: what they lack is asked for.
-    ``own``: this engine wrote some of it.  ``mute``: no more is sent; ``deaf``: no more is delivered.
-    """
-
-    group: _Group
-    id: str
-    known: int = 0
-    sent: int = 0
-    parts: list[bytes] = attrs.field(factory=list)
-    start: int = 0
-    waiting_since: float = 0.0
-    gap_at: int = -1
-    vain: int = 0
-    own: bool = False
-    mute: bool = False
-    deaf: bool = False
 
 
 class Link:
@@ -133,26 +67,22 @@ class Link:
         queue_bytes: int,
         now: float,
     ) -> None:
-        self.endpoint = endpoint
-        self.socket: zmq.Socket[bytes] | None = None
         self.fetched_at = now
         self.unsent_since: float | None = None
-        self._context, self._poller, self._counts = context, poller, counts
-        self._client, self._key = client, key
-        self._deliver, self._text = deliver, text
-        self._reply_timeout_s, self._queue_bytes = reply_timeout_s, queue_bytes
-        self._codec: Codec[FromServer] = Codec(FromServer)
-        self._groups: dict[str, _Group] = {}
-        self._joining: dict[str, _Group] = {}
-        self._restated: dict[str, _Group] = {}
-        self._leaving: dict[str, _Group] = {}
-        self._dirty: dict[_Request, None] = {}
-        self._held_bytes = 0
-        self._awaited: dict[int, tuple[type, float]] = {}
-        self._seq = 0
-        self._down_until = 0.0
-        self._backoff_s = BACKOFF_S[0]
-        self._complaint = ""
+        self._counts, self._client, self._deliver = counts, client, deliver
+        self._connection = Connection(
+            endpoint, context, poller, counts, key=key, reply_timeout_s=reply_timeout_s
+        )
+        self._outbox = Outbox(text, queue_bytes, counts)
+        self._groups: dict[str, Group] = {}
+        self._joining: dict[str, Group] = {}
+        self._restated: dict[str, Group] = {}
+        self._leaving: dict[str, Group] = {}
+
+    @property
+    def socket(self) -> zmq.Socket[bytes] | None:
+        """The socket to poll, while there is a connection."""
+        return self._connection.socket
 
     # What the engine has said.
 
@@ -165,7 +95,7 @@ class Link:
             elif not _is_id(group_id):
                 self._counts.bad_calls += 1
                 return
-            group = self._groups[group_id] = self._restated[group_id] = _Group(group_id, ttl_s)
+            group = self._groups[group_id] = self._restated[group_id] = Group(group_id, ttl_s)
         group.ttl_s = ttl_s
         if group.lapsed:
             self._rejoin(group, now)
@@ -192,7 +122,7 @@ class Link:
             if not _is_id(request_id):
                 self._counts.bad_calls += 1
                 return
-            request = group.requests[request_id] = _Request(group, request_id)
+            request = group.requests[request_id] = Request(group, request_id)
         if group.lapsed:
             self._rejoin(group, now)
         end = prev_token_count + len(data) // TOKEN_BYTES
@@ -200,59 +130,40 @@ class Link:
         if end <= request.known and not first:
             return
         if end > request.known:
-            if prev_token_count > request.known:  # from elsewhere, or dropped: the server will tell
-                self._release(request)
-                if request.sent == request.known:
-                    request.sent = prev_token_count
-            elif prev_token_count < request.known:
-                data = data[TOKEN_BYTES * (request.known - prev_token_count) :]
-            if data:
-                if not request.parts:
-                    request.start = end - len(data) // TOKEN_BYTES
-                request.parts.append(data)
-                self._held_bytes += len(data)
-            request.known = end
-        self._soil(request, now)
-        if self._held_bytes > self._queue_bytes:
-            self._shed()
+            self._outbox.append(request, prev_token_count, data)
+        self._outbox.put(request, now)
 
     # The conversation.
 
     def tick(self, now: float, *, fetch: bool) -> None:
         """Send what is due."""
         self._talk(now, fetch)
-        self.unsent_since = next(iter(self._dirty)).waiting_since if self._dirty else None
+        oldest = next(iter(self._outbox), None)
+        self.unsent_since = None if oldest is None else oldest.waiting_since
 
     def receive(self, now: float) -> None:
         """Take in every answer that has arrived."""
-        while self.socket is not None:
+        while True:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._counts.bytes_received += sum(map(len, frames))
-            try:
-                if len(frames) != 1:
-                    raise WireError("message", f"an answer of {len(frames)} frames")
-                message = self._codec.decode(frames[0])
+                message = self._connection.receive()
             except WireError as error:
                 self._fail(now, f"it spoke nonsense: {error}")
                 continue
+            if message is None:
+                return
             if isinstance(message, Failure):
-                if message.seq in self._awaited or message.seq == 0:
-                    self._fail(
-                        now, f"{message.kind}: {message.reason}", soon=message.kind == "unknown_client"
-                    )
+                if message.seq == 0 or self._connection.awaits_answer(message.seq):
+                    soon = message.kind == "unknown_client"
+                    self._fail(now, f"{message.kind}: {message.reason}", soon=soon)
                 continue
-            if self._awaited.pop(message.seq, None) is None:
+            if not self._connection.answered(message.seq):
                 self._counts.server_errors += 1
                 continue
-            self._backoff_s, self._complaint = BACKOFF_S[0], ""
             match message:
                 case Updated(_, refused):
                     for refusal in refused:
                         self._refused(refusal, now)
-                    if self._dirty:  # what is left of a full message, and repairs
+                    if self._outbox:  # what is left of a full message, and repairs
                         self._flush(now)
                 case Fetched():
                     self._take(message, now)
@@ -262,15 +173,9 @@ class Link:
                 case Stats():
                     pass
 
-    def reset(self, now: float, why: str) -> None:
+    def reset(self, now: float, why: str, *, long: bool = False) -> None:
         """Leave the server, and meet it later with everything restated."""
-        self._counts.resets += 1
-        if why != self._complaint:
-            log.warning("draft_server_lost", endpoint=self.endpoint, why=why)
-        self._complaint = why
-        self.close()
-        self._down_until = now + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
+        self._connection.lose(now, why, long=long)
         for group in list(self._groups.values()):
             if group.leaving:
                 self._forget(group)
@@ -281,100 +186,56 @@ class Link:
 
     def close(self) -> None:
         """Close the socket, at once."""
-        self._awaited.clear()
-        if self.socket is not None:
-            with suppress(KeyError):
-                self._poller.unregister(self.socket)
-            self.socket.close(0)
-            self.socket = None
+        self._connection.close()
 
     # How.
 
     def _talk(self, now: float, fetch: bool) -> None:
-        if self.socket is None:
-            if now < self._down_until:
-                return
-            self._open()
-        if self._awaited and self._is_late(now):
+        connection = self._connection
+        if connection.is_late(now):
             self.receive(now)  # this thread may have been kept waiting, not the server
-            if self.socket is not None and self._is_late(now):
-                self.reset(now, f"no answer in {self._reply_timeout_s:g} s")
-        if self.socket is None or now < self._down_until:
+            if connection.is_late(now):
+                self.reset(now, f"no answer in {connection.reply_timeout_s:g} s")
+        if not connection.ready(now):
             return
         while self._joining:
             some = list(self._joining.values())[:MAX_GROUPS]
             wanted = [(group.id, group.ttl_s) for group in some]
-            if not self._send(Register(self._next(), self._client, wanted), now):
+            if not self._connection.send(Register(self._connection.next_seq(), self._client, wanted), now):
                 return
             for group in some:
                 group.registered = True
                 del self._joining[group.id]
-        if self._dirty and not self._awaits(Update):
+        if self._outbox and not connection.awaits(Update):
             self._flush(now)
         if self._leaving:
             self._leave(now)
-        if fetch and not self._awaits(Fetch) and any(group.registered for group in self._groups.values()):
+        if (
+            fetch
+            and not connection.awaits(Fetch)
+            and any(group.registered for group in self._groups.values())
+        ):
             self._fetch(now)
-
-    def _open(self) -> None:
-        self.socket = socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.connect(self.endpoint)
-        self._poller.register(socket, zmq.POLLIN)
-
-    def _next(self) -> int:
-        self._seq += 1
-        return self._seq
-
-    def _send(self, message: ToServer, now: float) -> bool:
-        """Send a message; False if the server cannot be reached now."""
-        if self.socket is None:
-            return False
-        frame = self._codec.encode(message, self._key)
-        try:
-            self.socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            self._down_until = now + RETRY_S
-            return False
-        self._awaited[message.seq] = (type(message), now)
-        self._counts.bytes_sent += len(frame)
-        return True
-
-    def _awaits(self, kind: type) -> bool:
-        return any(one is kind for one, _ in self._awaited.values())
-
-    def _is_late(self, now: float) -> bool:
-        return any(now - since > self._reply_timeout_s for _, since in self._awaited.values())
 
     def _fail(self, now: float, why: str, *, soon: bool = False) -> None:
         self._counts.server_errors += 1
-        if not soon:
-            self._backoff_s = BACKOFF_S[1]
-        self.reset(now, why)
+        self.reset(now, why, long=not soon)
 
-    def _join(self, group: _Group) -> None:
+    def _join(self, group: Group) -> None:
         group.lapsed = False
         self._joining[group.id] = group
 
-    def _rejoin(self, group: _Group, now: float) -> None:
+    def _rejoin(self, group: Group, now: float) -> None:
         """Register again, tell what is here, and ask whether the server has all that this engine wrote."""
         group.registered = False
         self._join(group)
         self._restated[group.id] = group
         for request in group.requests.values():
-            self._release(request)
-            request.sent, request.gap_at, request.vain = request.known, -1, 0
-            if request.own:
-                self._soil(request, now)
+            self._outbox.restate(request, now)
 
-    def _forget(self, group: _Group) -> None:
+    def _forget(self, group: Group) -> None:
         for request in group.requests.values():
-            self._clean(request)
+            self._outbox.remove(request)
         for table in (self._groups, self._joining, self._restated, self._leaving):
             table.pop(group.id, None)
 
@@ -384,91 +245,29 @@ class Link:
             group.mute = True
             self._joining.pop(group_id, None)
             for request in group.requests.values():
-                self._clean(request)
-
-    def _soil(self, request: _Request, now: float) -> None:
-        """Have a request sent with the next update."""
-        if request.mute or request.group.mute:
-            self._release(request)
-        elif request not in self._dirty:
-            self._dirty[request] = None
-            request.waiting_since = now
-
-    def _clean(self, request: _Request) -> None:
-        self._release(request)
-        self._dirty.pop(request, None)
-
-    def _release(self, request: _Request) -> None:
-        if request.parts:
-            self._held_bytes -= sum(map(len, request.parts))
-            request.parts.clear()
-
-    def _shed(self) -> None:
-        """Let go of the oldest unsent text; it can still be asked for."""
-        for request in self._dirty:
-            if self._held_bytes <= self._queue_bytes:
-                return
-            self._counts.dropped_tokens += sum(map(len, request.parts)) // TOKEN_BYTES
-            self._release(request)
-
-    def _give_up(self, request: _Request) -> None:
-        self._counts.gave_up += 1
-        request.mute = True
-        self._clean(request)
+                self._outbox.remove(request)
 
     def _flush(self, now: float) -> None:
         """Send an update with as much as a message takes."""
-        groups: dict[str, list[Append]] = {}
-        room, appends, tokens = UPDATE_BYTES, UPDATE_APPENDS, 0
-        for request in list(self._dirty):
-            if room < LEAST_SLICE_BYTES or not appends:
-                break
-            if not request.group.registered:
-                continue
-            data = self._data(request, room)
-            if data is None:
-                self._give_up(request)
-                continue
-            groups.setdefault(request.group.id, []).append(Append(request.id, request.sent, data))
-            request.sent += len(data) // TOKEN_BYTES
-            tokens += len(data) // TOKEN_BYTES
-            room -= len(data)
-            appends -= 1
-            if request.sent >= request.known:
-                self._clean(request)
-        if groups and self._send(Update(self._next(), self._client, list(groups.items())), now):
+        groups, tokens = self._outbox.take()
+        if not groups:
+            return
+        update = Update(self._connection.next_seq(), self._client, list(groups.items()))
+        if self._connection.send(update, now):
             self._counts.updates += 1
             self._counts.tokens_sent += tokens
-        elif groups:
+        else:
             self.reset(now, "cannot be reached")
-
-    def _data(self, request: _Request, room: int) -> bytes | None:
-        """Return the next bytes to send of a request, none if it is a question; None: they are gone."""
-        wanted = min(request.known - request.sent, room // TOKEN_BYTES)
-        if wanted <= 0:
-            return b""
-        if request.parts and request.start <= request.sent:
-            data = request.parts[0] if len(request.parts) == 1 else b"".join(request.parts)
-            skipped = TOKEN_BYTES * (request.sent - request.start)
-            if not skipped and len(data) == TOKEN_BYTES * wanted:
-                return data
-            request.parts[:] = [data]
-            return data[skipped : skipped + TOKEN_BYTES * wanted]
-        try:
-            tokens = self._text(request.group.id, request.id, request.sent, request.sent + wanted)
-            if tokens is None or not 0 < len(tokens) <= wanted:
-                return None
-            return np.asarray(tokens).astype("<i4", casting="safe", copy=False).tobytes()
-        except Exception:
-            return None
 
     def _leave(self, now: float) -> None:
         """Unregister from groups with nothing left to send."""
-        busy = {request.group.id for request in self._dirty}
+        busy = {request.group.id for request in self._outbox}
         gone = [group for id, group in self._leaving.items() if id not in busy or not group.registered]
         del gone[MAX_GROUPS:]
         told = [group.id for group in gone if group.registered]
-        if told and not self._send(Unregister(self._next(), self._client, told), now):
+        if told and not self._connection.send(
+            Unregister(self._connection.next_seq(), self._client, told), now
+        ):
             return
         for group in gone:
             self._forget(group)
@@ -482,7 +281,7 @@ class Link:
             if group.registered:
                 infos[group.id] = {request.id: request.known for request in group.requests.values()}
                 room -= len(group.requests)
-        if self._send(Fetch(self._next(), self._client, infos), now):
+        if self._connection.send(Fetch(self._connection.next_seq(), self._client, infos), now):
             for group_id in infos:
                 del self._restated[group_id]
 
@@ -497,9 +296,9 @@ class Link:
                 request.vain = request.vain + 1 if refusal.have <= request.gap_at else 0
                 request.sent = request.gap_at = refusal.have
                 if request.vain >= VAIN_REPAIRS:
-                    self._give_up(request)
+                    self._outbox.give_up(request)
                 else:
-                    self._soil(request, now)
+                    self._outbox.put(request, now)
                 return
             case "unknown_group":
                 if group.registered and not group.leaving:
@@ -511,7 +310,7 @@ class Link:
         if refusal.kind == "evicted":
             self._mute(group.id)
         else:
-            self._give_up(request)
+            self._outbox.give_up(request)
 
     def _take(self, message: Fetched, now: float) -> None:
         counts, deliver = self._counts, self._deliver
@@ -525,7 +324,7 @@ class Link:
             for append in appends:
                 request = requests.get(append.request_id)
                 if request is None:
-                    request = requests[append.request_id] = _Request(group, append.request_id)
+                    request = requests[append.request_id] = Request(group, append.request_id)
                 data, known = append.new_tokens, request.known
                 skipped = known - append.prev_token_count
                 count = len(data) // TOKEN_BYTES - skipped
@@ -547,7 +346,7 @@ class Link:
                 if request.sent < request.known:
                     request.sent = request.known
                 if request.own:
-                    self._clean(request)
+                    self._outbox.remove(request)
         for group_id in message.dropped:
             group = self._groups.get(group_id)
             if group is not None:

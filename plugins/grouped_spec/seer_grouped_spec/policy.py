@@ -4,7 +4,7 @@ A step that verifies drafts takes longer and gives more tokens.  Both sides are 
 profile of the engine, acceptance is learnt online.  Speculation is on only where the expected tokens per
 second exceed those of plain steps; no clock, no chance and no I/O is involved.
 
-It knows how acceptance falls with position, and gives one draft length per class of requests; ``choice.py``
+It knows how acceptance falls with position, and gives one draft length per class of requests; ``TokenChoice``
 knows more and does better, but needs the drafts themselves.
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seer_core.drafting import StepTimes
+from seer_grouped_spec.curves import StepCurves
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,20 +97,19 @@ class MarginalBenefit:
             raise ValueError(f"priority_factor = {priority_factor} is not a number from 1 on")
         if refresh < 1:
             raise ValueError(f"refresh = {refresh} is less than 1")
-        self._step_times = step_times
         self._longest = max_draft_tokens
         self._priority = priority_factor
         self._refresh = refresh
         self._threshold = 1.0 + least_gain
         self._draft_s = draft_s
-        self._lengths = np.arange(max_draft_tokens + 1)
+        self._curves = StepCurves(step_times, max_draft_tokens)
+        self._lengths = self._curves.lengths
         self._hope = _gained([EXPLORE_HOPE**j for j in self._lengths[1:].tolist()])
         self._drafted = [0.0] * max_draft_tokens
         self._accepted = [0.0] * max_draft_tokens
         self._learnt = 0
         self._idle_steps = 0
         self._exploring = False
-        self._curves: dict[int, Floats] = {}
         self._patience: dict[int, int] = {}
         self._plans: dict[tuple[int, int], tuple[int, int]] = {}
         self._look()
@@ -158,7 +158,7 @@ class MarginalBenefit:
         batch = probes + others
         drafts = (probes * lengths[0] + others * lengths[1]) / batch
         tokens = batch + probes * self._gained[lengths[0]] + others * self._gained[lengths[1]]
-        seconds = np.interp(drafts, self._lengths, self._curve(batch))
+        seconds = np.interp(drafts, self._lengths, self._curves[batch])
         return float(tokens / (seconds + self._draft_s * batch * (drafts > 0)))
 
     def _look(self) -> None:
@@ -179,8 +179,9 @@ class MarginalBenefit:
             return 0, 0
         ours = self._lengths if probes else self._lengths[:1]
         theirs = self._lengths if others else self._lengths[:1]
-        curve = self._curve(batch)
-        seconds = self._at((probes * ours[:, None] + others * theirs) / batch, curve)
+        curve = self._curves[batch]
+        drafts = (probes * ours[:, None] + others * theirs) / batch
+        seconds = np.interp(drafts, self._lengths, curve)
         if self._draft_s:
             seconds = seconds + self._draft_s * batch
         probe_tokens = probes * (1.0 + gained[ours, None])
@@ -211,21 +212,9 @@ class MarginalBenefit:
         """Return every how many plain steps of this batch one may explore; 0 is never."""
         if batch == 0 or self._plan(0, batch, self._hope) == (0, 0):
             return 0
-        curve = self._curve(batch)
+        curve = self._curves[batch]
         excess = float((curve[1] + self._draft_s * batch) / curve[0]) - 1.0
         return max(EXPLORE_EVERY, ceil(excess / EXPLORE_SHARE))
-
-    def _curve(self, batch: int) -> Floats:
-        """Return T(batch, 0), T(batch, 1), ... up to the longest draft, in seconds."""
-        curve = self._curves.get(batch)
-        if curve is None:
-            seconds = [self._step_times.at(batch, tokens) for tokens in self._lengths.tolist()]
-            curve = self._curves[batch] = np.array(seconds)
-        return curve
-
-    def _at(self, drafts: Floats, curve: Floats) -> Floats:
-        """Return T at fractional draft lengths: step times are given at whole ones and linear between."""
-        return np.interp(drafts, self._lengths, curve)
 
 
 def _gained(beta: Sequence[float]) -> Floats:

@@ -15,7 +15,7 @@ from typing import IO
 
 import msgspec
 
-from seer_grouped_spec.server import TOKEN_VARIABLE, Listening
+from seer_grouped_spec.wire import TOKEN_VARIABLE, Listening
 
 __all__ = ["DraftServerError", "DraftServerProcess"]
 

@@ -218,7 +218,8 @@ def _play(
         if not going.all():
             # The last tokens go in, for whoever is still writing; then the row leaves the batch.
             index.draft(handles, rows, lengths, np.zeros_like(limits), tokens, out, counts, probabilities)
-            handles, rows, lengths, ends = (x[going] for x in (handles, rows, lengths, ends))
+            handles, rows = handles[going], rows[going]
+            lengths, ends = lengths[going], ends[going]
             limits = limits[: len(rows)]
         size = len(rows)
         if not size:

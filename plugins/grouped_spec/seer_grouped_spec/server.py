@@ -26,12 +26,14 @@ from seer_grouped_spec.wire import (
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
+    TOKEN_VARIABLE,
     Codec,
     Done,
     Failure,
     Fetch,
     Fetched,
     FromServer,
+    Listening,
     Refusal,
     Register,
     Stats,
@@ -43,23 +45,14 @@ from seer_grouped_spec.wire import (
     WireError,
 )
 
-__all__ = ["TOKEN_VARIABLE", "DraftServer", "Listening", "is_loopback", "main"]
+__all__ = ["DraftServer", "is_loopback", "main"]
 
-TOKEN_VARIABLE = "SEER_DRAFT_TOKEN"
 SWEEP_MS = 1000
 COMPLAINT_S = 1.0
 MESSAGES_PER_TURN = 256
 BACKLOG = 1024
 
 log = structlog.get_logger("seer.draft_server")
-
-
-class Listening(msgspec.Struct, frozen=True):
-    """The line on standard output."""
-
-    endpoint: str
-    pid: int
-    protocol: int
 
 
 class DraftServer:

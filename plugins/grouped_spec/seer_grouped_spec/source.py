@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -19,24 +19,20 @@ import numpy as np
 
 from seer_core.drafting import DraftBatch, DraftHost
 from seer_core.ports import ChunkJob
-from seer_grouped_spec._index import DraftIndex, DraftIndexError, Voting
-from seer_grouped_spec.choice import TokenChoice
+from seer_grouped_spec._index import DraftIndex, DraftIndexError, TokenChoice, Voting
+from seer_grouped_spec.choice import make_choice
 from seer_grouped_spec.client import DraftClient
-from seer_grouped_spec.policy import MarginalBenefit
-from seer_grouped_spec.step_model import Step
+from seer_grouped_spec.settings import SourceSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Int32 = NDArray[np.int32]
 
-__all__ = ["GroupedSource", "SourceSettings"]
+__all__ = ["GroupedSource"]
 
 SHARE_EVERY = 16
 """Steps between hand-overs of new tokens to the client, so that a step pays for few of them."""
-
-LEARN_EVERY = 4
-"""Steps between those whose verdicts the policy sees: enough to learn from, at a quarter of the time."""
 
 EXPIRE_EVERY = 4096
 """Steps between looks for groups whose time is over."""
@@ -45,22 +41,6 @@ NO_REQUEST = -1
 """A handle that the index has not given to anyone: it drafts nothing."""
 
 INDEX_FIGURES = ("bytes", "tokens", "groups", "dropped_for_memory", "dropped_by_ttl", "stale", "mismatched")
-
-
-class SourceSettings(msgspec.Struct, frozen=True):
-    """What the drafter sends to each worker; fields as in the plug-in's ``Settings``."""
-
-    policy: Literal["token", "class"]
-    priority_factor: float
-    lookup_min: int
-    lookup_max: int
-    min_probability: float
-    memory_bytes: int
-    group_ttl_s: float
-    endpoints: tuple[str, ...]
-    token: str
-    flush_s: float
-    fetch_s: float
 
 
 @attrs.define(eq=False)
@@ -96,25 +76,15 @@ class GroupedSource:
             min_probability=chosen.min_probability,
         )
         self._index = DraftIndex(chosen.memory_bytes, voting=voting)
-        self._lengths: MarginalBenefit | None = None
-        self._choice: TokenChoice | None = None
-        if chosen.policy == "class":
-            self._lengths = MarginalBenefit(host.step_times, host.draft_tokens, chosen.priority_factor)
-        else:
-            self._choice = TokenChoice(host.step_times, host.draft_tokens, chosen.priority_factor)
-        self._step: Step | None = None
-        self._batch: list[int] = []
+        self._choice = make_choice(chosen, host)
         self._ended_s = 0.0
+        self._batch_size = 0
         self._groups: dict[str, _Group] = {}
         self._texts: list[_Text | None] = []
         self._free: list[int] = []
         self._requests = np.zeros(0, np.int64)
-        self._probes = np.zeros(0, np.bool_)
-        self._drafted = np.zeros(0, np.int32)
-        self._predicted = np.zeros((0, host.draft_tokens), np.float32)
         self._add_slots(host.max_running)
-        self._probabilities = np.zeros((host.max_running, host.draft_tokens), np.float32)
-        self._columns = np.arange(host.draft_tokens, dtype=np.int32)
+        self._chances = np.zeros((host.max_running, host.draft_tokens), np.float32)
         self._steps = 0
         self._lock = threading.Lock()  # guards the maps; held for dictionary look-ups only
         self._client: DraftClient | None = None
@@ -143,23 +113,13 @@ class GroupedSource:
         slot = self._free.pop()
         self._texts[slot] = text
         self._requests[slot] = NO_REQUEST if text is None else text.handle
-        self._probes[slot] = job.probe
-        self._drafted[slot] = 0
+        self._choice.open(slot, job.probe)
         return slot
 
     def propose(self, batch: DraftBatch) -> None:
         """Draft for the batch and keep what is worth verifying."""
-        begun_s = time.perf_counter()
         handles = batch.handles
-        size = len(handles)
-        self._steps += 1
-        probes = self._probes[handles]
-        self._learn(batch, begun_s - self._ended_s)
-        if self._lengths is not None:
-            count = int(probes.sum())
-            probe, other = self._lengths.lengths(count, size - count)
-            np.minimum(batch.limits, np.where(probes, probe, other), out=batch.limits, casting="unsafe")
-        probabilities = self._probabilities[:size]
+        self._choice.learn(handles, batch.sampled, time.perf_counter() - self._ended_s)
         self._index.draft(
             self._requests[handles],
             batch.rows,
@@ -168,18 +128,17 @@ class GroupedSource:
             batch.tokens,
             batch.drafts,
             batch.counts,
-            probabilities,
+            self._chances,
         )
-        if self._choice is not None:
-            batch.counts[:] = self._choice.choose(probabilities, batch.counts, batch.lengths, probes)
-        self._drafted[handles] = batch.counts
-        self._predicted[handles] = probabilities
+        self._choice.choose(handles, batch.lengths, batch.counts, self._chances)
+        self._batch_size = len(handles)
+        self._steps += 1
         if self._client is not None and self._steps % SHARE_EVERY == 0:
             for slot in handles.tolist():
                 self._share(self._texts[slot])
         if self._steps % EXPIRE_EVERY == 0:
             self._expire()
-        self._note(batch)
+        self._ended_s = time.perf_counter()
 
     def close(self, handle: int) -> None:
         """Hand over what is left of the chunk's text and free the handle; the text stays."""
@@ -209,8 +168,8 @@ class GroupedSource:
         """Return figures of the index, of what drafting costs a step, and of the client, by prefix."""
         index = self._index.stats()
         figures = {f"index_{name}": float(getattr(index, name)) for name in INDEX_FIGURES}
-        if self._choice is not None:
-            request, context_token, token = self._choice.steps.costs(max(1, len(self._batch)))
+        if isinstance(self._choice, TokenChoice):
+            request, context_token, token = self._choice.steps.costs(max(1, self._batch_size))
             figures |= {
                 "cost_request_us": request * 1e6,
                 "cost_context_token_us": context_token * 1e6,
@@ -230,10 +189,6 @@ class GroupedSource:
         self._free += range(len(self._texts), len(self._texts) + count)
         self._texts += [None] * count
         self._requests = np.concatenate((self._requests, np.full(count, NO_REQUEST, np.int64)))
-        self._probes = np.concatenate((self._probes, np.zeros(count, np.bool_)))
-        self._drafted = np.concatenate((self._drafted, np.zeros(count, np.int32)))
-        more = np.zeros((count, self._predicted.shape[1]), np.float32)
-        self._predicted = np.concatenate((self._predicted, more))
 
     def _text_of(self, job: ChunkJob) -> _Text:
         """Return the request's text, opened now if it is new or its group was dropped meanwhile."""
@@ -282,38 +237,6 @@ class GroupedSource:
         if self._client is not None:
             self._client.appended(text.group_id, text.request_id, text.shared, response[:0])
         return text
-
-    def _note(self, batch: DraftBatch) -> None:
-        """Remember what the next step is made of, to learn from its duration."""
-        drafting = batch.counts > 0
-        self._step = Step(
-            len(drafting),
-            int(batch.lengths.sum()),
-            int(drafting.sum()),
-            int(batch.lengths[drafting].sum()),
-            int(batch.counts.sum()),
-        )
-        self._batch = batch.handles.tolist()
-        self._ended_s = time.perf_counter()
-
-    def _learn(self, batch: DraftBatch, seconds: float) -> None:
-        """Let the policy see how long the step just made took, and what became of its drafts."""
-        handles = batch.handles
-        decoded = bool(batch.sampled.all()) and self._step is not None and handles.tolist() == self._batch
-        if self._choice is not None and decoded:  # else the step had prefills, or came after a pause
-            assert self._step is not None
-            self._choice.steps.learn(self._step, seconds)
-        exploring = self._lengths is not None and self._lengths.exploring
-        if self._steps % LEARN_EVERY and not exploring:
-            return
-        drafted = self._drafted[handles]
-        accepted = np.minimum(np.maximum(batch.sampled - 1, 0), drafted)
-        verified = self._columns < drafted[:, None]
-        held = self._columns < accepted[:, None]
-        if self._lengths is not None:
-            self._lengths.learn(verified.sum(axis=0).tolist(), held.sum(axis=0).tolist())
-        elif self._choice is not None:
-            self._choice.calibration.learn(self._predicted[handles][verified], held[verified])
 
     def _share(self, text: _Text | None) -> None:
         """Give the client what the request has written since the last time."""

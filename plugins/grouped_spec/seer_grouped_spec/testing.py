@@ -1,4 +1,4 @@
-"""Helpers for tests of the index: drafts without the bookkeeping of arrays."""
+"""Helpers for tests: drafts without the bookkeeping of arrays, and step times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from seer_core.drafting import StepTimes
 from seer_grouped_spec._index import DraftIndex
 
 FOREVER = float("inf")
+
+FLAT = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
+"""Drafts cost nothing."""
+
+STEEP = StepTimes((1, 64), (0, 8), ((1.0, 9.0), (64.0, 576.0)))
+"""A draft token costs as much as a request."""
+
+MEASURED = StepTimes(
+    (1, 8, 32),
+    (0, 2, 4, 8),
+    (
+        (0.0025, 0.0025, 0.0026, 0.0027),
+        (0.0026, 0.0034, 0.0040, 0.0056),
+        (0.0051, 0.0091, 0.0118, 0.0174),
+    ),
+)
+"""A small model in vLLM on one CPU thread, with short contexts."""
 
 
 def ids(*tokens: int) -> NDArray[np.int32]:

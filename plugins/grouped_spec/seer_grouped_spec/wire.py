@@ -26,6 +26,7 @@ __all__ = [
     "MAX_TTL_S",
     "PROTOCOL_VERSION",
     "TOKEN_BYTES",
+    "TOKEN_VARIABLE",
     "Append",
     "Codec",
     "Done",
@@ -33,6 +34,7 @@ __all__ = [
     "Fetch",
     "Fetched",
     "FromServer",
+    "Listening",
     "Refusal",
     "Register",
     "Stats",
@@ -58,6 +60,18 @@ MAX_REQUESTS = 4096
 MAX_APPENDS = 4096
 MAX_APPEND_TOKENS = 1 << 18
 MAX_TTL_S = 30 * 86400.0
+
+TOKEN_VARIABLE = "SEER_DRAFT_TOKEN"
+"""Environment variable that gives a server the key it is to ask for."""
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """The line that a server prints, as JSON, when it can be reached."""
+
+    endpoint: str
+    pid: int
+    protocol: int
+
 
 Message = TypeVar("Message")
 

@@ -1,73 +1,16 @@
-// The nanobind front.  Arrays are read through numpy's own C API: nine conversions per call would
-// cost more than a draft does.
-#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-#include <numpy/arrayobject.h>
+// The nanobind front of the draft index.
+#define SEER_IMPORTS_NUMPY
+#include "arrays.hpp"
 
+#include <nanobind/stl/vector.h>
+
+#include "binding_choice.hpp"
 #include "index.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 using namespace seer;
 
 namespace {
-
-[[noreturn]] void refuse(const char* name, const std::string& fact, const std::string& remedy) {
-  throw IndexError(std::string(name) + " " + fact + "; pass " + remedy);
-}
-
-// `object` as a C-contiguous numpy array of that type and rank, or an error that names it.
-PyArrayObject* array(nb::handle object, const char* name, int type, int rank, bool written = false) {
-  auto* found = reinterpret_cast<PyArrayObject*>(object.ptr());
-  const bool is_array = PyArray_Check(object.ptr());
-  if (is_array && PyArray_TYPE(found) == type && PyArray_NDIM(found) == rank && PyArray_IS_C_CONTIGUOUS(found) &&
-      PyArray_ISBEHAVED_RO(found) && (!written || PyArray_ISWRITEABLE(found))) {
-    return found;
-  }
-  const std::string kind = type == NPY_FLOAT32 ? "float32" : "int32";
-  const std::string wanted = "a C-contiguous numpy array of " + kind + " with " + std::to_string(rank) +
-                             (rank == 1 ? " dimension" : " dimensions");
-  if (!is_array) refuse(name, "is a " + nb::cast<std::string>(object.type().attr("__name__")), wanted);
-  if (PyArray_TYPE(found) != type || PyArray_ISBYTESWAPPED(found)) {
-    nb::object dtype = nb::borrow(reinterpret_cast<PyObject*>(PyArray_DESCR(found)));
-    refuse(name, "holds " + nb::cast<std::string>(nb::str(dtype)), wanted);
-  }
-  if (PyArray_NDIM(found) != rank) {
-    refuse(name, "has rank " + std::to_string(PyArray_NDIM(found)), wanted);
-  }
-  if (!PyArray_IS_C_CONTIGUOUS(found) || !PyArray_ISALIGNED(found)) refuse(name, "is not contiguous", wanted);
-  refuse(name, "is read-only", "an array that can be written to");
-}
-
-template <class T>
-T* data(PyArrayObject* of) {
-  return static_cast<T*>(PyArray_DATA(of));
-}
-
-size_t dimension(PyArrayObject* of, int axis) { return size_t(PyArray_DIM(of, axis)); }
-
-// A 1-d array with at least `size` items.
-int32_t* vector(nb::handle object, const char* name, size_t size, bool written = false) {
-  PyArrayObject* found = array(object, name, NPY_INT32, 1, written);
-  if (dimension(found, 0) < size) {
-    refuse(name, "has " + std::to_string(dimension(found, 0)) + " items for " + std::to_string(size) + " requests",
-           "one item per request");
-  }
-  return data<int32_t>(found);
-}
-
-// A 2-d array with at least `batch.size` rows and exactly batch.out_columns columns.
-template <class T>
-T* matrix(nb::handle object, const char* name, const Batch& batch) {
-  PyArrayObject* found = array(object, name, std::is_same_v<T, float> ? NPY_FLOAT32 : NPY_INT32, 2, true);
-  if (dimension(found, 0) < batch.size || dimension(found, 1) != batch.out_columns) {
-    refuse(name, "has shape (" + std::to_string(dimension(found, 0)) + ", " + std::to_string(dimension(found, 1)) + ")",
-           "(" + std::to_string(batch.size) + ", " + std::to_string(batch.out_columns) + "), as out is");
-  }
-  return data<T>(found);
-}
 
 Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle limits, nb::handle tokens,
                nb::handle out, nb::handle counts, nb::handle probabilities) {
@@ -90,9 +33,9 @@ Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::han
   batch.token_columns = dimension(buffer, 1);
   PyArrayObject* drafts = array(out, "out", NPY_INT32, 2, true);
   batch.out_columns = dimension(drafts, 1);
-  batch.out = matrix<int32_t>(out, "out", batch);
+  batch.out = matrix<int32_t>(out, "out", batch.size, batch.out_columns);
   batch.counts = vector(counts, "counts", batch.size, true);
-  batch.probabilities = matrix<float>(probabilities, "probabilities", batch);
+  batch.probabilities = matrix<float>(probabilities, "probabilities", batch.size, batch.out_columns);
   return batch;
 }
 
@@ -102,7 +45,7 @@ struct Tokens {  // a 1-d int32 array that stays alive while the GIL is released
   size_t size;
   Tokens(nb::handle object, const char* name) : owner(nb::borrow(object)) {
     PyArrayObject* found = array(object, name, NPY_INT32, 1);
-    data = ::data<int32_t>(found);
+    data = seer::data<int32_t>(found);
     size = dimension(found, 0);
   }
 };
@@ -115,22 +58,15 @@ nb::object to_array(const std::vector<int32_t>& tokens) {
   return nb::steal(made);
 }
 
-// A parameter within its range, or an error that names it.
-template <class T>
-T within(const char* name, T value, T least, T most) {
-  if (value >= least && value <= most) return value;  // false for NaN too
-  nb::object shown = nb::cast(value), from = nb::cast(least), to = nb::cast(most);
-  refuse(name, "is " + nb::cast<std::string>(nb::repr(shown)),
-         nb::cast<std::string>(nb::repr(from)) + " to " + nb::cast<std::string>(nb::repr(to)));
-}
-
 using Release = nb::gil_scoped_release;
 
 }  // namespace
 
 NB_MODULE(_index, m) {
   if (_import_array() < 0) throw nb::python_error();
-  m.doc() = "The draft index of grouped speculative decoding, in C++.";
+  m.doc() = "The draft index of grouped speculative decoding and the choice among its drafts, in C++.";
+  m.attr("VERSION") = SEER_VERSION;
+  m.attr("SOURCE_DIGEST") = SEER_SOURCE_DIGEST;
   nb::exception<IndexError>(m, "DraftIndexError", nb::module_::import_("seer_core.errors").attr("SeerError"));
 
   const Voting defaults;
@@ -251,7 +187,7 @@ NB_MODULE(_index, m) {
              nb::handle tokens, nb::handle out, nb::handle parents, nb::handle counts, nb::handle probabilities,
              int top_k, int max_depth) {
             Batch batch = batch_of(requests, rows, lengths, max_nodes, tokens, out, counts, probabilities);
-            batch.parents = matrix<int32_t>(parents, "parents", batch);
+            batch.parents = matrix<int32_t>(parents, "parents", batch.size, batch.out_columns);
             within("top_k", top_k, 0, 1 << 30);
             within("max_depth", max_depth, 0, 1 << 30);
             Release release;
@@ -260,4 +196,6 @@ NB_MODULE(_index, m) {
           "requests"_a, "rows"_a, "lengths"_a, "max_nodes"_a, "tokens"_a, "out"_a, "parents"_a, "counts"_a,
           "probabilities"_a, "top_k"_a = 0, "max_depth"_a = 0)
       .def("stats", &DraftIndex::stats, nb::call_guard<Release>());
+
+  bind_choice(m);
 }

@@ -3,13 +3,16 @@
 //   draft_index_fuzz SECONDS [SEED]
 //
 // Every buffer is a heap allocation of its exact size, so that reading or writing one item too many is
-// caught.  Beside that: counts within limits, drafts only of tokens that were ever passed in.
+// caught.  Beside that: counts within limits, drafts only of tokens that were ever passed in, and no more
+// chosen of them than there were.
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <thread>
 
+#include "choice.hpp"
 #include "index.hpp"
 
 namespace {
@@ -157,6 +160,49 @@ void step(DraftIndex& index, std::vector<Known>& groups, int32_t kinds, double& 
   }
 }
 
+float malformed_chance() {
+  const float choices[] = {-1.0f, 2.0f, NAN, INFINITY, -INFINITY, 1e-38f, 0.0f, 1.0f};
+  return choices[below(8)];
+}
+
+TokenChoice random_choice() {
+  const size_t longest = size_t(below(12)), rows = size_t(below(24)) + 16;
+  std::vector<double> profile(rows * (longest + 1));
+  for (double& seconds : profile) seconds = double(below(1000) + 1) * (one_in(9) ? 1e9 : 1e-6);
+  return {StepModel(profile, longest), double(below(9)) / 2, double(below(3)) / 10};
+}
+
+void choose(TokenChoice& choice) {
+  const size_t size = size_t(below(24)), columns = size_t(below(12)) + one_in(2);
+  std::vector<int32_t> handles(size), lengths(size), sampled(size), counts(size);
+  std::vector<float> chances(size * columns);
+  for (size_t b = 0; b < size; b++) {
+    handles[b] = one_in(400) ? malformed() : int32_t(below(24));
+    lengths[b] = one_in(50) ? malformed() : int32_t(below(5000));
+    sampled[b] = one_in(200) ? malformed() : int32_t(below(9)) + 1;
+    counts[b] = one_in(50) ? malformed() : int32_t(below(int64_t(columns) + 1));
+  }
+  for (float& probability : chances) {
+    probability = one_in(50) ? malformed_chance() : float(below(1001)) / 1000.0f;
+  }
+  const std::vector<int32_t> drafted = counts;
+  if (one_in(4)) choice.open(one_in(20) ? malformed() : int32_t(below(24)), one_in(3));
+  // Often twice the same batch: only then are step times learnt.
+  for (int64_t turn = below(3); turn >= 0; turn--) {
+    counts = drafted;
+    choice.choose({size, columns, handles.data(), lengths.data(), chances.data(), counts.data()});
+    for (size_t b = 0; b < size; b++) {
+      require(counts[b] >= 0 && counts[b] <= std::max(drafted[b], 0), "no more is chosen than was drafted");
+      require(size_t(counts[b]) <= columns, "no more is chosen than there is room for");
+    }
+    const double took = one_in(50) ? double(malformed_chance()) : double(below(99)) / 1e4;
+    choice.learn(handles.data(), sampled.data(), size, took);
+    const Step some{1, double(below(5000)), 1, double(below(5000)), double(below(9))};
+    const double seconds = choice.steps.seconds(some);
+    require(seconds > 0 && std::isfinite(seconds), "a step takes time");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -196,9 +242,17 @@ int main(int count, char** arguments) {
         }
       });
     }
+    TokenChoice choice = random_choice();
+    for (int32_t handle = 0; handle < 24; handle++) {
+      if (!one_in(500)) choice.open(handle, one_in(3));
+    }
     for (int i = 0; i < 1500; i++, operations++) {
       try {
-        step(index, groups, kinds, now);
+        if (one_in(4)) {
+          choose(choice);
+        } else {
+          step(index, groups, kinds, now);
+        }
       } catch (const IndexError&) {
         refused++;
       }

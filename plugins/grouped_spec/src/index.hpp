@@ -7,18 +7,14 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 
 #include "candidates.hpp"
+#include "errors.hpp"
 #include "slots.hpp"
 #include "votes.hpp"
 
 namespace seer {
-
-class IndexError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 struct Stats {
   size_t tokens = 0, bytes = 0, groups = 0, requests = 0, common_tokens = 0;

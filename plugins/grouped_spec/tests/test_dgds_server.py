@@ -11,9 +11,10 @@ import sys
 import pytest
 import zmq
 from seer_grouped_spec.process import DraftServerError, DraftServerProcess
-from seer_grouped_spec.server import TOKEN_VARIABLE, is_loopback
+from seer_grouped_spec.server import is_loopback
 from seer_grouped_spec.wire import (
     MAX_MESSAGE_BYTES,
+    TOKEN_VARIABLE,
     Append,
     Codec,
     Done,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from seer_grouped_spec.plugin import Settings, seer_make_drafter
 from seer_grouped_spec.source import GroupedSource
+from seer_grouped_spec.testing import FLAT
 
-from seer_core.drafting import DraftBatch, Drafter, DraftHost, StepTimes
+from seer_core.drafting import DraftBatch, Drafter, DraftHost
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
 
-FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
 PROMPT = [1, 2, 3, 4]
 PHRASE = list(range(100, 160))
 
@@ -31,12 +31,12 @@ def test_it_is_a_drafter_with_both_halves():
         "seer_grouped_spec.source:GroupedSource",
         4,
     )
-    assert drafter.policy(FREE).lengths(1, 1) != (0, 0)
+    assert drafter.policy(FLAT).lengths(1, 1) != (0, 0)
 
 
 def test_a_profile_goes_to_the_workers(tmp_path):
-    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(FREE))
-    assert make(tmp_path, profile="profile.json").source().step_times == FREE
+    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(FLAT))
+    assert make(tmp_path, profile="profile.json").source().step_times == FLAT
     assert make(tmp_path).source().step_times is None
 
 
@@ -82,7 +82,7 @@ def test_what_one_instance_writes_is_drafted_on_another():
         try:
             settings = msgspec.to_builtins(drafter.source().settings)
             here, there = (
-                GroupedSource(settings, DraftHost(name, 4, 256, 1000, 8, FREE)) for name in ("a", "b")
+                GroupedSource(settings, DraftHost(name, 4, 256, 1000, 8, FLAT)) for name in ("a", "b")
             )
             try:
                 here.close(here.open(job("g/0", [])))

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from seer_grouped_spec.policy import EXPLORE_EVERY, EXPLORE_SHARE, MarginalBenefit
+from seer_grouped_spec.testing import FLAT, MEASURED, STEEP
 
 from seer_core.drafting import DraftPolicy, StepTimes
-
-FLAT = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
-STEEP = StepTimes((1, 64), (0, 8), ((1.0, 9.0), (64.0, 576.0)))
-# A small model in vLLM on one CPU thread: T(B, gamma) in ms.
-MEASURED = StepTimes(
-    (1, 8, 32),
-    (0, 2, 4, 8),
-    ((2.5, 2.5, 2.6, 2.7), (2.6, 3.4, 4.0, 5.6), (5.1, 9.1, 11.8, 17.4)),
-)
 
 
 def taught(step_times, beta, longest=None, **more):

@@ -4,13 +4,14 @@ import msgspec
 import numpy as np
 import pytest
 from seer_grouped_spec.plugin import GroupedDrafter, Settings
-from seer_grouped_spec.source import GroupedSource, SourceSettings
+from seer_grouped_spec.settings import SourceSettings
+from seer_grouped_spec.source import GroupedSource
+from seer_grouped_spec.testing import FLAT
 
 from seer_core.drafting import DraftBatch, DraftHost, StepTimes
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
 
-FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
 COSTLY = StepTimes((1, 64), (0, 8), ((1.0, 100.0), (1.0, 100.0)))
 PROMPT = [1, 2, 3, 4]
 PHRASE = list(range(100, 160))
@@ -19,7 +20,7 @@ PHRASE = list(range(100, 160))
 class Rig:
     """A source, the engine's token buffer, and one row per open chunk."""
 
-    def __init__(self, step_times=FREE, **settings):
+    def __init__(self, step_times=FLAT, **settings):
         drafter = GroupedDrafter(Settings(**settings), None, "")
         host = DraftHost("a", 8, 512, 1000, 8, step_times)
         self.source = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)

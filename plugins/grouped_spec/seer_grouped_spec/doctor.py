@@ -1,0 +1,57 @@
+"""What this plug-in needs of the machine: its compiled index, of the source as it is, and ZeroMQ."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from seer_core.hookspecs import Check
+
+__all__ = ["compiled_index", "source_digest", "zeromq"]
+
+PART = "grouped_spec"
+SOURCE = Path(__file__).parents[1] / "src"
+REBUILD = "build it: run `make setup`, or `pip install -e plugins/grouped_spec` in the checkout"
+
+
+def compiled_index(source: Path = SOURCE) -> Check:
+    """Load the index, and compare it with the version that is installed and the source, if that is here."""
+    try:
+        index = import_module("seer_grouped_spec._index")
+    except ImportError as error:  # not built, or for another Python or numpy
+        return Check(PART, False, f"the compiled index cannot be loaded: {error}", REBUILD)
+    installed = _version("seer-grouped-spec")
+    if installed != index.VERSION:
+        return Check(
+            PART,
+            False,
+            f"the compiled index is of version {index.VERSION}, the package of {installed}",
+            REBUILD,
+        )
+    if (source / "index.hpp").is_file() and source_digest(source) != index.SOURCE_DIGEST:
+        return Check(PART, False, f"the compiled index is older than {source}", REBUILD)
+    return Check(PART, True, f"compiled index {index.VERSION}", "")
+
+
+def source_digest(source: Path) -> str:
+    """Return the digest that ``CMakeLists.txt`` compiles in: of the digests of all files but the fuzzer."""
+    files = sorted(path for path in source.glob("*.[ch]pp") if path.name != "fuzz.cpp")
+    return sha256("".join(sha256(path.read_bytes()).hexdigest() for path in files).encode()).hexdigest()
+
+
+def zeromq() -> Check:
+    """Look for what the draft servers and their clients speak with."""
+    found = _version("pyzmq")
+    if found is None:
+        remedy = "pip install pyzmq, or set plugin.grouped_spec.servers = 0"
+        return Check(PART, False, "pyzmq, for the draft servers, is not installed", remedy)
+    return Check(PART, True, f"pyzmq {found}", "")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

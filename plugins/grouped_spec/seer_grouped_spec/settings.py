@@ -1,0 +1,57 @@
+"""What may be set: in ``[plugin.grouped_spec]``, and what of it goes on to each worker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = ["Settings", "SourceSettings"]
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the plug-in and its half in each worker both know."""
+
+    policy: Literal["token", "class"] = "token"
+    priority_factor: Annotated[float, Meta(ge=1)] = 2.0
+    lookup_min: Positive = 1
+    lookup_max: Annotated[int, Meta(ge=1, le=64)] = 64
+    min_probability: Share = 0.0
+    memory_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    group_ttl_s: Seconds = 3600.0
+    endpoints: tuple[str, ...] = ()
+    flush_s: Seconds = 0.05
+    fetch_s: Seconds = 0.1
+
+
+class Settings(Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[plugin.grouped_spec]``.
+
+    ``policy`` says what is drafted: "token" verifies the most probable draft tokens of the whole batch, as
+    many as pay; "class" gives probes and others a length each, as the paper does.
+    ``draft_tokens`` is the paper's gamma_max, ``priority_factor`` its lambda: what a probe's token is
+    worth in tokens of others.  A draft begins after a match of at least ``lookup_min`` tokens and looks at
+    ``lookup_max`` at most; one whose chance falls below ``min_probability`` is cut there.  ``memory_bytes``
+    bounds the index of one instance and the log of one server; a group unused for ``group_ttl_s`` is
+    dropped.  ``profile`` is a file of ``seer profile``, relative to the config; without one each instance
+    measures its own step times when it starts.
+
+    ``servers`` draft servers are started when there is more than one instance; 0 keeps every index to
+    itself.  ``endpoints`` joins servers that run already instead, with the token in ``token_file`` if they
+    ask for one.  Appends leave every ``flush_s`` seconds, siblings' text is fetched every ``fetch_s``.
+    """
+
+    draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
+    profile: str = ""
+    servers: Annotated[int, Meta(ge=0, le=64)] = 1
+    token_file: str = ""
+
+
+class SourceSettings(Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the drafter sends to each worker; ``endpoints`` are those of the servers that run."""
+
+    token: str = ""

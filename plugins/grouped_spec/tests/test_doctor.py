@@ -1,0 +1,86 @@
+"""``seer doctor``: the compiled index and ZeroMQ, found, missing, or of another source."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from seer_grouped_spec import _index, doctor
+from seer_grouped_spec.plugin import Settings, seer_doctor
+
+from seer_core.hookspecs import Check
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+from importlib import metadata
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"zmq"} or name == "seer_grouped_spec._index":
+            raise ImportError(f"no {name} here")
+
+sys.meta_path.insert(0, Missing())
+version = metadata.version
+
+def missing(name):
+    if name == "pyzmq":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+
+metadata.version = missing
+from seer_grouped_spec.plugin import seer_doctor
+for check in seer_doctor(None, None):
+    print(check.ok, check.finding, check.remedy)
+"""
+
+
+def test_an_installation_that_works_is_found_to():
+    checks = seer_doctor(None, None)
+    assert [check.ok for check in checks] == [True, True]
+    assert _index.VERSION in checks[0].finding
+
+
+def test_zeromq_is_looked_for_only_where_servers_may_run():
+    assert len(seer_doctor(Settings(servers=0), None)) == 1
+    assert len(seer_doctor(Settings(servers=0, endpoints=("tcp://127.0.0.1:1",)), None)) == 2
+
+
+def test_what_is_missing_is_reported_with_a_remedy():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    index, zeromq = done.stdout.splitlines()
+    assert index.startswith("False the compiled index cannot be loaded: no seer_grouped_spec._index here")
+    assert "pip install" in index
+    assert zeromq == (
+        "False pyzmq, for the draft servers, is not installed pip install pyzmq, or set"
+        " plugin.grouped_spec.servers = 0"
+    )
+
+
+@pytest.fixture
+def source(tmp_path):
+    if not doctor.SOURCE.is_dir():
+        pytest.skip("the source is not here")
+    return shutil.copytree(doctor.SOURCE, tmp_path / "src")
+
+
+def test_an_index_that_is_older_than_its_source_is_told(source):
+    assert doctor.compiled_index(source).ok
+    (source / "fuzz.cpp").write_text("// not part of it\n")
+    assert doctor.compiled_index(source).ok
+    with (source / "votes.cpp").open("a") as file:
+        file.write("// changed\n")
+    check = doctor.compiled_index(source)
+    assert check == Check("grouped_spec", False, f"the compiled index is older than {source}", doctor.REBUILD)
+
+
+def test_an_index_of_another_version_is_told(monkeypatch):
+    monkeypatch.setattr(_index, "VERSION", "0.0.9")
+    check = doctor.compiled_index()
+    assert not check.ok
+    assert "of version 0.0.9, the package of" in check.finding
+
+
+def test_without_the_source_there_is_nothing_to_compare(tmp_path):
+    assert doctor.compiled_index(tmp_path / "nowhere").ok
