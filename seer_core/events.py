@@ -57,7 +57,7 @@ class InstanceLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class InstanceReported(msgspec.Struct, frozen=True, tag=True):
+class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use.
 
     ``stepping_s`` and ``drafting_s`` are the seconds since the instance's start that it has spent in
@@ -73,12 +73,12 @@ class InstanceReported(msgspec.Struct, frozen=True, tag=True):
     drafting: dict[str, float] = {}
 
 
-class ChunkFinished(msgspec.Struct, frozen=True, tag=True):
+class ChunkFinished(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A chunk came to its end with ``tokens`` new tokens.
 
     ``stopped``: the model ended the response (EOS or a stop token); otherwise the chunk's length did.
     ``steps`` engine steps gave it tokens; they verified ``drafted`` draft tokens and accepted
-    ``accepted`` of them.
+    ``accepted`` of them.  The KV of its context was cached, came from the pool, or was prefilled.
     """
 
     request_id: str
@@ -88,6 +88,9 @@ class ChunkFinished(msgspec.Struct, frozen=True, tag=True):
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    cached_tokens: int = 0
+    pool_tokens: int = 0
+    prefilled_tokens: int = 0
 
 
 class ChunkFailed(msgspec.Struct, frozen=True, tag=True):
@@ -115,17 +118,21 @@ Event = (
 )
 
 
-class Dispatch(msgspec.Struct, frozen=True, tag=True):
-    """Send the next chunk of a request to an instance; ``kv_tokens`` is the footprint reserved."""
+class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Send the next chunk of a request to an instance; ``kv_tokens`` is the footprint reserved.
+
+    ``why`` is the placer's reason for this instance, in a word, if it gives one.
+    """
 
     request_id: str
     instance_id: str
     max_tokens: int
     kv_tokens: int
     migrated: bool
+    why: str = ""
 
 
-class Complete(msgspec.Struct, frozen=True, tag=True):
+class Complete(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Hand the response to the user; the request is over."""
 
     request_id: str

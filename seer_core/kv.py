@@ -30,7 +30,10 @@ class PoolStats(msgspec.Struct, frozen=True):
     """A pool in figures.  Counts go on from its start; ``used_bytes`` is held now.
 
     ``asked_blocks`` were looked for and ``hit_blocks`` found; ``torn_blocks`` were found but turned out, when
-    copied, to be damaged or replaced, which counts as a miss; ``evicted_blocks`` made room for others.
+    copied, to be damaged or replaced, which counts as a miss.  ``evicted_blocks`` were lost to make room for
+    others; ``released_blocks`` had been dropped before, so nobody misses them.  ``put_bytes`` came in,
+    ``got_bytes`` went out, whichever the tier; ``disk_*`` is the part of a disk below memory, and
+    ``disk_errors`` counts what that could not write or read.
     """
 
     capacity_bytes: int
@@ -41,6 +44,21 @@ class PoolStats(msgspec.Struct, frozen=True):
     evicted_blocks: int = 0
     put_bytes: int = 0
     got_bytes: int = 0
+    released_blocks: int = 0
+    disk_capacity_bytes: int = 0
+    disk_used_bytes: int = 0
+    disk_put_bytes: int = 0
+    disk_got_bytes: int = 0
+    disk_errors: int = 0
+
+    def since(self, before: PoolStats) -> PoolStats:
+        """Return these figures with only what has been counted since ``before``."""
+        counts = {
+            name: getattr(self, name) - getattr(before, name)
+            for name in self.__struct_fields__
+            if not name.endswith(("capacity_bytes", "used_bytes"))
+        }
+        return msgspec.structs.replace(self, **counts)
 
 
 class StoreSpec(msgspec.Struct, frozen=True):
@@ -85,6 +103,13 @@ class KVStore(Protocol):
         """Copy the blocks of these keys into ``blocks``, uint8 [keys, block_bytes], up to the first miss.
 
         Returns how many were copied; each is whole, and what was put under its key.
+        """
+        ...
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Take these keys for never asked for again, whoever put them: their room may go to others at once.
+
+        A hint, best effort: a block that is asked for all the same may be there or not.
         """
         ...
 

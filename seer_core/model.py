@@ -135,7 +135,9 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     """What an engine instance can hold; fixed while it lives.
 
     ``kv_capacity_tokens`` is a multiple of ``block_tokens``; ``max_running`` bounds the sequences
-    decoded in one step; ``max_model_tokens`` bounds prompt plus response.
+    decoded in one step; ``max_model_tokens`` bounds prompt plus response.  ``kv_bytes_per_token`` and
+    ``prefill_s_per_token`` are 0 where unknown; ``fetch_s_per_token`` is the time to bring a token's KV from
+    another instance, None where instances share no KV.
     """
 
     id: str
@@ -143,6 +145,18 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     block_tokens: int
     max_running: int
     max_model_tokens: int
+    kv_bytes_per_token: int = 0
+    prefill_s_per_token: float = 0.0
+    fetch_s_per_token: float | None = None
+
+    @property
+    def move_cost(self) -> float:
+        """What it costs to take over a request's KV, in 0..1: a share of prefilling all of it again."""
+        if self.fetch_s_per_token is None:
+            return 1.0
+        if self.prefill_s_per_token <= 0.0:
+            return 0.0
+        return min(1.0, self.fetch_s_per_token / self.prefill_s_per_token)
 
 
 @attrs.define(eq=False)
@@ -183,7 +197,7 @@ class InstanceStatus:
         return -(-tokens // block) * block
 
 
-class ChunkRecord(msgspec.Struct, frozen=True):
+class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     """One finished chunk: where and when it ran and what it cost.
 
     ``cached_tokens`` were found in the instance's prefix cache, ``pool_tokens`` in the KV pool,

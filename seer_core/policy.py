@@ -52,7 +52,10 @@ class Prioritizer(Protocol):
 
 @runtime_checkable
 class Placer(Protocol):
-    """Chooses the instance of a chunk."""
+    """Chooses the instance of a chunk.
+
+    If it has an attribute ``why``, a word for the reason of its last choice, the trace keeps it.
+    """
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Learn that an instance has started or that its load has changed."""

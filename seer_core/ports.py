@@ -34,14 +34,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_model_tokens: int
 
 
-class ChunkJob(msgspec.Struct, frozen=True):
+class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     """One chunk, complete: an engine needs nothing else and remembers nothing between chunks.
 
     ``token_ids`` is the prompt followed by everything generated so far.  ``seed`` is the request's:
     the noise behind the token at absolute position p depends on (seed, p) and on nothing else.
     ``known_tokens`` is the response's true length where it is known (simulated engines).  ``probe``: the
     group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
-    responses of its group that were over when the chunk was sent.
+    responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
+    chunk at the latest.
     """
 
     id: str
@@ -56,9 +57,10 @@ class ChunkJob(msgspec.Struct, frozen=True):
     known_tokens: int | None = None
     probe: bool = False
     siblings_finished: int = 0
+    last: bool = False
 
 
-class ChunkOutput(msgspec.Struct, frozen=True):
+class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order.
 
     ``stopped``: the model ended the response.  ``cached_tokens`` of the job's tokens were found in
@@ -147,7 +149,7 @@ class Engine(Protocol):
         ...
 
     def forget_group(self, group_id: str) -> None:
-        """Drop what drafting remembers of a group that is over; never blocks."""
+        """Drop what drafting and the KV pool remember of a group that is over; never blocks."""
         ...
 
     async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:

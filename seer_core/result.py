@@ -59,6 +59,9 @@ class RolloutResult(msgspec.Struct, frozen=True):
     completions: list[Completion]
     summary: Summary
 
+    def __repr__(self) -> str:  # asyncio.run shows its result to the signal module: all tokens, in seconds
+        return f"<RolloutResult of {len(self.completions)} completions>"
+
 
 def tail_time_s(finish_times_s: Sequence[float]) -> float:
     """Return the time spent solely on the last tenth of the requests to finish."""

@@ -162,7 +162,8 @@ class Rollout:
             id=job_id,
             request_id=command.request_id,
             group_id=group.id,
-            token_ids=[*group.prompt_token_ids, *transcript.token_ids],
+            # A sum, so that what a simulated engine has not written out stays so.
+            token_ids=list(group.prompt_token_ids) + transcript.token_ids,
             prompt_tokens=len(group.prompt_token_ids),
             max_tokens=command.max_tokens,
             sampling=group.sampling,
@@ -171,6 +172,7 @@ class Rollout:
             known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
             probe=transcript.index == 0,
             siblings_finished=group.n - self._left[group.id],
+            last=len(transcript.token_ids) + command.max_tokens == group.max_tokens,
         )
 
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
@@ -219,6 +221,9 @@ class Rollout:
                 output.steps,
                 sum(output.drafted_at),
                 sum(output.accepted_at),
+                output.cached_tokens,
+                output.pool_tokens,
+                output.prefilled_tokens,
             )
         )
 

@@ -138,6 +138,9 @@ class Scheduler:
                 return
             if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
                 raise self._blame(f"answered {instance!r}, which is no living instance")
+            why = getattr(placer.strategy, "why", "")
+            if not isinstance(why, str):
+                raise self._blame(f"gives {why!r} for a reason; its `why` is a word")
             self._stage = prioritizer
             prioritizer.strategy.take(request)
             kv_tokens = instance.footprint(request, tokens)
@@ -145,7 +148,7 @@ class Scheduler:
             instance.running += 1
             instance.reserved_kv_tokens += kv_tokens
             self._changed(instance)
-            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated))
+            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why))
 
     def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
         for spec in event.groups:

@@ -2,19 +2,24 @@
 
 import asyncio
 
+import attrs
 import pytest
 
 from seer_core.compare import arms_of
 from seer_core.config import load_config
 from seer_core.errors import ConfigError, EngineError, PluginError
+from seer_core.events import ChunkFinished
 from seer_core.kv import PoolStats, StoreSpec
+from seer_core.model import InstanceInfo
 from seer_core.plugins import Strategies, assemble, slots_of
 from seer_core.scheduler import Policies, Slot
 
 POOL = """
 import msgspec
 from seer_core.hookspecs import hookimpl
+from seer_core.events import ChunkFinished
 from seer_core.kv import PoolStats, StoreSpec
+from seer_core.model import InstanceInfo
 
 class Settings(msgspec.Struct, frozen=True):
     depth: int = 3
@@ -59,6 +64,23 @@ class Noted:
         self.calls.append(call)
         if self.failing is not None and self.failing in (call, call[0]):
             raise OSError("out of order")
+
+
+class Seen:
+    """Observer that keeps what it sees."""
+
+    def __init__(self):
+        self.events = []
+
+    def observe(self, now, event, commands):
+        self.events.append(event)
+
+
+class Halves:
+    """Splitter of chunks of half of what is left."""
+
+    def split(self, request):
+        return -(-request.remaining_tokens // 2)
 
 
 def slot(pool):
@@ -171,11 +193,14 @@ def test_an_engine_that_cannot_share_as_configured_says_so_at_the_start(by_hand,
         asyncio.run(main())
 
 
-def test_tokens_from_the_pool_are_counted_per_chunk_and_in_the_summary(by_hand, hand, some_groups):
-    engine = hand("a")
+def test_tokens_from_the_pool_are_counted_per_chunk_in_the_trace_and_in_the_summary(
+    by_hand, hand, some_groups
+):
+    engine, seen = hand("a"), Seen()
 
     async def main():
         async with by_hand(engine, kv_pool=slot(Noted())) as runtime:
+            runtime.observers.append(Slot("observer", "test", seen))
             rollout = runtime.rollout(some_groups(1, n=2))
             for job_id in list(engine.jobs):
                 engine.finish(job_id, pool=3)
@@ -184,6 +209,63 @@ def test_tokens_from_the_pool_are_counted_per_chunk_and_in_the_summary(by_hand, 
     result = asyncio.run(main())
     assert [chunk.pool_tokens for one in result.completions for chunk in one.chunks] == [3, 3]
     assert result.summary.pool_tokens == 6
+    finished = [event for event in seen.events if isinstance(event, ChunkFinished)]
+    assert [(event.pool_tokens, event.cached_tokens) for event in finished] == [(3, 0), (3, 0)]
+    assert all(event.prefilled_tokens > 0 for event in finished)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_engines_are_told_of_the_end_of_a_group_where_there_is_a_pool(by_hand, hand, some_groups, shares):
+    engines = [hand("a"), hand("b")]
+
+    async def main():
+        async with by_hand(*engines, kv_pool=slot(Noted()) if shares else None) as runtime:
+            rollout = runtime.rollout(some_groups(1, n=2))
+            for engine in engines:
+                for job_id in list(engine.jobs):
+                    assert not engine.forgotten
+                    engine.finish(job_id)
+            await rollout.wait()
+
+    asyncio.run(main())
+    assert [len(engine.forgotten) for engine in engines] == [shares, shares]
+
+
+def test_a_chunk_says_whether_its_response_ends_with_it(by_hand, hand, some_groups):
+    engine = hand("a")
+
+    async def main():
+        async with by_hand(engine) as runtime:
+            runtime._scheduler.policies = attrs.evolve(
+                runtime._scheduler.policies, splitter=Slot("splitter", "test", Halves())
+            )
+            rollout = runtime.rollout(some_groups(1, n=1))
+            seen = []
+            while engine.jobs:
+                [job] = engine.jobs.values()
+                seen.append(job.last)
+                engine.finish(job.id, tokens=job.max_tokens, stopped=False)
+            await rollout.wait()
+            return seen
+
+    seen = asyncio.run(main())
+    assert len(seen) > 2
+    assert seen == [False] * (len(seen) - 1) + [True]
+
+
+def test_figures_since_a_moment_are_counts_since_then_and_sizes_as_they_are():
+    before = PoolStats(100, used_bytes=10, put_bytes=10, hit_blocks=3)
+    after = PoolStats(100, used_bytes=30, put_bytes=50, hit_blocks=4, released_blocks=2)
+    assert after.since(before) == PoolStats(100, used_bytes=30, put_bytes=40, hit_blocks=1, released_blocks=2)
+
+
+@pytest.mark.parametrize(
+    ("prefill_s", "fetch_s", "cost"),
+    [(0.0, None, 1.0), (1e-4, None, 1.0), (1e-4, 1e-5, 0.1), (1e-5, 1e-4, 1.0), (0.0, 1e-5, 0.0)],
+)
+def test_what_a_move_costs_is_a_share_of_prefilling_again(prefill_s, fetch_s, cost):
+    info = InstanceInfo("a", 64, 16, 4, 64, 128, prefill_s, fetch_s)
+    assert info.move_cost == pytest.approx(cost)
 
 
 def test_sim_engines_share_nothing(simulated):

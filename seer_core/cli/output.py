@@ -72,7 +72,7 @@ class OutputDir:
     def completion(self, completion: Completion) -> None:
         """Write one completion."""
         try:
-            self._completions.write(msgspec.json.encode(completion) + b"\n")
+            self._completions.write(msgspec.json.encode(completion, enc_hook=list) + b"\n")
             self._completions.flush()
         except OSError as error:
             raise _unwritable(self.path / "completions.jsonl", error) from error

@@ -60,8 +60,7 @@ def run_command(
     if json_file is not None:
         check_writable(json_file)
     with OutputDir(out, sum(group.n for group in read.groups), overwrite) as output:
-        result = run_async(_roll_out(config, assembly, read, output))
-        pool_stats = None if assembly.kv_pool is None else assembly.kv_pool.strategy.stats()
+        result, pool_stats = run_async(_roll_out(config, assembly, read, output))
         document = _document(config, read, result.summary, pool_stats)
         output.summary(document)
     if json_file is not None:
@@ -71,14 +70,16 @@ def run_command(
 
 async def _roll_out(
     config: Config, assembly: Assembly, read: PromptsFile, output: OutputDir
-) -> RolloutResult:
+) -> tuple[RolloutResult, PoolStats | None]:
     display = Display("rollout")
     trace: Slot[Observer] = Slot("observer", CORE, output.trace)
     strategies = assembly.strategies
     strategies = attrs.evolve(strategies, observers=(*strategies.observers, trace, display.slot))
     assembly = attrs.evolve(assembly, strategies=strategies)
     click.echo(f"starting {len(assembly.pool.engines)} {config.seer.engine} instances ...", err=True)
+    kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
+        before = None if kv_pool is None else kv_pool.stats()
         rollout = runtime.rollout(read.groups)
         try:
             with display:
@@ -87,7 +88,7 @@ async def _roll_out(
         finally:
             for completion in rollout.unread():
                 output.completion(completion)
-        return rollout.result
+        return rollout.result, None if kv_pool is None or before is None else kv_pool.stats().since(before)
 
 
 def _document(
@@ -120,9 +121,17 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         )
         click.echo(
             f"pool: {_mib(pool_stats.used_bytes)} of {_mib(pool_stats.capacity_bytes)} in use,"
-            f" {pool_stats.hit_blocks:,} of {pool_stats.asked_blocks:,} blocks found,"
+            f" {pool_stats.hit_blocks:,} of {pool_stats.asked_blocks:,} blocks found"
+            f" ({pool_stats.hit_blocks / max(1, pool_stats.asked_blocks):.1%}),"
             f" {_mib(pool_stats.put_bytes)} in, {_mib(pool_stats.got_bytes)} out,"
-            f" {pool_stats.evicted_blocks:,} blocks evicted, {pool_stats.torn_blocks:,} torn"
+            f" {pool_stats.released_blocks:,} blocks released, {pool_stats.evicted_blocks:,} evicted,"
+            f" {pool_stats.torn_blocks:,} torn"
+        )
+    if pool_stats is not None and pool_stats.disk_capacity_bytes:
+        click.echo(
+            f"its disk: {_mib(pool_stats.disk_used_bytes)} of {_mib(pool_stats.disk_capacity_bytes)} in use,"
+            f" {_mib(pool_stats.disk_put_bytes)} in, {_mib(pool_stats.disk_got_bytes)} out,"
+            f" {pool_stats.disk_errors:,} errors"
         )
     if summary.drafted_tokens:
         click.echo(

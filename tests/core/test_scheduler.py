@@ -522,6 +522,25 @@ def test_a_placer_may_only_answer_a_living_instance(make_rig, answer):
         rig.group("g")
 
 
+def test_the_trace_keeps_the_placer_s_reason_if_it_gives_one(make_rig):
+    class Talkative(LeastLoaded):
+        why = "habit"
+
+    rig = make_rig(policies(placer=Talkative()))
+    rig.start("a")
+    assert rig.group("g") == [Dispatch("g/0", "a", 100, 110, migrated=False, why="habit")]
+
+
+def test_a_reason_is_a_word(make_rig):
+    class Odd(LeastLoaded):
+        why = 7
+
+    rig = make_rig(policies(placer=Odd()))
+    rig.start("a")
+    with pytest.raises(PluginError, match=r"'mine', slot 'placer' for request 'g/0': gives 7 for a reason"):
+        rig.group("g")
+
+
 def test_a_placer_may_not_answer_a_lost_instance(make_rig):
     class Faithful(LeastLoaded):
         first = None

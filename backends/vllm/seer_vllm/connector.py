@@ -5,7 +5,7 @@ which alone sees KV.  Blocks are copied out of the store, and checked, before th
 single token of them, so that what is promised can always be loaded: vLLM's own way back from a failed load
 lets another request of the same step read the block before it has been computed again.  Blocks are written
 to the store before their request's end, or preemption, is known to anybody, so that whoever goes on with it
-finds them.
+finds them.  A response that is over is dropped from the store at once, its prompt with the last of its group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Loads(KVConnectorMetadata):
 
 
 class StoreConnector(KVConnectorBase_V1):
-    """Loads what the store has of a request when it is let in; saves full blocks when it ends."""
+    """Loads what the store has of a request when it is let in; saves full blocks when its chunk ends.
+
+    Requests carry ``group``, ``prompt_tokens`` and ``last`` in ``extra_args``; one without is left alone.
+    """
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -85,6 +88,7 @@ class StoreConnector(KVConnectorBase_V1):
         self._read: Callable[[list[int]], Bytes] | None = None
         self._staged: dict[str, Staged] = {}
         self._loads = Loads()
+        self._prompts: dict[str, Sequence[bytes]] = {}
         self._layers: Layers | None = None
 
     @property
@@ -124,10 +128,20 @@ class StoreConnector(KVConnectorBase_V1):
         return loads
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        """Save the blocks of a chunk that came to its end; a response that ended needs them no more."""
+        """Save the blocks of a chunk; drop those of a response that is over, but for its group's prompt."""
         self._staged.pop(request.request_id, None)
-        if request.status == RequestStatus.FINISHED_LENGTH_CAPPED:
+        params = request.sampling_params
+        job = (params.extra_args if params else None) or {}
+        if "group" not in job:
+            return False, None
+        capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+        keys = self._keys(request)
+        prompt = job["prompt_tokens"] // self.block_tokens
+        self._prompts.setdefault(job["group"], keys[:prompt])
+        if capped and not job["last"]:
             self._save(request, block_ids)
+        elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
+            self._drop(keys[prompt:])
         return False, None
 
     def request_preempted(self, request: Request) -> None:
@@ -135,8 +149,20 @@ class StoreConnector(KVConnectorBase_V1):
         assert self._kv_cache_manager is not None
         self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
 
-    def _keys(self, request: Request) -> list[bytes]:
-        keys: list[bytes] = request.block_hashes
+    def forget_group(self, group_id: str) -> None:
+        """Drop the prompt of a group that is over."""
+        self._drop(self._prompts.pop(group_id, []))
+
+    def reset(self) -> None:
+        """Forget which groups there are."""
+        self._prompts.clear()
+
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._store.ask(lambda store: store.drop(keys), None)
+
+    def _keys(self, request: Request) -> Sequence[bytes]:
+        keys: Sequence[bytes] = request.block_hashes
         assert not keys or len(keys[0]) == KEY_BYTES
         return keys
 

@@ -141,8 +141,8 @@ class VllmEngine:
             self._worker.send(Abort(job_id))
 
     def forget_group(self, group_id: str) -> None:
-        """Drop what drafting remembers of a group."""
-        if self._worker is not None and self._drafter is not None:
+        """Drop what drafting and the KV pool remember of a group."""
+        if self._worker is not None and not (self._drafter is None and self._kv_pool is None):
             self._worker.send(ForgetGroup(group_id))
 
     async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from msgspec import structs
 from vllm import EngineArgs, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
@@ -25,10 +26,11 @@ from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 from seer_vllm.connector import StoreConnector
+from seer_vllm.moving import MoveMeter
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
 from seer_vllm.steps import StepMeter, default_grid
-from seer_vllm.stores import make_store
+from seer_vllm.stores import STORE
 from seer_vllm.wire import Called, Failed, Finished, Load, Start
 
 __all__ = ["Instance"]
@@ -73,9 +75,11 @@ class Instance:
         self._drafts = source is not None
         self._opens = source is not None and own_method(source) is None
         self.info = self._describe(start.instance_id)
+        connector = scheduler.connector
+        self._connector = connector if isinstance(connector, StoreConnector) else None
+        self._store = None if start.store is None else self._share(start.store)
         if source is not None and self._opens:
             self._attach(source)
-        self._store = None if start.store is None else self._share(start.store)
 
     @property
     def busy(self) -> bool:
@@ -101,7 +105,13 @@ class Instance:
                 flat_logprobs=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={"seed": job.seed, "request": job.request_id, "group": job.group_id},
+                extra_args={
+                    "seed": job.seed,
+                    "request": job.request_id,
+                    "group": job.group_id,
+                    "prompt_tokens": job.prompt_tokens,
+                    "last": job.last,
+                },
             )
             prompt = tokens_input(job.token_ids, cache_salt=f"weights-{self._weight_version}")
             vllm_id = self._engine.add_request(job.id, prompt, params)
@@ -139,9 +149,11 @@ class Instance:
         return Load(running, waiting, kv_usage, self._stepping_s, drafting_s, drafting)
 
     def forget_group(self, group_id: str) -> None:
-        """Let the draft source forget a group."""
+        """Let the draft source and the KV pool forget a group."""
         if self._opens:
             self._call("seer_forget", group_id)
+        if self._connector is not None:
+            self._connector.forget_group(group_id)
 
     def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> Called:
         """Measure steps of these sizes, if no chunk is running."""
@@ -157,6 +169,8 @@ class Instance:
             return f"{len(self._running)} chunks are running"
         if self._drafts:
             self._call("seer_reset")
+        if self._connector is not None:
+            self._connector.reset()
         return self._reset_prefix_cache()
 
     def update_weights(self, source: str, version: int) -> str | None:
@@ -213,11 +227,17 @@ class Instance:
         self._call("seer_attach", source, host)
 
     def _share(self, spec: StoreSpec) -> KVStore:
-        """Make this instance's end of the KV pool and let vLLM use it."""
-        connector = self._scheduler.connector
-        assert isinstance(connector, StoreConnector)
-        store = make_store(spec, StoreHost(self.info.id, connector.block_bytes, connector.block_tokens))
+        """Make this instance's end of the KV pool, let vLLM use it, and measure what a move costs."""
+        connector = self._connector
+        assert connector is not None
+        host = StoreHost(self.info.id, connector.block_bytes, connector.block_tokens)
+        store = STORE.make(spec.path, spec.settings, host)
         connector.attach(store, lambda block_ids: self._call("seer_read_kv", block_ids)[0])
+        measured = MoveMeter(self._engine, self._scheduler, connector).measure()
+        if measured is not None:
+            prefill_s, fetch_s = measured
+            print(f"a token: {prefill_s * 1e6:.1f} us prefilled, {fetch_s * 1e6:.1f} us fetched", flush=True)
+            self.info = structs.replace(self.info, prefill_s_per_token=prefill_s, fetch_s_per_token=fetch_s)
         return store
 
     def _describe(self, instance_id: str) -> InstanceInfo:
@@ -230,6 +250,14 @@ class Instance:
             block_tokens=block_tokens,
             max_running=config.scheduler_config.max_num_seqs,
             max_model_tokens=config.model_config.max_model_len,
+            kv_bytes_per_token=self._kv_bytes_per_token(),
+        )
+
+    def _kv_bytes_per_token(self) -> int:
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        return sum(
+            group.kv_cache_spec.page_size_bytes * len(group.layer_names) // group.kv_cache_spec.block_size
+            for group in groups
         )
 
     def _finish(self, result: RequestOutput) -> Finished | Failed:

@@ -7,8 +7,6 @@ A method that fails is not called again; the instance goes on without drafts, an
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,18 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seer_core.drafting import DraftBatch, DraftHost, DraftSource, SourceSpec
+from seer_core.drafting import DraftBatch, DraftSource, SourceSpec
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
+from seer_vllm.loader import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Drafting", "Proposer", "load_source_class", "speculative_config"]
+__all__ = ["SOURCE", "Drafting", "Proposer", "speculative_config"]
 
 OWN_METHODS = ("ngram", "suffix")
 PROPOSER = "seer_vllm.proposer.Proposer"
-REMEDY = "correct what the drafter in [seer].plugins names, or drop that plug-in"
+SOURCE: Kind[DraftSource] = Kind(
+    "draft source", DraftSource, "correct what the drafter in [seer].plugins names, or drop that plug-in"
+)
 
 Drafts = list[list[int]]
 
@@ -46,7 +47,7 @@ def speculative_config(spec: SourceSpec) -> dict[str, Any]:
         )
     method = own_method(spec)
     if method is None:
-        load_source_class(spec.path)
+        SOURCE.load(spec.path)
         return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": spec.draft_tokens}
     if method not in OWN_METHODS:
         raise EngineError(
@@ -59,24 +60,6 @@ def own_method(spec: SourceSpec) -> str | None:
     """Return which method of vLLM's own the source is; None if it is a class."""
     engine, _, method = spec.path.partition(":")
     return method if engine == "vllm" else None
-
-
-def load_source_class(path: str) -> Callable[[Any, DraftHost], DraftSource]:
-    """Import ``package.module:Class``.
-
-    Raises:
-        EngineError: it cannot be imported, or is no class with the methods of a ``DraftSource``.
-    """
-    module_name, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise EngineError(f"draft source {path!r} cannot be imported: {error}; {REMEDY}") from error
-    methods = [name for name, _ in inspect.getmembers(DraftSource, inspect.isfunction) if name[0] != "_"]
-    missing = [name for name in methods if not callable(getattr(found, name, None))]
-    if not isinstance(found, type) or missing:
-        raise EngineError(f"draft source {path!r} is no DraftSource: without {', '.join(missing)}; {REMEDY}")
-    return found
 
 
 class Drafting:
@@ -136,10 +119,10 @@ class Proposer:
         self._batched: list[str] = []
         self._open: dict[str, tuple[int, int]] = {}
         self._batch: DraftBatch | None = None
-        self._columns = np.arange(self.drafting.draft_tokens, dtype=np.int32)
+        self._ends: list[int] = []
         self._rows = np.arange(requests, dtype=np.int32)
-        self._handles, self._ends, self._sampled, self._limits, self._counts = (
-            np.zeros(requests, np.int32) for _ in range(5)
+        self._handles, self._sampled, self._limits, self._counts = (
+            np.zeros(requests, np.int32) for _ in range(4)
         )
         self._drafts = np.zeros((requests, self.drafting.draft_tokens), np.int32)
 
@@ -200,23 +183,26 @@ class Proposer:
         if self._source is None:
             return [[] for _ in sampled]
         batch = self._arrange(lengths, tokens)
-        size = len(sampled)
-        batch.sampled[:] = np.fromiter(map(len, sampled), np.int32, size)
-        np.subtract(self._ends[:size], batch.lengths, out=batch.limits)
-        batch.limits -= 1  # the token after the last draft may be the chunk's last
-        np.clip(batch.limits, 0, self.drafting.draft_tokens, out=batch.limits)
-        batch.limits[batch.sampled == 0] = 0  # in the middle of its prefill
+        # Lists, not numpy: on batches of this size it takes half the time.
+        most, counts = self.drafting.draft_tokens, list(map(len, sampled))
+        limits = [
+            min(max(end - length - 1, 0), most) if count else 0  # 0 in the middle of a prefill
+            for count, end, length in zip(counts, self._ends, batch.lengths.tolist(), strict=True)
+        ]  # the token after the last draft may be the chunk's last
+        batch.sampled[:] = counts
+        batch.limits[:] = limits
         batch.counts.fill(0)
         self._source.propose(batch)
-        counts = batch.counts
-        if not counts.any():
+        counts = batch.counts.tolist()
+        if not any(counts):
             return [[] for _ in sampled]
-        used = batch.drafts[self._columns < counts[:, None]]
-        if (counts > batch.limits).any() or (counts < 0).any():
-            raise ValueError(f"drafts of {counts.tolist()} tokens for limits {batch.limits.tolist()}")
-        if used.min() < 0 or used.max() >= self._vocab_size:
-            raise ValueError(f"drafts with tokens from {used.min()} to {used.max()}")
-        return [row[:count] for row, count in zip(batch.drafts.tolist(), counts.tolist(), strict=True)]
+        if not all(0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
+            raise ValueError(f"drafts of {counts} tokens for limits {limits}")
+        drafts = [row[:count] for row, count in zip(batch.drafts.tolist(), counts, strict=True)]
+        least, highest = min(map(min, filter(None, drafts))), max(map(max, filter(None, drafts)))
+        if least < 0 or highest >= self._vocab_size:
+            raise ValueError(f"drafts with tokens from {least} to {highest}")
+        return drafts
 
     def _arrange(self, lengths: NDArray[np.int32], tokens: NDArray[np.int32]) -> DraftBatch:
         """Return the batch's arrays; made anew only where requests have come, gone or moved."""
@@ -225,7 +211,7 @@ class Proposer:
             size = len(ids)
             opened = [self._open[id] for id in ids]
             self._handles[:size] = [handle for handle, _ in opened]
-            self._ends[:size] = [end for _, end in opened]
+            self._ends = [end for _, end in opened]
             self._batched = list(ids)
             self._batch = DraftBatch(
                 handles=self._handles[:size],

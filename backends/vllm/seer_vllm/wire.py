@@ -72,7 +72,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetGroup(msgspec.Struct, frozen=True, tag=True):
-    """Drop what drafting remembers of a group, silently."""
+    """Drop what drafting and the KV pool remember of a group, silently."""
 
     group_id: str
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from seer_vllm.stores import Guarded, make_store
+from seer_vllm.stores import STORE, Guarded
 
 from seer_core.errors import EngineError
-from seer_core.kv import StoreHost, StoreSpec
+from seer_core.kv import StoreHost
 
 torch = pytest.importorskip("torch")
 
@@ -83,10 +83,10 @@ def test_a_store_that_fails_is_not_asked_again(capsys):
     ("path", "fact"),
     [
         ("nowhere:Store", "KV store 'nowhere:Store' cannot be imported"),
-        ("json:JSONDecoder", "is no KVStore: without close, find, get, lacks, put"),
+        ("json:JSONDecoder", "is no KVStore: without close, drop, find, get, lacks, put"),
         ("seer_core.kv:KVStore", "cannot be made: TypeError"),
     ],
 )
 def test_a_store_that_cannot_be_made_is_named(path, fact):
     with pytest.raises(EngineError, match=fact):
-        make_store(StoreSpec(path, {}), StoreHost("vllm-0", 64, 32))
+        STORE.make(path, {}, StoreHost("vllm-0", 64, 32))

@@ -6,12 +6,15 @@ import os
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.model import Sampling
 
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
+
+Area = pytest.importorskip("seer_kv_local.area").Area
 
 GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 32
@@ -140,6 +143,43 @@ def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts):
     assert moved(pair, prompts(3), PLAIN, 120, 50)[0] == expected
 
 
+def released(pool):
+    """Return how many blocks of the pool have been dropped, and wait to be evicted."""
+    areas = [Area(path, BLOCK_BYTES) for path in pool.store("vllm-0").settings["areas"].values()]
+    return sum(np.count_nonzero((area._gens != 0) & (area._marks == 2 * area._gens + 1)) for area in areas)
+
+
+def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_group(pair, pool, cold, prompts):
+    a, b = pair
+    b.group, a.group = "nothing", "nothing"
+    [prompt] = prompts(1, 70)
+    text = list(prompt)
+    for here, tokens, last in ((a, 64, False), (b, 64, False), (a, 20, True)):
+        job = here.job(text, tokens, 5, PLAIN)
+        [output] = here.run(here.chunks([structs.replace(job, prompt_tokens=len(prompt), last=last)]))
+        assert not output.stopped  # this seed's response is longer
+        text += output.token_ids
+        full = (len(text) - 1) // BLOCK
+        assert released(pool) == (0 if not last else full - len(prompt) // BLOCK)
+    for here in pair:
+        here.engine.forget_group("nothing")
+        here.run(here.engine.reset_cache())
+    assert released(pool) == full
+    a.group = "group"
+    b.group = "mixed"
+
+
+def test_an_instance_says_what_a_token_of_kv_takes_and_where_it_is_shared_what_a_move_costs(pair, roomy):
+    for here in (*pair, roomy):
+        assert here.info.kv_bytes_per_token == BLOCK_BYTES // BLOCK
+    for here in pair:
+        assert here.info.prefill_s_per_token > 0
+        assert here.info.fetch_s_per_token is not None
+        assert 0 <= here.info.move_cost <= 1
+    assert roomy.info.fetch_s_per_token is None
+    assert roomy.info.move_cost == 1
+
+
 def test_torn_blocks_are_computed_again(pair, pool, cold, answers, prompts):
     a, b = pair
     [expected] = a.whole(prompts(1), PLAIN, 200)
@@ -148,8 +188,7 @@ def test_torn_blocks_are_computed_again(pair, pool, cold, answers, prompts):
     prompt = prompts(1)[0]
     [first] = a.run(a.chunks([a.job(prompt, 120, 0, PLAIN)]))
     saved = (len(prompt) + 119) // BLOCK
-    _, memory = pool._files["vllm-0"]
-    bytes_of_all = np.frombuffer(memory, np.uint8)
+    bytes_of_all = np.frombuffer(pool._memory["vllm-0"].memory, np.uint8)
     rows = np.flatnonzero(bytes_of_all.reshape(-1, 4096).any(axis=1))
     bytes_of_all[rows[-1] * 4096 : (rows[-1] + 1) * 4096] ^= 255  # somewhere in one of the blocks
     del bytes_of_all
@@ -217,7 +256,7 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, co
 
 def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_pool, models, roomy, prompts):
     expected = roomy.whole(prompts(10), PLAIN, 300)
-    small = make_pool(2 * (24 * (BLOCK_BYTES + 48) + 3 * 4096))
+    small = make_pool(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
     tight = [
         start(models[0], None, small, index, max_model_tokens=512, kv_cache_bytes=29 * BLOCK_BYTES)
         for index in range(2)

@@ -16,7 +16,8 @@ class Settings(Struct, frozen=True):
 
     ``stay_kv_fraction``: a request stays on the instance that has its KV while that instance's free
     KV is at most this share of its capacity below the emptiest instance's.  ``growth_headroom``: another
-    instance takes a request only if this many chunks stay free there for each request in flight.
+    instance takes a request only if this many chunks stay free there for each request in flight.  Both are
+    multiplied by what a move costs where instances share KV, as a share of prefilling again.
     """
 
     chunk_tokens: Annotated[int, Meta(ge=1)] = 2048

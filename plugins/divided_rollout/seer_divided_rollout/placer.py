@@ -11,6 +11,7 @@ from seer_core.model import InstanceStatus, Request
 __all__ = ["KvAware"]
 
 Key = tuple[int, int, int]
+HOME = "home"
 
 
 class KvAware:
@@ -18,9 +19,12 @@ class KvAware:
 
     A request whose KV is not there is let in only if, for each request in flight there,
     ``growth_headroom`` chunks stay free: an instance filled to the brim has no room for anyone's next
-    chunk, so all would have to move, and prefill again.  Among equals the least recently chosen wins.
-    A heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs O(log n)
-    over n instances.
+    chunk, so all would have to move.  Both this and how far loads may be apart hold for moves that prefill
+    everything again; where instances share KV they shrink to what a move costs there, as a share of that
+    (``InstanceInfo.move_cost``).  Among equals the least recently chosen wins.
+
+    A heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs O(log n) over n
+    instances.
     """
 
     def __init__(self, chunk_tokens: int, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
@@ -33,6 +37,10 @@ class KvAware:
         self._chosen: dict[int, int] = {}
         self._choices = 0
         self._heap: list[Key] = []
+        self.why = ""
+        """Why the last choice: ``home``, the request's own instance; otherwise the emptiest one, for the
+        request is ``new`` or its own is ``lost``, is ``full``, or has so much less free that they are too far
+        ``apart``.  With one instance ``only``."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -66,25 +74,33 @@ class KvAware:
             return None
         free = -self._heap[0][0]
         home = self._by_id.get(request.instance) if request.instance is not None else None
-        if (
-            home is not None
-            and home is not best
-            and home.free_slots > 0
-            and home.footprint(request, chunk_tokens) <= home.free_kv_tokens
-            and free - home.free_kv_tokens <= self.stay_kv_fraction * home.info.kv_capacity_tokens
-        ):
+        why = self._why_not(home, best, request, chunk_tokens)
+        if home is not None and why == HOME:
             best = home
         elif best.footprint(request, chunk_tokens) + self._headroom(request, best) > free:
             return None
+        self.why = "only" if len(self._instances) == 1 else why
         self._choices += 1
         self._chosen[best.seq] = self._choices
         return best
+
+    def _why_not(
+        self, home: InstanceStatus | None, best: InstanceStatus, request: Request, chunk_tokens: int
+    ) -> str:
+        """Return why a request leaves its home for the emptiest instance, or that it does not."""
+        if home is None:
+            return "new" if request.instance is None else "lost"
+        if home.free_slots <= 0 or home.footprint(request, chunk_tokens) > home.free_kv_tokens:
+            return "full"
+        apart = best.free_kv_tokens - home.free_kv_tokens
+        near = self.stay_kv_fraction * best.info.move_cost * home.info.kv_capacity_tokens
+        return HOME if apart <= near else "apart"
 
     def _headroom(self, request: Request, instance: InstanceStatus) -> float:
         """KV tokens to leave free so that what runs there can go on growing; none for one of its own."""
         if request.instance == instance.id:
             return 0.0
-        return self.growth_headroom * self.chunk_tokens * instance.running
+        return self.growth_headroom * instance.info.move_cost * self.chunk_tokens * instance.running
 
     def _emptiest(self) -> InstanceStatus | None:
         while self._heap:

@@ -31,15 +31,16 @@ class Reference:
         if not free:
             return None
         best = min(free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq))
+        cost = best.info.move_cost
         for home in free:
             gap = best.free_kv_tokens - home.free_kv_tokens
             if (
                 home.id == request.instance
                 and self.fits(home, request, chunk_tokens)
-                and gap <= self.stay_kv_fraction * home.info.kv_capacity_tokens
+                and gap <= self.stay_kv_fraction * cost * home.info.kv_capacity_tokens
             ):
                 best = home
-        growth = 0 if best.id == request.instance else self.growth_headroom * CHUNK * best.running
+        growth = 0 if best.id == request.instance else self.growth_headroom * cost * CHUNK * best.running
         if best.footprint(request, chunk_tokens) + growth > best.free_kv_tokens:
             return None
         self.choices += 1
@@ -54,15 +55,16 @@ class Reference:
 class Pool:
     """Instances with chunks on them; does the scheduler's books for a placer."""
 
-    def __init__(self, placer):
+    def __init__(self, placer, fetch_s=None):
         self.placer = placer
+        self.fetch_s = fetch_s
         self.instances = []
         self.chunks = []
         self.seen = 0
         self.requests = 0
 
     def start(self, name, kv=256, block=1, slots=8):
-        instance = InstanceStatus(InstanceInfo(name, kv, block, slots, kv), self.seen)
+        instance = InstanceStatus(InstanceInfo(name, kv, block, slots, kv, 0, 1.0, self.fetch_s), self.seen)
         self.seen += 1
         self.placer.instance_changed(instance)
         self.instances.append(instance)
@@ -211,11 +213,12 @@ def test_the_last_block_of_a_chunk_counts_too():
 @given(
     stay=st.sampled_from([0.0, 0.1, 0.25, 1.0]),
     headroom=st.sampled_from([0.0, 0.5, 1.0]),
+    fetch_s=st.sampled_from([None, 0.0, 0.5]),
     block=st.sampled_from([1, 16]),
     data=st.data(),
 )
-def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, block, data):
-    pool, reference = Pool(KvAware(CHUNK, stay, headroom)), Reference(stay, headroom)
+def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s, block, data):
+    pool, reference = Pool(KvAware(CHUNK, stay, headroom), fetch_s), Reference(stay, headroom)
     homes = st.sampled_from([None, "a", "b", "c", "d"])
     for _ in range(data.draw(st.integers(5, 60))):
         steps = ["place", "place", "place"]
@@ -247,6 +250,47 @@ def test_a_newcomer_leaves_room_for_the_next_chunk_of_those_in_flight():
     assert pool.place(pool.request()) is not None
     assert pool.place(pool.request()) is None
     assert pool.place(pool.request(home="a")) is not None
+
+
+def test_where_kv_is_shared_a_newcomer_leaves_as_much_less_room_as_its_move_costs_less():
+    pool = Pool(KvAware(CHUNK, 0.25, 1.0), fetch_s=0.5)
+    pool.start("a", kv=7 * CHUNK, block=CHUNK)
+    for _ in range(2):
+        assert pool.place(pool.request()) is not None
+    assert pool.place(pool.request()) is not None
+    free = Pool(KvAware(CHUNK, 0.25, 1.0), fetch_s=0.0)
+    free.start("a", kv=6 * CHUNK, block=CHUNK)
+    for _ in range(3):
+        assert free.place(free.request()) is not None
+
+
+def test_where_kv_is_shared_a_request_leaves_home_as_much_sooner_as_its_move_costs_less():
+    pool = Pool(KvAware(CHUNK, 0.25), fetch_s=0.5)
+    a, b = pool.start("a"), pool.start("b")
+    pool.load(a, 1, 32)
+    assert pool.place(pool.request(home="a")) is a
+    pool.load(a, 0, 33 - a.reserved_kv_tokens)
+    assert pool.place(pool.request(home="a")) is b
+
+
+def test_every_choice_says_why(pool):
+    a = pool.start("a")
+
+    def why(home=None):
+        assert pool.place(pool.request(home=home)) is not None
+        pool.end(pool.chunks[-1])
+        return pool.placer.why
+
+    assert [why(), why("a")] == ["only", "only"]
+    b = pool.start("b")
+    assert [why(), why("a"), why("gone")] == ["new", "home", "lost"]
+    pool.load(a, 1, 65)
+    assert why("a") == "apart"
+    pool.load(a, 0, 256 - a.reserved_kv_tokens)
+    assert why("a") == "full"
+    pool.lose(b)
+    pool.load(a, 0, -256)
+    assert why("b") == "only"
 
 
 def test_the_heap_stays_bounded(pool):

@@ -7,11 +7,6 @@ from hypothesis import strategies as st
 from seer_divided_rollout import Chunks, Settings
 
 from seer_core.model import GroupContext, Request
-from seer_core.policy import Splitter
-
-
-def test_it_is_a_splitter():
-    assert isinstance(Chunks(1), Splitter)
 
 
 @given(chunk=st.integers(1, 5000), limit=st.integers(1, 5000), data=st.data())

@@ -1,36 +1,40 @@
-"""One instance's part of the pool: a memory file with slots for blocks, and a table that says what they hold.
+"""One instance's part of a tier: slots for blocks, and a table in shared memory that says what they hold.
 
 One process writes an area, any number read it, and nobody waits for anybody.  What makes that safe:
 
 - A slot's generation is 0 while it is written, and a number never used before once it is whole.  A reader
   notes the generation, copies the block, and looks again: if the generation is another, it was a miss.
 - Beside it stands a checksum of key and block.  It catches what generations cannot: memory whose writes
-  arrive in another order, a page that was taken away, a stray write.
+  arrive in another order, a page that was taken away, a stray write, a disk that forgot.
 - A generation begins with the epoch in which it was given.  The pool's owner counts the epoch up in the
   header, and with that one store everything older is gone.
+- A slot's mark is the one word that everybody may write: a hint for the next eviction, that a generation has
+  been released, or used.  A mark for a generation that is gone says nothing.
 
-Layout: a header of one page, 64-bit words; then per slot a generation, a checksum and a key; then, from a
-page's start, the blocks.
+Layout: a header of one page, 64-bit words; from the next page's start the marks; from a page's start per slot
+a generation, a checksum and a key; from a page's start the blocks, unless a file holds these.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections import OrderedDict
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seer_core.kv import KEY_BYTES
 
-__all__ = ["PAGE", "Area", "Header", "Word", "Writer", "checksum", "slots_in"]
+__all__ = ["PAGE", "Area", "Bytes", "FileBlocks", "Header", "Word", "checksum", "slots_in"]
 
 PAGE = mmap.PAGESIZE
 ROW_BYTES = 8 + 8 + KEY_BYTES
+MARK_BYTES = 8
 EPOCH_SHIFT = 40
 
 Bytes = NDArray[np.uint8]
@@ -50,6 +54,9 @@ class Word(IntEnum):
     EVICTED = 7
     PUT_BYTES = 8
     GOT_BYTES = 9
+    RELEASED = 10
+    ERRORS = 11
+    DISK_GOT_BYTES = 12
 
 
 class Header:
@@ -71,7 +78,11 @@ class Header:
 
 def slots_in(area_bytes: int, block_bytes: int) -> int:
     """Return how many blocks an area of this size holds."""
-    return max(0, (area_bytes - 2 * PAGE) // (block_bytes + ROW_BYTES))
+    return max(0, (area_bytes - 3 * PAGE) // (block_bytes + ROW_BYTES + MARK_BYTES))
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 @lru_cache(maxsize=4)
@@ -89,28 +100,109 @@ def checksum(key: bytes, block: Bytes) -> int:
     return (int(words @ _multipliers(words.size)) + int.from_bytes(key[:8], "little")) % 2**64
 
 
-class Area:
-    """An area as its readers see it."""
+class Blocks(Protocol):
+    """Where an area's blocks are; both answer whether it worked."""
 
-    def __init__(self, path: str, block_bytes: int, *, writable: bool = False) -> None:
+    def read(self, slot: int, into: Bytes) -> bool:
+        """Copy a block out."""
+        ...
+
+    def write(self, slot: int, block: Bytes) -> bool:
+        """Replace a block."""
+        ...
+
+
+class MemoryBlocks:
+    """Blocks behind the table."""
+
+    def __init__(self, rows: Bytes) -> None:
+        self.rows = rows
+
+    def read(self, slot: int, into: Bytes) -> bool:
+        """Copy a block out."""
+        np.copyto(into, self.rows[slot])
+        return True
+
+    def write(self, slot: int, block: Bytes) -> bool:
+        """Replace a block."""
+        self.rows[slot] = block
+        return True
+
+
+class FileBlocks:
+    """Blocks in a file; what it cannot read or write is counted in ``errors``, and said the first time."""
+
+    def __init__(self, path: str, block_bytes: int) -> None:
+        self._fd = os.open(path, os.O_RDWR)
+        self._block_bytes = block_bytes
+        self.errors = 0
+
+    def read(self, slot: int, into: Bytes) -> bool:
+        """Copy a block out."""
+        return self._all(os.preadv, slot, into)
+
+    def write(self, slot: int, block: Bytes) -> bool:
+        """Replace a block."""
+        return self._all(os.pwritev, slot, block)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _all(self, move: Callable[..., int], slot: int, block: Bytes) -> bool:
+        try:
+            moved = move(self._fd, [block], slot * self._block_bytes)
+            if moved != self._block_bytes:
+                raise OSError(f"{moved} of {self._block_bytes} bytes came through")
+        except OSError as error:
+            self.errors += 1
+            if self.errors == 1:
+                print(
+                    f"the KV pool's disk failed: {error}; blocks there are lost", file=sys.stderr, flush=True
+                )
+            return False
+        return True
+
+
+class Area:
+    """An area as its readers see it; with ``file`` its blocks are there and the memory holds the table only.
+
+    Raises:
+        OSError: the memory cannot be opened.
+        ValueError: the area is too small for a block.
+    """
+
+    def __init__(
+        self, path: str, block_bytes: int, file: FileBlocks | None = None, *, writable: bool = False
+    ) -> None:
         if block_bytes % 8:
             raise ValueError(f"blocks of {block_bytes} bytes; it must be a multiple of 8")
         self.block_bytes = block_bytes
-        fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        fd = os.open(path, os.O_RDWR)
         try:
+            self.slots = slots = slots_in(os.fstat(fd).st_size, block_bytes)
+            if slots < 1:
+                raise ValueError(f"a block of {block_bytes} bytes does not fit")
+            rows = PAGE + _whole_pages(MARK_BYTES * slots)
+            begin = rows + _whole_pages(ROW_BYTES * slots)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, access)
+            end = begin + (0 if file else block_bytes * slots)
+            memory = mmap.mmap(fd, end, mmap.MAP_SHARED, access)
+            marks = mmap.mmap(fd, MARK_BYTES * slots, offset=PAGE)
         finally:
             os.close(fd)
         self.header = Header(memory)
-        self.slots = slots = slots_in(len(memory), block_bytes)
-        self._gens: Words = np.frombuffer(memory, np.uint64, slots, PAGE)
-        self._sums: Words = np.frombuffer(memory, np.uint64, slots, PAGE + 8 * slots)
-        keys: Bytes = np.frombuffer(memory, np.uint8, KEY_BYTES * slots, PAGE + 16 * slots)
+        self._marks: Words = np.frombuffer(marks, np.uint64, slots)
+        self._gens: Words = np.frombuffer(memory, np.uint64, slots, rows)
+        self._sums: Words = np.frombuffer(memory, np.uint64, slots, rows + 8 * slots)
+        keys: Bytes = np.frombuffer(memory, np.uint8, KEY_BYTES * slots, rows + 16 * slots)
         self._keys = keys.reshape(slots, KEY_BYTES)
-        begin = -(-(PAGE + ROW_BYTES * slots) // PAGE) * PAGE
-        blocks: Bytes = np.frombuffer(memory, np.uint8, block_bytes * slots, begin)
-        self._blocks = blocks.reshape(slots, block_bytes)
+        self._blocks: Blocks
+        if file is None:
+            blocks: Bytes = np.frombuffer(memory, np.uint8, block_bytes * slots, begin)
+            self._blocks = MemoryBlocks(blocks.reshape(slots, block_bytes))
+        else:
+            self._blocks = file
         self._seen_seq = self._seen_epoch = 0
         self._seen: Words = np.zeros(slots, np.uint64)
         self._held: dict[int, bytes] = {}
@@ -147,6 +239,20 @@ class Area:
             self._index[key] = slot, gen
         self._seen[slot] = gen
 
+    def use(self, key: bytes) -> None:
+        """Note that a block is still asked for, whatever was noted before."""
+        self._mark(key, 0)
+
+    def drop(self, key: bytes) -> None:
+        """Note that nobody will ask for a block again."""
+        self._mark(key, 1)
+
+    def _mark(self, key: bytes, released: int) -> None:
+        place = self._index.get(key)
+        if place is not None:
+            slot, gen = place
+            self._marks[slot] = gen << 1 | released
+
     def copy(self, key: bytes, into: Bytes) -> bool | None:
         """Copy a block; return False if it is not there, None if it turned out to be torn."""
         place = self._index.get(key)
@@ -155,8 +261,8 @@ class Area:
         slot, gen = place
         if int(self._gens[slot]) == gen:
             total = int(self._sums[slot])
-            np.copyto(into, self._blocks[slot])
-            if int(self._gens[slot]) == gen and total == checksum(key, into):
+            read = self._blocks.read(slot, into)
+            if read and int(self._gens[slot]) == gen and total == checksum(key, into):
                 return True
         del self._index[key]
         return None
@@ -165,80 +271,3 @@ class Area:
         self._seen.fill(0)
         self._held.clear()
         self._index.clear()
-
-
-class Writer(Area):
-    """An area as its one writer sees it; blocks are evicted in the order of their last use.
-
-    A writer that comes after one that was killed goes on with what that one had written.
-    """
-
-    def __init__(self, path: str, block_bytes: int) -> None:
-        super().__init__(path, block_bytes, writable=True)
-        self._order: OrderedDict[bytes, int] = OrderedDict()
-        self._free: list[int] = []
-        self._seq = self.header[Word.SEQ]
-        if self.header[Word.BLOCK_BYTES] != block_bytes:
-            self.header[Word.BLOCK_BYTES] = 0
-            self._gens.fill(0)
-            self._count()
-            self.header[Word.BLOCK_BYTES] = block_bytes
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Begin anew if the epoch has changed, with what the table holds of it."""
-        epoch = self.header[Word.EPOCH]
-        if epoch == self._seen_epoch:
-            return
-        self._forget()
-        self._seen_epoch = epoch
-        self._order.clear()
-        gens = self._gens.copy()
-        alive = (gens >> np.uint64(EPOCH_SHIFT)) == epoch
-        self._gens[~alive] = 0
-        self._free = np.flatnonzero(~alive)[::-1].tolist()
-        for slot in sorted(np.flatnonzero(alive).tolist(), key=gens.__getitem__):
-            self._take_in(slot, int(gens[slot]))
-            self._order[self._held[slot]] = slot
-            self._seq = max(self._seq, int(gens[slot]) & ((1 << EPOCH_SHIFT) - 1))
-        self._count()
-
-    def use(self, key: bytes) -> None:
-        """Note that a block has been asked for."""
-        if key in self._order:
-            self._order.move_to_end(key)
-
-    def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
-        """Write blocks; of more than fit the first stay, for without them the others are of no use."""
-        self.refresh()
-        room = min(len(keys), self.slots)
-        for position in reversed(range(room)):  # so that the first are the last to be evicted
-            key = keys[position]
-            if key in self._order:
-                slot = self._order.pop(key)
-            elif self._free:
-                slot = self._free.pop()
-            else:
-                old, slot = self._order.popitem(last=False)
-                self._index.pop(old, None)
-                self.header.add(Word.EVICTED, 1)
-            self._write(slot, key, blocks[position])
-            self._order[key] = slot
-        self.header.add(Word.PUT_BYTES, room * self.block_bytes)
-        self._count()
-
-    def _write(self, slot: int, key: bytes, block: Bytes) -> None:
-        self._gens[slot] = 0
-        self._blocks[slot] = block
-        self._keys[slot] = np.frombuffer(key, np.uint8)
-        self._sums[slot] = checksum(key, self._blocks[slot])
-        self._seq += 1
-        gen = self._seen_epoch << EPOCH_SHIFT | self._seq
-        self._gens[slot] = gen
-        self._held[slot] = key
-        self._index[key] = slot, gen
-
-    def _count(self) -> None:
-        self._seq += 1
-        self.header[Word.USED] = len(self._order) * self.block_bytes
-        self.header[Word.SEQ] = self._seq

@@ -1,4 +1,4 @@
-"""One instance's end of the pool: it writes its own area and reads everybody's."""
+"""One instance's end of the pool: it writes its own areas and reads everybody's."""
 
 from __future__ import annotations
 
@@ -7,31 +7,60 @@ from typing import Any
 
 from seer_core.errors import EngineError
 from seer_core.kv import StoreHost
-from seer_kv_local.area import Area, Bytes, Word, Writer
+from seer_kv_local.area import Area, Bytes, FileBlocks, Word, checksum
+from seer_kv_local.spiller import Spiller
+from seer_kv_local.writer import Writer
 
 __all__ = ["LocalStore"]
 
+WAITING_SHARE = 8
+"""Blocks that wait for the disk take an eighth of the memory of those in the pool, on top of it."""
+
 
 class LocalStore:
-    """A ``KVStore``; ``settings["areas"]`` maps every instance to the path of its area."""
+    """A ``KVStore``.
+
+    ``settings["areas"]`` maps every instance to the path of its memory; ``settings["disks"]`` to the paths of
+    its disk tier's table and blocks, and is empty without one.
+    """
 
     def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
-        paths = dict(settings["areas"])
-        own = paths.pop(host.instance_id)
+        self._files: list[FileBlocks] = []
+        self._spiller: Spiller | None = None
         try:
-            self._own = Writer(own, host.block_bytes)
-            self._areas: list[Area] = [self._own, *(Area(path, host.block_bytes) for path in paths.values())]
+            self._open(dict(settings["areas"]), dict(settings["disks"]), host)
         except OSError as error:
             raise EngineError(
                 f"the KV pool's memory cannot be opened: {error}; instances must run on the runtime's"
                 ' machine, as its user and in its container: else set kv_pool = "none"'
             ) from error
-        if self._own.slots < 1:
+        except ValueError as error:
             raise EngineError(
                 f"the KV pool is too small: a block of {host.block_tokens} tokens takes {host.block_bytes}"
-                f" bytes; raise [kv_pool.local].capacity_bytes above {settings['capacity_bytes']}"
-            )
+                f" bytes; raise [kv_pool.local].capacity_bytes above {settings['capacity_bytes']},"
+                f" and disk_bytes above {settings['disk_bytes']} or set it to 0"
+            ) from error
+        self._errors_before = self._counts[Word.ERRORS]
+
+    def _open(self, areas: dict[str, str], disks: dict[str, Sequence[str]], host: StoreHost) -> None:
+        size = host.block_bytes
+        self._own = Writer(areas.pop(host.instance_id), size, spill=self._spill if disks else None)
         self._counts = self._own.header
+        self._areas: list[Area] = [self._own, *(Area(path, size) for path in areas.values())]
+        self._disks = [Area(table, size, self._file(path, size)) for table, path in disks.values()]
+        if disks:
+            table, path = disks[host.instance_id]
+            disk = Writer(table, size, self._file(path, size))
+            self._spiller = Spiller(disk, max(1, self._own.slots // WAITING_SHARE))
+
+    def _file(self, path: str, block_bytes: int) -> FileBlocks:
+        self._files.append(FileBlocks(path, block_bytes))
+        return self._files[-1]
+
+    def _spill(
+        self, epoch: int, keys: Sequence[bytes], blocks: Sequence[Bytes] | Bytes, sums: Sequence[int]
+    ) -> int:
+        return 0 if self._spiller is None else self._spiller.offer(epoch, keys, blocks, sums)
 
     def find(self, keys: Sequence[bytes]) -> int:
         """Return how many of the keys, from the first on, are there."""
@@ -49,13 +78,18 @@ class LocalStore:
         """Return the positions of those keys that are not there; the others count as used just now."""
         self._refresh()
         missing = [position for position, key in enumerate(keys) if not self._holds(key)]
-        for key in reversed(keys):
-            self._own.use(key)
+        for area in (*self._areas, *self._disks):
+            for key in reversed(keys):
+                area.use(key)
         return missing
 
     def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
-        """Keep copies in this instance's own area."""
-        self._own.put(keys, blocks)
+        """Keep copies in this instance's own area; on its disk what the memory is too small for."""
+        written = self._own.put(keys, blocks)
+        if self._spiller is not None and written < len(keys):
+            left = keys[written:], blocks[written:]
+            self._spill(self._own.epoch, *left, [checksum(*each) for each in zip(*left, strict=True)])
+        self._count_errors()
 
     def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
         """Copy blocks, each checked, up to the first miss."""
@@ -66,25 +100,43 @@ class LocalStore:
                 copied = position
                 break
         self._counts.add(Word.GOT_BYTES, copied * self._own.block_bytes)
+        self._count_errors()
         return copied
 
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Mark blocks, whoever has them, as those to be evicted next."""
+        self._refresh()
+        for area in (*self._areas, *self._disks):
+            for key in keys:
+                area.drop(key)
+
     def close(self) -> None:
-        """Let go of all memory; what was put stays for the others."""
-        self._areas = []
-        del self._own, self._counts
+        """Let go of all memory and files; what was put stays for the others."""
+        if self._spiller is not None:
+            self._spiller.close()
+        self._count_errors()
+        self._areas, self._disks = [], []
+        del self._own, self._counts, self._spiller
+        while self._files:
+            self._files.pop().close()
 
     def _refresh(self) -> None:
-        for area in self._areas:
+        for area in (*self._areas, *self._disks):
             area.refresh()
 
     def _holds(self, key: bytes) -> bool:
-        return any(key in area for area in self._areas)
+        return any(key in area for area in (*self._areas, *self._disks))
 
     def _copy(self, key: bytes, into: Bytes) -> bool:
-        for area in self._areas:
+        for area in (*self._areas, *self._disks):
             answer = area.copy(key, into)
             if answer:
+                if area in self._disks:
+                    self._counts.add(Word.DISK_GOT_BYTES, into.size)
                 return True
             if answer is None:
                 self._counts.add(Word.TORN, 1)
         return False
+
+    def _count_errors(self) -> None:
+        self._counts[Word.ERRORS] = self._errors_before + sum(file.errors for file in self._files)

@@ -14,12 +14,16 @@ NAMES = ("a", "b", "c")
 
 
 @pytest.fixture
-def make_pool():
-    """Return a function that starts a pool with room for so many blocks per instance; all are stopped."""
+def make_pool(tmp_path):
+    """Return a function that starts a pool with room for so many blocks per instance in each tier."""
     pools = []
 
-    def make(blocks=8, names=NAMES, block_bytes=BLOCK_BYTES):
-        pool = LocalPool(len(names) * (blocks * (block_bytes + 48) + 3 * 4096))
+    def bytes_for(blocks, names, block_bytes):
+        return len(names) * (blocks * (block_bytes + 56) + 4 * 4096) if blocks else 0
+
+    def make(blocks=8, names=NAMES, block_bytes=BLOCK_BYTES, disk_blocks=0):
+        memory, disk = (bytes_for(each, names, block_bytes) for each in (blocks, disk_blocks))
+        pool = LocalPool(memory, disk, tmp_path)
         pools.append(pool)
         asyncio.run(pool.start(names))
         return pool

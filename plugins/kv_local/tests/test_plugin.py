@@ -1,4 +1,6 @@
 import asyncio
+import tempfile
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,6 +20,28 @@ def test_the_factory_takes_no_memory(tmp_path):
 def test_a_capacity_below_a_mebibyte_is_no_setting():
     with pytest.raises(msgspec.ValidationError, match="1048576"):
         msgspec.convert({"capacity_bytes": 1000}, seer_kv_local.Settings)
+
+
+def test_the_disk_tier_lies_beside_the_config_or_where_temporary_files_go(tmp_path):
+    settings = seer_kv_local.Settings(disk_bytes=1 << 20, disk_path="tier")
+    pool = seer_kv_local.seer_make_kv_pool(settings, Startup(0, tmp_path))
+    assert (pool.disk_bytes, pool.disk_path) == (1 << 20, tmp_path / "tier")
+    assert pool.stats().disk_capacity_bytes == 1 << 20
+    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(), Startup(0, tmp_path))
+    assert pool.disk_path == Path(tempfile.gettempdir())
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes", "path", "fact"),
+    [(1, ".", "free in"), (1 << 60, ".", "free in"), (1, "nowhere", "No such file")],
+)
+def test_the_doctor_looks_for_room_on_the_disk(tmp_path, disk_bytes, path, fact):
+    settings = seer_kv_local.Settings(disk_bytes=disk_bytes, disk_path=path)
+    memory, disk = seer_kv_local.seer_doctor(settings, Startup(0, tmp_path))
+    assert memory.ok
+    assert disk.ok is (disk_bytes == 1 and path == ".")
+    assert fact in disk.finding
+    assert ("disk_path" in disk.remedy) is not disk.ok
 
 
 @pytest.mark.parametrize(("capacity", "ok"), [(1 << 20, True), (1 << 50, False)])

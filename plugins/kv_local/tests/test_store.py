@@ -105,7 +105,7 @@ def test_a_torn_block_is_a_miss_and_can_be_put_again(make_pool, open_store, bloc
     a, b = open_store(pool, "a"), open_store(pool, "b")
     keys, data = blocks(3)
     a.put(keys, data)
-    a._own._blocks[a._own._index[keys[1]][0], byte] ^= 1
+    a._own._blocks.rows[a._own._index[keys[1]][0], byte] ^= 1
     assert b.find(keys) == 3
     assert np.array_equal(got(b, keys), data[:1])
     assert b.lacks(keys) == [1]
@@ -146,8 +146,8 @@ def test_clearing_forgets_everything_and_gives_the_memory_back(make_pool, open_s
     assert a.find(keys) == b.find(keys) == open_store(pool, "c").find(keys) == 0
     assert len(got(b, keys)) == 0
     assert pool.stats().used_bytes == 0
-    fd = pool._files["a"][0]
-    assert os.fstat(fd).st_blocks * 512 <= 3 * PAGE  # header and table
+    fd = pool._memory["a"].memory_fd
+    assert os.fstat(fd).st_blocks * 512 <= 3 * PAGE  # header, marks and table
     again = data[::-1].copy()
     a.put(keys, again)
     assert np.array_equal(got(b, keys), again)
@@ -221,6 +221,37 @@ def test_an_instance_killed_while_it_writes_leaves_whole_blocks_and_misses(make_
         assert (block == int.from_bytes(key, "little") % 251).all()
 
 
+def test_an_instance_killed_while_it_loads_harms_nobody(make_pool, open_store, blocks, got):
+    pool = make_pool(blocks=8)
+    a = open_store(pool, "a")
+    keys, data = blocks(8)
+    a.put(keys, data)
+    script = textwrap.dedent(f"""
+        import numpy as np
+        from seer_core.kv import StoreHost
+        from seer_kv_local.store import LocalStore
+        store = LocalStore({dict(pool.store("b").settings)!r}, StoreHost("b", 4096, 32))
+        keys, into = {keys!r}, np.empty((8, 4096), np.uint8)
+        while True:
+            assert store.get(keys, into) == 8
+            assert store.lacks(keys) == []
+            store.drop(keys[4:])
+            print("loaded", flush=True)
+    """)
+    reader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    for _ in range(50):
+        assert reader.stdout.readline() == b"loaded\n"
+    reader.send_signal(signal.SIGKILL)
+    reader.wait()
+    reader.stdout.close()
+    assert np.array_equal(got(a, keys), data)
+    new, new_data = blocks(4)
+    a.put(new, new_data)
+    b = open_store(pool, "b")
+    assert np.array_equal(got(b, new), new_data)
+    assert np.array_equal(got(b, keys[:4]), data[:4])
+
+
 def test_the_memory_goes_with_the_last_process_even_after_sigkill():
     script = textwrap.dedent("""
         import asyncio, os, time
@@ -272,6 +303,6 @@ def test_a_pool_too_small_for_one_block_is_refused_by_the_instance(make_pool, op
 
 
 def test_memory_that_cannot_be_opened_is_named():
-    settings = {"areas": {"a": "/proc/1/fd/999999"}, "capacity_bytes": 1}
+    settings = {"areas": {"a": "/proc/1/fd/999999"}, "disks": {}}
     with pytest.raises(EngineError, match=r"the KV pool's memory cannot be opened: .*runtime's machine"):
         LocalStore(settings, StoreHost("a", 4096, 32))
