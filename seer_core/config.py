@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +21,7 @@ __all__ = [
     "SeerTable",
     "explain",
     "load_config",
+    "make_config",
     "nearest",
     "structure",
 ]
@@ -97,7 +99,23 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         raise ConfigError(f"cannot read {path}: {error.strerror}; name an existing TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    origins = {key: str(path) for key in _leaves(tree)}
+    return make_config(tree, overrides, without, base_dir=path.parent, origin=str(path))
+
+
+def make_config(
+    tree: dict[str, Any],
+    overrides: Iterable[str] = (),
+    without: Iterable[str] = (),
+    *,
+    base_dir: Path,
+    origin: str,
+) -> Config:
+    """Check the tables of a config, as ``tomllib`` reads them; ``origin`` says where they are from.
+
+    Otherwise as ``load_config``.
+    """
+    tree = deepcopy(tree)
+    origins = dict.fromkeys(_leaves(tree), origin)
     for override in overrides:
         key = _override(tree, override)
         origins = {known: where for known, where in origins.items() if not f"{known}.".startswith(f"{key}.")}
@@ -124,7 +142,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
         _tables(tree, "kv_pool"),
-        path.parent.absolute(),
+        base_dir.absolute(),
         origins,
     )
 

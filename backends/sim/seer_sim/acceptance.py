@@ -5,14 +5,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 __all__ = ["Acceptance", "share_out"]
 
 PAPER_SIBLINGS = (0, 1, 5, 15)
-PAPER_MEAN_LENGTHS = (1.70, 2.04, 2.32, 2.53)
-"""Mean acceptance length by finished siblings, linear drafts (arXiv 2511.14617, grouped drafting)."""
+PAPER_MEAN_LENGTHS = {
+    1: (1.70, 2.04, 2.32, 2.53),
+    2: (1.77, 2.14, 2.44, 2.69),
+    4: (1.85, 2.25, 2.59, 2.85),
+}
+"""Mean acceptance length by number of paths and of finished siblings (arXiv 2511.14617, grouped drafting)."""
 
 PAPER_DRAFT_TOKENS = 8
 """Draft tokens with which the paper reaches them (its gamma_max)."""
@@ -22,29 +28,41 @@ POSITIONS = 16
 
 
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keys of ``[engine.sim.acceptance]``; row i speaks for ``siblings[i]`` finished siblings and more.
+    """How many draft tokens are accepted; row i speaks for ``siblings[i]`` finished siblings and more.
 
-    ``mean_lengths[i]`` is the number of tokens that a step with 8 draft tokens gives, the one that needs
-    no draft included; each position is accepted with the same probability once all before it are.
-    ``rates`` says it exactly instead: ``rates[i][j]`` is the share of drafts that are accepted up to
-    position j + 1, of those that are so long.  Longer drafts than a row are cut to it.
+    ``mean_lengths[i]`` is the number of tokens that a step with ``draft_tokens`` of them gives, the one that
+    needs no draft included; each position is accepted with the same probability once all before it are.
+    Left out, it is the paper's for so many ``paths``: a request has that many drafts, of which a step
+    verifies all and accepts the best.  ``rates`` says it exactly instead: ``rates[i][j]`` is the share of
+    drafts that are accepted up to position j + 1, of those that are so long.  Longer drafts than a row are
+    cut to it.
     """
 
     siblings: tuple[int, ...] = PAPER_SIBLINGS
-    mean_lengths: tuple[float, ...] = PAPER_MEAN_LENGTHS
+    mean_lengths: tuple[float, ...] | None = None
+    draft_tokens: Annotated[int, Meta(ge=1, le=POSITIONS)] = PAPER_DRAFT_TOKENS
     rates: tuple[tuple[float, ...], ...] | None = None
+    paths: Annotated[int, Meta(ge=1)] = 1
 
     def __post_init__(self) -> None:
         if self.siblings[:1] != (0,) or any(a >= b for a, b in pairwise(self.siblings)):
             raise ValueError("siblings must rise from 0")
-        name, rows = ("mean_lengths", self.mean_lengths) if self.rates is None else ("rates", self.rates)
+        if self.rates is None and self.mean_lengths is None and self.paths not in PAPER_MEAN_LENGTHS:
+            known = ", ".join(map(str, PAPER_MEAN_LENGTHS))
+            raise ValueError(f"mean_lengths of {self.paths} paths are not known, only of {known}; give them")
+        name, rows = ("mean_lengths", self.means) if self.rates is None else ("rates", self.rates)
         if len(rows) != len(self.siblings):
             raise ValueError(f"{name} has {len(rows)} rows for {len(self.siblings)} of siblings")
         if self.rates is None:
-            if not all(1 <= length <= 1 + PAPER_DRAFT_TOKENS for length in self.mean_lengths):
-                raise ValueError(f"mean_lengths must lie between 1 and {1 + PAPER_DRAFT_TOKENS} tokens")
+            if not all(1 <= length <= 1 + self.draft_tokens for length in self.means):
+                raise ValueError(f"mean_lengths must lie between 1 and {1 + self.draft_tokens} tokens")
         elif not all(all(a >= b for a, b in pairwise((1.0, *row, 0.0))) for row in self.rates):
             raise ValueError("rates must be shares that do not rise along a row")
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """Mean lengths as given, or the paper's."""
+        return PAPER_MEAN_LENGTHS[self.paths] if self.mean_lengths is None else self.mean_lengths
 
     def row(self, siblings_finished: int) -> int:
         """Return the number of the row that speaks for so many finished siblings."""
@@ -54,15 +72,15 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return, by row and position, the probability that a draft is accepted so far at least."""
         if self.rates is not None:
             return self.rates
-        return tuple(_geometric(length) for length in self.mean_lengths)
+        return tuple(_geometric(length, self.draft_tokens) for length in self.means)
 
 
-def _geometric(mean_length: float) -> tuple[float, ...]:
-    """Return a, a ** 2, ... such that the first ``PAPER_DRAFT_TOKENS`` and 1 add up to ``mean_length``."""
+def _geometric(mean_length: float, draft_tokens: int) -> tuple[float, ...]:
+    """Return a, a ** 2, ... such that the first ``draft_tokens`` and 1 add up to ``mean_length``."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if sum(middle**j for j in range(PAPER_DRAFT_TOKENS + 1)) < mean_length:
+        if sum(middle**j for j in range(draft_tokens + 1)) < mean_length:
             low = middle
         else:
             high = middle

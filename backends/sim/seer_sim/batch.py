@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from functools import cache
 from operator import attrgetter
 
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob
+from seer_sim.cost import CostModel
 from seer_sim.kv import BlockPool
 from seer_sim.lockstep import ONE, Lockstep
 from seer_sim.run import Run
@@ -29,26 +31,42 @@ __all__ = ["Batch", "Segment"]
 
 
 class Segment:
-    """Up to ``steps`` like steps: positions computed in each, KV read in the first, its growth by step."""
+    """Up to ``steps`` like steps: what the first takes, and how much more each later one; so for drafting."""
 
-    __slots__ = ("context_tokens", "growth_tokens", "steps", "tokens")
+    __slots__ = ("drafting_growth_s", "drafting_s", "growth_s", "step_s", "steps")
 
-    def __init__(self, tokens: int, context_tokens: float, growth_tokens: float, steps: int) -> None:
-        self.tokens = tokens
-        self.context_tokens = context_tokens
-        self.growth_tokens = growth_tokens
+    def __init__(
+        self, steps: int, step_s: float, growth_s: float, drafting_s: float, drafting_growth_s: float
+    ) -> None:
         self.steps = steps
+        self.step_s = step_s
+        self.growth_s = growth_s
+        self.drafting_s = drafting_s
+        self.drafting_growth_s = drafting_growth_s
+
+    def after(self, steps: int) -> tuple[float, float]:
+        """Return the seconds of the first ``steps`` steps, and the part of them spent on drafting."""
+        pairs = steps * (steps - 1) / 2
+        return (
+            steps * self.step_s + pairs * self.growth_s,
+            steps * self.drafting_s + pairs * self.drafting_growth_s,
+        )
 
 
 class Batch:
     """Waiting and running chunks of one instance; ``begin`` and ``end`` alternate."""
 
     def __init__(
-        self, info: InstanceInfo, max_batched_tokens: int, speculation: Speculation | None = None
+        self,
+        info: InstanceInfo,
+        cost: CostModel,
+        max_batched_tokens: int,
+        speculation: Speculation | None = None,
     ) -> None:
         self.waiting: deque[Run] = deque()
         self.running: dict[Run, None] = {}  # in the order of admission
         self.pool = BlockPool(info.kv_capacity_tokens // info.block_tokens)
+        self._cost = cost
         self._block = info.block_tokens
         self._max_running = info.max_running
         self._max_batched_tokens = max_batched_tokens
@@ -58,14 +76,24 @@ class Batch:
         self._joined = 0
         self._filling: Run | None = None  # the only, and newest, run whose prefill is under way
         self._filled: list[tuple[Run, int]] = []
+        self._attention_s = cache(cost.attention_s)
 
-    def push(self, job: ChunkJob, new_tokens: int, stopped: bool) -> Run:
-        """Queue a chunk that will generate ``new_tokens``."""
+    def run_of(self, job: ChunkJob, new_tokens: int, stopped: bool) -> Run:
+        """Return the run of a chunk that will generate ``new_tokens``, to be queued."""
         run = Run(job, new_tokens, stopped)
         # A prompt's last token is always computed, for its logits.
         run.prompt_blocks = (job.prompt_tokens - 1) // self._block
-        self.waiting.append(run)
         return run
+
+    def push(self, run: Run) -> None:
+        """Queue a run."""
+        self.waiting.append(run)
+
+    def reusable_blocks(self, run: Run) -> tuple[int, int]:
+        """Return the blocks that a run need not compute if somebody has them, and how many this one has."""
+        reusable = (run.tokens - 1) // self._block
+        job = run.job
+        return reusable, self.pool.found(job.request_id, job.group_id, run.prompt_blocks, reusable)
 
     @property
     def may_admit(self) -> bool:
@@ -78,32 +106,45 @@ class Batch:
 
     def begin(self) -> Segment | None:
         """Start the next step and say how many like it can follow; None without anything to run."""
-        if self._speculation is not None:
-            self._speculation.draft(self._locksteps.values(), self._max_batched_tokens)
-        preempted = self._make_room()
+        speculation, cost = self._speculation, self._cost
         self._moving = [lockstep for lockstep in self._locksteps.values() if lockstep.size]
-        tokens = context = growth = 0
+        if speculation is not None and self._moving:
+            speculation.draft(self._moving, self._max_batched_tokens)
+        preempted = self._make_room()
+        if preempted:
+            self._moving = [lockstep for lockstep in self._moving if lockstep.size]
+        positions = 0
+        attention_s = growth_s = growth_tokens = 0.0
         for lockstep in self._moving:
-            tokens += lockstep.size * (1 + lockstep.draft_tokens)
-            context += lockstep.context
-            growth += lockstep.size * lockstep.rate
-        budget = self._max_batched_tokens - tokens
+            computed = lockstep.size * lockstep.positions
+            token_s = self._attention_s(lockstep.positions)
+            growth = lockstep.size * lockstep.rate / ONE
+            positions += computed
+            attention_s += (lockstep.context / ONE + computed) * token_s
+            growth_tokens += growth
+            growth_s += growth * token_s
+        budget = self._max_batched_tokens - positions
         if self._filling is not None:
             budget -= self._fill(self._filling, budget)
         if not preempted:
             self._admit(budget)
         if not self.running:
             return None
-        context_tokens = context / ONE + tokens
-        if self._filled:
-            filled_tokens = sum([tokens for _, tokens in self._filled])
-            context_tokens += sum([run.computed + tokens for run, tokens in self._filled])
-            return Segment(tokens + filled_tokens, context_tokens, 0, 1)
-        growth_tokens = growth / ONE
-        # Draft lengths were for those that run no more as well.
-        stale = preempted and self._speculation is not None
-        steps = 1 if stale else self._like_steps(growth_tokens)
-        return Segment(tokens, context_tokens, growth_tokens, steps)
+        for run, tokens in self._filled:
+            positions += tokens
+            attention_s += cost.prefill_attention_s(run.computed, tokens)
+        drafting_s, drafting_growth_s = (
+            (0.0, 0.0) if speculation is None else speculation.drafting_s(self._moving)
+        )
+        # Draft lengths were for those that a preemption has stopped as well: they are set anew after a step.
+        single = self._filled or (preempted and speculation is not None)
+        return Segment(
+            1 if single else self._like_steps(growth_tokens),
+            cost.pass_s(positions) + attention_s + drafting_s,
+            growth_s + drafting_growth_s,
+            drafting_s,
+            drafting_growth_s,
+        )
 
     def end(self, steps: int) -> list[Run]:
         """Finish ``steps`` steps, no more than begun; return the runs that are complete."""
@@ -123,7 +164,8 @@ class Batch:
         self._filled.clear()
         finished: list[Run] = []
         for lockstep in self._locksteps.values():
-            finished += lockstep.ended()
+            if lockstep.size:
+                finished += lockstep.ended()
         finished.sort(key=attrgetter("joined"))
         for run in finished:
             del self.running[run]
@@ -163,6 +205,9 @@ class Batch:
             run.computed = found * self._block
             if not run.preemptions:
                 run.cached = run.computed
+                if run.fetched_blocks > found:
+                    run.computed = run.fetched_blocks * self._block
+                    run.pool_tokens = run.computed - run.cached
             self.running[run] = None
             budget -= self._fill(run, budget)
 
@@ -206,13 +251,13 @@ class Batch:
 
         The first step's blocks are taken.
         """
-        steps = min(lockstep.steps_to_end() for lockstep in self._moving)
+        steps = min([lockstep.steps_to_end() for lockstep in self._moving])
         free = self.pool.free
-        if self._growth(steps, since=1) <= free:
-            return steps
         # A run takes its share of blocks but for one, and of ticks but for one.
         per_step = growth_tokens / self._block
         spread = len(self.running) * (1 + 1 / self._block)
+        if per_step * steps + spread <= free or self._growth(steps, since=1) <= free:
+            return steps
         fewest = max(1, 1 + int((free - spread) / per_step))
         most = min(steps, 2 + int((free + spread) / per_step))
         candidates = range(fewest, most)
@@ -221,7 +266,7 @@ class Batch:
     def _growth(self, steps: int, since: int = 0) -> int:
         """Return the blocks that decoding runs take in ``steps`` steps, less those of the first ``since``."""
         blocks = 0
-        for lockstep in self._locksteps.values():
+        for lockstep in self._moving:
             blocks += lockstep.growth(steps, since)
         return blocks
 

@@ -1,14 +1,17 @@
-"""What a step costs: a roofline with a fixed overhead, and its constants by name.
+"""What a step costs: two rooflines with a fixed overhead, and their constants by name.
 
-    step = overhead + max(bytes read / effective bandwidth, FLOPs / effective FLOP rate)
+    step = overhead + max(weight bytes / bandwidth, FLOPs of its positions / FLOP rate)
+                    + the sum over its requests of max(KV bytes / bandwidth, attention FLOPs / FLOP rate)
 
-Left out: attention's FLOPs (under the roofline in decoding; 5 % of an 8 k prefill of a 72 B model),
-collectives other than as part of the overhead, sampling, and the host.
+The layers' matrices and attention are different kernels, one after the other, so each is bound by what it
+needs most of itself.  All are effective rates: peaks times what is reached of them.
+
+Left out: collectives and sampling other than as part of the overhead, the host, and that the slowest of
+several data-parallel ranks holds up the others (all of an instance's memory and bandwidth count as one).
 """
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Annotated
 
 import msgspec
@@ -17,93 +20,178 @@ from msgspec import Meta
 __all__ = ["PRESETS", "CostModel"]
 
 Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constants of one model on one instance (all its accelerators together).
+    """Constants of one model on one instance, all its accelerators together; seconds, bytes, FLOPs.
 
-    ``active_share`` of the weights serves one token (1 for a dense model); with uniform routing a
-    step of n tokens reads ``1 - (1 - active_share) ** n`` of them.  ``bytes_per_s`` and
-    ``flops_per_s`` are peaks; the efficiencies are what is reached of them.
+    ``weight_bytes`` are read in each step, as often as they are replicated.  Of ``expert_bytes``, the routed
+    experts of a mixture, a position touches ``expert_share`` (experts per token over experts); n positions
+    that choose at random touch ``1 - (1 - expert_share) ** n`` of them in expectation.
+    ``attention_flops`` is for each position and token of its context; ``prefill_attention_flops`` the same
+    while a context is computed, where MLA works on unfolded keys and values.  ``bytes_per_s`` and
+    ``flops_per_s`` are peaks, the efficiencies what is reached of them.
     """
 
-    overhead_s: Annotated[float, Meta(ge=0)]
+    overhead_s: NotNegative
     weight_bytes: Positive
-    active_share: Share
+    expert_bytes: NotNegative
+    expert_share: Share
     kv_bytes_per_token: Positive
     flops_per_token: Positive
+    attention_flops: NotNegative
+    prefill_attention_flops: NotNegative
     bytes_per_s: Positive
     flops_per_s: Positive
     bandwidth_efficiency: Share
     compute_efficiency: Share
 
-    def steps_s(self, tokens: int, context_tokens: float, growth_tokens: float, steps: int) -> float:
-        """Return the seconds that ``steps`` steps take, each computing ``tokens`` positions.
+    def pass_s(self, positions: int) -> float:
+        """Return the seconds of a step that computes so many positions, attention excepted."""
+        touched = 1.0 - (1.0 - self.expert_share) ** positions
+        weights_s = (self.weight_bytes + self.expert_bytes * touched) / self._bandwidth
+        return self.overhead_s + max(weights_s, self.flops_per_token * positions / self._flop_rate)
 
-        The first reads the KV of ``context_tokens``, each later one ``growth_tokens`` more; so
-        memory time grows in a line and compute time is constant: compute-bound steps come first.
-        """
-        bandwidth = self.bytes_per_s * self.bandwidth_efficiency
-        weights = self.weight_bytes * (1.0 - (1.0 - self.active_share) ** tokens)
-        memory_s = (weights + self.kv_bytes_per_token * context_tokens) / bandwidth
-        growth_s = self.kv_bytes_per_token * growth_tokens / bandwidth
-        compute_s = self.flops_per_token * tokens / (self.flops_per_s * self.compute_efficiency)
-        computing = 0
-        if compute_s > memory_s:
-            if growth_s * (steps - 1) <= compute_s - memory_s:
-                computing = steps
-            else:
-                computing = ceil((compute_s - memory_s) / growth_s)
-        reading = steps - computing
-        # The reading steps are number ``computing`` to ``steps - 1``; their numbers add up to:
-        numbers = reading * (computing + steps - 1) / 2
-        return steps * self.overhead_s + computing * compute_s + reading * memory_s + numbers * growth_s
+    def attention_s(self, positions: int) -> float:
+        """Return the seconds per token of context of a decoding request that computes ``positions``."""
+        read_s = self.kv_bytes_per_token / self._bandwidth
+        return max(read_s, positions * self.attention_flops / self._flop_rate)
+
+    def prefill_attention_s(self, before: int, tokens: int) -> float:
+        """Return the seconds that attention takes for ``tokens`` more of a context after ``before``."""
+        read_s = self.kv_bytes_per_token * (before + tokens) / self._bandwidth
+        pairs = tokens * (before + tokens / 2)
+        return max(read_s, self.prefill_attention_flops * pairs / self._flop_rate)
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.bytes_per_s * self.bandwidth_efficiency
+
+    @property
+    def _flop_rate(self) -> float:
+        return self.flops_per_s * self.compute_efficiency
 
 
 H800_BYTES_PER_S = 3.35e12
 """HBM3 peak of one H800 (data sheet)."""
 
-H800_FLOPS_PER_S = 990e12
-"""Dense bf16 peak of one H800 (data sheet)."""
+H800_BF16 = 990e12
+"""Dense bf16 peak of one H800, FLOP/s (data sheet)."""
 
+H800_FP8 = 1979e12
+"""Dense fp8 peak of one H800, FLOP/s (data sheet)."""
+
+MLA = 512 + 64
+"""Values that multi-head latent attention keeps per token and layer: latent and rotary (model cards)."""
+
+
+def mla_flops(layers: int, heads: int) -> float:
+    """FLOPs per position and token of context, latent: scores over 576 values, a sum of 512 of them."""
+    return layers * heads * 2 * (MLA + 512)
+
+
+def mha_flops(layers: int, heads: int, key: int, value: int) -> float:
+    """FLOPs per position and token of context with ``heads`` of so many values."""
+    return layers * heads * 2 * (key + value)
+
+
+# Sizes are from the models' cards and config.json.  Overheads and efficiencies are fitted, except where a
+# source is named: see the README for what they were fitted to.
 PRESETS = {
-    # Qwen3 of 2.4 M parameters, float32, one CPU thread.  Overhead and FLOP rate are fitted to vLLM's
-    # 517, 3236, 7304 tok/s at batch 1, 8, 32; the bandwidth is that of a core's cache (assumed:
-    # 10 MB of weights stay there) and hardly matters.
+    # examples/tiny_reasoner, float32, vLLM on one CPU thread.  Overhead and FLOP rate are fitted to 517,
+    # 3236, 7304 tok/s at batch 1, 8, 32; the bandwidth is that of a core's cache (assumed: 10 MB of weights
+    # stay there) and hardly matters.
     "cpu-tiny": CostModel(
         overhead_s=1.84e-3,
         weight_bytes=2.4e6 * 4,
-        active_share=1.0,
+        expert_bytes=0,
+        expert_share=1.0,
         kv_bytes_per_token=4 * 2 * (2 * 32) * 4,  # layers x (K, V) x heads x 4 bytes
         flops_per_token=2 * 2.4e6,
+        attention_flops=mha_flops(4, 8, 32, 32),
+        prefill_attention_flops=mha_flops(4, 8, 32, 32),
         bytes_per_s=100e9,
         flops_per_s=61e9,
         bandwidth_efficiency=1.0,
         compute_efficiency=1.0,
     ),
-    # Sizes from the model cards.  Overhead and efficiencies are fitted, for this model and the next,
-    # so that the paper's veRL run comes out within 10 % (arXiv 2511.14617; see the README).
     "h800-qwen2-vl-72b-tp8": CostModel(
         overhead_s=10e-3,
         weight_bytes=146e9,
-        active_share=1.0,
+        expert_bytes=0,
+        expert_share=1.0,
         kv_bytes_per_token=80 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
         flops_per_token=2 * 72.7e9,
+        attention_flops=mha_flops(80, 64, 128, 128),
+        prefill_attention_flops=mha_flops(80, 64, 128, 128),
         bytes_per_s=8 * H800_BYTES_PER_S,
-        flops_per_s=8 * H800_FLOPS_PER_S,
+        flops_per_s=8 * H800_BF16,
         bandwidth_efficiency=0.4,
         compute_efficiency=0.5,
     ),
+    # 26 of 27 layers have 64 routed experts of 3 x 2048 x 1408 values, of which a token takes 6.
     "h800-moonlight": CostModel(
         overhead_s=8e-3,
-        weight_bytes=32e9,
-        active_share=3 / 16,
-        kv_bytes_per_token=27 * 576 * 2,  # layers x MLA's values x bf16
+        weight_bytes=32e9 - 26 * 64 * 3 * 2048 * 1408 * 2,
+        expert_bytes=26 * 64 * 3 * 2048 * 1408 * 2,
+        expert_share=6 / 64,
+        kv_bytes_per_token=27 * MLA * 2,
         flops_per_token=2 * 3e9,
+        attention_flops=mla_flops(27, 16),
+        prefill_attention_flops=mha_flops(27, 16, 192, 128),
         bytes_per_s=H800_BYTES_PER_S,
-        flops_per_s=H800_FLOPS_PER_S,
+        flops_per_s=H800_BF16,
         bandwidth_efficiency=0.4,
         compute_efficiency=0.5,
+    ),
+    # 32 GPUs: attention is data-parallel, so what is no routed expert (11 B of fp8) is on each of them;
+    # 60 of 61 layers have 384 routed experts of 3 x 7168 x 2048 values, of which a token takes 8, spread over
+    # all GPUs.  The overhead has two all-to-alls per layer in it, and the wait for the slowest rank.
+    # Attention computes in bf16, at half of fp8's rate, so its FLOPs count twice.
+    "h800-kimi-k2": CostModel(
+        overhead_s=50e-3,
+        weight_bytes=32 * 10.4e9,
+        expert_bytes=60 * 384 * 3 * 7168 * 2048,
+        expert_share=8 / 384,
+        kv_bytes_per_token=61 * MLA * 2,
+        flops_per_token=2 * 32e9,
+        attention_flops=2 * mla_flops(61, 64),
+        prefill_attention_flops=2 * mha_flops(61, 64, 192, 128),
+        bytes_per_s=32 * H800_BYTES_PER_S,
+        flops_per_s=32 * H800_FP8,
+        bandwidth_efficiency=0.4,
+        compute_efficiency=0.4,
+    ),
+    # Models that draft.  Qwen2-VL-7B beside the 72 B, on the same GPUs:
+    "h800-qwen2-vl-7b-tp8": CostModel(
+        overhead_s=3e-3,
+        weight_bytes=15.2e9,
+        expert_bytes=0,
+        expert_share=1.0,
+        kv_bytes_per_token=28 * 2 * (4 * 128) * 2,
+        flops_per_token=2 * 7.6e9,
+        attention_flops=mha_flops(28, 28, 128, 128),
+        prefill_attention_flops=mha_flops(28, 28, 128, 128),
+        bytes_per_s=8 * H800_BYTES_PER_S,
+        flops_per_s=8 * H800_BF16,
+        bandwidth_efficiency=0.4,
+        compute_efficiency=0.5,
+    ),
+    # One more layer of Kimi-K2, which predicts the token after the next, with the embedding's matrix.
+    "h800-kimi-k2-mtp": CostModel(
+        overhead_s=1e-3,
+        weight_bytes=32 * (0.15e9 + 1.2e9),
+        expert_bytes=384 * 3 * 7168 * 2048,
+        expert_share=8 / 384,
+        kv_bytes_per_token=MLA * 2,
+        flops_per_token=2 * (0.5e9 + 1.2e9),
+        attention_flops=2 * mla_flops(1, 64),
+        prefill_attention_flops=2 * mha_flops(1, 64, 192, 128),
+        bytes_per_s=32 * H800_BYTES_PER_S,
+        flops_per_s=32 * H800_FP8,
+        bandwidth_efficiency=0.4,
+        compute_efficiency=0.4,
     ),
 }

@@ -7,7 +7,10 @@ like steps follow, sleeps to the end of the last, and is woken earlier only by w
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import msgspec
 
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
@@ -15,11 +18,13 @@ from seer_core.events import InstanceReported
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput, EngineSink
-from seer_sim.acceptance import Acceptance, share_out
+from seer_sim.acceptance import share_out
 from seer_sim.batch import Batch, Segment
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel
+from seer_sim.drafts import METHODS, Drafts, method_of
 from seer_sim.lengths import Lengths
+from seer_sim.pool import SimKVPool
 from seer_sim.profile import BATCH, DRAFT_TOKENS, step_times
 from seer_sim.run import Run
 from seer_sim.speculation import Speculation
@@ -34,8 +39,10 @@ class SimEngine:
     As on a real engine, new chunks and aborts take effect between two steps; all that arrive at one
     instant do before the next step begins.  A restarted instance has the weights it was made with:
     version 0, until ``update_weights``.  Of a drafter it needs the pure half only: a policy that knows this
-    instance's step times sets the lengths of drafts, and ``acceptance`` says what comes of them, in
-    expectation; they change the time a chunk takes and none of its tokens.  Drafting itself takes no time.
+    instance's step times sets the lengths of drafts, and ``methods``, or ``acceptance`` for a method that is
+    not among them, says what comes of them, in expectation; they change the time a chunk takes and none of
+    its tokens.  With a ``SimKVPool`` a chunk whose KV is elsewhere waits until it has been brought, one
+    transfer after the other, while others are computed.
     """
 
     def __init__(
@@ -47,19 +54,26 @@ class SimEngine:
         lengths: Lengths,
         vocab_size: int,
         max_batched_tokens: int,
-        acceptance: Acceptance,
+        acceptance: Drafts,
+        methods: Mapping[str, Drafts] = METHODS,
         start_s: float = 0.0,
         report_interval_s: float = 1.0,
     ) -> None:
         self.id = info.id
-        self._info = info
+        self._info = msgspec.structs.replace(
+            info,
+            kv_bytes_per_token=round(cost.kv_bytes_per_token),
+            prefill_s_per_token=cost.pass_s(max_batched_tokens) / max_batched_tokens,
+        )
         self._clock = clock
         self._cost = cost
         self._lengths = lengths
         self._vocab_size = vocab_size
         self._max_batched_tokens = max_batched_tokens
         self._acceptance = acceptance
+        self._methods = methods
         self._drafter: Drafter | None = None
+        self._kv_pool: SimKVPool | None = None
         self._speculation: Speculation | None = None
         self._start_s = start_s
         self._report_interval_s = report_interval_s
@@ -74,10 +88,12 @@ class SimEngine:
         self._runs: dict[str, Run] = {}
         self._reported_s = -self._report_interval_s
         self._stepping_s = 0.0
+        self._drafting_s = 0.0
+        self._fetched_s = 0.0
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self._batch = Batch(self._info, self._max_batched_tokens, self._speculation)
+        self._batch = Batch(self._info, self._cost, self._max_batched_tokens, self._speculation)
         self._aborted: list[Run] = []
         self._segment: Segment | None = None
         self._segment_began_s = 0.0
@@ -90,8 +106,9 @@ class SimEngine:
         self._drafter = drafter
 
     def share_kv(self, pool: KVPool | None) -> bool:
-        """Return False: what is simulated has no KV to share, so a request that moves prefills again."""
-        return False
+        """Share KV through a simulated pool; a real one has nothing to give, nor None."""
+        self._kv_pool = pool if isinstance(pool, SimKVPool) else None
+        return self._kv_pool is not None
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Be ready ``start_s`` from now on the virtual clock, after a loss perhaps later."""
@@ -104,6 +121,13 @@ class SimEngine:
         self._clear()
         self._lost = False
         self._sink = sink
+        pool = self._kv_pool
+        self._info = msgspec.structs.replace(
+            self._info,
+            fetch_s_per_token=None
+            if pool is None
+            else self._info.kv_bytes_per_token / pool.settings.bandwidth_bytes_per_s,
+        )
         return self._info
 
     def submit(self, job: ChunkJob) -> None:
@@ -123,8 +147,11 @@ class SimEngine:
         elif left <= 0:
             self._fail(job, f"{generated} tokens are there of a response of {generated + left}")
         else:
-            self._runs[job.id] = self._batch.push(job, min(left, job.max_tokens), left <= job.max_tokens)
-            self._wake()
+            run = self._batch.run_of(job, min(left, job.max_tokens), left <= job.max_tokens)
+            self._runs[job.id] = run
+            if not self._fetch(run):
+                self._batch.push(run)
+                self._wake()
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk, at the end of the current step if it is running."""
@@ -142,7 +169,8 @@ class SimEngine:
 
     async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
         """Return what the cost model says, at no cost in time."""
-        return step_times(self._cost, self._info, batch, draft_tokens)
+        drafts = self._acceptance if self._speculation is None else self._speculation.drafts
+        return step_times(self._cost, drafts, self._info, batch, draft_tokens)
 
     async def reset_cache(self) -> None:
         """Forget all cached KV; the policy goes on with the acceptance it has learnt."""
@@ -170,18 +198,58 @@ class SimEngine:
         sink.lost(self.id, reason)
         self._clock.settle()
 
+    def _fetch(self, run: Run) -> bool:
+        """Begin to bring what the pool has of a run's context and this instance has not; queue it then."""
+        pool, job = self._kv_pool, run.job
+        if pool is None or not run.tokens > job.prompt_tokens:
+            return False
+        reusable, here = self._batch.reusable_blocks(run)
+        if here >= reusable:
+            return False
+        found = pool.find(job.request_id, self._weight_version, reusable)
+        if found <= here:
+            return False
+        run.fetched_blocks = found
+        seconds = pool.fetch_s(job.request_id, (found - here) * self._block_bytes)
+        self._fetched_s = max(self._fetched_s, self._clock.now()) + seconds
+
+        def arrive() -> None:
+            if self._runs.get(job.id) is run:
+                self._batch.push(run)
+                self._wake()
+
+        self._clock.call_at(self._fetched_s, arrive)
+        return True
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._info.block_tokens * self._info.kv_bytes_per_token
+
+    def _keep(self, run: Run) -> None:
+        """Let others find the KV of a chunk that is complete, if its response goes on."""
+        if self._kv_pool is None:
+            return
+        if run.stopped or run.job.last:
+            self._kv_pool.drop(run.job.request_id)
+        else:
+            # The last token was sampled, never computed.
+            blocks = (run.final_tokens - 1) // self._info.block_tokens
+            self._kv_pool.put(run.job.request_id, self._weight_version, blocks, self._block_bytes)
+
     def _speculate(self, drafter: Drafter | None) -> Speculation | None:
         """Return speculation by a new policy of the drafter's."""
         if drafter is None:
             return None
+        source = drafter.source()
+        drafts = method_of(source, self._methods, self._acceptance)
         batch = (*BATCH, self._info.max_running)
-        policy = drafter.policy(step_times(self._cost, self._info, batch, DRAFT_TOKENS))
+        policy = drafter.policy(step_times(self._cost, drafts, self._info, batch, DRAFT_TOKENS))
         if policy is None:
             raise EngineError(
                 f"instance {self.id!r} is simulated: it needs a drafter with a policy, and"
                 f" {type(drafter).__name__} has none; choose another drafter, or another engine"
             )
-        return Speculation(policy, self._acceptance)
+        return Speculation(policy, drafts, source.draft_tokens)
 
     def _forget(self, what: str) -> None:
         """Empty the KV cache, and with it what a step under way still holds of aborted chunks."""
@@ -231,9 +299,7 @@ class SimEngine:
         """Return when the first ``steps`` steps of the segment are over."""
         segment = self._segment
         assert segment is not None
-        return self._segment_began_s + self._cost.steps_s(
-            segment.tokens, segment.context_tokens, segment.growth_tokens, steps
-        )
+        return self._segment_began_s + segment.after(steps)[0]
 
     def _cut(self) -> None:
         """End the segment with the step under way."""
@@ -248,7 +314,9 @@ class SimEngine:
 
     def _end(self) -> None:
         finished = self._batch.end(self._steps)
+        assert self._segment is not None
         self._stepping_s += self._clock.now() - self._segment_began_s
+        self._drafting_s += self._segment.after(self._steps)[1]
         self._segment = None
         self._begin_later()
         for run in self._aborted:
@@ -259,6 +327,7 @@ class SimEngine:
         assert sink is not None
         for run in finished:
             if self._runs.pop(run.job.id, None) is run:
+                self._keep(run)
                 sink.chunk_finished(self.id, self._output(run))
 
     def _report(self) -> None:
@@ -276,26 +345,29 @@ class SimEngine:
                 waiting=len(batch.waiting),
                 kv_usage=batch.pool.usage,
                 stepping_s=self._stepping_s,
+                drafting_s=self._drafting_s,
             )
         )
 
     def _output(self, run: Run) -> ChunkOutput:
         job = run.job
-        start = len(job.token_ids)
+        start = run.final_tokens - run.new_tokens
         token_ids, logprobs = generate(job.seed, start, run.new_tokens, run.stopped, self._vocab_size)
         steps, drafted_at = run.steps, run.drafted_at
         rates = self._speculation.rates(job) if self._speculation is not None else ()
         return ChunkOutput(
             job_id=job.id,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            # Sequences that make their values when asked, for the core asks for the length only.
+            token_ids=cast("list[int]", token_ids),
+            logprobs=cast("list[float]", logprobs),
             stopped=run.stopped,
             cached_tokens=run.cached,
-            prefilled_tokens=start - run.cached,
+            prefilled_tokens=start - run.cached - run.pool_tokens,
             computed_tokens=run.work,
             preemptions=run.preemptions,
             weight_version=self._weight_version,
             steps=steps,
             drafted_at=drafted_at,
             accepted_at=share_out(run.new_tokens - steps, drafted_at, rates),
+            pool_tokens=run.pool_tokens,
         )

@@ -54,6 +54,12 @@ class BlockPool:
             if not kept.blocks:
                 del self._kept[request_id]
 
+    def found(self, request_id: str, group_id: str, prompt_blocks: int, reusable: int) -> int:
+        """Return how many of the first ``reusable`` blocks of a request are computed here."""
+        kept = self._kept.get(request_id)
+        own = min(kept.blocks, reusable) if kept is not None else 0
+        return max(own, prompt_blocks if group_id in self._prompt_holders else 0)
+
     def admit(self, request_id: str, group_id: str, prompt_blocks: int, needed: int, reusable: int) -> int:
         """Use ``needed`` blocks for a request; return how many of the first ``reusable`` are computed."""
         found = prompt_blocks if group_id in self._prompt_holders else 0

@@ -27,14 +27,17 @@ class Lockstep:
     """Runs of one class: probes or not, and accepted as ``rates`` say.
 
     ``rates[j]`` is the probability that a draft is accepted up to position j + 1; without any, the class
-    never drafts.
+    never drafts.  A request has ``paths`` drafts at a time, so a step
+    computes ``positions`` for each run.
     """
 
-    def __init__(self, block: int, rates: Sequence[float] = (), probe: bool = False) -> None:
+    def __init__(self, block: int, rates: Sequence[float] = (), probe: bool = False, paths: int = 1) -> None:
         self.probe = probe
+        self.paths = paths
         self.rates = rates
         self.size = 0
         self.draft_tokens = 0
+        self.positions = 1
         self.rate = ONE
         self.verified = [0] * (len(rates) + 1)
         self._rates = [ONE + round(sum(rates[:tokens]) * ONE) for tokens in range(len(rates) + 1)]
@@ -50,8 +53,9 @@ class Lockstep:
         return self._offsets + self.size * self._clock
 
     def draft(self, tokens: int) -> None:
-        """Verify so many draft tokens per run from the next step on, or as many as ``rates`` has."""
+        """Verify so many tokens of each draft per run from the next step on, or as many as ``rates`` has."""
         self.draft_tokens = min(tokens, len(self.rates))
+        self.positions = 1 + self.paths * self.draft_tokens
         self.rate = self._rates[self.draft_tokens]
 
     def join(self, run: Run, number: int) -> None:

@@ -14,9 +14,9 @@ from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import InstanceInfo
 from seer_core.ports import Clock, Engine, EnginePool, ModelInfo, Tokenizer
-from seer_sim.acceptance import Acceptance
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS, CostModel
+from seer_sim.drafts import Drafts, make_methods
 from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
 from seer_sim.tokens import ByteTokenizer
@@ -38,8 +38,8 @@ class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys of ``[engine.sim]``.  All times are virtual; capacities are per instance.
 
-    ``cost`` overrides single constants of the preset's CostModel.  Instances are named ``sim-0``,
-    ``sim-1`` and so on.
+    ``cost`` overrides single constants of the preset's CostModel, ``drafts`` those of a method of drafting,
+    by its name.  Instances are named ``sim-0``, ``sim-1`` and so on.
     """
 
     instances: Count = 2
@@ -49,10 +49,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_tokens: Count = 8192
     max_batched_tokens: Count = 8192
     vocab_size: Annotated[int, Meta(ge=512)] = 32000
-    preset: Literal["cpu-tiny", "h800-qwen2-vl-72b-tp8", "h800-moonlight"] = "cpu-tiny"
+    preset: Literal["cpu-tiny", "h800-qwen2-vl-72b-tp8", "h800-moonlight", "h800-kimi-k2"] = "cpu-tiny"
     cost: dict[str, float] = {}
     lengths: Lengths = Lengths()
-    acceptance: Acceptance = Acceptance()
+    acceptance: Drafts = Drafts()
+    drafts: dict[str, dict[str, Any]] = {}
     start_s: Seconds = 0.0
     report_interval_s: Seconds = 1.0
     kill_at_s: tuple[Kill, ...] = ()
@@ -75,6 +76,7 @@ def make_pool(settings: Settings) -> SimPool:
         ConfigError: settings contradict each other.
     """
     cost = _cost(settings)
+    methods = make_methods(settings.drafts)
     _check(settings)
     clock = VirtualClock()
     engines = {
@@ -92,6 +94,7 @@ def make_pool(settings: Settings) -> SimPool:
             vocab_size=settings.vocab_size,
             max_batched_tokens=settings.max_batched_tokens,
             acceptance=settings.acceptance,
+            methods=methods,
             start_s=settings.start_s,
             report_interval_s=settings.report_interval_s,
         )

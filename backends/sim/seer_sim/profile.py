@@ -8,6 +8,7 @@ from seer_core.drafting import StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_sim.cost import CostModel
+from seer_sim.drafts import Class, Drafts
 
 __all__ = ["BATCH", "DRAFT_TOKENS", "step_times"]
 
@@ -22,9 +23,9 @@ CONTEXT_TOKENS = 2048
 
 
 def step_times(
-    cost: CostModel, info: InstanceInfo, batch: Sequence[int], draft_tokens: Sequence[int]
+    cost: CostModel, drafts: Drafts, info: InstanceInfo, batch: Sequence[int], draft_tokens: Sequence[int]
 ) -> StepTimes:
-    """Return the duration of decoding steps; batches above ``max_running`` are left out.
+    """Return the duration of decoding steps, drafting included; batches above ``max_running`` are left out.
 
     Raises:
         EngineError: no batch is left.
@@ -37,13 +38,15 @@ def step_times(
             f" none of the batches {list(batch)}; name smaller ones"
         )
 
-    def seconds(size: int, drafts: int) -> float:
-        context = size * min(CONTEXT_TOKENS, info.max_model_tokens, info.kv_capacity_tokens // size)
-        positions = size * (1 + drafts)
-        return cost.steps_s(positions, context + positions, 0, 1)
+    def seconds(size: int, tokens: int) -> float:
+        context = min(CONTEXT_TOKENS, info.max_model_tokens, info.kv_capacity_tokens // size)
+        positions = 1 + drafts.paths * tokens
+        attention_s = size * (context + positions) * cost.attention_s(positions)
+        drafting_s = sum(drafts.seconds([Class(size, tokens, size * context)]))
+        return cost.pass_s(size * positions) + attention_s + drafting_s
 
     return StepTimes(
         batch=tuple(sizes),
         draft_tokens=tuple(lengths),
-        seconds=tuple(tuple(seconds(size, drafts) for drafts in lengths) for size in sizes),
+        seconds=tuple(tuple(seconds(size, tokens) for tokens in lengths) for size in sizes),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from seer_core.ports import ChunkJob
 
 if TYPE_CHECKING:
@@ -16,13 +18,15 @@ class Run:
     """A chunk that waits, computes its context (``lockstep`` is None) or decodes in a ``Lockstep``.
 
     ``tokens`` and ``computed`` stand still while it decodes.  ``fills`` counts the steps that finished its
-    context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.
+    context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.  ``fetched_blocks``
+    were brought from the KV pool, and ``pool_tokens`` found there alone.
     """
 
     __slots__ = (
         "cached",
         "computed",
         "end",
+        "fetched_blocks",
         "fills",
         "final_tokens",
         "job",
@@ -31,6 +35,7 @@ class Run:
         "new_tokens",
         "offset",
         "phase",
+        "pool_tokens",
         "preemptions",
         "prompt_blocks",
         "stopped",
@@ -41,7 +46,7 @@ class Run:
     )
 
     def __init__(self, job: ChunkJob, new_tokens: int, stopped: bool) -> None:
-        self.job = job
+        self.job = msgspec.structs.replace(job, token_ids=[])  # only their number matters, and it is large
         self.new_tokens = new_tokens
         self.stopped = stopped
         self.tokens = len(job.token_ids)
@@ -49,6 +54,8 @@ class Run:
         self.prompt_blocks = 0
         self.computed = 0
         self.cached = 0
+        self.fetched_blocks = 0
+        self.pool_tokens = 0
         self.work = 0
         self.preemptions = 0
         self.fills = 0

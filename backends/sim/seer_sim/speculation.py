@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from seer_core.drafting import DraftPolicy
 from seer_core.ports import ChunkJob
-from seer_sim.acceptance import Acceptance
-from seer_sim.lockstep import Lockstep
+from seer_sim.drafts import Class, Drafts
+from seer_sim.lockstep import ONE, Lockstep
 
 __all__ = ["Speculation"]
 
 
 class Speculation:
-    """A policy, and the table that says what comes of its drafts."""
+    """A policy, and what its drafts are worth and take; none is longer than ``draft_tokens``."""
 
-    def __init__(self, policy: DraftPolicy, acceptance: Acceptance) -> None:
+    def __init__(self, policy: DraftPolicy, drafts: Drafts, draft_tokens: int) -> None:
         self._policy = policy
-        self._acceptance = acceptance
-        self._table = acceptance.table()
+        self.drafts = drafts
+        self._table = [row[:draft_tokens] for row in drafts.table()]
 
     def class_of(self, job: ChunkJob) -> tuple[bool, int]:
         """Return the class whose runs move in lockstep: probe or not, and a row of the table."""
-        return job.probe, self._acceptance.row(job.siblings_finished)
+        return job.probe, self.drafts.row(job.siblings_finished)
 
     def rates(self, job: ChunkJob) -> tuple[float, ...]:
         """Return the probabilities that drafts for the job are accepted up to position 1, 2, ..."""
-        return self._table[self._acceptance.row(job.siblings_finished)]
+        return self._table[self.drafts.row(job.siblings_finished)]
 
     def lockstep(self, job: ChunkJob, block: int) -> Lockstep:
         """Return an empty lockstep for the job's class."""
-        return Lockstep(block, self.rates(job), job.probe)
+        return Lockstep(block, self.rates(job), job.probe, self.drafts.paths)
 
-    def draft(self, locksteps: Iterable[Lockstep], max_positions: int) -> None:
+    def draft(self, locksteps: Sequence[Lockstep], max_positions: int) -> None:
         """Set the draft lengths of the next steps; none where all drafts would exceed ``max_positions``."""
-        locksteps = list(locksteps)
-        probes = sum(lockstep.size for lockstep in locksteps if lockstep.probe)
-        others = sum(lockstep.size for lockstep in locksteps) - probes
-        if not probes + others:
-            return
+        probes = others = 0
+        for lockstep in locksteps:
+            if lockstep.probe:
+                probes += lockstep.size
+            else:
+                others += lockstep.size
         ours, theirs = self._policy.lengths(probes, others)
-        if probes * (1 + ours) + others * (1 + theirs) > max_positions:
+        paths = self.drafts.paths
+        if probes * (1 + paths * ours) + others * (1 + paths * theirs) > max_positions:
             ours = theirs = 0
         for lockstep in locksteps:
             lockstep.draft(ours if lockstep.probe else theirs)
+
+    def drafting_s(self, locksteps: Sequence[Lockstep]) -> tuple[float, float]:
+        """Return the seconds that drafting takes in the next step, and how many more in each later one."""
+        here = [Class(each.size, each.draft_tokens, each.context / ONE) for each in locksteps]
+        fixed_s, reading_s = self.drafts.seconds(here)
+        if not reading_s:
+            return fixed_s, 0.0
+        growth = [Class(each.size, each.draft_tokens, each.size * each.rate / ONE) for each in locksteps]
+        return fixed_s + reading_s, self.drafts.seconds(growth)[1]
 
     def learn(self, locksteps: Iterable[Lockstep], steps: int) -> None:
         """Tell the policy what ``steps`` steps verified, and what of it was accepted in expectation."""

@@ -4,12 +4,13 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from seer_sim.acceptance import Acceptance
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS
+from seer_sim.drafts import Drafts
 from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
 
+from seer_core.drafting import SourceSpec
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob
 
@@ -59,8 +60,9 @@ class FixedPolicy:
 class FixedDrafter:
     """A drafter of which only the policy works."""
 
-    def __init__(self, make_policy):
+    def __init__(self, make_policy, path="nowhere:Nothing", draft_tokens=16):
         self.make_policy = make_policy
+        self.spec = SourceSpec(path, {}, draft_tokens)
         self.step_times = None
         self.made = None
 
@@ -71,7 +73,7 @@ class FixedDrafter:
         raise NotImplementedError
 
     def source(self):
-        raise NotImplementedError
+        return self.spec
 
     def policy(self, step_times):
         self.step_times = step_times
@@ -82,7 +84,7 @@ class FixedDrafter:
 @pytest.fixture(scope="session")
 def fixed_drafter():
     """Return a factory of drafters whose policy gives lengths by a function of (probes, others)."""
-    return lambda lengths: FixedDrafter(lambda step_times: FixedPolicy(lengths))
+    return lambda lengths, **spec: FixedDrafter(lambda step_times: FixedPolicy(lengths), **spec)
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +139,7 @@ def simulate():
         name="sim-0",
         clock=None,
         drafter=None,
+        kv_pool=None,
         **more,
     ):
         clock = clock or VirtualClock()
@@ -148,10 +151,11 @@ def simulate():
             lengths=more.pop("lengths", Lengths()),
             vocab_size=32000,
             max_batched_tokens=max_batched,
-            acceptance=more.pop("acceptance", Acceptance()),
+            acceptance=more.pop("acceptance", Drafts()),
             **more,
         )
         engine.draft_with(drafter)
+        engine.share_kv(kv_pool)
         sink = RecordingSink(clock)
         asyncio.run(engine.start(sink))
 

@@ -11,7 +11,7 @@ from seer_sim.lengths import Lengths
 from seer_sim.plugin import Settings, seer_make_engines
 from seer_sim.tokens import ByteTokenizer
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, PromptError
 from seer_core.hookspecs import Startup
 from seer_core.model import PromptGroup
 from seer_core.plugins import Assembly, Strategies
@@ -67,6 +67,15 @@ def test_settings_that_cannot_work_are_refused(settings, words):
 def test_settings_are_strict(settings):
     with pytest.raises(msgspec.ValidationError):
         make_pool(**settings)
+
+
+def test_a_prompt_whose_response_fits_no_instance_is_refused_before_anything_runs():
+    async def run():
+        async with Runtime(Assembly(make_pool(), Strategies(Policies()))) as runtime:
+            runtime.rollout([PromptGroup("long", (3,) * 100, n=1, max_tokens=8100)])
+
+    with pytest.raises(PromptError, match=r"'long': .* exceed the model's 8192 tokens"):
+        asyncio.run(run())
 
 
 def test_overriding_a_cost_changes_the_time():

@@ -2,18 +2,23 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from seer_sim.acceptance import Acceptance
+from seer_sim.batch import Segment
 from seer_sim.cost import CostModel
+from seer_sim.drafts import Class, Drafts
 
 COST = CostModel(
     overhead_s=0.011,
-    weight_bytes=1e3,
-    active_share=0.3,
+    weight_bytes=400,
+    expert_bytes=600,
+    expert_share=0.3,
     kv_bytes_per_token=7.0,
     flops_per_token=1e3,
+    attention_flops=6.0,
+    prefill_attention_flops=5.0,
     bytes_per_s=1e5,
     flops_per_s=2e5,
     bandwidth_efficiency=0.9,
@@ -21,7 +26,8 @@ COST = CostModel(
 )
 
 
-ACCEPTANCE = Acceptance(siblings=(0, 2), rates=((0.7, 0.45, 0.2), (0.9, 0.85, 0.8, 0.3)))
+ACCEPTANCE = Drafts(siblings=(0, 2), rates=((0.7, 0.45, 0.2), (0.9, 0.85, 0.8, 0.3)), request_s=1e-4)
+MODEL_ACCEPTANCE = msgspec.structs.replace(ACCEPTANCE, paths=2, model="h800-qwen2-vl-7b-tp8")
 UNIT = 1 << 32
 
 
@@ -48,8 +54,10 @@ class NaiveInstance:
     behind the expected one.
     """
 
-    def __init__(self, kv_blocks, block, max_running, max_batched, lengths=lambda probes, others: (0, 0)):
-        self.lengths = lengths
+    def __init__(self, kv_blocks, block, max_running, max_batched, lengths=None, acceptance=ACCEPTANCE):
+        self.lengths = lengths or (lambda probes, others: (0, 0))
+        self.paths = acceptance.paths
+        self.drafts = acceptance
         self.clocks = {}
         self.block = block
         self.max_running = max_running
@@ -98,7 +106,7 @@ class NaiveInstance:
         probes = sum(run.job.probe for run in decoding)
         others = len(decoding) - probes
         ours, theirs = self.lengths(probes, others) if decoding else (0, 0)
-        if probes * (1 + ours) + others * (1 + theirs) > self.max_batched:
+        if probes * (1 + self.paths * ours) + others * (1 + self.paths * theirs) > self.max_batched:
             ours = theirs = 0
         plan = {}
         for run in decoding:
@@ -130,7 +138,9 @@ class NaiveInstance:
         budget = self.max_batched
         takes = []
         for run in self.running:
-            take = 1 + plan[run.pace][0] if run.decoding else min(run.tokens - run.computed, budget)
+            take = min(run.tokens - run.computed, budget)
+            if run.decoding:
+                take = 1 + self.paths * plan[run.pace][0]
             gain = self.gain(run, plan) if run.decoding else take
             self.take(run, self.needed(run, plan))
             takes.append((run, take, gain))
@@ -158,14 +168,17 @@ class NaiveInstance:
             run.computed += take
             takes.append((run, take, take))
             budget -= take
-        context = 0.0
+        self.now += COST.pass_s(sum(take for _, take, _ in takes))
+        classes = []
         for run, take, _ in takes:
             if run.decoding:
                 # KV is read for drafts too, and of the tokens expected before, not of whole ones.
-                context += run.computed_then + (self.clocks[run.pace] - run.clock_then) / UNIT + take
+                context = run.computed_then + (self.clocks[run.pace] - run.clock_then) / UNIT
+                self.now += (context + take) * COST.attention_s(take)
+                classes.append(Class(1, plan[run.pace][0], context))
             else:
-                context += run.computed
-        self.now += COST.steps_s(sum(take for _, take, _ in takes), context, 0, 1)
+                self.now += COST.prefill_attention_s(run.computed - take, take)
+        self.now += sum(self.drafts.seconds(classes))
         for pace in {run.pace for run, _, _ in takes if run.decoding}:
             self.clocks[pace] += plan[pace][1]
         for run, _, gain in takes:
@@ -222,11 +235,21 @@ requests = st.lists(
     st.integers(1, 6),
     st.sampled_from([6, 16, 100]),
     st.none() | st.tuples(*[st.integers(0, 5)] * 3),
+    st.sampled_from([ACCEPTANCE, MODEL_ACCEPTANCE]),
 )
-@example([(4, 0, 40, 0, 0, False, 0)] * 4, 80, 4, 6, 100, None)
-@example([(4, 0, 40, 0, 0, n == 1, n) for n in range(4)], 80, 1, 6, 100, (2, 1, 3))
+@example([(4, 0, 40, 0, 0, False, 0)] * 4, 80, 4, 6, 100, None, ACCEPTANCE)
+@example([(4, 0, 40, 0, 0, n == 1, n) for n in range(4)], 80, 1, 6, 100, (2, 1, 3), ACCEPTANCE)
 def test_times_order_and_counts_equal_those_of_single_steps(
-    simulate, chunk_job, fixed_drafter, requests, kv_tokens, block, max_running, max_batched, drafts
+    simulate,
+    chunk_job,
+    fixed_drafter,
+    requests,
+    kv_tokens,
+    block,
+    max_running,
+    max_batched,
+    drafts,
+    acceptance,
 ):
     kv_blocks = math.ceil(kv_tokens / block)
     arrivals = []
@@ -254,7 +277,7 @@ def test_times_order_and_counts_equal_those_of_single_steps(
         max_running=max_running,
         max_batched=max_batched,
         cost=COST,
-        acceptance=ACCEPTANCE,
+        acceptance=acceptance,
         drafter=fixed_drafter(lengths) if drafts else None,
     )
     for when_s, job in arrivals:
@@ -263,7 +286,7 @@ def test_times_order_and_counts_equal_those_of_single_steps(
 
     assert not sink.failed
     size = kv_blocks, block, max_running, max_batched
-    naive = NaiveInstance(*size, *([lengths] if drafts else [])).play(arrivals)
+    naive = NaiveInstance(*size, lengths if drafts else None, acceptance).play(arrivals)
     assert [name for name, _ in sink.finished] == [run.job.id for run, _ in naive]
     for (name, when_s), (run, naive_s) in zip(sink.finished, naive, strict=True):
         output = sink.outputs[name]
@@ -274,7 +297,9 @@ def test_times_order_and_counts_equal_those_of_single_steps(
         assert sum(output.accepted_at) == len(output.token_ids) - output.steps
 
 
-@given(st.integers(1, 64), st.integers(0, 5000), st.integers(0, 64), st.integers(1, 400), st.integers(1, 399))
-def test_many_steps_cost_the_sum_of_single_steps(tokens, context, growth, steps, first):
-    single = math.fsum(COST.steps_s(tokens, context + i * growth, growth, 1) for i in range(steps))
-    assert COST.steps_s(tokens, context, growth, steps) == pytest.approx(single, rel=1e-12)
+@given(st.integers(1, 400), st.floats(0, 1), st.floats(0, 0.1), st.floats(0, 1), st.floats(0, 0.1))
+def test_many_steps_cost_the_sum_of_single_steps(steps, step_s, growth_s, drafting_s, drafting_growth_s):
+    segment = Segment(steps, step_s, growth_s, drafting_s, drafting_growth_s)
+    whole = math.fsum(step_s + i * growth_s for i in range(steps))
+    drafting = math.fsum(drafting_s + i * drafting_growth_s for i in range(steps))
+    assert segment.after(steps) == (pytest.approx(whole, rel=1e-12), pytest.approx(drafting, rel=1e-12))

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seer_sim.acceptance import PAPER_MEAN_LENGTHS, Acceptance, share_out
 from seer_sim.cost import PRESETS
+from seer_sim.drafts import METHODS, Drafts, make_methods
 from seer_sim.plugin import Settings
 
-from seer_core.errors import EngineError
+from seer_core.errors import ConfigError, EngineError
 
-HALF = Acceptance(siblings=(0,), rates=((0.5, 0.25, 0.125, 0.0625),))
+HALF = Drafts(siblings=(0,), rates=((0.5, 0.25, 0.125, 0.0625),), request_s=0)
 
 
 class Thrifty:
@@ -117,7 +118,7 @@ def test_more_finished_siblings_make_a_response_faster(simulate, chunk_job, fixe
     jobs = [chunk_job(f"{n}", max_tokens=200, known=200, siblings=n) for n in (0, 1, 5, 15)]
     sink = run_all(sim, *jobs)
     assert [name for name, _ in sink.finished] == ["15", "5", "1", "0"]
-    for name, length in zip(("0", "1", "5", "15"), PAPER_MEAN_LENGTHS, strict=True):
+    for name, length in zip(("0", "1", "5", "15"), PAPER_MEAN_LENGTHS[1], strict=True):
         assert 200 / sink.outputs[name].steps == pytest.approx(length, rel=0.03)
 
 
@@ -146,7 +147,7 @@ def test_tokens_are_the_same_with_and_without_drafts(story, fixed_drafter):
 def test_two_runs_with_drafts_are_equal_to_the_last_bit(story, fixed_drafter):
     def tell():
         sink = story(fixed_drafter(lambda probes, others: (5, others % 4))).sink
-        return msgspec.json.encode([sink.finished, sink.outputs, sink.reports])
+        return msgspec.json.encode([sink.finished, sink.outputs, sink.reports], enc_hook=list)
 
     assert tell() == tell()
 
@@ -176,7 +177,9 @@ def test_time_spent_in_steps_is_reported(story, fixed_drafter):
     stepping = [report.stepping_s for report in reports]
     assert sorted(stepping) == stepping
     assert 0 < stepping[-1] <= 0.013 * 12 + 12 * 60 * 0.01
-    assert {report.drafting_s for report in reports} == {0.0}
+    drafting = [report.drafting_s for report in reports]
+    assert sorted(drafting) == drafting
+    assert 0 < drafting[-1] < 0.1 * stepping[-1]
 
 
 def test_an_instance_killed_in_mid_draft_starts_again_with_a_new_policy(simulate, chunk_job, fixed_drafter):
@@ -242,7 +245,8 @@ def test_step_times_are_those_of_the_cost_model(simulate, fixed_drafter):
     times = asyncio.run(sim.engine.measure_steps([4, 1, 2, 64], [3]))
     assert (times.batch, times.draft_tokens) == ((1, 2, 4), (0, 3))
     cost = PRESETS["cpu-tiny"]
-    assert times.at(2, 3) == cost.steps_s(2 * 4, 2 * (2048 + 4), 0, 1)
+    step_s = cost.pass_s(2 * 4) + 2 * (2048 + 4) * cost.attention_s(4) + 2 * Drafts().request_s
+    assert times.at(2, 3) == pytest.approx(step_s, rel=1e-12)
     with pytest.raises(EngineError, match="max_running"):
         asyncio.run(sim.engine.measure_steps([64], [0]))
 
@@ -252,7 +256,9 @@ def test_step_times_are_those_of_the_cost_model(simulate, fixed_drafter):
 
 def test_the_paper_s_mean_lengths_come_out_at_eight_drafts():
     acceptance = Acceptance()
-    assert [1 + sum(row[:8]) for row in acceptance.table()] == pytest.approx(PAPER_MEAN_LENGTHS)
+    for paths, means in PAPER_MEAN_LENGTHS.items():
+        rows = Acceptance(paths=paths).table()
+        assert [1 + sum(row[:8]) for row in rows] == pytest.approx(means)
     assert [acceptance.row(n) for n in (0, 1, 4, 5, 14, 15, 511)] == [0, 1, 1, 2, 2, 3, 3]
 
 
@@ -263,6 +269,8 @@ def test_the_paper_s_mean_lengths_come_out_at_eight_drafts():
         ({"siblings": [0, 2, 2]}, "rise from 0"),
         ({"mean_lengths": [1.5]}, "1 rows for 4"),
         ({"mean_lengths": [1.5, 2.0, 2.5, 9.5]}, "between 1 and 9"),
+        ({"siblings": [0], "mean_lengths": [4.5], "draft_tokens": 3}, "between 1 and 4"),
+        ({"paths": 3}, "3 paths are not known"),
         ({"siblings": [0], "rates": [[0.5, 0.6]]}, "do not rise"),
         ({"siblings": [0], "rates": [[-0.1]]}, "do not rise"),
         ({"siblings": [0], "rates": [[1.1]]}, "do not rise"),
@@ -277,7 +285,7 @@ def test_a_table_that_cannot_be_is_refused(wrong, words):
 
 def test_a_model_that_accepts_nothing_or_everything_is_possible(simulate, chunk_job, fixed_drafter):
     for length, steps in ((1.0, 91), (9.0, 11)):
-        acceptance = Acceptance(siblings=(0,), mean_lengths=(length,))
+        acceptance = Drafts(siblings=(0,), mean_lengths=(length,))
         sim = simulate(
             kv_blocks=500, acceptance=acceptance, drafter=fixed_drafter(lambda probes, others: (8, 8))
         )
@@ -297,3 +305,83 @@ def test_shares_add_up_and_fall(drafted, rates, share):
     assert sum(counts) == accepted
     assert all(0 <= count <= limit for count, limit in zip(counts, drafted_at, strict=True))
     assert sorted(counts, reverse=True) == counts
+
+
+# Ways of drafting.
+
+
+def test_the_path_of_a_source_names_the_method(simulate, chunk_job, fixed_drafter):
+    def tokens_a_step(path, draft_tokens, siblings=0):
+        drafter = fixed_drafter(lambda probes, others: (16, 16), path=path, draft_tokens=draft_tokens)
+        sim = simulate(kv_blocks=2000, drafter=drafter)
+        output = run_all(sim, chunk_job("a", max_tokens=4000, known=4000, siblings=siblings)).outputs["a"]
+        return 4000 / output.steps
+
+    for engine in ("sim", "vllm"):
+        assert tokens_a_step(f"{engine}:suffix", 16) == pytest.approx(1.70, rel=0.01)
+        assert tokens_a_step(f"{engine}:suffix", 16, siblings=15) == pytest.approx(1.70, rel=0.01)
+    assert tokens_a_step("sim:draft_model", 3) == pytest.approx(2.19, rel=0.01)
+    assert tokens_a_step("sim:mtp", 1) == pytest.approx(1.74, rel=0.01)
+    assert tokens_a_step("seer_grouped_spec.source:GroupedSource", 8, siblings=15) == pytest.approx(
+        2.53, rel=0.01
+    )
+
+
+def test_no_draft_is_longer_than_its_source_makes_them(simulate, chunk_job, fixed_drafter):
+    drafter = fixed_drafter(lambda probes, others: (16, 16), draft_tokens=2)
+    output = run_all(
+        simulate(kv_blocks=500, drafter=drafter), chunk_job("a", max_tokens=99, known=99)
+    ).outputs["a"]
+    assert len(output.drafted_at) == 2
+
+
+def test_a_method_this_engine_does_not_have_is_refused(simulate, fixed_drafter):
+    with pytest.raises(ConfigError, match=r"'sim:mtb': .* suffix, draft_model, mtp"):
+        simulate(drafter=fixed_drafter(None, path="sim:mtb"))
+
+
+def test_methods_are_changed_and_added_by_the_config():
+    methods = make_methods({"mtp": {"mean_lengths": [1.5]}, "mine": {"siblings": [0], "rates": [[0.9]]}})
+    assert methods["mtp"].model == METHODS["mtp"].model
+    assert methods["mtp"].means == (1.5,)
+    assert methods["mine"].table() == ((0.9,),)
+    with pytest.raises(ConfigError, match=r"engine.sim.drafts.mtp: .*1 rows for 2"):
+        make_methods({"mtp": {"siblings": [0, 4]}})
+
+
+def test_more_paths_are_accepted_for_longer_and_cost_more_positions(simulate, chunk_job, fixed_drafter):
+    steps, seconds = {}, {}
+    for paths in (1, 2, 4):
+        drafts = Drafts(paths=paths, request_s=0)
+        sim = simulate(
+            kv_blocks=2000, acceptance=drafts, drafter=fixed_drafter(lambda probes, others: (8, 8))
+        )
+        output = run_all(sim, chunk_job("a", max_tokens=4000, known=4000, siblings=5)).outputs["a"]
+        steps[paths] = output.steps
+        seconds[paths] = sim.clock.now() / output.steps
+        assert 4000 / output.steps == pytest.approx(PAPER_MEAN_LENGTHS[paths][2], rel=0.01)
+    assert steps[1] > steps[2] > steps[4]
+    # The position with the last token, and 8 for each path.
+    cost = PRESETS["cpu-tiny"]
+    assert seconds[4] - seconds[1] > 0.99 * (cost.pass_s(33) - cost.pass_s(9))
+
+
+def test_drafting_takes_the_time_of_its_model(simulate, chunk_job, fixed_drafter):
+    def seconds_a_step(model):
+        drafter = fixed_drafter(lambda probes, others: (3, 3))
+        sim = simulate(
+            kv_blocks=500,
+            cost=PRESETS["h800-qwen2-vl-72b-tp8"],
+            acceptance=msgspec.structs.replace(HALF, model=model),
+            drafter=drafter,
+        )
+        output = run_all(sim, chunk_job("a", max_tokens=900, known=900)).outputs["a"]
+        return sim.clock.now() / output.steps, drafter.step_times
+
+    slow_s, slow = seconds_a_step("h800-qwen2-vl-7b-tp8")
+    quick_s, quick = seconds_a_step("")
+    three_passes_s = 3 * PRESETS["h800-qwen2-vl-7b-tp8"].pass_s(1)
+    assert slow_s - quick_s == pytest.approx(three_passes_s, rel=0.01)
+    # And the policy is told.
+    assert slow.at(1, 3) - quick.at(1, 3) == pytest.approx(three_passes_s, rel=0.05)
+    assert slow.at(1, 0) == quick.at(1, 0)

@@ -24,7 +24,8 @@ class OracleLongestFirst:
         if lengths is None or request.index >= len(lengths):
             raise PromptError(
                 f"plug-in 'oracle_longest_first' needs the true lengths of group {request.group.id!r}, one"
-                " for each response; use it in `seer compare`, which learns them from its baseline"
+                " for each response; use it in `seer compare`, which learns them from its baseline, or with"
+                " --oracle in `seer sim`"
             )
         self._waiting.add(request.seq)
         heappush(self._heap, (-lengths[request.index], request.seq, request))

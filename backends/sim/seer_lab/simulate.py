@@ -1,0 +1,165 @@
+"""``simulate``: one policy on one iteration of a workload, on simulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from statistics import fmean
+
+import attrs
+import msgspec
+from seer_sim.plugin import Settings, make_pool
+
+from seer_core.config import Config, structure
+from seer_core.model import Completion, PromptGroup
+from seer_core.plugins import Assembly, assemble
+from seer_core.policy import Observer
+from seer_core.ports import EnginePool
+from seer_core.result import Summary, summarize
+from seer_core.runtime import Runtime
+from seer_core.scheduler import CORE, Slot
+from seer_lab.lengths import GroupLengths, TrueLengths
+from seer_lab.policies import Policy
+from seer_lab.timeline import InstanceTimeline, Timeline
+from seer_lab.workloads import Workload
+
+__all__ = ["Simulation", "simulate"]
+
+PROMPT_TOKEN = 5
+"""What all prompts consist of: simulated engines count tokens and read none."""
+
+
+class Simulation(msgspec.Struct, frozen=True):
+    """What a policy made of one iteration; times in virtual seconds since its start.
+
+    ``idle_share`` is the part of all instances' time in which an instance had nothing to do, ``kv_usage``
+    the mean part of their KV in use.  ``deferred_requests`` were started and put off, with
+    ``deferred_tokens`` generated; the summary does not count them.  ``wall_s`` is real time.
+    """
+
+    workload: str
+    policy: Policy
+    seed: int
+    summary: Summary
+    idle_share: float
+    kv_usage: float
+    deferred_requests: int
+    deferred_tokens: int
+    finish_times_s: list[float]
+    instances: list[InstanceTimeline]
+    wall_s: float
+
+    @property
+    def throughput_tokens_per_s(self) -> float:
+        """Tokens generated per second, those of put off responses included: they go on from there."""
+        return (self.summary.tokens + self.deferred_tokens) / self.summary.total_time_s
+
+
+def simulate(
+    workload: Workload,
+    policy: Policy,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+    observer: Observer | None = None,
+) -> Simulation:
+    """Roll out one iteration of ``workload`` under ``policy``; equal arguments give equal results.
+
+    ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event.
+    Call it where no event loop runs.
+
+    Raises:
+        ConfigError, PluginError, PromptError, StalledError: as a run with such a config.
+    """
+    config = workload.config(policy.plugins, overrides, seed)
+    if not policy.shares_kv:
+        config = msgspec.structs.replace(config, seer=msgspec.structs.replace(config.seer, kv_pool="none"))
+    groups = list(workload.groups(seed))
+    wanted = len(groups)
+    groups += _later_groups(workload, policy, seed)
+    timeline = Timeline()
+    observers = [Slot("observer", CORE, each) for each in (timeline, observer) if each is not None]
+    assembly = assemble(config)
+    strategies = attrs.evolve(assembly.strategies, observers=(*assembly.strategies.observers, *observers))
+    assembly = attrs.evolve(assembly, pool=_pool(config, groups), strategies=strategies)
+    prompts = [_prompt(group, number, policy.knows_lengths) for number, group in enumerate(groups)]
+    began_s = time.monotonic()
+    kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
+    summary = summarize(kept, started_s, 0, 0)
+    instances = timeline.instances()
+    return Simulation(
+        workload=workload.name,
+        policy=policy,
+        seed=seed,
+        summary=summary,
+        idle_share=max(
+            0.0, 1 - sum(each.busy_s for each in instances) / (summary.total_time_s * len(instances))
+        ),
+        kv_usage=fmean(_mean_kv_usage(each, started_s, summary.total_time_s) for each in instances),
+        deferred_requests=len(put_off),
+        deferred_tokens=sum(len(completion.token_ids) for completion in put_off),
+        finish_times_s=sorted(completion.finished_s - started_s for completion in kept),
+        instances=instances,
+        wall_s=time.monotonic() - began_s,
+    )
+
+
+def _later_groups(workload: Workload, policy: Policy, seed: int) -> list[GroupLengths]:
+    """Return the groups of following iterations that a policy starts with this one's."""
+    return [
+        msgspec.structs.replace(group, id=f"{group.id}+{later}")
+        for later in range(1, policy.over_issue)
+        for group in workload.groups(seed, later)
+    ]
+
+
+def _pool(config: Config, groups: Sequence[GroupLengths]) -> EnginePool:
+    """Return simulated engines that know how long each response is; they write no text."""
+    lengths = {
+        f"{group.id}/{index}": tokens for group in groups for index, tokens in enumerate(group.output_tokens)
+    }
+    settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
+    settings = msgspec.structs.replace(settings, lengths=TrueLengths(by_request=lengths))
+    return attrs.evolve(make_pool(settings), tokenizer=None)
+
+
+def _prompt(group: GroupLengths, seed: int, knows_lengths: bool) -> PromptGroup:
+    return PromptGroup(
+        id=group.id,
+        prompt_token_ids=(PROMPT_TOKEN,) * group.prompt_tokens,
+        n=len(group.output_tokens),
+        max_tokens=group.max_tokens,
+        seed=seed,
+        known_lengths=group.output_tokens if knows_lengths else None,
+    )
+
+
+async def _roll_out(
+    config: Config, assembly: Assembly, groups: Sequence[PromptGroup], wanted: int
+) -> tuple[list[Completion], list[Completion], float]:
+    """Return the completions of the first ``wanted`` groups to end, those put off, and when it began."""
+    left = {group.id: group.n for group in groups}
+    whole: set[str] = set()
+    async with Runtime(assembly, config.seer, config.rollout) as runtime:
+        rollout = runtime.rollout(groups)
+        async for completion in rollout:
+            left[completion.group_id] -= 1
+            if not left[completion.group_id]:
+                whole.add(completion.group_id)
+            if len(whole) == wanted:
+                break
+        completions = (await rollout.abort()).completions
+    kept = [completion for completion in completions if completion.group_id in whole]
+    put_off = [completion for completion in completions if completion.group_id not in whole]
+    return kept, put_off, rollout.started_s
+
+
+def _mean_kv_usage(instance: InstanceTimeline, started_s: float, total_s: float) -> float:
+    end_s = started_s + total_s
+    ends = [*(sample.at_s for sample in instance.samples[1:]), end_s]
+    area = sum(
+        sample.kv_usage * (min(until_s, end_s) - sample.at_s)
+        for sample, until_s in zip(instance.samples, ends, strict=True)
+        if sample.at_s < end_s
+    )
+    return area / total_s

@@ -1,0 +1,132 @@
+"""Simulations side by side: one row per policy, one column per figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from seer_lab.simulate import Simulation
+
+__all__ = ["FIGURES", "Row", "rows_of", "table_of", "to_json"]
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One column: its title, its value, how it is shown, and whether only where ``shown_if``."""
+
+    title: str
+    of: Callable[[Simulation], float]
+    form: str = ",.0f"
+    shown_if: Callable[[Simulation], object] = lambda run: True
+
+
+FIGURES = {
+    "total_time_s": Figure("total\ntime, s", lambda run: run.summary.total_time_s),
+    "throughput_tokens_per_s": Figure("tokens\nper s", lambda run: run.throughput_tokens_per_s),
+    "tail_time_s": Figure("tail\ntime, s", lambda run: run.summary.tail_time_s),
+    "preemptions": Figure("preemp-\ntions", lambda run: run.summary.preemptions),
+    "recomputed_tokens": Figure("recomputed\ntokens", lambda run: run.summary.recomputed_tokens),
+    "pool_tokens": Figure(
+        "tokens from\nthe KV pool",
+        lambda run: run.summary.pool_tokens,
+        shown_if=lambda run: run.summary.pool_tokens,
+    ),
+    "idle_share": Figure("idle", lambda run: run.idle_share, ".1%"),
+    "kv_usage": Figure("KV in\nuse", lambda run: run.kv_usage, ".1%"),
+    "acceptance_length": Figure(
+        "acceptance\nlength",
+        lambda run: run.summary.acceptance_length,
+        ".2f",
+        shown_if=lambda run: run.summary.drafted_tokens,
+    ),
+    "mean_tokens": Figure(
+        "mean\nresponse",
+        lambda run: run.summary.mean_tokens,
+        shown_if=lambda run: run.deferred_requests,
+    ),
+    "deferred_requests": Figure(
+        "put\noff", lambda run: run.deferred_requests, shown_if=lambda run: run.deferred_requests
+    ),
+}
+"""By the name under which ``--json`` writes them."""
+
+THROUGHPUT = "throughput_tokens_per_s"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One policy: its simulations, one per seed, in the order of the seeds."""
+
+    runs: list[Simulation]
+
+    def values(self, name: str) -> list[float]:
+        """Return a figure of each run."""
+        return [float(FIGURES[name].of(run)) for run in self.runs]
+
+    def median(self, name: str) -> float:
+        """Return a figure's median over the runs."""
+        return statistics.median(self.values(name))
+
+    def ratio(self, name: str, first: Row) -> float | None:
+        """Return the median over the runs of this row's figure divided by the first's; None at 0."""
+        pairs = list(zip(self.values(name), first.values(name), strict=True))
+        if not all(other for _, other in pairs):
+            return None
+        return statistics.median(mine / other for mine, other in pairs)
+
+
+def rows_of(simulations: Sequence[Simulation]) -> list[Row]:
+    """Gather simulations by policy, in the order of their first."""
+    by_policy: dict[str, list[Simulation]] = {}
+    for run in simulations:
+        by_policy.setdefault(run.policy.name, []).append(run)
+    return [Row(runs) for runs in by_policy.values()]
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """Return the table that ``seer sim`` prints."""
+    runs = [run for row in rows for run in row.runs]
+    shown = {name: figure for name, figure in FIGURES.items() if any(figure.shown_if(run) for run in runs)}
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    for name, figure in shown.items():
+        table.add_column(figure.title, justify="right")
+        if name == THROUGHPUT:
+            table.add_column("ratio", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row.runs[0].policy.name]
+        for name, figure in shown.items():
+            cells.append(_cell(row.values(name), figure.form))
+            if name == THROUGHPUT:
+                cells.append(f"{row.ratio(name, rows[0]):.2f}x")
+        table.add_row(*cells)
+    return table
+
+
+def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return one object per policy: medians, spreads, ratios to the first, and every run's summary."""
+    documents = []
+    for row in rows:
+        policy = row.runs[0].policy
+        ratios = {name: row.ratio(name, rows[0]) for name in FIGURES}
+        documents.append(
+            {
+                "name": policy.name,
+                "plugins": list(policy.plugins),
+                "workload": row.runs[0].workload,
+                "seeds": [run.seed for run in row.runs],
+                **{name: row.median(name) for name in FIGURES},
+                "spread": {name: [min(row.values(name)), max(row.values(name))] for name in FIGURES},
+                "ratio_to_first": {name: value for name, value in ratios.items() if value is not None},
+                "summaries": [msgspec.to_builtins(run.summary) for run in row.runs],
+            }
+        )
+    return documents
+
+
+def _cell(values: Sequence[float], form: str) -> str:
+    text = format(statistics.median(values), form)
+    least, most = min(values), max(values)
+    return text if least == most else f"{text}\n[{least:{form}},\n {most:{form}}]"

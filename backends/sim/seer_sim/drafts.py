@@ -1,0 +1,100 @@
+"""Ways of drafting: what their drafts are worth, and what making them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from seer_core.drafting import SourceSpec
+from seer_core.errors import ConfigError
+from seer_sim.acceptance import Acceptance
+from seer_sim.cost import PRESETS, CostModel, NotNegative
+
+__all__ = ["ENGINE", "METHODS", "Class", "Drafts", "make_methods", "method_of"]
+
+ENGINE = "sim"
+"""What the path of a draft source begins with where it names a method of this engine."""
+
+
+class Class(NamedTuple):
+    """Decoding requests that get drafts of one length, and all their context."""
+
+    requests: int
+    draft_tokens: int
+    context_tokens: float
+
+
+class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
+    """Keys of ``[engine.sim.acceptance]`` and ``[engine.sim.drafts.<method>]``.
+
+    A step that drafts for n requests takes ``n * request_s`` longer, and as many passes of ``model`` as
+    drafts have tokens: the name of a cost preset, or nothing.  What such a model computes of the context
+    before its first draft, and the memory that it takes, are left out.
+    """
+
+    request_s: NotNegative = 12e-6
+    model: Literal["", "h800-qwen2-vl-7b-tp8", "h800-kimi-k2-mtp"] = ""
+
+    def seconds(self, classes: Iterable[Class]) -> tuple[float, float]:
+        """Return D, the seconds of drafting in a step: those that stay, and those due to contexts."""
+        drafting = [each for each in classes if each.draft_tokens and each.requests]
+        if not drafting:
+            return 0.0, 0.0
+        fixed_s = self.request_s * sum(each.requests for each in drafting)
+        if not self.model:
+            return fixed_s, 0.0
+        model: CostModel = PRESETS[self.model]
+        for token in range(max(each.draft_tokens for each in drafting)):
+            fixed_s += model.pass_s(sum(each.requests for each in drafting if each.draft_tokens > token))
+        read = sum(each.draft_tokens * each.context_tokens for each in drafting)
+        return fixed_s, read * model.attention_s(1)
+
+
+METHODS: Mapping[str, Drafts] = {
+    # The paper's vanilla methods (arXiv 2511.14617).  Suffix decoding without the group: its grouped drafts
+    # with no sibling finished, at 16 tokens.  20 us per request: arctic-inference, docs/benchmarks.md.
+    "suffix": Drafts(siblings=(0,), mean_lengths=(1.70,), draft_tokens=16, request_s=20e-6),
+    # A 7 B model and one MTP token: the mean lengths that it reports of whole runs.
+    "draft_model": Drafts(
+        siblings=(0,), mean_lengths=(2.19,), draft_tokens=3, request_s=0, model="h800-qwen2-vl-7b-tp8"
+    ),
+    "mtp": Drafts(siblings=(0,), mean_lengths=(1.74,), draft_tokens=1, request_s=0, model="h800-kimi-k2-mtp"),
+}
+"""Ways of drafting that need a name; any other is group-aware, as ``[engine.sim.acceptance]`` says.
+
+Its 12 us per request and step are what drafting takes of vLLM's steps in the demo, numpy included: 2.5 to
+4.1 % of some 10 ms for some 25 requests (docs/benchmarks.md).
+"""
+
+
+def make_methods(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Drafts]:
+    """Return all methods by name: the presets, with what ``[engine.sim.drafts]`` changes and adds.
+
+    Raises:
+        ConfigError: a key or value is not what it must be.
+    """
+    methods = dict(METHODS)
+    for name, table in tables.items():
+        preset = msgspec.structs.asdict(methods[name]) if name in methods else {}
+        try:
+            methods[name] = msgspec.convert({**preset, **table}, Drafts)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"engine.sim.drafts.{name}: {error}") from error
+    return methods
+
+
+def method_of(source: SourceSpec, methods: Mapping[str, Drafts], default: Drafts) -> Drafts:
+    """Return the method that a source's path names after its colon; ``default`` for a source of its own.
+
+    Raises:
+        ConfigError: the path says that the method is this engine's, and it is not.
+    """
+    engine, _, method = source.path.partition(":")
+    if engine == ENGINE and method not in methods:
+        raise ConfigError(
+            f"draft source {source.path!r}: there is no such method; there are {', '.join(methods)}."
+            f" Describe yours in [engine.sim.drafts.{method}]"
+        )
+    return methods.get(method, default)

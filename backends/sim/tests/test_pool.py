@@ -1,0 +1,183 @@
+"""The simulated KV pool: a request that moves brings its KV, if there is room for it, and in time."""
+
+import asyncio
+
+import pytest
+from seer_sim.cost import PRESETS
+from seer_sim.pool import Settings, SimKVPool
+
+from seer_core.errors import EngineError
+from seer_core.kv import KVPool
+
+TOKEN_BYTES = round(PRESETS["cpu-tiny"].kv_bytes_per_token)
+BLOCK_BYTES = 4 * TOKEN_BYTES
+
+
+def pool_of(dram_blocks=1000, ssd_blocks=0, **rates):
+    rates = {"bandwidth_bytes_per_s": 1e9, "ssd_bytes_per_s": 1e8, "latency_s": 0.0, **rates}
+    return SimKVPool(Settings(dram_blocks * BLOCK_BYTES, ssd_blocks * BLOCK_BYTES, **rates))
+
+
+@pytest.fixture
+def move(simulate, chunk_job):
+    """Return a function: 40 tokens on one instance and one more on another; the latter's output and time."""
+
+    def make(pool, *, between=lambda first, second: None, home=False):
+        first = simulate(kv_pool=pool)
+        second = first if home else simulate(kv_pool=pool, name="sim-1", clock=first.clock)
+        first.engine.submit(chunk_job("a0", request="r", prompt=4, max_tokens=40, known=99))
+        tokens = list(first.run().outputs["a0"].token_ids)
+        between(first, second)
+        began_s = first.clock.now()
+        second.engine.submit(chunk_job("a1", request="r", prompt=4, generated=tokens, max_tokens=1, known=99))
+        second.run()
+        return second.sink.outputs["a1"], first.clock.now() - began_s
+
+    return make
+
+
+def counts(output):
+    return output.cached_tokens, output.pool_tokens, output.prefilled_tokens
+
+
+def test_it_is_a_kv_pool_which_no_real_engine_can_use():
+    assert isinstance(pool_of(), KVPool)
+    with pytest.raises(EngineError, match='kv_pool = "local"'):
+        pool_of().store("vllm-0")
+
+
+def test_a_request_that_moves_brings_its_full_blocks(move):
+    # 44 tokens are there, 43 of them computed: ten blocks.
+    output, _ = move(pool_of())
+    assert counts(output) == (0, 40, 4)
+    assert output.computed_tokens == 4
+
+
+def test_without_a_pool_it_computes_them_again(move):
+    output, _ = move(None)
+    assert counts(output) == (0, 0, 44)
+
+
+def test_one_that_stays_takes_nothing_from_the_pool(move):
+    pool = pool_of()
+    output, _ = move(pool, home=True)
+    assert counts(output) == (40, 0, 4)
+    assert pool.stats().got_bytes == 0
+
+
+def test_a_response_that_is_over_leaves_nothing(simulate, chunk_job):
+    pool = pool_of()
+    sim = simulate(kv_pool=pool)
+    sim.engine.submit(chunk_job("a", request="r", max_tokens=20, known=99))
+    sim.engine.submit(chunk_job("b", request="s", max_tokens=20, known=20))
+    sim.run()
+    assert pool.stats().used_bytes == 5 * BLOCK_BYTES  # of a, which goes on, 4 + 19 tokens are computed
+
+
+@pytest.mark.parametrize(
+    ("ssd_blocks", "seconds"), [(0, 10 * BLOCK_BYTES / 1e9), (100, 10 * BLOCK_BYTES / 1e8)]
+)
+def test_bringing_takes_as_long_as_the_tier_makes_it(move, ssd_blocks, seconds):
+    dram_blocks = 1000 if not ssd_blocks else 9
+    output, slow_s = move(pool_of(dram_blocks, ssd_blocks, latency_s=0.5))
+    _, quick_s = move(pool_of(bandwidth_bytes_per_s=1e30))
+    assert counts(output) == (0, 40, 4)
+    assert slow_s - quick_s == pytest.approx(0.5 + seconds, rel=1e-6)
+
+
+def test_what_finds_no_room_is_computed_again(move):
+    pool = pool_of(dram_blocks=9)
+    output, _ = move(pool)
+    assert counts(output) == (0, 0, 44)
+    assert pool.stats().evicted_blocks == 10 + 11  # after the first chunk and after the second
+    assert pool.stats().disk_put_bytes == 0
+
+
+def test_kv_that_a_lost_instance_computed_is_still_there(move):
+    output, _ = move(pool_of(), between=lambda first, second: first.engine.kill("power cut"))
+    assert counts(output) == (0, 40, 4)
+
+
+def test_kv_of_other_weights_is_never_found(move):
+    def update(first, second):
+        asyncio.run(second.engine.update_weights("elsewhere", 1))
+
+    output, _ = move(pool_of(), between=update)
+    assert counts(output) == (0, 0, 44)
+
+
+def test_a_cleared_pool_is_empty(move):
+    pool = pool_of()
+
+    def clear(first, second):
+        assert pool.stats().used_bytes == 10 * BLOCK_BYTES
+        asyncio.run(pool.clear())
+        assert pool.stats().used_bytes == 0
+
+    output, _ = move(pool, between=clear)
+    assert counts(output) == (0, 0, 44)
+
+
+def test_others_are_computed_while_kv_is_on_its_way(simulate, chunk_job):
+    pool = pool_of(latency_s=5.0)
+    pool.put("r", 0, 4, BLOCK_BYTES)
+    sim = simulate(kv_pool=pool)
+    sim.engine.submit(chunk_job("moved", request="r", generated=[7] * 20, max_tokens=1, known=99))
+    sim.engine.submit(chunk_job("other"))
+    sink = sim.run()
+    assert [name for name, _ in sink.finished] == ["other", "moved"]
+    assert dict(sink.finished)["other"] < 1.0 < 5.0 < dict(sink.finished)["moved"]
+
+
+def test_transfers_of_one_instance_take_turns(simulate, chunk_job):
+    pool = pool_of(latency_s=1.0)
+    sim = simulate(kv_pool=pool)
+    for name in "abc":
+        pool.put(f"r{name}", 0, 5, BLOCK_BYTES)
+        sim.engine.submit(chunk_job(name, generated=[7] * 20, max_tokens=1, known=99))
+    assert [round(when_s) for _, when_s in sim.run().finished] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["abort", "kill", "stop"])
+def test_a_chunk_whose_kv_is_on_its_way_can_be_given_up(simulate, chunk_job, end):
+    pool = pool_of(latency_s=5.0)
+    pool.put("r", 0, 5, BLOCK_BYTES)
+    sim = simulate(kv_pool=pool)
+    sim.engine.submit(chunk_job("moved", request="r", generated=[7] * 20, max_tokens=1, known=99))
+    match end:
+        case "abort":
+            sim.engine.abort("moved")
+        case "kill":
+            sim.engine.kill("power cut")
+        case "stop":
+            asyncio.run(sim.engine.stop())
+    assert not sim.run().outputs
+
+
+def test_memory_goes_to_disk_and_comes_back_the_longest_unused_first():
+    pool = pool_of(dram_blocks=4, ssd_blocks=4)
+    for name in "abc":
+        pool.put(name, 0, 2, BLOCK_BYTES)
+    stats = pool.stats()
+    assert (stats.used_bytes, stats.disk_used_bytes) == (4 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+    pool.fetch_s("a", 2 * BLOCK_BYTES)
+    assert pool.stats().disk_got_bytes == 2 * BLOCK_BYTES
+    pool.put("d", 0, 2, BLOCK_BYTES)
+    # a is the latest used but d: b and c, older, are on disk.
+    assert pool.fetch_s("a", BLOCK_BYTES) == BLOCK_BYTES / 1e9
+    assert pool.fetch_s("c", BLOCK_BYTES) == BLOCK_BYTES / 1e8
+    pool.put("e", 0, 4, BLOCK_BYTES)
+    assert pool.stats().evicted_blocks == 4
+    assert pool.find("b", 0, 2) == 0
+    pool.drop("e")
+    assert pool.stats().used_bytes == 0
+
+
+def test_an_instance_says_what_bringing_and_computing_kv_cost(simulate):
+    sim = simulate(kv_pool=pool_of(), max_batched=64)
+    asyncio.run(sim.engine.stop())
+    info = asyncio.run(sim.engine.start(sim.sink))
+    assert info.kv_bytes_per_token == TOKEN_BYTES
+    assert info.fetch_s_per_token == TOKEN_BYTES / 1e9
+    assert info.prefill_s_per_token == PRESETS["cpu-tiny"].pass_s(64) / 64
+    assert asyncio.run(simulate().engine.measure_steps([1], [0])).batch == (1,)

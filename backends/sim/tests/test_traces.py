@@ -1,0 +1,108 @@
+"""Recorded lengths: what is read, and how each bad line is named."""
+
+import json
+
+import pytest
+from seer_lab.lengths import GroupLengths
+from seer_lab.traces import read_lengths
+
+from seer_core.errors import PromptError
+
+LINE = {"group": 7, "prompt_tokens": 3, "output_tokens": [5, 9]}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes lines, mappings as JSON and texts as they are."""
+
+    def write(*lines):
+        path = tmp_path / "lengths.jsonl"
+        path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+        return path
+
+    return write
+
+
+def test_lines_become_groups_and_the_longest_response_is_the_limit(write):
+    path = write(LINE, "", {**LINE, "group": "b", "output_tokens": [2], "reward": 0.5})
+    assert read_lengths(path) == [[GroupLengths("7", 3, (5, 9), 9), GroupLengths("b", 3, (2,), 9)]]
+
+
+def test_groups_may_differ_in_size_and_limit(write):
+    path = write({**LINE, "max_tokens": 50}, {**LINE, "group": 8, "output_tokens": [1, 2, 3]})
+    (groups,) = read_lengths(path)
+    assert [(len(group.output_tokens), group.max_tokens) for group in groups] == [(2, 50), (3, 9)]
+
+
+def test_iterations_are_kept_apart_and_may_use_the_same_groups(write):
+    path = write({**LINE, "iteration": 2}, {**LINE, "iteration": 1, "output_tokens": [4]}, LINE)
+    assert [groups[0].output_tokens for groups in read_lengths(path)] == [(5, 9), (4,), (5, 9)]
+
+
+def test_where_selects_lines_by_text_and_by_number(write):
+    lines = [{**LINE, "workload": name, "iteration": k} for name in ("a", "b") for k in (0, 1)]
+    path = write(*lines)
+    assert len(read_lengths(path, ["workload=b"])) == 2
+    assert len(read_lengths(path, ["workload=b", "iteration=1"])) == 1
+
+
+def test_several_workloads_are_an_error_that_says_how_to_choose(write):
+    path = write({**LINE, "workload": "math"}, {**LINE, "workload": "code"})
+    with pytest.raises(PromptError, match=r"code, math; choose one: --where workload=code"):
+        read_lengths(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"group": 1, "prompt_tokens": 3}, "object missing required field `output_tokens`"),
+        ({"group": 1, "output_tokens": [3]}, "object missing required field `prompt_tokens`"),
+        ({"prompt_tokens": 1, "output_tokens": [3]}, "object missing required field `group`"),
+        ({**LINE, "output_tokens": []}, "output_tokens: expected `array` of length >= 1"),
+        ({**LINE, "output_tokens": [4, -1]}, r"output_tokens\[1\]: expected `int` >= 1"),
+        ({**LINE, "output_tokens": [4, 0]}, r"output_tokens\[1\]: expected `int` >= 1"),
+        ({**LINE, "output_tokens": [4.5]}, r"output_tokens\[0\]: expected `int`, got `float`"),
+        ({**LINE, "output_tokens": ["4"]}, r"output_tokens\[0\]: expected `int`, got `str`"),
+        ({**LINE, "output_tokens": [None]}, r"output_tokens\[0\]: expected `int`, got `null`"),
+        ({**LINE, "prompt_tokens": 0}, "prompt_tokens: expected `int` >= 1"),
+        ({**LINE, "max_tokens": 8}, r"output_tokens\[1\] is 9, above max_tokens = 8"),
+        ({**LINE, "group": None}, "group: expected"),
+        ([1, 2], "expected `object`, got `array`"),
+        ("{not json", "not valid JSON"),
+    ],
+    ids=str,
+)
+def test_a_bad_line_is_named_by_its_number(write, line, words):
+    path = write({**LINE, "group": "good"}, line)
+    with pytest.raises(PromptError, match=rf"lengths\.jsonl:2: {words}"):
+        read_lengths(path)
+
+
+def test_a_group_that_comes_twice_is_named_with_its_first_line(write):
+    with pytest.raises(PromptError, match=r":3: group 7 of iteration 0 is in line 1 already"):
+        read_lengths(write(LINE, {**LINE, "group": 8}, LINE))
+
+
+def test_many_bad_lines_are_counted(write):
+    with pytest.raises(PromptError, match=r":1: .*\n(.*\n)+\.\.\. and 15 more\nMend them"):
+        read_lengths(write(*["{"] * 25))
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [((), "holds no line"), (["iteration=3"], "no line says iteration=3")]
+)
+def test_nothing_to_simulate_is_an_error(write, where, words):
+    path = write(*([LINE] if where else ["", " "]))
+    with pytest.raises(PromptError, match=words):
+        read_lengths(path, where)
+
+
+@pytest.mark.parametrize("where", ["iteration", "=3"])
+def test_a_selection_must_be_key_and_value(write, where):
+    with pytest.raises(PromptError, match=r"give KEY=VALUE"):
+        read_lengths(write(LINE), [where])
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(PromptError, match=r"cannot read .*No such file"):
+        read_lengths(tmp_path / "nowhere.jsonl")

@@ -1,0 +1,53 @@
+"""docs/compare-policies.md: its commands run, and its tables are those of the code."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from seer_lab.policies import POLICIES
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "compare-policies.md").read_text()
+HOOKS = (ROOT / "docs" / "hooks.md").read_text()
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+COMMANDS = [line for block in blocks(PAGE, "sh") for line in block.splitlines()]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, distribution, seer, write_config, write_prompts):
+    """A directory with what the page speaks of: lengths, a finished run, and the plug-in of docs/hooks.md."""
+    monkeypatch.chdir(tmp_path)
+    (lengths,) = blocks(PAGE, "jsonl")
+    (tmp_path / "lengths.jsonl").write_text(lengths)
+    (shortest_first,) = [block for block in blocks(HOOKS, "python") if "class ShortestFirst" in block]
+    distribution("shortest_first", shortest_first)
+    config = write_config(["divided_rollout"])
+    prompts = write_prompts(*({"prompt": "once more", "n": 4, "max_tokens": 300} for _ in range(3)))
+    assert seer("run", config, "--prompts", prompts, "--out", "out/first").exit_code == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_runs(desk, seer, command):
+    program, *arguments = shlex.split(command)
+    result = seer(*arguments)
+    assert (program, result.exit_code) == ("seer", 0), result.output
+    assert "ratio: to" in result.stdout
+
+
+def test_the_python_of_the_page_runs(capsys):
+    (source,) = blocks(PAGE, "python")
+    exec(compile(source, "compare-policies.md", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["verl", "mine"]
+
+
+def test_the_page_lists_every_policy_and_no_other():
+    section = PAGE.partition("## Policies")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(POLICIES)
