@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 import attrs
@@ -93,7 +95,17 @@ class Assembly:
 
 def installed() -> dict[str, EntryPoint]:
     """Return every plug-in that an installed distribution offers, by name; imports none."""
-    return {point.name: point for point in sorted(entry_points(group=PROJECT), key=lambda each: each.name)}
+    return {point.name: point for point in sorted(_entry_points(), key=lambda each: each.name)}
+
+
+def _entry_points() -> EntryPoints:
+    return _entry_points_on(tuple(sys.path))
+
+
+@cache
+def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
+    """Return our entry points of everything installed on ``path``, read once: 20 ms each time."""
+    return entry_points(group=PROJECT)
 
 
 def unknown_plugin(name: str, where: str) -> ConfigError:
@@ -103,7 +115,7 @@ def unknown_plugin(name: str, where: str) -> ConfigError:
 
 def _entry_point(name: str, where: str) -> EntryPoint:
     """Find the one plug-in of that name."""
-    points = {point.value: point for point in entry_points(group=PROJECT, name=name)}
+    points = {point.value: point for point in _entry_points().select(name=name)}
     if not points:
         raise unknown_plugin(name, where)
     if len(points) > 1:

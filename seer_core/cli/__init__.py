@@ -1,4 +1,7 @@
-"""The command line: ``seer run | compare | profile | plugins | config | doctor``, and what plug-ins add."""
+"""The command line: ``seer run | compare | profile | plugins | config | doctor | new-plugin``, and more.
+
+Distributions add commands of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import click
 
 from seer_core.cli.compare import compare_command
 from seer_core.cli.inspect import config_command, doctor_command, plugins_command
+from seer_core.cli.new_plugin import new_plugin_command
 from seer_core.cli.profile import profile_command
 from seer_core.cli.run import run_command
 from seer_core.errors import SeerError
@@ -73,5 +77,6 @@ for command in (
     plugins_command,
     config_command,
     doctor_command,
+    new_plugin_command,
 ):
     main.add_command(command)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from seer_context_sched import ContextAware, Settings
 
 from seer_core.model import GroupContext, Request
-from seer_core.policy import Prioritizer
 
 MAX_TOKENS = 50
 
@@ -127,16 +126,6 @@ class Rollout:
         self.finish(request, learn=False)
 
 
-def test_it_is_a_prioritizer():
-    assert isinstance(ContextAware(32), Prioritizer)
-
-
-def test_an_empty_queue_offers_nothing():
-    queue = ContextAware(1)
-    assert queue.peek() is None
-    assert len(queue) == 0
-
-
 def test_probes_come_first_one_per_group_in_order_of_arrival():
     rollout = Rollout(ContextAware(0))
     for _ in range(3):
@@ -238,16 +227,6 @@ def test_the_guard_starves_no_group_however_wrong_the_estimates(interval):
         last_served[request.group.seq] = decision
         rollout.come_back(request, 0)
         assert decision - min(last_served.values()) <= 2 * groups * interval
-
-
-@pytest.mark.parametrize("interval", [0, 1, 4])
-def test_peek_is_stable_until_something_changes(interval):
-    rollout = Rollout(ContextAware(interval))
-    for _ in range(3):
-        rollout.add(3)
-    for _ in range(9):
-        assert len({rollout.queues[0].peek() for _ in range(5)}) == 1
-        rollout.serve()
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,0 +1,16 @@
+"""The contracts of the slots that the baselines fill."""
+
+from seer_baselines.group_round_robin import GroupRoundRobin
+from seer_baselines.oracle_longest_first import OracleLongestFirst
+
+from seer_core.testing import PlacerContract, PrioritizerContract
+
+
+class TestGroupRoundRobin(PlacerContract):
+    def make(self):
+        return GroupRoundRobin()
+
+
+class TestOracleLongestFirst(PrioritizerContract):
+    def make(self):
+        return OracleLongestFirst()

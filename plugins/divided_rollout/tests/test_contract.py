@@ -1,0 +1,32 @@
+"""The contracts of a splitter and of a placer, and what both are for, in the lab."""
+
+from seer_divided_rollout import Chunks, KvAware
+
+from seer_core.testing import PlacerContract, SplitterContract
+
+pytest_plugins = ["seer_core.testing.lab"]
+
+
+class TestChunks(SplitterContract):
+    def make(self):
+        return Chunks(7)
+
+
+class TestKvAware(PlacerContract):
+    def make(self):
+        return KvAware(32, 0.25, 0.75)
+
+
+class TestKvAwareThatMovesFreely(PlacerContract):
+    def make(self):
+        return KvAware(32, 0.0)
+
+
+def test_nothing_is_preempted_where_whole_requests_are(lab):
+    groups = [(400, 380, 390, 410)] * 4
+    tight = {"kv_capacity_tokens": 1024}
+    plain = lab.run([], groups, **tight)
+    found = lab.run(["divided_rollout"], groups, settings={"divided_rollout": {"chunk_tokens": 64}}, **tight)
+    assert plain.preemptions > 0
+    assert found.preemptions == 0
+    assert found.tokens == plain.tokens

@@ -1,0 +1,131 @@
+"""Skeleton of a plug-in that drafts: a template, with its tests."""
+
+__all__ = ["DRAFTER", "DRAFTER_TESTS"]
+
+DRAFTER = '''
+"""$title."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from seer_core.drafting import DraftBatch, DraftHost, SourceSpec, StepTimes
+from seer_core.hookspecs import hookimpl
+from seer_core.ports import ChunkJob
+
+
+class Settings(Struct, frozen=True):
+    """``[plugin.$name]``: no draft has more than ``draft_tokens``."""
+
+    draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
+
+
+class Lookup:
+    """DraftSource, the engine half: what followed the last token where the request has it before."""
+
+    def __init__(self, settings: Mapping[str, Any], host: DraftHost) -> None:
+        self._open: set[int] = set()
+        self._drafted = 0
+
+    def open(self, job: ChunkJob) -> int:
+        """Return the lowest free handle."""
+        handle = next(number for number in range(len(self._open) + 1) if number not in self._open)
+        self._open.add(handle)
+        return handle
+
+    def propose(self, batch: DraftBatch) -> None:
+        """Write drafts for the next step."""
+        for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
+            text = batch.tokens[row, :length]
+            [earlier] = (text[:-1] == text[-1]).nonzero()
+            draft = text[earlier[-1] + 1 :][:limit] if len(earlier) else text[:0]
+            batch.drafts[b, : len(draft)] = draft
+            batch.counts[b] = len(draft)
+            self._drafted += len(draft)
+
+    def close(self, handle: int) -> None:
+        """Free the handle."""
+        self._open.discard(handle)
+
+    def forget(self, group_id: str) -> None:
+        """Drop a group; nothing is kept of any."""
+
+    def reset(self) -> None:
+        """Drop everything."""
+        self._open.clear()
+
+    def stats(self) -> dict[str, float]:
+        """Return figures for the trace."""
+        return {"drafted_tokens": self._drafted}
+
+    def stop(self) -> None:
+        """End what was started: nothing."""
+
+
+class Steady:
+    """DraftPolicy, the pure half: drafts of one length while the batch is small."""
+
+    def __init__(self, draft_tokens: int) -> None:
+        self.draft_tokens = draft_tokens
+
+    def lengths(self, probes: int, others: int) -> tuple[int, int]:
+        """Return the draft tokens per probe and per other request."""
+        return (self.draft_tokens, self.draft_tokens) if probes + others <= 8 else (0, 0)
+
+    def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
+        """Take in what became of drafts; this policy does not learn."""
+
+
+class $strategy:
+    """Drafter: says what each engine's worker loads."""
+
+    def __init__(self, draft_tokens: int) -> None:
+        self.draft_tokens = draft_tokens
+
+    async def start(self, instances: int) -> None:
+        """Start what the sources share: nothing."""
+
+    async def stop(self) -> None:
+        """End it."""
+
+    def source(self) -> SourceSpec:
+        """Return the engine half."""
+        return SourceSpec(f"{Lookup.__module__}:{Lookup.__name__}", {}, self.draft_tokens)
+
+    def policy(self, step_times: StepTimes) -> Steady:
+        """Return the pure half, which simulated engines ask."""
+        return Steady(self.draft_tokens)
+
+
+@hookimpl
+def seer_make_drafter(settings: Settings) -> $strategy:
+    """Fill the slot."""
+    return $strategy(settings.draft_tokens)
+'''
+
+DRAFTER_TESTS = """
+from seer_core.testing import DrafterContract, DraftSourceContract
+
+import $package
+
+pytest_plugins = ["seer_core.testing.lab"]
+
+
+class Test$strategy(DrafterContract):
+    draft_tokens = 4
+
+    def make(self):
+        return $package.$strategy(draft_tokens=4)
+
+
+class TestLookup(DraftSourceContract):
+    def make_source(self, host):
+        return $package.Lookup({}, host)
+
+
+def test_it_saves_time_and_changes_no_token(lab):
+    plain, drafted = lab.run(), lab.run(["$name"])
+    assert drafted.summary.drafted_tokens > 0
+    assert drafted.makespan_s < plain.makespan_s
+    assert drafted.tokens == plain.tokens
+"""

@@ -1,0 +1,166 @@
+"""Skeleton of a plug-in that brings engines: a template, with its tests."""
+
+__all__ = ["ENGINES", "ENGINES_TESTS"]
+
+ENGINES = '''
+"""$title."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from seer_core.clock import RealClock
+from seer_core.drafting import Drafter, StepTimes
+from seer_core.errors import EngineError
+from seer_core.hookspecs import hookimpl
+from seer_core.kv import KVPool
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob, ChunkOutput, EngineSink, ModelInfo
+
+MODEL = ModelInfo(vocab_size=1000, max_model_tokens=4096)
+END = 0
+"""The token that ends a response."""
+
+
+class Settings(Struct, frozen=True):
+    """Keys of ``[engine.$name]``; a token takes ``token_s`` seconds."""
+
+    instances: Annotated[int, Meta(ge=1)] = 2
+    token_s: Annotated[float, Meta(ge=0)] = 0.0001
+
+
+class $strategy:
+    """Engine without a model: token p of a response is made of its seed and p; 0 ends it."""
+
+    def __init__(self, id: str, token_s: float) -> None:
+        self.id = id
+        self.token_s = token_s
+        self.weight_version = 0
+        self._sink: EngineSink | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Refuse to speculate."""
+        if drafter is not None:
+            raise EngineError(f"instance {self.id!r} cannot speculate; leave out the drafter: -p no:NAME")
+
+    def share_kv(self, pool: KVPool | None) -> bool:
+        """Share no KV: there is none."""
+        return False
+
+    async def start(self, sink: EngineSink) -> InstanceInfo:
+        """Be ready; a real engine starts its process here, within a time limit."""
+        self._sink, self.weight_version = sink, 0
+        return InstanceInfo(
+            self.id,
+            kv_capacity_tokens=16 * MODEL.max_model_tokens,
+            block_tokens=16,
+            max_running=64,
+            max_model_tokens=MODEL.max_model_tokens,
+        )
+
+    def submit(self, job: ChunkJob) -> None:
+        """Answer later, with tokens or with a reason."""
+        answer = self._fail if len(job.token_ids) + job.max_tokens > MODEL.max_model_tokens else self._finish
+        delay_s = job.max_tokens * self.token_s
+        self._timers[job.id] = asyncio.get_running_loop().call_later(delay_s, answer, job)
+
+    def abort(self, job_id: str) -> None:
+        """Drop a chunk, known or not."""
+        timer = self._timers.pop(job_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def forget_group(self, group_id: str) -> None:
+        """Drop what is remembered of a group: nothing."""
+
+    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+        """Refuse: there are no steps."""
+        raise EngineError(f"instance {self.id!r} makes no steps that could be measured")
+
+    async def reset_cache(self) -> None:
+        """Forget all KV: there is none."""
+
+    async def update_weights(self, source: str, version: int) -> None:
+        """Take the version, which every chunk names from now on."""
+        self.weight_version = version
+
+    async def stop(self) -> None:
+        """Drop all chunks, without a word."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _finish(self, job: ChunkJob) -> None:
+        sink = self._answered(job)
+        token_ids: list[int] = []
+        for place in range(len(job.token_ids), len(job.token_ids) + job.max_tokens):
+            token_ids.append((job.seed + place * place) % 97)
+            if token_ids[-1] == END:
+                break
+        sink.chunk_finished(
+            self.id,
+            ChunkOutput(
+                job_id=job.id,
+                token_ids=token_ids,
+                logprobs=[-1.0] * len(token_ids),
+                stopped=token_ids[-1] == END,
+                cached_tokens=0,
+                prefilled_tokens=len(job.token_ids),
+                computed_tokens=len(job.token_ids) + len(token_ids) - 1,
+                preemptions=0,
+                weight_version=self.weight_version,
+            ),
+        )
+
+    def _fail(self, job: ChunkJob) -> None:
+        longest = len(job.token_ids) + job.max_tokens
+        reason = f"{longest} tokens are more than the model's {MODEL.max_model_tokens}"
+        self._answered(job).chunk_failed(self.id, job.id, reason)
+
+    def _answered(self, job: ChunkJob) -> EngineSink:
+        del self._timers[job.id]
+        assert self._sink is not None
+        return self._sink
+
+
+class Pool:
+    """EnginePool on the machine's clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.engines: list[$strategy] = []
+        for number in range(settings.instances):
+            name = f"$name-{number}"
+            self.engines.append($strategy(name, settings.token_s))
+        self.clock = RealClock()
+        self.model = MODEL
+        self.tokenizer = None
+
+
+@hookimpl
+def seer_make_engines(settings: Settings) -> Pool:
+    """Fill the slot; start nothing."""
+    return Pool(settings)
+'''
+
+ENGINES_TESTS = """
+from seer_core import rollout
+from seer_core.testing import EngineContract
+
+from $package import Pool, Settings
+
+
+class Test$strategy(EngineContract):
+    def make(self):
+        return Pool(Settings(instances=2))
+
+
+def test_a_rollout_runs_on_it(tmp_path):
+    config = tmp_path / "seer.toml"
+    config.write_text('[seer]\\nengine = "$name"\\nkv_pool = "none"\\n')
+    result = rollout(config, [{"prompt_token_ids": [5, 6, 7], "n": 6, "max_tokens": 50}])
+    assert len(result.completions) == 6
+    busy = {name for completion in result.completions for name in completion.instances}
+    assert busy == {"$name-0", "$name-1"}
+"""

@@ -1,0 +1,64 @@
+"""The author's kit: contracts that a plug-in's tests inherit, and a lab that runs it on the simulator.
+
+A contract is a class of tests.  Subclass it, say how your part is made, and pytest runs them all::
+
+    class TestShortestFirst(PrioritizerContract):
+        def make(self):
+            return ShortestFirst()
+
+No test of a contract asks for a fixture, reads the wall clock to judge, or leaves anything behind.  What is
+drawn at random is drawn the same in each run; a failure shows the smallest story that leads to it.
+"""
+
+from __future__ import annotations
+
+try:
+    import hypothesis  # noqa: F401
+    import numpy  # noqa: F401
+    import pytest
+except ImportError as error:
+    raise ImportError(
+        f"seer_core.testing needs {error.name}, which is not installed; pip install 'seer-core[testing]'"
+    ) from error
+
+PARTS = (
+    "bounds",
+    "clock",
+    "drafting",
+    "engine",
+    "kv",
+    "lab",
+    "plain",
+    "policy",
+    "rig",
+    "rollouts",
+    "stories",
+)
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
+
+from seer_core.testing.clock import ClockContract  # noqa: E402
+from seer_core.testing.drafting import DrafterContract, DraftPolicyContract, DraftSourceContract  # noqa: E402
+from seer_core.testing.engine import EngineContract  # noqa: E402
+from seer_core.testing.kv import KVPoolContract  # noqa: E402
+from seer_core.testing.lab import Lab, LabResult  # noqa: E402
+from seer_core.testing.policy import (  # noqa: E402
+    ObserverContract,
+    PlacerContract,
+    PrioritizerContract,
+    SplitterContract,
+)
+
+__all__ = [
+    "ClockContract",
+    "DraftPolicyContract",
+    "DraftSourceContract",
+    "DrafterContract",
+    "EngineContract",
+    "KVPoolContract",
+    "Lab",
+    "LabResult",
+    "ObserverContract",
+    "PlacerContract",
+    "PrioritizerContract",
+    "SplitterContract",
+]

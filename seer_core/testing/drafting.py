@@ -1,0 +1,309 @@
+"""Contracts of the Protocols in ``seer_core.drafting``: policy, drafter, draft source."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from seer_core.drafting import DraftBatch, Drafter, DraftHost, DraftPolicy, DraftSource, SourceSpec, StepTimes
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob
+from seer_core.testing.bounds import run_within
+from seer_core.testing.plain import as_sent
+from seer_core.testing.rollouts import quiet
+
+__all__ = ["DraftPolicyContract", "DraftSourceContract", "DrafterContract"]
+
+EXAMPLES = 60
+STEPS = 200
+
+FREE = StepTimes((1, 64), (0, 16), ((1.0, 1.0), (1.0, 1.0)))
+"""Drafts cost nothing."""
+
+REAL = StepTimes(
+    (1, 8, 32),
+    (0, 2, 4, 8),
+    (
+        (2.5e-3, 2.5e-3, 2.6e-3, 2.7e-3),
+        (2.6e-3, 3.4e-3, 4.0e-3, 5.6e-3),
+        (5.1e-3, 9.1e-3, 11.8e-3, 17.4e-3),
+    ),
+)
+"""A small model in vLLM on one CPU thread, measured."""
+
+STEEP = StepTimes((1, 64), (0, 8), ((1.0, 9.0), (64.0, 576.0)))
+"""A step takes as long as it has tokens."""
+
+HOST = DraftHost("a", max_running=8, max_model_tokens=256, vocab_size=1000, draft_tokens=6, step_times=FREE)
+
+
+class DraftPolicyContract:
+    """Tests of a ``DraftPolicy``; ``make_policy`` returns a new one for an instance with these step times."""
+
+    draft_tokens: int = 8
+    """No draft is to be longer."""
+
+    def make_policy(self, step_times: StepTimes) -> DraftPolicy:
+        """Return a new policy."""
+        raise NotImplementedError("define make_policy(step_times), which returns a new policy")
+
+    @quiet(EXAMPLES)
+    @given(
+        times=st.sampled_from([FREE, REAL, STEEP]),
+        probes=st.integers(0, 40),
+        others=st.integers(0, 40),
+        taught=st.lists(st.lists(st.floats(0, 1), max_size=8), max_size=4),
+    )
+    def test_lengths_are_two_numbers_within_the_limit(
+        self, times: StepTimes, probes: int, others: int, taught: list[list[float]]
+    ) -> None:
+        """Whatever the batch, whatever was learnt, also of positions that were never drafted."""
+        policy = self.make_policy(times)
+        for shares in [[], *taught]:
+            drafted = [1000.0 / 2**place for place in range(len(shares))]
+            policy.learn(drafted, [d * share for d, share in zip(drafted, shares, strict=True)])
+            if probes + others:
+                self._ask(policy, probes, others)
+
+    def test_told_alike_two_decide_alike(self) -> None:
+        """Without this, no simulation repeats."""
+
+        def story(policy: DraftPolicy) -> list[tuple[int, int]]:
+            chance = random.Random(0)
+            lengths = []
+            for _ in range(STEPS):
+                lengths.append(self._ask(policy, chance.randint(0, 8), chance.randint(1, 24)))
+                drafted = sorted((chance.randint(0, 50) for _ in range(max(lengths[-1]))), reverse=True)
+                policy.learn(drafted, [chance.randint(0, count) for count in drafted])
+            return lengths
+
+        assert story(self.make_policy(REAL)) == story(self.make_policy(REAL))
+
+    def test_what_it_is_told_is_not_changed(self) -> None:
+        """The counts are the engine's."""
+        drafted, accepted = [9.0, 5.0, 1.0], [4.0, 1.0, 0.0]
+        policy = self.make_policy(REAL)
+        for _ in range(3):
+            policy.learn(drafted, accepted)
+        assert (drafted, accepted) == ([9.0, 5.0, 1.0], [4.0, 1.0, 0.0]), "learn() changed its arguments"
+
+    def _ask(self, policy: DraftPolicy, probes: int, others: int) -> tuple[int, int]:
+        lengths = policy.lengths(probes, others)
+        assert isinstance(lengths, tuple), f"answered {lengths!r}, which is no pair"
+        assert [type(length) for length in lengths] == [int, int], f"answered {lengths!r}, not two ints"
+        assert all(0 <= length <= self.draft_tokens for length in lengths), (
+            f"answered {lengths}; drafts have 0 to {self.draft_tokens} tokens"
+        )
+        return lengths
+
+
+class DrafterContract(DraftPolicyContract):
+    """Tests of a ``Drafter`` and of its pure half, if it has one; ``make`` returns a new one, not started."""
+
+    patience_s: float = 30.0
+
+    def make(self) -> Drafter:
+        """Return a new drafter, nothing of it started."""
+        raise NotImplementedError("define make(), which returns a new drafter, not yet started")
+
+    def make_policy(self, step_times: StepTimes) -> DraftPolicy:
+        """Return the drafter's pure half."""
+        policy = self.make().policy(step_times)
+        if policy is None:
+            pytest.skip("this drafter has no pure half")
+        return policy
+
+    def test_it_is_a_drafter(self) -> None:
+        """It has the methods of the Protocol."""
+        assert isinstance(self.make(), Drafter)
+
+    def test_it_starts_and_stops_in_any_order(self) -> None:
+        """It can be stopped unstarted, twice, and started again; no thread is left."""
+        before = threading.active_count()
+        drafter = self.make()
+        for instances in (0, 2, 1):
+            if instances:
+                self._run(drafter.start(instances))
+                assert isinstance(drafter.source(), SourceSpec)
+            self._run(drafter.stop())
+            self._run(drafter.stop())
+        assert threading.active_count() <= before, "stop() leaves a thread behind"
+
+    def test_what_a_source_is_made_of_is_plain_data(self) -> None:
+        """It travels to another process, under a path that can be imported there."""
+        drafter = self.make()
+        self._run(drafter.start(2))
+        try:
+            spec = drafter.source()
+            assert re.fullmatch(r"[\w.]+:\w+", spec.path), f"{spec.path!r} is no package.module:Class"
+            as_sent(spec.settings)
+            assert spec.draft_tokens >= 1
+        finally:
+            self._run(drafter.stop())
+
+    def _run(self, wait: Coroutine[Any, Any, None]) -> None:
+        run_within(self.patience_s, wait, "start() or stop()")
+
+
+class DraftSourceContract:
+    """Tests of a ``DraftSource``; ``make_source`` returns a new one that drafts for ``host``."""
+
+    def make_source(self, host: DraftHost) -> DraftSource:
+        """Return a new source."""
+        raise NotImplementedError("define make_source(host), which returns a new source")
+
+    def test_it_has_the_methods_of_a_source(self) -> None:
+        """Those of the Protocol."""
+        with self._bench() as bench:
+            wanted = {name for name in vars(DraftSource) if not name.startswith("_")}
+            missing = {name for name in wanted if not hasattr(bench.source, name)}
+            assert not missing, f"lacks {', '.join(sorted(missing))}"
+
+    def test_drafts_keep_to_their_limits(self) -> None:
+        """At most ``limits[b]`` tokens of the vocabulary, in a story of repeats that invites drafts."""
+        with self._bench() as bench:
+            bench.story()
+
+    def test_only_drafts_and_counts_are_written(self) -> None:
+        """All other arrays are the engine's; so is what lies beyond a draft's limit."""
+        with self._bench(guarded=True) as bench:
+            bench.story()
+
+    def test_open_chunks_have_handles_of_their_own(self) -> None:
+        """Also when many more are open than run at once; a closed one's may be used again."""
+        with self._bench() as bench:
+            handles = [bench.open(number % HOST.max_running, f"g/{number}") for number in range(100)]
+            assert all(isinstance(handle, int) for handle in handles)
+            assert len(set(handles)) == 100
+            for handle in handles:
+                bench.source.close(handle)
+            bench.propose([bench.open(0, "g/100")], [0], [6])
+
+    def test_a_group_may_be_forgotten_at_any_time(self) -> None:
+        """Known or not, with chunks open or without; it may come again."""
+        with self._bench() as bench:
+            bench.source.forget("never heard of")
+            handle = bench.open(0, "g/0")
+            bench.source.forget("g")
+            bench.propose([handle], [0], [6])
+            bench.source.close(handle)
+            bench.source.forget("g")
+            bench.propose([bench.open(0, "g/1")], [0], [6])
+
+    def test_after_a_reset_it_goes_on(self) -> None:
+        """With nothing of what it knew; that no chunk is open is the engine's care."""
+        with self._bench() as bench:
+            bench.source.reset()
+            bench.source.close(bench.open(0, "g/0", REPEAT * 4))
+            bench.source.reset()
+            text = REPEAT[: len(REPEAT) // 2]
+            [draft] = bench.propose([bench.open(0, "h/0", text, group="h")], [0], [6])
+            assert draft != REPEAT[len(text) : len(text) + 6], "drafts what it knew before the reset"
+
+    def test_figures_are_numbers_by_name(self) -> None:
+        """They go into the trace."""
+        with self._bench() as bench:
+            bench.story()
+            stats = bench.source.stats()
+            assert all(isinstance(name, str) for name in stats)
+            assert all(isinstance(value, float | int) for value in stats.values())
+
+    def test_it_stops_and_leaves_no_thread(self) -> None:
+        """With chunks open, too."""
+        before = threading.active_count()
+        with self._bench() as bench:
+            bench.open(0, "g/0")
+        assert threading.active_count() <= before, "stop() leaves a thread behind"
+
+    @contextmanager
+    def _bench(self, guarded: bool = False) -> Iterator[_Bench]:
+        source = self.make_source(HOST)
+        try:
+            yield _Bench(source, guarded)
+        finally:
+            source.stop()
+
+
+PROMPT = [1, 2, 3, 4]
+REPEAT = list(range(100, 124))
+
+
+class _Bench:
+    """An engine's token buffer, one row per chunk, and a source that drafts from it."""
+
+    def __init__(self, source: DraftSource, guarded: bool) -> None:
+        self.source = source
+        self.guarded = guarded
+        self.tokens = np.zeros((HOST.max_running, HOST.max_model_tokens), np.int32)
+        self.lengths = np.zeros(HOST.max_running, np.int32)
+
+    def open(self, row: int, request: str, response: Sequence[int] = (), group: str = "g") -> int:
+        ids = [*PROMPT, *response]
+        self.tokens[row, : len(ids)] = ids
+        self.lengths[row] = len(ids)
+        job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0)
+        return self.source.open(job)
+
+    def write(self, row: int, tokens: Sequence[int]) -> None:
+        start = self.lengths[row]
+        self.tokens[row, start : start + len(tokens)] = tokens
+        self.lengths[row] += len(tokens)
+
+    def propose(
+        self, handles: list[int], rows: list[int], limits: list[int], sampled: int = 1
+    ) -> list[list[int]]:
+        """Ask for drafts of at most ``limits`` tokens and return them; guarded, see what else was written."""
+        size, width = len(handles), HOST.draft_tokens
+        batch = DraftBatch(
+            handles=np.array(handles, np.int32),
+            rows=np.array(rows, np.int32),
+            lengths=self.lengths[rows].astype(np.int32),
+            sampled=np.full(size, sampled, np.int32),
+            limits=np.array(limits, np.int32),
+            tokens=self.tokens,
+            drafts=np.full((size, width), -1, np.int32),
+            counts=np.zeros(size, np.int32),
+        )
+        inputs = ("handles", "rows", "lengths", "sampled", "limits", "tokens")
+        before = {name: getattr(batch, name).copy() for name in inputs}
+        self.source.propose(batch)
+        for count, limit, draft in zip(batch.counts, limits, batch.drafts, strict=True):
+            assert 0 <= count <= limit, f"drafted {count} tokens where {limit} were allowed"
+            taken = draft[:count]
+            assert ((taken >= 0) & (taken < HOST.vocab_size)).all(), f"{taken} are not all tokens"
+        if self.guarded:
+            changed = [name for name in inputs if not np.array_equal(getattr(batch, name), before[name])]
+            assert not changed, f"wrote into {', '.join(changed)}"
+            beyond = [draft[limit:] for draft, limit in zip(batch.drafts, limits, strict=True)]
+            assert all((rest == -1).all() for rest in beyond), "wrote into drafts beyond their limits"
+        return [draft[:count].tolist() for draft, count in zip(batch.drafts, batch.counts, strict=True)]
+
+    def story(self) -> None:
+        """Open, write, propose and close at random; requests of a group write much the same."""
+        chance = random.Random(0)
+        open_rows: dict[int, int] = {}
+        for step in range(STEPS):
+            row = chance.randrange(HOST.max_running)
+            if row not in open_rows:
+                group = chance.choice("gh")
+                open_rows[row] = self.open(row, f"{group}/{step}", REPEAT[: chance.randint(0, 24)], group)
+            elif chance.random() < 0.1 or self.lengths[row] > 200:
+                self.source.close(open_rows.pop(row))
+                continue
+            size = chance.randint(1, 3)
+            at = int(self.lengths[row]) - len(PROMPT)
+            self.write(row, [REPEAT[(at + i) % len(REPEAT)] for i in range(size)])
+            self.propose([open_rows[row]], [row], [chance.randint(0, HOST.draft_tokens)], size)
+        rows = sorted(open_rows)
+        if rows:
+            limits = [chance.randint(0, HOST.draft_tokens) for _ in rows]
+            self.propose([open_rows[row] for row in rows], rows, limits)

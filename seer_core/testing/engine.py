@@ -1,0 +1,371 @@
+"""Contract of the Protocols ``EnginePool`` and ``Engine`` in ``seer_core.ports``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from math import isfinite
+from typing import Any
+
+import pytest
+
+from seer_core.errors import EngineError
+from seer_core.events import InstanceReported
+from seer_core.model import InstanceInfo, Sampling
+from seer_core.ports import ChunkJob, ChunkOutput, Clock, Engine, EnginePool, Tokenizer
+from seer_core.testing.bounds import run_within
+
+__all__ = ["EngineContract"]
+
+TOKENS = 24
+"""True length of the responses, for engines that read ``known_tokens``."""
+
+
+class EngineContract:
+    """Tests of an ``EnginePool`` and its engines; ``make`` returns a new pool, nothing of it started.
+
+    It needs two engines at least, with room for 64 tokens a response.  ``exact``: the same seed gives the
+    same tokens, however a response is divided and wherever it runs.  ``weights`` is what ``update_weights``
+    takes.
+    """
+
+    patience_s: float = 60.0
+    exact: bool = True
+    weights: str = "other weights"
+
+    def make(self) -> EnginePool:
+        """Return a new pool of two engines or more, nothing of it started."""
+        raise NotImplementedError("define make(), which returns a new pool of engines, not yet started")
+
+    def test_it_is_a_pool_of_engines(self) -> None:
+        """Their ids are distinct, and the clock and the tokenizer are what they must be."""
+
+        async def story() -> None:
+            pool = self.make()
+            assert isinstance(pool, EnginePool)
+            assert isinstance(pool.clock, Clock)
+            assert pool.tokenizer is None or isinstance(pool.tokenizer, Tokenizer)
+            assert all(isinstance(engine, Engine) for engine in pool.engines)
+            ids = [engine.id for engine in pool.engines]
+            assert len(set(ids)) == len(ids) >= 2, f"needs two engines with ids of their own, has {ids}"
+            assert pool.model.vocab_size > 0
+            assert pool.model.max_model_tokens >= 64
+
+        self._tell(story)
+
+    def test_an_instance_says_what_it_can_hold(self) -> None:
+        """KV in whole blocks, and no more tokens a response than the model allows."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                for engine, info in zip(stage.pool.engines, stage.infos, strict=True):
+                    assert isinstance(info, InstanceInfo)
+                    assert info.id == engine.id
+                    assert info.block_tokens >= 1
+                    assert info.kv_capacity_tokens >= info.block_tokens
+                    assert info.kv_capacity_tokens % info.block_tokens == 0
+                    assert info.max_running >= 1
+                    assert 64 <= info.max_model_tokens <= stage.pool.model.max_model_tokens
+
+        self._tell(story)
+
+    def test_every_chunk_is_answered_once(self) -> None:
+        """However many there are; and nothing that nobody asked for."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                jobs = [stage.job(number, max_tokens=1 + number % 24) for number in range(40)]
+                await stage.run(jobs)
+                await stage.run([stage.job(99)])  # time for what should not come
+                assert set(stage.sink.answers) == {job.id for job in [*jobs, stage.job(99)]}
+                for job_id, answers in stage.sink.answers.items():
+                    assert len(answers) == 1, f"answered chunk {job_id!r} {len(answers)} times"
+                assert not stage.sink.losses
+
+        self._tell(story)
+
+    def test_a_chunk_s_account_adds_up(self) -> None:
+        """Tokens, log-probs, and what they cost."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                for name in ("first", "cached"):
+                    jobs = [
+                        stage.job(number, name=f"{name} {number}", max_tokens=tokens)
+                        for number, tokens in enumerate((5, 20, 30, 30))
+                    ]
+                    for job, output in zip(jobs, await stage.run(jobs), strict=True):
+                        _check_account(job, output, stage.pool.model.vocab_size)
+
+        self._tell(story)
+
+    def test_the_same_seed_gives_the_same_tokens(self) -> None:
+        """Whole, or divided and moved; of another run of the same engines, or of the other instance."""
+        if not self.exact:
+            pytest.skip("this engine does not promise equal tokens")
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
+                whole = list(output.token_ids)
+            async with self._stage() as stage:
+                divided: list[int] = []
+                for number in range(len(whole)):
+                    job = stage.job(3, name=f"part {number}", max_tokens=5, generated=divided)
+                    [output] = await stage.run([job], on=number % 2)
+                    divided += output.token_ids
+                    if output.stopped or len(divided) >= TOKENS:
+                        break
+                [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
+                assert list(output.token_ids) == whole, "two runs gave other tokens"
+                assert divided == whole, "divided and moved, it gave other tokens"
+
+        self._tell(story)
+
+    def test_the_sink_is_never_called_from_within_submit_or_abort(self) -> None:
+        """The runtime is in the midst of a decision then."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                too_long = stage.job(8, max_tokens=2 * stage.pool.model.max_model_tokens)
+                for job in (stage.job(7), too_long):
+                    stage.submit(job)
+                    stage.abort(job.id)
+
+        self._tell(story)
+
+    def test_an_aborted_chunk_disturbs_no_other(self) -> None:
+        """One that is unknown is ignored; one that is answered all the same is answered once."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                jobs = [stage.job(number) for number in range(6)]
+                for job in jobs:
+                    stage.submit(job)
+                stage.abort("never heard of")
+                for job in jobs[::2]:
+                    stage.abort(job.id)
+                await stage.answered(jobs[1::2])
+                await stage.run([stage.job(99)])
+                assert all(len(answers) == 1 for answers in stage.sink.answers.values())
+
+        self._tell(story)
+
+    def test_a_chunk_that_cannot_be_run_is_given_back(self) -> None:
+        """With the reason; the instance lives on."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                job = stage.job(0, max_tokens=2 * stage.pool.model.max_model_tokens)
+                stage.submit(job)
+                await stage.answered([job])
+                [answer] = stage.sink.answers[job.id]
+                assert isinstance(answer, str), "answered a chunk longer than the model with tokens"
+                assert answer, "gave a chunk back without a reason"
+                await stage.run([stage.job(1)])
+
+        self._tell(story)
+
+    def test_what_is_cached_is_forgotten_when_it_must_be(self) -> None:
+        """By ``reset_cache``, by other weights, and by a restart."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                engine = stage.pool.engines[0]
+                for turn, forget in enumerate(("reset_cache", "update_weights", "stop")):
+                    await stage.run([stage.job(0, name=f"{turn} before", prompt=40, version=stage.version)])
+                    if forget == "reset_cache":
+                        await engine.reset_cache()
+                    elif forget == "update_weights":
+                        stage.version += 1
+                        await engine.update_weights(self.weights, stage.version)
+                    else:
+                        await engine.stop()
+                        await engine.start(stage.sink)
+                        await engine.update_weights(self.weights, stage.version)
+                    job = stage.job(0, name=f"{turn} after", prompt=40, version=stage.version)
+                    [output] = await stage.run([job])
+                    assert output.cached_tokens == 0, f"{forget}() left {output.cached_tokens} tokens of KV"
+                    assert output.weight_version == stage.version
+
+        self._tell(story)
+
+    def test_it_stops_twice_and_says_nothing_afterwards(self) -> None:
+        """Also if it never started."""
+
+        async def story() -> None:
+            for engine in self.make().engines:
+                await engine.stop()
+            async with self._stage() as stage:
+                first, second = stage.pool.engines[:2]
+                job = stage.job(0)
+                stage.submit(job)
+                await first.stop()
+                await first.stop()
+                stage.sink.answers.clear()
+                await stage.run([stage.job(1)], on=1)
+                assert job.id not in stage.sink.answers, f"{first.id} spoke after it was stopped"
+                await second.stop()
+
+        self._tell(story)
+
+    def test_without_drafter_and_pool_it_goes_without(self) -> None:
+        """``share_kv(None)`` is False; a group nobody knows is forgotten without a word."""
+
+        async def story() -> None:
+            pool = self.make()
+            for engine in pool.engines:
+                engine.draft_with(None)
+                assert engine.share_kv(None) is False
+            async with self._stage(pool) as stage:
+                pool.engines[0].forget_group("never heard of")
+                [output] = await stage.run([stage.job(0)])
+                assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
+
+        self._tell(story)
+
+    def test_steps_are_measured_on_the_grid_asked_for(self) -> None:
+        """Or the engine says that it cannot; sizes it cannot run are left out."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                try:
+                    times = await stage.pool.engines[0].measure_steps((1, 2), (0,))
+                except EngineError:
+                    return
+                assert set(times.batch) <= {1, 2}
+                assert times.draft_tokens == (0,)
+
+        self._tell(story)
+
+    @asynccontextmanager
+    async def _stage(self, pool: EnginePool | None = None) -> AsyncIterator[_Stage]:
+        """Start all engines of a pool, and stop them in the end."""
+        stage = _Stage(self.make() if pool is None else pool)
+        try:
+            starts = (engine.start(stage.sink) for engine in stage.pool.engines)
+            stage.infos += await asyncio.gather(*starts)
+            yield stage
+        finally:
+            await asyncio.gather(*(engine.stop() for engine in stage.pool.engines))
+
+    def _tell(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        run_within(self.patience_s, story(), "an answer")
+
+
+class _Sink:
+    """Writes down what engines say: outputs, or reasons where a chunk was given back."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[ChunkOutput | str]] = defaultdict(list)
+        self.losses: list[str] = []
+        self.changed = asyncio.Event()
+        self.calling: str | None = None
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        self._answer(output.job_id, output)
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        self._answer(job_id, reason)
+
+    def reported(self, report: InstanceReported) -> None:
+        self.changed.set()
+
+    def lost(self, instance_id: str, reason: str) -> None:
+        self.losses.append(f"{instance_id}: {reason}")
+        self.changed.set()
+
+    def _answer(self, job_id: str, answer: ChunkOutput | str) -> None:
+        assert self.calling is None, f"called the sink from within {self.calling}()"
+        self.answers[job_id].append(answer)
+        self.changed.set()
+
+
+class _Stage:
+    """Started engines, and a sink."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self.pool = pool
+        self.sink = _Sink()
+        self.infos: list[InstanceInfo] = []
+        self.version = 0
+
+    def job(
+        self,
+        seed: int,
+        *,
+        name: str | None = None,
+        prompt: int = 12,
+        generated: Sequence[int] = (),
+        max_tokens: int = 12,
+        version: int = 0,
+    ) -> ChunkJob:
+        """Return a chunk of the response with this seed."""
+        vocabulary = self.pool.model.vocab_size
+        tokens = [(7 * place + 3 + 11 * seed) % vocabulary for place in range(prompt)]
+        return ChunkJob(
+            id=name or f"chunk {seed}",
+            request_id=f"r{seed}",
+            group_id=f"g{seed}",
+            token_ids=[*tokens, *generated],
+            prompt_tokens=prompt,
+            max_tokens=max_tokens,
+            sampling=Sampling(),
+            seed=seed,
+            weight_version=version,
+            known_tokens=TOKENS,
+        )
+
+    def submit(self, job: ChunkJob, on: int = 0) -> None:
+        self.sink.calling = "submit"
+        self.pool.engines[on].submit(job)
+        self.sink.calling = None
+
+    def abort(self, job_id: str, on: int = 0) -> None:
+        self.sink.calling = "abort"
+        self.pool.engines[on].abort(job_id)
+        self.sink.calling = None
+
+    async def answered(self, jobs: Sequence[ChunkJob]) -> None:
+        """Wait until each of these has an answer."""
+        while missing := [job.id for job in jobs if not self.sink.answers[job.id]]:
+            self.sink.changed.clear()
+            moves = await self.pool.clock.advance(self.sink.changed)
+            assert moves, f"chunks {missing} are unanswered and no engine will ever speak"
+            assert not self.sink.losses, f"an instance died: {self.sink.losses}"
+
+    async def run(self, jobs: Sequence[ChunkJob], on: int = 0) -> list[ChunkOutput]:
+        """Have these run and return what came of them."""
+        for job in jobs:
+            self.submit(job, on)
+        await self.answered(jobs)
+        outputs = []
+        for job in jobs:
+            answer = self.sink.answers[job.id][0]
+            assert isinstance(answer, ChunkOutput), f"gave chunk {job.id!r} back: {answer}"
+            outputs.append(answer)
+        return outputs
+
+
+def _check_account(job: ChunkJob, output: ChunkOutput, vocabulary: int) -> None:
+    tokens = len(output.token_ids)
+    assert output.job_id == job.id
+    assert 0 <= tokens <= job.max_tokens
+    assert output.stopped or tokens == job.max_tokens, "neither stopped nor full"
+    assert all(0 <= token < vocabulary for token in output.token_ids)
+    assert len(output.logprobs) == tokens
+    assert all(isfinite(logprob) and logprob <= 0 for logprob in output.logprobs)
+    assert output.weight_version == job.weight_version
+    counts = (output.cached_tokens, output.pool_tokens, output.prefilled_tokens, output.preemptions)
+    assert min(counts) >= 0
+    found = output.cached_tokens + output.pool_tokens + output.prefilled_tokens
+    assert found == len(job.token_ids), (
+        f"cached, pooled and prefilled are {counts[:3]} of {len(job.token_ids)}"
+    )
+    assert output.prefilled_tokens >= 1, "the last token is always computed"
+    assert output.computed_tokens >= output.prefilled_tokens + tokens - 1
+    assert output.steps == 0 or output.steps <= tokens
+    assert len(output.drafted_at) == len(output.accepted_at)
+    assert all(a <= d for a, d in zip(output.accepted_at, output.drafted_at, strict=True))

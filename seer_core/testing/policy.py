@@ -1,0 +1,259 @@
+"""Contracts of the Protocols in ``seer_core.policy``: splitter, prioritizer, placer, observer."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from itertools import count
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from seer_core.defaults import WholeRequests
+from seer_core.model import GroupContext, Request
+from seer_core.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.scheduler import Policies
+from seer_core.testing.rig import watched
+from seer_core.testing.rollouts import Pieces, quiet, roll_out_at_random
+from seer_core.testing.stories import (
+    Fleet,
+    drain,
+    end,
+    every_event,
+    fleet_story,
+    new_requests,
+    push_all,
+    queue_story,
+    slot,
+)
+
+__all__ = ["ObserverContract", "PlacerContract", "PrioritizerContract", "SplitterContract"]
+
+EXAMPLES = 25
+"""Random stories per test."""
+
+
+class SplitterContract:
+    """Tests of a ``Splitter``; ``make`` returns a new one."""
+
+    def make(self) -> Splitter:
+        """Return a new splitter."""
+        raise NotImplementedError("define make(), which returns a new splitter")
+
+    def test_it_is_a_splitter(self) -> None:
+        """It has the methods of the Protocol."""
+        assert isinstance(self.make(), Splitter)
+
+    @quiet(EXAMPLES)
+    @given(limit=st.integers(1, 5000), prompt=st.integers(1, 5000), data=st.data())
+    def test_a_chunk_has_a_token_at_least_and_no_more_than_are_left(
+        self, limit: int, prompt: int, data: st.DataObject
+    ) -> None:
+        """Wherever a request stands, its next chunk is an int in 1 .. ``remaining_tokens``."""
+        group = GroupContext("g", 0, 2, prompt, limit, left=2)
+        for index in range(2):
+            generated = data.draw(st.integers(0, limit - 1))
+            request = Request(f"g/{index}", index, index, group, generated_tokens=generated)
+            tokens = self.make().split(request)
+            assert type(tokens) is int, f"answered {tokens!r}, which is no int"
+            assert 1 <= tokens <= limit - generated
+
+    def test_what_it_is_given_is_not_changed(self) -> None:
+        """The request belongs to the scheduler."""
+        splitter = watched(self.make())
+        for request in new_requests(2, 3):
+            splitter.split(request)
+
+    def test_told_alike_two_decide_alike(self) -> None:
+        """Without this, no trace replays."""
+        answers = []
+        for splitter in (self.make(), self.make()):
+            answers.append([splitter.split(request) for request in new_requests(3, 3) * 20])
+        assert answers[0] == answers[1]
+
+    def test_random_rollouts_lose_nothing(self) -> None:
+        """Losses, failures and aborts included; see ``roll_out_at_random``."""
+
+        def fill() -> Policies:
+            return Policies(splitter=slot("splitter", self.make()))
+
+        roll_out_at_random(st.just(fill), examples=EXAMPLES)
+
+
+class PrioritizerContract:
+    """Tests of a ``Prioritizer``; ``make`` returns a new, empty one."""
+
+    def make(self) -> Prioritizer:
+        """Return a new, empty prioritizer."""
+        raise NotImplementedError("define make(), which returns a new, empty prioritizer")
+
+    def test_it_is_a_prioritizer(self) -> None:
+        """It has the methods of the Protocol."""
+        assert isinstance(self.make(), Prioritizer)
+
+    def test_an_empty_queue_offers_nothing(self) -> None:
+        """There is nobody to serve."""
+        queue = self.make()
+        assert (queue.peek(), len(queue)) == (None, 0)
+
+    def test_every_request_is_offered_once(self) -> None:
+        """What is pushed comes out, whatever the order, and ``len`` says how many wait."""
+        queue = self.make()
+        waiting = new_requests(3, 1, 4)
+        push_all(queue, waiting)
+        drain(queue, waiting)
+
+    def test_peek_is_the_same_until_something_changes(self) -> None:
+        """The scheduler peeks after each event, also when the placer has refused before."""
+        queue = self.make()
+        push_all(queue, new_requests(3, 3))
+        while (request := queue.peek()) is not None:
+            assert all(queue.peek() is request for _ in range(4)), "peek() changed its mind by itself"
+            queue.take(request)
+
+    def test_a_request_that_was_not_offered_can_be_taken(self) -> None:
+        """So an aborted one leaves the queue."""
+        queue = self.make()
+        waiting = new_requests(3, 3, 3)
+        push_all(queue, waiting)
+        for _ in range(4):
+            offered = queue.peek()
+            aborted = next(request for request in reversed(waiting) if request is not offered)
+            queue.take(aborted)
+            waiting.remove(aborted)
+            end(queue, aborted)
+        drain(queue, waiting)
+
+    def test_a_request_may_come_back_as_often_as_it_has_chunks(self) -> None:
+        """Each push is good for one service."""
+        queue = self.make()
+        waiting = new_requests(2, 3)
+        push_all(queue, waiting)
+        for _ in range(4):
+            served = drain(queue, waiting, tell=False)
+            for request in served:
+                request.generated_tokens += 5
+            push_all(queue, served)
+        drain(queue, waiting)
+
+    def test_what_it_is_given_is_not_changed(self) -> None:
+        """Requests and groups belong to the scheduler."""
+        queue = watched(self.make())
+        waiting = new_requests(3, 3)
+        push_all(queue, waiting)
+        drain(queue, waiting)
+
+    def test_told_alike_two_decide_alike(self) -> None:
+        """Without this, no trace replays."""
+        assert queue_story(self.make()) == queue_story(self.make())
+
+    def test_what_is_over_is_forgotten(self) -> None:
+        """Sooner or later: of many groups that have come and gone, not half are still held."""
+        queue = self.make()
+        seen: list[weakref.ref[Request]] = []
+        numbers = count()
+        for _ in range(200):
+            waiting = new_requests(4, numbers=numbers)
+            seen += [weakref.ref(request) for request in waiting]
+            push_all(queue, waiting)
+            drain(queue, waiting)
+        del waiting
+        gc.collect()
+        held = sum(request() is not None for request in seen)
+        assert 2 * held < len(seen), f"holds {held} of {len(seen)} requests that are over"
+
+    def test_random_rollouts_lose_nothing(self) -> None:
+        """Losses, failures and aborts included; see ``roll_out_at_random``."""
+
+        def filler(splitter: Callable[[], Splitter]) -> Callable[[], Policies]:
+            return lambda: Policies(
+                splitter=slot("splitter", splitter()), prioritizer=slot("prioritizer", self.make())
+            )
+
+        roll_out_at_random(SPLITTERS.map(filler), examples=EXAMPLES)
+
+
+class PlacerContract:
+    """Tests of a ``Placer``; ``make`` returns a new one.
+
+    Instances have 96 to 320 KV tokens and chunks at most 60, so make it for short chunks.
+    """
+
+    def make(self) -> Placer:
+        """Return a new placer."""
+        raise NotImplementedError("define make(), which returns a new placer")
+
+    def test_it_is_a_placer(self) -> None:
+        """It has the methods of the Protocol."""
+        assert isinstance(self.make(), Placer)
+
+    def test_an_idle_fleet_takes_a_chunk(self) -> None:
+        """What waits while nothing runs waits for ever."""
+        for size in (1, 3):
+            fleet = Fleet(self.make())
+            for _ in range(size):
+                fleet.start()
+            assert fleet.place() is not None, f"placed nothing on {size} idle instances; that is a stall"
+
+    def test_it_answers_one_of_the_instances_or_none(self) -> None:
+        """The very objects it was given, however full they are."""
+        fleet_story(Fleet(self.make()))
+
+    def test_a_lost_instance_is_not_chosen_again(self) -> None:
+        """One that comes back under its name is another."""
+        fleet = Fleet(self.make())
+        old = fleet.start("a")
+        assert fleet.place() is old
+        fleet.start("b")
+        fleet.lose(old)
+        for _ in range(3):
+            fleet.place(home="a")
+        fleet.start("a")
+        for _ in range(5):
+            fleet.place(home="a")
+
+    def test_what_it_is_given_is_not_changed(self) -> None:
+        """Requests, instances and their list belong to the scheduler."""
+        fleet_story(Fleet(watched(self.make())))
+
+    def test_told_alike_two_decide_alike(self) -> None:
+        """Without this, no trace replays."""
+        assert fleet_story(Fleet(self.make())) == fleet_story(Fleet(self.make()))
+
+    def test_random_rollouts_lose_nothing(self) -> None:
+        """Losses, failures and aborts included; see ``roll_out_at_random``."""
+
+        def filler(splitter: Callable[[], Splitter]) -> Callable[[], Policies]:
+            return lambda: Policies(splitter=slot("splitter", splitter()), placer=slot("placer", self.make()))
+
+        roll_out_at_random(SPLITTERS.map(filler), examples=EXAMPLES)
+
+
+class ObserverContract:
+    """Tests of an ``Observer``; ``make`` returns a new one."""
+
+    def make(self) -> Observer:
+        """Return a new observer."""
+        raise NotImplementedError("define make(), which returns a new observer")
+
+    def test_it_is_an_observer(self) -> None:
+        """It has the method of the Protocol."""
+        assert isinstance(self.make(), Observer)
+
+    def test_it_takes_every_kind_of_event(self) -> None:
+        """It raises at none; the rollout would end there."""
+        observer = self.make()
+        for number, (event, commands) in enumerate(every_event()):
+            observer.observe(float(number), event, commands)
+
+    def test_what_it_is_shown_is_not_changed(self) -> None:
+        """The commands are carried out after it has seen them."""
+        observer = watched(self.make())
+        for number, (event, commands) in enumerate(every_event()):
+            observer.observe(float(number), event, commands)
+
+
+SPLITTERS: st.SearchStrategy[Callable[[], Splitter]] = st.sampled_from(
+    [WholeRequests, lambda: Pieces(7), lambda: Pieces(32)]
+)

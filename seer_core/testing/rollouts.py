@@ -1,0 +1,162 @@
+"""Random rollouts: whatever happens, in whatever order, nothing is lost, and accounts balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from seer_core.events import GroupSpec, InstanceReported
+from seer_core.model import Request
+from seer_core.scheduler import Policies
+from seer_core.testing.rig import Rig, TwinRig
+
+__all__ = ["MOST_TOKENS", "Pieces", "quiet", "roll_out_at_random"]
+
+PROMPT, TOKENS = 20, 60
+SMALLEST_KV = 96
+"""KV tokens of the smallest instance: a prompt and a response fit, in whole blocks of 16."""
+
+MOST_TOKENS = TOKENS
+"""No response is longer, so no chunk is."""
+
+GROUPS = st.tuples(
+    st.integers(1, PROMPT),
+    st.integers(1, TOKENS),
+    st.lists(st.integers(1, TOKENS), min_size=1, max_size=4).map(tuple),
+)
+
+
+def quiet(examples: int, **more: Any) -> settings:
+    """Return settings of Hypothesis under which a test draws the same in each run and has no deadline."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        **more,
+    )
+
+
+class Pieces:
+    """Splitter into chunks of one size."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def split(self, request: Request) -> int:
+        """Return that size, or what is left."""
+        return min(self.tokens, request.remaining_tokens)
+
+
+def roll_out_at_random(
+    policies: st.SearchStrategy[Callable[[], Policies]],
+    check: Callable[[Rig], None] = lambda rig: None,
+    examples: int = 100,
+) -> None:
+    """Submit, lose, finish, fail and abort at random under policies that are drawn; then finish everything.
+
+    Each draw of ``policies`` makes equal ones whenever it is called: two schedulers have to decide alike.
+    ``check`` is called after each event.  No request needs more than 80 tokens of KV, every instance has 96.
+    """
+
+    class Rollouts(RuleBasedStateMachine):
+        @initialize(make=policies, max_failures=st.integers(0, 2))
+        def begin(self, make: Callable[[], Policies], max_failures: int) -> None:
+            self.rig = TwinRig(make, max_failures)
+            self.names = 0
+
+        def name(self) -> str:
+            self.names += 1
+            return f"n{self.names}"
+
+        @rule(drawn=st.lists(GROUPS, min_size=1, max_size=3))
+        def submit(self, drawn: list[tuple[int, int, tuple[int, ...]]]) -> None:
+            self.rig.submit(
+                *(
+                    GroupSpec(self.name(), prompt, len(lengths), max_tokens, lengths)
+                    for prompt, max_tokens, lengths in drawn
+                )
+            )
+            check(self.rig)
+
+        @precondition(lambda self: len(self.rig.instances) < 4)
+        @rule(
+            blocks=st.integers(SMALLEST_KV // 16, 20),
+            block=st.sampled_from([1, 4, 16]),
+            slots=st.integers(1, 4),
+        )
+        def start(self, blocks: int, block: int, slots: int) -> None:
+            self.rig.start(self.name(), blocks * 16, block, slots)
+            check(self.rig)
+
+        @precondition(lambda self: self.rig.instances)
+        @rule(data=st.data(), back=st.booleans())
+        def lose(self, data: st.DataObject, back: bool) -> None:
+            name = data.draw(st.sampled_from(sorted(self.rig.instances)))
+            info = self.rig.instances[name]
+            self.rig.lose(name)
+            check(self.rig)
+            if back:
+                self.rig.start(name, info.kv_capacity_tokens, info.block_tokens, info.max_running)
+                check(self.rig)
+
+        @precondition(lambda self: self.rig.flights)
+        @rule(data=st.data(), stopped=st.booleans())
+        def finish(self, data: st.DataObject, stopped: bool) -> None:
+            request_id = data.draw(st.sampled_from(sorted(self.rig.flights)))
+            most = self.rig.flights[request_id].max_tokens
+            self.rig.finish(request_id, data.draw(st.integers(0 if stopped else 1, most)), stopped)
+            check(self.rig)
+
+        @precondition(lambda self: self.rig.flights)
+        @rule(data=st.data())
+        def finish_many_chunks(self, data: st.DataObject) -> None:
+            for request_id in data.draw(st.permutations(sorted(self.rig.flights))):
+                if request_id in self.rig.flights:
+                    self.rig.finish(request_id)
+                    check(self.rig)
+
+        @precondition(lambda self: self.rig.flights)
+        @rule(data=st.data())
+        def fail(self, data: st.DataObject) -> None:
+            self.rig.fail(data.draw(st.sampled_from(sorted(self.rig.flights))))
+            check(self.rig)
+
+        @precondition(lambda self: self.rig.generated)
+        @rule(data=st.data())
+        def abort(self, data: st.DataObject) -> None:
+            self.rig.abort(data.draw(st.sampled_from(sorted(self.rig.generated))))
+            check(self.rig)
+
+        @precondition(lambda self: self.rig.instances)
+        @rule(data=st.data(), usage=st.floats(0, 1))
+        def report(self, data: st.DataObject, usage: float) -> None:
+            name = data.draw(st.sampled_from(sorted(self.rig.instances)))
+            self.rig.handle(InstanceReported(name, 1, 0, usage))
+            check(self.rig)
+
+        def teardown(self) -> None:
+            """Whatever has happened, every request comes to one end."""
+            if not hasattr(self, "rig") or self.rig.broken:
+                return
+            if not self.rig.instances:
+                self.rig.start(self.name(), SMALLEST_KV, 16, 2)
+            self.rig.finish_all()
+            assert set(self.rig.completed) == set(self.rig.generated)
+            for status in self.rig.scheduler.instances.values():
+                assert (status.running, status.reserved_kv_tokens) == (0, 0)
+            assert len(self.rig.scheduler.buffer) == len(self.rig.scheduler.contexts) == 0
+
+    run_state_machine_as_test(Rollouts, settings=quiet(examples, stateful_step_count=30))

@@ -1,0 +1,210 @@
+"""Short stories to tell a strategy by hand, each step as the scheduler would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from seer_core.defaults import FirstComeFirstServed, LeastLoaded
+from seer_core.events import Command, Event, InstanceReported
+from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
+from seer_core.policy import Placer, Prioritizer
+from seer_core.scheduler import Policies, Slot
+from seer_core.testing.rig import Rig, watched
+from seer_core.testing.rollouts import Pieces
+
+__all__ = [
+    "Fleet",
+    "drain",
+    "end",
+    "every_event",
+    "fleet_story",
+    "new_requests",
+    "push_all",
+    "queue_story",
+    "slot",
+]
+
+STEPS = 300
+"""Steps of a story told to two."""
+
+
+def slot(name: str, strategy: Any) -> Slot[Any]:
+    """Fill a slot; its owner is named as authors know it."""
+    return Slot(name, type(strategy).__name__, watched(strategy))
+
+
+def new_requests(*sizes: int, numbers: Iterable[int] | None = None) -> list[Request]:
+    """Return the requests of groups of these sizes, all waiting."""
+    numbers = iter(count() if numbers is None else numbers)
+    requests = []
+    for size in sizes:
+        number = next(numbers)
+        lengths = tuple(5 + 11 * i % 45 for i in range(size))
+        group = GroupContext(f"g{number}", number, size, 10, 50, lengths, left=size)
+        requests += [Request(f"{group.id}/{i}", number * 100 + i, i, group) for i in range(size)]
+    return requests
+
+
+def push_all(queue: Prioritizer, requests: Sequence[Request]) -> None:
+    """Push requests; the queue's length has to follow."""
+    before = len(queue)
+    for number, request in enumerate(requests, 1):
+        queue.push(request)
+        assert len(queue) == before + number, f"has length {len(queue)} when {before + number} wait"
+
+
+def end(queue: Prioritizer, request: Request, learn: bool = False) -> None:
+    """End a request that does not wait, as the scheduler would."""
+    group = request.group
+    if learn:
+        group.finished += 1
+        group.longest_finished_tokens = max(group.longest_finished_tokens, request.generated_tokens)
+    group.left -= 1
+    queue.group_changed(group)
+
+
+def drain(queue: Prioritizer, waiting: Sequence[Request], tell: bool = True) -> list[Request]:
+    """Serve until nobody is offered; each that waits has to be served once.  ``tell``: each is over then."""
+    left = {request.id: request for request in waiting}
+    served = []
+    while (request := queue.peek()) is not None:
+        assert isinstance(request, Request), f"offered {request!r}, which is no request"
+        assert left.pop(request.id, None) is request, f"offered {request.id!r}, which does not wait"
+        queue.take(request)
+        served.append(request)
+        assert len(queue) == len(left), f"has length {len(queue)} when {len(left)} wait"
+        if tell:
+            end(queue, request, learn=True)
+    assert not left, f"offers nobody while {', '.join(left)} wait"
+    return served
+
+
+def queue_story(queue: Prioritizer) -> list[str | None]:
+    """Tell a queue of what happens in a rollout and return whom it offered."""
+    chance = random.Random(0)
+    numbers = count()
+    waiting: list[Request] = []
+    running: list[Request] = []
+    offered: list[str | None] = []
+    for _ in range(STEPS):
+        step = chance.random()
+        if step < 0.1 or not (waiting or running):
+            new = new_requests(chance.randint(1, 4), numbers=numbers)
+            push_all(queue, new)
+            waiting += new
+        elif step < 0.6 and (request := queue.peek()) is not None:
+            queue.take(request)
+            waiting.remove(request)
+            running.append(request)
+        elif running:
+            request = running.pop(chance.randrange(len(running)))
+            request.generated_tokens += chance.randint(0, 9)
+            if chance.random() < 0.3:
+                end(queue, request, learn=True)
+            else:
+                queue.push(request)
+                waiting.append(request)
+        request_or_none = queue.peek()
+        offered.append(None if request_or_none is None else request_or_none.id)
+    return offered
+
+
+class Fleet:
+    """Instances and the chunks on them; tells a placer of every change, as the scheduler does."""
+
+    def __init__(self, placer: Placer) -> None:
+        self.placer = placer
+        self.instances: list[InstanceStatus] = []
+        self.chunks: list[tuple[InstanceStatus, int]] = []
+        self.started = self.requests = 0
+
+    def start(
+        self, name: str | None = None, kv: int = 160, block: int = 16, slots: int = 4
+    ) -> InstanceStatus:
+        """Start an instance with so many KV tokens, tokens per block, and slots."""
+        info = InstanceInfo(name or f"i{self.started}", kv, block, slots, kv)
+        instance = InstanceStatus(info, self.started)
+        self.started += 1
+        self.instances.append(instance)
+        self.placer.instance_changed(instance)
+        return instance
+
+    def lose(self, instance: InstanceStatus) -> None:
+        """Lose an instance with all chunks on it."""
+        self.instances.remove(instance)
+        self.chunks = [chunk for chunk in self.chunks if chunk[0] is not instance]
+        self.placer.instance_lost(instance)
+
+    def place(self, prompt: int = 10, tokens: int = 20, home: str | None = None) -> InstanceStatus | None:
+        """Offer a chunk of a new request that has run on ``home`` before; book it where it is placed."""
+        group = GroupContext(f"g{self.requests}", self.requests, 1, prompt, 60, left=1)
+        request = Request(f"{group.id}/0", self.requests, 0, group, instance=home)
+        self.requests += 1
+        instance = self.placer.place(request, tokens, self.instances)
+        if instance is None:
+            return None
+        assert any(instance is one for one in self.instances), f"answered {instance!r}, not one of the living"
+        self._load(instance, 1, instance.footprint(request, tokens))
+        self.chunks.append((instance, instance.footprint(request, tokens)))
+        return instance
+
+    def end(self, number: int) -> None:
+        """End a chunk."""
+        instance, kv_tokens = self.chunks.pop(number)
+        self._load(instance, -1, -kv_tokens)
+
+    def _load(self, instance: InstanceStatus, running: int, kv_tokens: int) -> None:
+        instance.running += running
+        instance.reserved_kv_tokens += kv_tokens
+        self.placer.instance_changed(instance)
+
+
+def fleet_story(fleet: Fleet) -> list[str | None]:
+    """Tell a placer of what happens in a rollout and return what it chose."""
+    chance = random.Random(0)
+    chosen: list[str | None] = []
+    for _ in range(STEPS):
+        step = chance.random()
+        if not fleet.instances or (step < 0.1 and len(fleet.instances) < 5):
+            fleet.start(None, 16 * chance.randint(6, 20), chance.choice((1, 4, 16)), chance.randint(1, 4))
+        elif step < 0.13:
+            fleet.lose(chance.choice(fleet.instances))
+        elif step < 0.5 and fleet.chunks:
+            fleet.end(chance.randrange(len(fleet.chunks)))
+        else:
+            home = chance.choice((None, *(instance.id for instance in fleet.instances)))
+            instance = fleet.place(chance.randint(1, 20), chance.randint(1, 60), home)
+            chosen.append(None if instance is None else instance.id)
+    return chosen
+
+
+def every_event() -> list[tuple[Event, list[Command]]]:
+    """Return a short rollout in which each kind of event and command occurs."""
+    seen: list[tuple[Event, list[Command]]] = []
+
+    class Noting(Rig):
+        def handle(self, event: Event) -> list[Command]:
+            commands = super().handle(event)
+            seen.append((event, commands))
+            return commands
+
+    rig = Noting(
+        Policies(
+            slot("splitter", Pieces(20)),
+            slot("prioritizer", FirstComeFirstServed()),
+            slot("placer", LeastLoaded()),
+        )
+    )
+    rig.start("a")
+    rig.start("b")
+    rig.group("g", n=4, max_tokens=50)
+    rig.finish("g/0")
+    rig.fail("g/1")
+    rig.handle(InstanceReported("a", 2, 0, 0.5, 1.0, 0.1, {"tokens": 3.0}))
+    rig.abort("g/2")
+    rig.lose("b")
+    rig.finish_all()
+    return seen

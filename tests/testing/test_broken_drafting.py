@@ -1,0 +1,318 @@
+"""Draft policies, drafters and draft sources that break their contract in one way each."""
+
+import asyncio
+import re
+import threading
+
+import pytest
+
+from seer_core.drafting import SourceSpec
+from seer_core.testing import DrafterContract, DraftPolicyContract, DraftSourceContract
+
+
+def contract_of(base, make):
+    """Return a contract whose parts are made like that."""
+    methods = {
+        DraftPolicyContract: {"make_policy": lambda self, step_times: make()},
+        DrafterContract: {"make": lambda self: make(), "patience_s": 0.05},
+        DraftSourceContract: {"make_source": lambda self, host: make()},
+    }
+    return type(f"{base.__name__} of {make.__name__}", (base,), methods[base])
+
+
+# Policies
+
+
+class Policy:
+    """Drafts of one length, in order until broken."""
+
+    def lengths(self, probes, others):
+        return (2, 2)
+
+    def learn(self, drafted_at, accepted_at):
+        pass
+
+
+class Lister(Policy):
+    def lengths(self, probes, others):
+        return [2, 2]
+
+
+class Dreamer(Policy):
+    def lengths(self, probes, others):
+        return (9, 2) if probes > others else (2, 2)
+
+
+class Divider(Policy):
+    """It believes what it was told of positions that nobody drafted."""
+
+    length = 2
+
+    def learn(self, drafted_at, accepted_at):
+        if drafted_at:
+            self.length = 2 * len(drafted_at)
+
+    def lengths(self, probes, others):
+        return self.length, 0
+
+
+class Moody(Policy):
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.mood = self.made % 2
+
+    def lengths(self, probes, others):
+        return (self.mood, 0)
+
+
+class Sorter(Policy):
+    def learn(self, drafted_at, accepted_at):
+        drafted_at.sort()
+
+
+# Drafters
+
+
+class Drafter:
+    async def start(self, instances):
+        pass
+
+    async def stop(self):
+        pass
+
+    def source(self):
+        return SourceSpec("module:Class", {"letters": "ab"}, 2)
+
+    def policy(self, step_times):
+        return Policy()
+
+
+class NoDrafter:
+    source = policy = start = print
+
+
+class Sleeper(Drafter):
+    async def stop(self):
+        await asyncio.Event().wait()
+
+
+class Fragile(Drafter):
+    """It can be stopped once only."""
+
+    server = "running"
+
+    async def stop(self):
+        assert self.server, "stopped already"
+        self.server = ""
+
+
+class Careless(Drafter):
+    """Its thread goes on."""
+
+    async def start(self, instances):
+        threading.Thread(target=THE_END.wait, daemon=True).start()
+
+
+class Lambda(Drafter):
+    def source(self):
+        return SourceSpec("module:Class", {"key": lambda: 7}, 2)
+
+
+class Pathless(Drafter):
+    def source(self):
+        return SourceSpec("module.Class", {}, 2)
+
+
+class Stretching(Drafter):
+    def policy(self, step_times):
+        return Dreamer()
+
+
+class MoodyDrafter(Drafter):
+    def policy(self, step_times):
+        return Moody()
+
+
+class SortingDrafter(Drafter):
+    def policy(self, step_times):
+        return Sorter()
+
+
+THE_END = threading.Event()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end():
+    yield
+    THE_END.set()
+
+
+# Sources
+
+
+class Source:
+    """Drafts the last token again, in order until broken."""
+
+    def __init__(self):
+        self.handles = set()
+
+    def open(self, job):
+        handle = next(number for number in range(len(self.handles) + 1) if number not in self.handles)
+        self.handles.add(handle)
+        return handle
+
+    def propose(self, batch):
+        for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
+            batch.drafts[b, :limit] = batch.tokens[row, length - 1]
+            batch.counts[b] = limit
+
+    def close(self, handle):
+        self.handles.discard(handle)
+
+    def forget(self, group_id):
+        pass
+
+    def reset(self):
+        self.handles.clear()
+
+    def stats(self):
+        return {"open": float(len(self.handles))}
+
+    def stop(self):
+        pass
+
+
+class NoSource(Source):
+    forget = property()
+
+
+class Generous(Source):
+    def propose(self, batch):
+        batch.drafts[:] = 7
+        batch.counts[:] = batch.drafts.shape[1]
+
+
+class Babbler(Source):
+    def propose(self, batch):
+        super().propose(batch)
+        batch.drafts[:, 0] = 1000
+
+
+class Writer(Source):
+    def propose(self, batch):
+        super().propose(batch)
+        batch.tokens[batch.rows, batch.lengths] = 7
+
+
+class Overflow(Source):
+    def propose(self, batch):
+        super().propose(batch)
+        batch.drafts[:] = 7
+
+
+class Nameless(Source):
+    def open(self, job):
+        return 0
+
+
+class Strict(Source):
+    def forget(self, group_id):
+        assert group_id == "g", f"never heard of {group_id}"
+
+
+class Elephant(Source):
+    """It knows one text, whatever happens."""
+
+    def propose(self, batch):
+        for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
+            last = batch.tokens[row, length - 1]
+            batch.drafts[b, :limit] = [last + 1 + i for i in range(limit)]
+            batch.counts[b] = limit
+
+
+class Reporter(Source):
+    def stats(self):
+        return {"mood": "good"}
+
+
+class Haunted(Source):
+    def open(self, job):
+        threading.Thread(target=THE_END.wait, daemon=True).start()
+        return super().open(job)
+
+
+LENGTHS = "test_lengths_are_two_numbers_within_the_limit"
+ALIKE = "test_told_alike_two_decide_alike"
+UNCHANGED = "test_what_it_is_told_is_not_changed"
+ANY_ORDER = "test_it_starts_and_stops_in_any_order"
+PLAIN = "test_what_a_source_is_made_of_is_plain_data"
+LIMITS = "test_drafts_keep_to_their_limits"
+WRITTEN = "test_only_drafts_and_counts_are_written"
+
+FAULTS = {
+    DraftPolicyContract: [
+        (Lister, LENGTHS, "which is no pair"),
+        (Dreamer, LENGTHS, r"answered \(9, 2\); drafts have 0 to 8 tokens"),
+        (Divider, LENGTHS, "drafts have 0 to 8 tokens"),
+        (Moody, ALIKE, ""),
+        (Sorter, UNCHANGED, r"learn\(\) changed its arguments"),
+    ],
+    DrafterContract: [
+        (NoDrafter, "test_it_is_a_drafter", ""),
+        (Sleeper, ANY_ORDER, "took more than 0.05 s"),
+        (Fragile, ANY_ORDER, "stopped already"),
+        (Careless, ANY_ORDER, "leaves a thread behind"),
+        (Lambda, PLAIN, "is no plain data"),
+        (Pathless, PLAIN, "'module.Class' is no package.module:Class"),
+        (Stretching, LENGTHS, "drafts have 0 to 8 tokens"),
+        (MoodyDrafter, ALIKE, ""),
+        (SortingDrafter, UNCHANGED, ""),
+    ],
+    DraftSourceContract: [
+        (NoSource, "test_it_has_the_methods_of_a_source", "lacks forget"),
+        (Generous, LIMITS, r"drafted 6 tokens where \d were allowed"),
+        (Babbler, LIMITS, "are not all tokens"),
+        (Writer, WRITTEN, "wrote into tokens"),
+        (Overflow, WRITTEN, "beyond their limits"),
+        (Nameless, "test_open_chunks_have_handles_of_their_own", ""),
+        (Strict, "test_a_group_may_be_forgotten_at_any_time", "never heard of"),
+        (Elephant, "test_after_a_reset_it_goes_on", "knew before the reset"),
+        (Reporter, "test_figures_are_numbers_by_name", ""),
+        (Haunted, "test_it_stops_and_leaves_no_thread", "leaves a thread behind"),
+    ],
+}
+BROKEN = [
+    (contract_of(contract, make), test, words)
+    for contract, faults in FAULTS.items()
+    for make, test, words in faults
+]
+
+
+@pytest.mark.parametrize(
+    ("contract", "test", "words"),
+    [pytest.param(*each, id=f"{each[0].__name__}-{each[1]}") for each in BROKEN],
+)
+def test_the_fault_is_found_and_named(contract, test, words, catches):
+    assert re.search(words, catches(contract, test), re.DOTALL)
+
+
+@pytest.mark.parametrize("contract", FAULTS)
+def test_every_test_of_the_contract_finds_a_fault(contract, uncaught):
+    assert not uncaught(contract, BROKEN)
+
+
+class TestPolicyInOrder(DraftPolicyContract):
+    def make_policy(self, step_times):
+        return Policy()
+
+
+class TestDrafterInOrder(DrafterContract):
+    def make(self):
+        return Drafter()
+
+
+class TestSourceInOrder(DraftSourceContract):
+    def make_source(self, host):
+        return Source()

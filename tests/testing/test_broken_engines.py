@@ -1,0 +1,288 @@
+"""Engines and clocks that break their contract in one way each: simulated ones, spoilt."""
+
+import re
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from seer_sim.clock import VirtualClock
+from seer_sim.plugin import Settings, make_pool
+
+from seer_core.drafting import StepTimes
+from seer_core.ports import ChunkOutput
+from seer_core.testing import ClockContract, EngineContract
+
+
+class Spoilt:
+    """A simulated engine behind one that does everything as it does, until broken; also its sink."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.id = engine.id
+        self.sink = None
+        self.jobs = []
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    async def start(self, sink):
+        self.sink = sink
+        return await self.engine.start(self)
+
+    def submit(self, job):
+        self.jobs.append(job)
+        self.engine.submit(job)
+
+    def chunk_finished(self, instance_id, output):
+        self.sink.chunk_finished(instance_id, output)
+
+    def chunk_failed(self, instance_id, job_id, reason):
+        self.sink.chunk_failed(instance_id, job_id, reason)
+
+    def reported(self, report):
+        self.sink.reported(report)
+
+    def lost(self, instance_id, reason):
+        self.sink.lost(instance_id, reason)
+
+
+def engine(spoilt):
+    """Return the contract of engines of that class."""
+
+    def make(self):
+        pool = make_pool(Settings())
+        pool.engines = [spoilt(each) for each in pool.engines]
+        return pool
+
+    return type(spoilt.__name__, (EngineContract,), {"make": make})
+
+
+def outputs(change):
+    """Return the contract of engines whose outputs are changed like that."""
+
+    class Liar(Spoilt):
+        def chunk_finished(self, instance_id, output):
+            self.sink.chunk_finished(instance_id, msgspec.structs.replace(output, **change(output)))
+
+    return engine(Liar)
+
+
+class TestSpoiltInOrder(engine(Spoilt)):
+    pass
+
+
+class SameName(Spoilt):
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.id = "sim"
+
+
+class OddCapacity(Spoilt):
+    async def start(self, sink):
+        return msgspec.structs.replace(await super().start(sink), kv_capacity_tokens=1001)
+
+
+class Twice(Spoilt):
+    def chunk_finished(self, instance_id, output):
+        super().chunk_finished(instance_id, output)
+        super().chunk_finished(instance_id, output)
+
+
+class Forgetful(Spoilt):
+    def submit(self, job):
+        self.jobs.append(job)
+        if len(self.jobs) % 3:
+            self.engine.submit(job)
+
+
+class Hasty(Spoilt):
+    def submit(self, job):
+        if job.max_tokens > 1000:
+            self.sink.chunk_failed(self.id, job.id, "too long")
+        else:
+            super().submit(job)
+
+
+class Pedantic(Spoilt):
+    def abort(self, job_id):
+        assert job_id in [job.id for job in self.jobs], f"no chunk {job_id}"
+        self.engine.abort(job_id)
+
+
+class Greedy(Spoilt):
+    def abort(self, job_id):
+        for job in self.jobs:
+            self.engine.abort(job.id)
+
+
+class Obliging(Spoilt):
+    def submit(self, job):
+        self.engine.submit(msgspec.structs.replace(job, max_tokens=min(job.max_tokens, 100)))
+
+
+class Loyal(Spoilt):
+    async def reset_cache(self):
+        pass
+
+
+class Conservative(Spoilt):
+    """It takes the version of other weights and keeps the KV of the old ones."""
+
+    version = 0
+
+    async def update_weights(self, source, version):
+        self.version = version
+
+    def chunk_finished(self, instance_id, output):
+        super().chunk_finished(instance_id, msgspec.structs.replace(output, weight_version=self.version))
+
+
+class Mortal(Spoilt):
+    stopped = False
+
+    async def stop(self):
+        assert not self.stopped, "stopped already"
+        self.stopped = True
+        await self.engine.stop()
+
+
+class Undead(Spoilt):
+    async def start(self, sink):
+        await self.engine.stop()
+        return await super().start(sink)
+
+    async def stop(self):
+        pass
+
+
+class Sociable(Spoilt):
+    def share_kv(self, pool):
+        return True
+
+
+class Approximate(Spoilt):
+    async def measure_steps(self, batch, draft_tokens):
+        return StepTimes((1, 4), (0,), ((0.001,), (0.002,)))
+
+
+def by_chunk(output):
+    """Tokens that depend on the chunk that they come in."""
+    return {"token_ids": [(token + len(output.token_ids)) % 32000 for token in output.token_ids]}
+
+
+CHANCE = iter(range(10**6))
+
+
+def by_chance(output: ChunkOutput):
+    return {"token_ids": [next(CHANCE) for _ in output.token_ids]}
+
+
+ACCOUNT = "test_a_chunk_s_account_adds_up"
+ONCE = "test_every_chunk_is_answered_once"
+TOKENS = "test_the_same_seed_gives_the_same_tokens"
+GIVEN_BACK = "test_a_chunk_that_cannot_be_run_is_given_back"
+FORGOTTEN = "test_what_is_cached_is_forgotten_when_it_must_be"
+STOPS = "test_it_stops_twice_and_says_nothing_afterwards"
+
+ENGINES = [
+    (engine(SameName), "test_it_is_a_pool_of_engines", "ids of their own"),
+    (engine(OddCapacity), "test_an_instance_says_what_it_can_hold", ""),
+    (engine(Twice), ONCE, "answered chunk 'chunk 0' 2 times"),
+    (engine(Forgetful), ONCE, "unanswered and no engine will ever speak"),
+    (outputs(lambda output: {"logprobs": output.logprobs[:-1]}), ACCOUNT, ""),
+    (outputs(lambda output: {"logprobs": [0.5] * len(output.token_ids)}), ACCOUNT, ""),
+    (outputs(lambda output: {"stopped": False}), ACCOUNT, "neither stopped nor full"),
+    (outputs(lambda output: {"cached_tokens": 3}), ACCOUNT, "cached, pooled and prefilled"),
+    (outputs(lambda output: {"computed_tokens": 3}), ACCOUNT, ""),
+    (outputs(lambda output: {"weight_version": 8}), ACCOUNT, ""),
+    (outputs(by_chunk), TOKENS, "divided and moved, it gave other tokens"),
+    (outputs(by_chance), TOKENS, "two runs gave other tokens"),
+    (
+        engine(Hasty),
+        "test_the_sink_is_never_called_from_within_submit_or_abort",
+        r"called the sink from within submit\(\)",
+    ),
+    (engine(Pedantic), "test_an_aborted_chunk_disturbs_no_other", "no chunk never heard of"),
+    (engine(Greedy), "test_an_aborted_chunk_disturbs_no_other", "unanswered"),
+    (engine(Obliging), GIVEN_BACK, "longer than the model"),
+    (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
+    (engine(Conservative), FORGOTTEN, r"update_weights\(\) left \d+ tokens"),
+    (engine(Mortal), STOPS, "stopped already"),
+    (engine(Undead), STOPS, "sim-0 spoke after it was stopped"),
+    (engine(Sociable), "test_without_drafter_and_pool_it_goes_without", ""),
+    (engine(Approximate), "test_steps_are_measured_on_the_grid_asked_for", ""),
+]
+
+
+def clock(**methods):
+    """Return a contract whose clocks have other methods."""
+    made = type("Clock", (VirtualClock,), methods)
+    return type("Broken", (ClockContract,), {"make": lambda self: made(), "patience_s": 0.2})
+
+
+class NoClock(ClockContract):
+    def make(self):
+        return SimpleNamespace(now=print, advance=print)
+
+
+def never(self, when_s, callback):
+    return VirtualClock.call_at(self, when_s + 3600, lambda: None)
+
+
+def reversed_order(self, when_s, callback):
+    return VirtualClock.call_at(self, 100 - when_s, callback)
+
+
+def early(self, when_s, callback):
+    return VirtualClock.call_at(self, when_s - 0.5, callback)
+
+
+def uncancelled(self, when_s, callback):
+    VirtualClock.call_at(self, when_s, callback)
+    return lambda: None
+
+
+def at_once(self, when_s, callback):
+    if when_s <= self.now():
+        callback()
+    return VirtualClock.call_at(self, when_s, callback)
+
+
+async def stuck(self, changed):
+    await changed.wait()
+    return True
+
+
+ORDER = "test_callbacks_run_when_due_and_in_order"
+
+CLOCKS = [
+    (
+        type("Broken", (ClockContract,), {"make": lambda self: SimpleNamespace(now=print)}),
+        "test_it_is_a_clock",
+        "",
+    ),
+    (clock(call_at=never), ORDER, "nothing will happen, but it will"),
+    (clock(call_at=reversed_order), ORDER, ""),
+    (clock(call_at=early), ORDER, ""),
+    (clock(advance=stuck), ORDER, r"call_at\(\) took more than 0.2 s"),
+    (clock(call_at=uncancelled), "test_a_cancelled_callback_never_runs", ""),
+    (clock(call_at=at_once), "test_what_is_past_runs_at_once_but_not_within_the_call", "within call_at"),
+]
+
+
+@pytest.mark.parametrize(("contract", "test", "words"), [*ENGINES, *CLOCKS])
+def test_the_fault_is_found_and_named(contract, test, words, catches):
+    assert re.search(words, catches(contract, test))
+
+
+@pytest.mark.parametrize(("contract", "broken"), [(EngineContract, ENGINES), (ClockContract, CLOCKS)])
+def test_every_test_of_the_contract_finds_a_fault(contract, broken, uncaught):
+    assert not uncaught(contract, broken)
+
+
+def test_an_engine_that_promises_no_equal_tokens_is_not_asked_for_them():
+    class Inexact(engine(Spoilt)):
+        exact = False
+
+    with pytest.raises(pytest.skip.Exception, match="does not promise"):
+        getattr(Inexact(), TOKENS)()

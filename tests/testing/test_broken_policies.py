@@ -1,0 +1,343 @@
+"""Splitters, prioritizers, placers and observers that break their contract in one way each."""
+
+import re
+
+import attrs
+import pytest
+
+from seer_core.defaults import LeastLoaded
+from seer_core.events import InstanceLost
+from seer_core.model import GroupContext, InstanceStatus, Request
+from seer_core.testing import ObserverContract, PlacerContract, PrioritizerContract, SplitterContract
+
+
+def contract_of(base, make):
+    """Return a contract whose strategies are made like that."""
+    return type(f"{base.__name__} of {make.__name__}", (base,), {"make": lambda self: make()})
+
+
+# Splitters
+
+
+class NoSplitter:
+    pass
+
+
+class Half:
+    def split(self, request):
+        return request.remaining_tokens / 2
+
+
+class Nothing:
+    def split(self, request):
+        return 0
+
+
+class TooMuch:
+    def split(self, request):
+        return request.remaining_tokens + 1
+
+
+class Scribbler:
+    def split(self, request):
+        request.chunks += 1
+        return 1
+
+
+class Moody:
+    """Every other one is of another mind."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.mood = self.made % 2
+
+    def split(self, request):
+        return 1 if self.mood else request.remaining_tokens
+
+
+class Raising:
+    def split(self, request):
+        return 1 // (request.generated_tokens // 7)
+
+
+# Prioritizers
+
+
+class Queue:
+    """First come first served, in order until broken."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def push(self, request):
+        self.waiting.append(request)
+
+    def peek(self):
+        return self.waiting[0] if self.waiting else None
+
+    def take(self, request):
+        self.waiting.remove(request)
+
+    def group_changed(self, group):
+        pass
+
+    def __len__(self):
+        return len(self.waiting)
+
+
+class NoQueue:
+    push = peek = take = __len__ = print
+
+
+class Inventor(Queue):
+    def peek(self):
+        group = GroupContext("nobody's", 0, 1, 1, 1, left=1)
+        return super().peek() or Request("nobody's/0", 0, 0, group)
+
+
+class Keeper(Queue):
+    def take(self, request):
+        pass
+
+
+class Loser(Queue):
+    def push(self, request):
+        if request.index != 2:
+            super().push(request)
+
+
+class Copier(Queue):
+    def peek(self):
+        return attrs.evolve(self.waiting[0]) if self.waiting else None
+
+
+class Namer(Queue):
+    def peek(self):
+        return self.waiting[0].id if self.waiting else None
+
+
+class Staller(Queue):
+    def peek(self):
+        return None
+
+
+class Fickle(Queue):
+    def peek(self):
+        self.waiting.append(self.waiting.pop(0)) if self.waiting else None
+        return super().peek()
+
+
+class Popper(Queue):
+    def take(self, request):
+        self.waiting.pop(0)
+
+
+class Once(Queue):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def push(self, request):
+        if request.id not in self.seen:
+            self.seen.add(request.id)
+            super().push(request)
+
+
+class Marker(Queue):
+    def group_changed(self, group):
+        group.steps = 0
+        group.drafted += 1
+
+
+class MoodyQueue(Queue):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        self.mood = -(self.made % 2)
+
+    def peek(self):
+        return self.waiting[self.mood] if self.waiting else None
+
+
+class Hoarder(Queue):
+    def __init__(self):
+        super().__init__()
+        self.all = []
+
+    def push(self, request):
+        self.all.append(request)
+        super().push(request)
+
+
+class RaisingQueue(Queue):
+    def push(self, request):
+        if request.chunks or request.failures:
+            raise ValueError("not you again")
+        super().push(request)
+
+
+# Placers
+
+
+class NoPlacer:
+    place = instance_changed = print
+
+
+class Never(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        return None
+
+
+class Founder(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        return InstanceStatus(instances[0].info, 0)
+
+
+class Caller(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        return instances[0].id
+
+
+class Faithful(LeastLoaded):
+    """It stays with whom it knew first, dead or alive."""
+
+    first = None
+
+    def instance_changed(self, instance):
+        self.first = self.first or instance
+
+    def place(self, request, chunk_tokens, instances):
+        return self.first
+
+
+class Sorter(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        instances.sort(key=lambda instance: (instance.running, -instance.seq))
+        return super().place(request, chunk_tokens, instances)
+
+
+class MoodyPlacer(LeastLoaded):
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.mood = -(self.made % 2)
+
+    def place(self, request, chunk_tokens, instances):
+        return instances[self.mood]
+
+
+class Brooder(LeastLoaded):
+    why = 7
+
+
+# Observers
+
+
+class NoObserver:
+    pass
+
+
+class Squeamish:
+    def observe(self, now, event, commands):
+        if isinstance(event, InstanceLost):
+            raise AssertionError("cannot see that")
+
+
+class Censor:
+    def observe(self, now, event, commands):
+        commands.clear()
+
+
+RANDOM = "test_random_rollouts_lose_nothing"
+UNCHANGED = "test_what_it_is_given_is_not_changed"
+ALIKE = "test_told_alike_two_decide_alike"
+SIZE = "test_a_chunk_has_a_token_at_least_and_no_more_than_are_left"
+ONCE = "test_every_request_is_offered_once"
+ONE_OF = "test_it_answers_one_of_the_instances_or_none"
+
+FAULTS = {
+    SplitterContract: [
+        (NoSplitter, "test_it_is_a_splitter", ""),
+        (Half, SIZE, "which is no int"),
+        (Half, RANDOM, "plug-in 'Half', slot 'splitter' for request '.*': answered .*a chunk has 1 to"),
+        (Nothing, SIZE, ""),
+        (TooMuch, SIZE, ""),
+        (TooMuch, RANDOM, "'TooMuch'.*answered .*; a chunk has 1 to .* tokens here"),
+        (Scribbler, UNCHANGED, "split\\(\\) changed what it was given"),
+        (Moody, ALIKE, ""),
+        (Raising, RANDOM, "'Raising', slot 'splitter' for request '.*': raised ZeroDivisionError"),
+    ],
+    PrioritizerContract: [
+        (NoQueue, "test_it_is_a_prioritizer", ""),
+        (Inventor, "test_an_empty_queue_offers_nothing", ""),
+        (Inventor, ONCE, 'offered "nobody\'s/0", which does not wait'),
+        (Keeper, ONCE, "has length 8 when 7 wait"),
+        (
+            Keeper,
+            RANDOM,
+            "'Keeper', slot 'prioritizer'.*: (offered a request that does not|holds .* kept one)",
+        ),
+        (Loser, ONCE, "has length 2 when 3 wait"),
+        (Loser, RANDOM, "'Loser'.*holds .* wait; it lost or kept one"),
+        (Copier, ONCE, "does not wait"),
+        (Namer, ONCE, "offered 'g0/0', which is no request"),
+        (Namer, RANDOM, "offered 'n.*', which is no request"),
+        (Staller, ONCE, "offers nobody while g0/0, .* wait"),
+        (Staller, RANDOM, "offers none of .* waiting requests while nothing runs"),
+        (Fickle, "test_peek_is_the_same_until_something_changes", "changed its mind"),
+        (Popper, "test_a_request_that_was_not_offered_can_be_taken", ""),
+        (Once, "test_a_request_may_come_back_as_often_as_it_has_chunks", "has length 0 when 1 wait"),
+        (Marker, UNCHANGED, "group_changed\\(\\) changed"),
+        (MoodyQueue, ALIKE, ""),
+        (MoodyQueue, RANDOM, "strategies made alike and told alike decided differently"),
+        (Hoarder, "test_what_is_over_is_forgotten", "holds 800 of 800 requests"),
+        (RaisingQueue, RANDOM, "raised ValueError: not you again"),
+    ],
+    PlacerContract: [
+        (NoPlacer, "test_it_is_a_placer", ""),
+        (Never, "test_an_idle_fleet_takes_a_chunk", "placed nothing on 1 idle"),
+        (Never, RANDOM, "'Never' places no chunk"),
+        (Founder, ONE_OF, "not one of the living"),
+        (Caller, ONE_OF, "answered '.*', not one of the living"),
+        (Caller, RANDOM, "which is no living instance"),
+        (Faithful, "test_a_lost_instance_is_not_chosen_again", "not one of the living"),
+        (Faithful, RANDOM, "which is no living instance"),
+        (Sorter, UNCHANGED, "place\\(\\) changed"),
+        (MoodyPlacer, ALIKE, ""),
+        (Brooder, RANDOM, "gives 7 for a reason"),
+    ],
+    ObserverContract: [
+        (NoObserver, "test_it_is_an_observer", ""),
+        (Squeamish, "test_it_takes_every_kind_of_event", "cannot see that"),
+        (Censor, "test_what_it_is_shown_is_not_changed", "observe\\(\\) changed"),
+    ],
+}
+BROKEN = [
+    (contract_of(contract, make), test, words)
+    for contract, faults in FAULTS.items()
+    for make, test, words in faults
+]
+
+
+@pytest.mark.parametrize(
+    ("contract", "test", "words"),
+    [pytest.param(*each, id=f"{each[0].__name__}-{each[1]}") for each in BROKEN],
+)
+def test_the_fault_is_found_and_named(contract, test, words, catches):
+    assert re.search(words, catches(contract, test), re.DOTALL)
+
+
+@pytest.mark.parametrize("contract", FAULTS)
+def test_every_test_of_the_contract_finds_a_fault(contract, uncaught):
+    assert not uncaught(contract, BROKEN)
+
+
+@pytest.mark.parametrize("contract", FAULTS)
+def test_a_contract_without_make_says_what_to_define(contract):
+    with pytest.raises(NotImplementedError, match=r"define make\(\), which returns a new"):
+        contract().make()

@@ -1,0 +1,154 @@
+"""The lab: what it checks, what it hides, and what it needs."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from seer_core.errors import ConfigError, PluginError, StalledError
+from seer_core.model import PromptGroup
+from seer_core.testing import lab as kit
+
+pytest_plugins = ["seer_core.testing.lab"]
+
+HEAD = """
+from seer_core.defaults import FirstComeFirstServed, LeastLoaded
+from seer_core.hookspecs import hookimpl
+"""
+
+PEEPING = f"""{HEAD}
+SEEN = []
+
+class Peeping(FirstComeFirstServed):
+    def push(self, request):
+        SEEN.append(request.group.known_lengths)
+        super().push(request)
+
+@hookimpl
+def seer_make_prioritizer():
+    return Peeping()
+"""
+
+MOODY = f"""{HEAD}
+MADE = []
+
+class Moody(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        return instances[len(MADE) % len(instances)]
+
+@hookimpl
+def seer_make_placer():
+    MADE.append(1)
+    return Moody()
+"""
+
+NEVER = f"""{HEAD}
+class Never(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        return None
+
+@hookimpl
+def seer_make_placer():
+    return Never()
+"""
+
+
+def test_a_rollout_takes_no_plug_in_at_all(lab):
+    result = lab.run()
+    assert len(result.completions) == len(result.order) == len(result.tokens) == 16
+    assert [len(result.tokens[f"g2/{index}"]) for index in range(4)] == [15, 9, 22, 12]
+    assert result.makespan_s > result.tail_s > 0
+    assert result.trace[0].now == 0
+
+
+def test_plug_ins_are_found_by_name_and_set_by_tables(lab):
+    result = lab.run(["divided_rollout"], [(50, 20)], settings={"divided_rollout": {"chunk_tokens": 16}})
+    assert result.summary.chunks == 4 + 2
+
+
+def test_engines_are_set_by_keywords(lab):
+    result = lab.run(groups=[(9, 9, 9)], instances=1, max_running=1)
+    assert result.order == ["g0/0", "g0/1", "g0/2"]
+    assert {name for completion in result.completions for name in completion.instances} == {"sim-0"}
+
+
+def test_memory_is_scarce_by_default(lab):
+    assert lab.run(["group_round_robin"]).preemptions > 0
+
+
+def test_groups_may_be_whole_ones(lab):
+    group = PromptGroup(id="mine", prompt_token_ids=(5, 6, 7), n=2, max_tokens=30, known_lengths=(12, 99))
+    result = lab.run(groups=[group])
+    assert {name: len(tokens) for name, tokens in result.tokens.items()} == {"mine/0": 12, "mine/1": 30}
+
+
+@pytest.mark.parametrize(("oracle", "seen"), [(False, {None}), (True, {(7, 5)})])
+def test_policies_see_lengths_only_as_oracles(lab, distribution, oracle, seen):
+    distribution("peeping", PEEPING)
+    lab.run(["peeping"], [(7, 5)], oracle=oracle)
+    assert set(sys.modules["peeping_module"].SEEN) == seen
+
+
+def test_a_policy_that_does_not_repeat_itself_is_found(lab, distribution):
+    distribution("moody", MOODY)
+    with pytest.raises(AssertionError, match="two equal runs differ from event"):
+        lab.run(["moody"])
+
+
+def test_a_policy_that_stalls_is_named(lab, distribution):
+    distribution("never", NEVER)
+    with pytest.raises(StalledError, match="plug-in 'never' places no chunk"):
+        lab.run(["never"])
+
+
+def test_a_plug_in_that_is_not_there_and_a_key_that_is_none_are_named(lab):
+    with pytest.raises(ConfigError, match="'contxt_sched'; did you mean 'context_sched'"):
+        lab.run(["contxt_sched"])
+    with pytest.raises(ConfigError, match="unknown key 'chunk'"):
+        lab.run(["divided_rollout"], settings={"divided_rollout": {"chunk": 1}})
+
+
+def cut(completion):
+    return msgspec.structs.replace(completion, token_ids=[7])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fact"),
+    [
+        (lambda completions: completions.pop(), "lost: "),
+        (lambda completions: completions.append(completions[0]), "twice: "),
+        (lambda completions: completions.append(cut(completions.pop())), "has 1 tokens instead of"),
+    ],
+)
+def test_a_response_that_is_missing_there_twice_or_cut_is_found(lab, monkeypatch, spoil, fact):
+    roll_out = kit._roll_out
+
+    async def rolled_out(*arguments):
+        result = await roll_out(*arguments)
+        spoil(result.completions)
+        return result
+
+    monkeypatch.setattr(kit, "_roll_out", rolled_out)
+    with pytest.raises(AssertionError, match=fact):
+        lab.run()
+
+
+def test_without_the_simulator_it_says_what_to_install(lab, monkeypatch):
+    monkeypatch.setattr(kit, "installed", dict)
+    with pytest.raises(PluginError, match=r"needs the engine plug-in 'sim'.*pip install seer-sim"):
+        lab.run()
+
+
+def test_the_core_imports_no_test_library():
+    script = (
+        "import sys, seer_core.cli, seer_core.runtime;"
+        "sys.exit(bool({'pytest', 'hypothesis', 'seer_core.testing'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_without_its_libraries_the_kit_says_what_to_install():
+    script = "import sys; sys.modules['hypothesis'] = None; import seer_core.testing"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "seer_core.testing needs hypothesis, which is not installed; pip install" in done.stderr
