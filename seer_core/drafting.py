@@ -32,12 +32,14 @@ class StepTimes(msgspec.Struct, frozen=True):
     """Measured duration of one engine step: the T(B, gamma) of the paper, on a grid.
 
     ``seconds[i][j]`` is a step of ``batch[i]`` decoding requests with ``draft_tokens[j]`` draft tokens
-    each.  Both axes rise; ``draft_tokens`` starts at 0.
+    each, and some ``context_tokens`` of context each; 0 is unknown.  Both axes rise; ``draft_tokens`` starts
+    at 0.
     """
 
     batch: tuple[int, ...]
     draft_tokens: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
+    context_tokens: int = 0
 
     def __post_init__(self) -> None:
         axes = (self.batch, self.draft_tokens)
@@ -51,17 +53,20 @@ class StepTimes(msgspec.Struct, frozen=True):
             raise ValueError("step times must be positive")
 
     def at(self, batch: float, draft_tokens: float) -> float:
-        """Return the seconds of a step, interpolated; beyond the grid the last slope goes on."""
+        """Return the seconds of a step, interpolated; beyond the grid the last slope goes on, if it rises."""
         lower, share = _locate(self.batch, batch)
         here = self._along(lower, draft_tokens)
-        if share == 0.0:
-            return here
-        return here + share * (self._along(lower + 1, draft_tokens) - here)
+        return here if share == 0.0 else _line(here, self._along(lower + 1, draft_tokens), share)
 
     def _along(self, index: int, draft_tokens: float) -> float:
         row = self.seconds[index]
         lower, share = _locate(self.draft_tokens, draft_tokens)
-        return row[lower] if share == 0.0 else row[lower] + share * (row[lower + 1] - row[lower])
+        return row[lower] if share == 0.0 else _line(row[lower], row[lower + 1], share)
+
+
+def _line(first: float, second: float, share: float) -> float:
+    """Go from one value towards another, and past it only upwards: measured noise must not fall below 0."""
+    return second if share > 1.0 and second < first else first + share * (second - first)
 
 
 def _locate(axis: Sequence[int], value: float) -> tuple[int, float]:

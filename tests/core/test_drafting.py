@@ -58,3 +58,9 @@ def test_step_times_survive_a_file_and_a_bad_file_is_refused():
     assert msgspec.json.decode(msgspec.json.encode(TIMES), type=StepTimes) == TIMES
     with pytest.raises(msgspec.ValidationError, match="rising axes"):
         msgspec.json.decode(b'{"batch": [2, 1], "draft_tokens": [0], "seconds": [[1], [1]]}', type=StepTimes)
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=9, max_size=9), st.floats(0, 4096), st.floats(0, 64))
+def test_step_times_stay_positive_however_noisy_the_profile(values, batch, draft_tokens):
+    rows = tuple(tuple(values[i : i + 3]) for i in (0, 3, 6))
+    assert StepTimes((1, 2, 64), (0, 1, 8), rows).at(batch, draft_tokens) >= 0.999 * min(values)
