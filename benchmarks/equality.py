@@ -13,6 +13,7 @@ Rolls the tiny reasoner's prompts out on two real vLLM instances in seven ways:
 and compares every response with the first way's.
 
   python benchmarks/equality.py --groups 48 --json out/equality.json
+  python benchmarks/equality.py --ways whole migrated killed --set seer.kv_pool=mooncake
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
                 print(
                     f"T={temperature:g} {way:9} {row['tokens']:>9,} tokens  {row['chunks']:>6,} chunks "
                     f" {row['migrations']:>6,} migrations  {row['accepted_tokens']:>8,} drafts accepted"
+                    f"  {row['pool_tokens']:>9,} from the pool"
                     f"  differing responses: {row['differing_responses']}",
                     flush=True,
                 )
@@ -145,6 +147,7 @@ def compare(
             for completion in found.values()
             for here, there in zip(completion.chunks, completion.chunks[1:], strict=False)
         ),
+        "pool_tokens": sum(each.pool_tokens for one in found.values() for each in one.chunks),
         "drafted_tokens": sum(sum(each.drafted_at) for one in found.values() for each in one.chunks),
         "accepted_tokens": sum(sum(each.accepted_at) for one in found.values() for each in one.chunks),
         "differing_responses": len(differing),

@@ -71,7 +71,7 @@ class Drafting:
         self.failed = False
         self.made_up: int | None = None
         """While it is not None: so many tokens of no meaning for everyone, instead of drafts."""
-        self._nonsense = np.random.default_rng(0).integers(0, vocab_size, 1 << 12).tolist()
+        self._nonsense: list[int] = np.random.default_rng(0).integers(0, vocab_size, 1 << 12).tolist()
         self._offset = 0
 
     def draft(self, sampled: Sequence[Sequence[int]], propose: Callable[[], Drafts]) -> Drafts:

@@ -1,0 +1,119 @@
+"""Keep a master running, and see to it that nothing is left of a run, however that ends.
+
+``python -I keeper.py DIRECTORY COMMAND...``: make DIRECTORY (none if empty), run COMMAND (none if empty) and
+start it again when it ends.  When standard input ends, which it does when the runtime is killed, kill the one
+and remove the other.  Says on standard output what it did.  A file of its own that imports nothing of ours,
+so that it starts quickly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+PREFIX = "seer-mooncake-"
+PR_SET_PDEATHSIG = 1
+RESTARTS = 10
+RESTART_PAUSE_S = 0.5
+
+
+class Keeper:
+    """One process kept, until standard input ends."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._lock = threading.Lock()
+        self._over = False
+        self._child = self._start()
+
+    def keep(self) -> None:
+        """Return when standard input has ended, or the process too often."""
+        threading.Thread(target=self._wait_for_the_end, daemon=True).start()
+        for restart in range(RESTARTS + 1):
+            status = self._child.wait()
+            if self._over:
+                return
+            say(f"ended {status} {RESTARTS - restart}")
+            time.sleep(RESTART_PAUSE_S)
+            with self._lock:
+                if self._over or restart == RESTARTS:
+                    return
+                self._child = self._start()
+                say(f"started {self._child.pid}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+        return subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=lambda: die_with(parent)
+        )
+
+    def _wait_for_the_end(self) -> None:
+        while os.read(0, 1):
+            pass
+        with self._lock:
+            self._over = True
+            self._child.kill()
+
+
+def main(directory: str, command: list[str]) -> None:
+    """Keep, then remove the directory."""
+    if directory:
+        sweep(Path(directory).parent)
+        os.makedirs(directory)
+        lock = os.open(directory, os.O_RDONLY)  # held until this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    if command:
+        Keeper(command).keep()
+    while os.read(0, 1):
+        pass
+    if directory:
+        remove(Path(directory))
+
+
+def say(what: str) -> None:
+    """Tell the runtime, if it still listens."""
+    try:
+        print(what, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def sweep(root: Path) -> None:
+    """Remove directories of runs that were killed together with their keeper."""
+    for left in root.glob(PREFIX + "*"):
+        fd = os.open(left, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # its run is alive
+        finally:
+            os.close(fd)
+        remove(left)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory in which a dying process may still be writing."""
+    for _ in range(20):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,146 @@
+"""The master of a run: a process of our own, kept by a keeper, or one that somebody else runs."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+import structlog
+
+from seer_mooncake import keeper
+from seer_mooncake.client import answers
+
+__all__ = ["Master"]
+
+log = structlog.get_logger()
+
+LEASE_MS = 1000
+"""How long a value that was looked up is neither evicted nor removed.  A copy that takes longer is refused
+(200 ms were too few on busy CPUs); meanwhile others are evicted in its stead, and those just put first.
+"""
+CLIENT_TTL_S = 5
+"""After so long without a sign of life an instance's memory is taken to be gone."""
+EVICTED_AT_ONCE = 0.1
+"""Part of the memory that an eviction frees: more than the default, for bursts."""
+POLL_S = 0.02
+HTTP_TIMEOUT_S = 1.0
+STOP_S = 8.0
+
+
+class Master:
+    """Where the master is, and what keeps it if it is ours.  Every call blocks, and is bounded."""
+
+    def __init__(self, joined: str = "") -> None:
+        self.address = joined
+        self._joined = bool(joined)
+        self._metrics_port = 0
+        self._keeper: subprocess.Popen[str] | None = None
+
+    def start(self, binary: Path | None, directory: Path | None, timeout_s: float) -> bool:
+        """Start the master or find it, and keep ``directory``; return whether it answers in time."""
+        until = time.monotonic() + timeout_s
+        command: list[str] = []
+        if not self._joined:
+            rpc_port, self._metrics_port = _free_ports(2)
+            self.address = f"127.0.0.1:{rpc_port}"
+            command = _command(str(binary), rpc_port, self._metrics_port, disk=directory is not None)
+        if command or directory is not None:
+            self._keep(directory, command)
+        while time.monotonic() < until:
+            if self._answers() and (directory is None or directory.is_dir()):
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def figures(self) -> dict[str, float]:
+        """Return our master's metrics; nothing if it does not answer, or is not ours."""
+        if not self._metrics_port:
+            return {}
+        lines = _get(self._metrics_port, "/metrics").splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and line[0] != "#")
+        return {name: float(value) for name, value in pairs}
+
+    def stop(self) -> None:
+        """End the master if it is ours, and remove the directory."""
+        process, self._keeper = self._keeper, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _answers(self) -> bool:
+        if self._metrics_port:
+            return '"service_ready":true' in _get(self._metrics_port, "/health")
+        return answers(self.address, HTTP_TIMEOUT_S)
+
+    def _keep(self, directory: Path | None, command: list[str]) -> None:
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", keeper.__file__, str(directory or ""), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the runtime
+        )
+        assert self._keeper.stdout is not None
+        threading.Thread(target=self._listen, args=(self._keeper.stdout,), daemon=True).start()
+
+    def _listen(self, keeper_says: IO[str]) -> None:
+        """Log what the keeper says, until it has ended."""
+        with keeper_says:
+            for line in keeper_says:
+                match line.split():
+                    case ["ended", status, left]:
+                        log.warning("kv_pool_master_ended", status=int(status), restarts_left=int(left))
+                    case ["started", pid]:
+                        log.info("kv_pool_master_restarted", pid=int(pid))
+        if self._keeper is not None:
+            log.error("kv_pool_master_not_kept", consequence="without a master everything is a miss")
+
+
+def _command(binary: str, rpc_port: int, metrics_port: int, *, disk: bool) -> list[str]:
+    return [
+        binary,
+        "--rpc_address=127.0.0.1",
+        f"--rpc_port={rpc_port}",
+        "--metrics_host=127.0.0.1",
+        f"--metrics_port={metrics_port}",
+        f"--rpc_thread_num={min(4, os.cpu_count() or 1)}",
+        f"--default_kv_lease_ttl={LEASE_MS}",
+        f"--client_ttl={CLIENT_TTL_S}",
+        f"--eviction_ratio={EVICTED_AT_ONCE}",
+        "--enable_metric_reporting=false",
+        f"--enable_offload={'true' if disk else 'false'}",
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _get(port: int, path: str) -> str:
+    """Return what the master's metrics server answers; nothing if it does not."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()

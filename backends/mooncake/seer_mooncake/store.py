@@ -1,0 +1,264 @@
+"""One instance's end of the pool: it lends a segment of memory, and puts and gets values through a buffer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seer_core.errors import EngineError
+from seer_core.kv import StoreHost
+from seer_mooncake.client import Client, answers
+from seer_mooncake.control import Counts, Word
+from seer_mooncake.values import HEADER_BYTES, pack, unpack
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+__all__ = ["MooncakeStore", "NoStore"]
+
+FULL = -200
+"""NO_AVAILABLE_HANDLE: eviction has not caught up."""
+TOO_LONG = -600
+"""INVALID_PARAMS: a value larger than the buffer given for it."""
+PAUSES_S = (0.01, 0.02, 0.04)
+"""Waits for the eviction, which frees a tenth of the memory within some 10 ms (measured)."""
+IMPATIENT_S = 1.0
+"""For so long after a value was refused nobody waits for room again."""
+TIMEOUTS = {
+    "MC_RPC_TIMEOUT_MS": "5000",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "5",
+}
+"""Mooncake's own, shorter than its defaults of 30 s, 20 s and 30 s."""
+DROPPED_SHARE = 0.25
+"""Part of an instance's memory that may hold values nobody is said to ask for again."""
+BUCKET_VALUES = 32
+"""Values in one file on disk: what is evicted there at once."""
+
+
+class NoStore:
+    """A ``KVStore`` that has nothing, for a run that goes on without its master."""
+
+    def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
+        pass
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Find none."""
+        return 0
+
+    def lacks(self, keys: Sequence[bytes]) -> list[int]:
+        """Ask for none."""
+        return []
+
+    def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
+        """Keep none."""
+
+    def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
+        """Copy none."""
+        return 0
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Have none to drop."""
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
+
+
+class MooncakeStore:
+    """A ``KVStore`` over Mooncake's batch calls, which copy to and from a registered buffer.
+
+    Whatever Mooncake answers but the expected length is a miss, and a value counts only once its copy has
+    been checked.  While the master is away all keys miss, and none are asked for to be saved.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
+        self._settings = settings
+        self._row_bytes = HEADER_BYTES + host.block_bytes
+        self._block_bytes = host.block_bytes
+        if settings["segment_bytes"] < 2 * self._row_bytes:
+            raise EngineError(
+                f"the KV pool is too small: a block of {host.block_tokens} tokens takes {host.block_bytes}"
+                " bytes; raise [kv_pool.mooncake].capacity_bytes"
+            )
+        try:
+            self._counts = Counts(settings["control"], settings["row"])
+        except OSError as error:
+            raise EngineError(
+                f"the KV pool's counters cannot be opened: {error}; instances must run on the runtime's"
+                ' machine, as its user and in its container: else set kv_pool = "none"'
+            ) from error
+        rows = max(1, settings["buffer_bytes"] // self._row_bytes)
+        self._rows: Bytes = np.zeros((rows, self._row_bytes), np.uint8)
+        self._pointers = [self._rows.ctypes.data + i * self._row_bytes for i in range(rows)]
+        self._sizes = [self._row_bytes] * rows
+        self._epoch = self._counts.epoch
+        self._here: Any = None  # says that a value should lie in this instance's own segment
+        self._impatient_until = 0.0
+        self._dropped: list[str] = []
+        os.environ.update({name: os.environ.get(name, value) for name, value in TIMEOUTS.items()})
+        self._mooncake = importlib.import_module("mooncake.store")  # 40 MB: the runtime does without it
+        self._client = Client(
+            self._set_up,
+            settings["start_timeout_s"],
+            settings["timeout_s"],
+            lambda: self._counts.add(Word.AWAY, 1),
+        )
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the keys, from the first on, the master believes to be there."""
+        codes = self._client.batch("batch_is_exist", self._names(keys)) if keys else []
+        found = next((i for i, code in enumerate(codes) if code != 1), len(codes))
+        self._counts.add(Word.ASKED, len(keys))
+        self._counts.add(Word.HIT, found)
+        return found
+
+    def lacks(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the positions of those keys that are not there; none while the master is away."""
+        codes = self._client.batch("batch_is_exist", self._names(keys)) if keys else []
+        return [position for position, code in enumerate(codes) if code != 1]
+
+    def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
+        """Write values; of more than there is room for the first stay."""
+        names = self._names(keys)
+        for begin in range(0, len(keys), len(self._rows)):
+            some = range(begin, min(begin + len(self._rows), len(keys)))
+            for row, i in zip(self._rows, some, strict=False):
+                pack(keys[i], blocks[i], row)
+            kept = self._put_rows(names[some.start : some.stop])
+            self._counts.add(Word.PUT_BYTES, kept * self._block_bytes)
+            if kept < len(some):
+                self._counts.add(Word.REFUSED, len(keys) - begin - kept)
+                return
+
+    def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
+        """Copy blocks, each checked, up to the first miss."""
+        names = self._names(keys)
+        copied = 0
+        while copied < len(keys):
+            some = names[copied : copied + len(self._rows)]
+            here = self._pointers[: len(some)], self._sizes[: len(some)]
+            codes = self._client.batch("batch_get_into", some, *here)
+            whole = 0
+            for row, code in zip(self._rows, codes, strict=False):
+                at = copied + whole
+                if code != self._row_bytes or not unpack(keys[at], row, blocks[at]):
+                    self._counts.add(Word.TORN, 1)
+                    if code >= 0 or code == TOO_LONG:  # it is no good, and in the way of a good one
+                        self._remove(names[at])
+                    break
+                whole += 1
+            copied += whole
+            if whole < len(some):
+                break
+        self._counts.add(Word.GOT_BYTES, copied * self._block_bytes)
+        return copied
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Note values to remove when there is no room, or they take too much; siblings may share them."""
+        self._dropped += self._names(keys)
+        if len(self._dropped) * self._row_bytes > self._settings["segment_bytes"] * DROPPED_SHARE:
+            self._remove_dropped()
+
+    def close(self) -> None:
+        """Unmount the segment, and with it what lies there."""
+        self._client.close()
+
+    def _names(self, keys: Sequence[bytes]) -> list[str]:
+        epoch = self._counts.epoch
+        if epoch != self._epoch:
+            old = f"^{self._prefix(self._epoch)}"
+            self._client.later(lambda store: store and store.remove_by_regex(old, True))
+            self._epoch, self._dropped = epoch, []
+        prefix = self._prefix(epoch)
+        return [prefix + key.hex() for key in keys]
+
+    def _prefix(self, epoch: int) -> str:
+        return f"seer-{self._settings['run']}-{epoch}-"
+
+    def _put_rows(self, names: Sequence[str]) -> int:
+        """Put the first rows of the buffer under these names; return how many, from the first on, are in."""
+        done = 0
+        pauses = PAUSES_S if time.monotonic() >= self._impatient_until else ()
+        for pause_s in (*pauses, 0.0):
+            left = slice(done, len(names))
+            codes = self._client.batch(
+                "batch_put_from", names[left], self._pointers[left], self._sizes[left], self._here
+            )
+            bad = next((code for code in codes if code != 0), None)
+            done += codes.index(bad) if bad is not None else len(codes)
+            if bad != FULL:
+                return done
+            self._remove_dropped()
+            time.sleep(pause_s)
+        self._impatient_until = time.monotonic() + IMPATIENT_S
+        return done
+
+    def _remove(self, name: str) -> None:
+        self._client.later(lambda store: store.remove(name, True))
+
+    def _remove_dropped(self) -> None:
+        """Remove them, except those that somebody has just looked for; these age."""
+        names, self._dropped = self._dropped, []
+        if names:
+            self._client.later(lambda store: self._released(store.batch_remove(names)))
+
+    def _released(self, codes: Sequence[int]) -> None:
+        self._counts.add(Word.RELEASED, sum(code == 0 for code in codes))
+
+    def _set_up(self) -> Any:
+        """Return a client of Mooncake with its segment mounted and the buffer registered."""
+        settings = self._settings
+        if not answers(settings["master"], settings["timeout_s"]):  # else it would block for 90 s
+            raise ConnectionError(f"no master answers at {settings['master']}")
+        disk = {}
+        if settings["disk_path"] is not None:
+            _prepare(settings, self._row_bytes)
+            disk = {"enable_ssd_offload": True, "ssd_offload_path": settings["disk_path"]}
+        store = self._mooncake.MooncakeDistributedStore()
+        code = store.setup(
+            settings["host"],
+            "P2PHANDSHAKE",
+            settings["segment_bytes"],
+            0,  # for calls that copy once more than ours
+            settings["protocol"],
+            settings["device"],
+            settings["master"],
+            **disk,
+        )
+        if code != 0:
+            raise ConnectionError(f"Mooncake's setup gives {code}")
+        if store.register_buffer(self._rows.ctypes.data, self._rows.nbytes) != 0:
+            raise ConnectionError("Mooncake does not register the buffer")
+        self._here = self._mooncake.ReplicateConfig()
+        self._here.preferred_segments = [store.get_hostname()]
+        return store
+
+
+def _prepare(settings: Mapping[str, Any], row_bytes: int) -> None:
+    """Begin with an empty directory: what an instance that was killed left there is known to nobody."""
+    directory = Path(settings["disk_path"])
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    bucket_bytes = BUCKET_VALUES * (row_bytes + 512)
+    os.environ.update(
+        {
+            # the backend with a file per key heeds no limit, and removes no file
+            "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
+            "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": str(BUCKET_VALUES),
+            "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(bucket_bytes),
+            "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "lru",
+            "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": str(settings["disk_bytes"]),
+            "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": str(settings["disk_bytes"]),
+            "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(max(32 << 20, 2 * bucket_bytes)),
+            "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+        }
+    )

@@ -1,0 +1,168 @@
+"""Started pools with masters of their own, and stores in them, in this process and in others."""
+
+import asyncio
+import importlib
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from seer_mooncake import MooncakePool, Settings
+from seer_mooncake.store import MooncakeStore
+from seer_mooncake.system import installation
+
+from seer_core.kv import StoreHost
+
+BLOCK_BYTES = 4096
+BOUND_S = 60
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what runs a real Mooncake where it cannot be loaded."""
+    found = installation()
+    if not found.ok:
+        skip = pytest.mark.skip(reason=f"{found.finding}; {found.remedy}")
+        for item in items:
+            if "no_mooncake" not in item.keywords:
+                item.add_marker(skip)
+
+
+def pytest_configure(config):
+    """Register the marker of tests that need no Mooncake."""
+    config.addinivalue_line("markers", "no_mooncake: needs neither Mooncake nor its libraries")
+
+
+def wait_until(holds):
+    """Poll, bounded; what is waited for comes from another process."""
+    deadline = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def until():
+    """Return the function that waits for a condition."""
+    return wait_until
+
+
+@pytest.fixture(scope="module")
+def make_pool():
+    """Return a function that starts a pool for these instances; all are stopped, and nothing is left."""
+    pools = []
+    before = set(psutil.Process().children(recursive=True))
+
+    def make(names=("a", "b"), directory=None, **settings):
+        sizes = {"capacity_bytes": 64 << 20, "buffer_bytes": 1 << 20}
+        pool = MooncakePool(msgspec.convert(sizes | settings, Settings), directory)
+        pools.append(pool)
+        asyncio.run(pool.start(names))
+        return pool
+
+    yield make
+    for pool in pools:
+        asyncio.run(pool.stop())
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.fixture(scope="module")
+def open_store(make_pool):
+    """Return a function that makes an instance's store as its engine would; all are closed."""
+    stores = []
+
+    def open_store(pool, name, block_bytes=BLOCK_BYTES):
+        stores.append(MooncakeStore(pool.store(name).settings, StoreHost(name, block_bytes, 32)))
+        return stores[-1]
+
+    yield open_store
+    with ThreadPoolExecutor() as threads:  # some have no master to say goodbye to, and wait for it
+        list(threads.map(MooncakeStore.close, stores))
+
+
+@pytest.fixture
+def run_store():
+    """Return a function that runs a script with ``store``, another instance's, in a process of its own."""
+    processes = []
+
+    def run(pool, name, script, block_bytes=BLOCK_BYTES, prepare=""):
+        settings = json.dumps(dict(pool.store(name).settings))
+        lines = f"""
+import json, sys, time
+import numpy as np
+{prepare}
+from seer_core.kv import StoreHost
+from seer_mooncake.store import MooncakeStore
+store = MooncakeStore(json.loads({settings!r}), StoreHost({name!r}, {block_bytes}, 32))
+def key(n): return n.to_bytes(32, "little")
+def block(n): return np.full((1, {block_bytes}), n % 251, np.uint8)
+def say(what): print(what, flush=True)
+{script}
+"""
+        processes.append(subprocess.Popen([sys.executable, "-c", lines], stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def blocks():
+    """Return a function that makes keys and blocks of random bytes."""
+    random = np.random.default_rng()
+
+    def make(count, block_bytes=BLOCK_BYTES):
+        keys = [random.bytes(32) for _ in range(count)]
+        return keys, random.integers(0, 256, (count, block_bytes), np.uint8)
+
+    return make
+
+
+@pytest.fixture
+def got():
+    """Return a function that gets blocks: those up to the first miss."""
+
+    def get(store, keys, block_bytes=BLOCK_BYTES):
+        found = np.zeros((len(keys), block_bytes), np.uint8)
+        return found[: store.get(keys, found)]
+
+    return get
+
+
+@pytest.fixture
+def raw():
+    """Return a function that makes a client of Mooncake's own; all are closed."""
+    clients = []
+
+    def connect(pool):
+        client = importlib.import_module("mooncake.store").MooncakeDistributedStore()
+        address = pool.store("a").settings["master"]
+        assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", address) == 0
+        clients.append(client)
+        return client
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def master_of():
+    """Return a function that finds the process of a pool's master."""
+
+    def find(pool):
+        port = pool._master.address.rpartition(":")[2]
+        for process in psutil.Process().children(recursive=True):
+            with process.oneshot():
+                if f"--rpc_port={port}" in process.cmdline() and process.name() == "mooncake_master":
+                    return process
+        return None
+
+    return find

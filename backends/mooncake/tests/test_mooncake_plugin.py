@@ -1,0 +1,82 @@
+"""Settings, the doctor, and what a machine may lack."""
+
+import asyncio
+import shutil
+from importlib.metadata import distribution
+
+import msgspec
+import pytest
+import seer_mooncake
+from seer_mooncake import MooncakePool, Settings, system
+
+from seer_core.errors import PluginError
+from seer_core.hookspecs import Startup
+
+pytestmark = pytest.mark.no_mooncake
+
+
+def test_the_factory_starts_nothing(tmp_path):
+    pool = seer_mooncake.seer_make_kv_pool(
+        Settings(1 << 40, disk_bytes=1 << 40, disk_path="cold"), Startup(0, tmp_path)
+    )
+    assert pool.directory == tmp_path / "cold"
+    assert pool.stats().capacity_bytes == 1 << 40
+    asyncio.run(pool.clear())
+    asyncio.run(pool.stop())
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({"capacity_bytes": 1 << 20}, "16777216"),
+        ({"master": "somewhere"}, "master"),
+        ({"protocol": "udp"}, "udp"),
+        ({"on_failure": "cry"}, "cry"),
+        ({"timeout_s": 0.0}, "timeout_s"),
+    ],
+)
+def test_what_is_no_setting_is_named(settings, fact):
+    with pytest.raises(msgspec.ValidationError, match=fact):
+        msgspec.convert(settings, Settings)
+
+
+def test_the_doctor_names_missing_libraries_and_how_to_get_them(monkeypatch, tmp_path):
+    (tmp_path / "mooncake_master").touch()
+    monkeypatch.setattr(system, "master_binary", lambda: tmp_path / "mooncake_master")
+    monkeypatch.setattr(system, "LIBRARIES", {"libc.so.6": "libc6", "libwhale.so.9": "libwhale9"})
+    [check] = seer_mooncake.seer_doctor(None, None)
+    assert (check.part, check.ok) == ("kv_pool", False)
+    assert check.finding.endswith("of this system: libwhale.so.9")
+    assert check.remedy == "run scripts/install-system-packages, or: apt-get install libwhale9"
+    with pytest.raises(PluginError, match=r"libwhale.so.9; run .*; or set kv_pool"):
+        asyncio.run(MooncakePool(Settings()).start(["a"]))
+
+
+def test_the_doctor_names_a_missing_package(monkeypatch):
+    monkeypatch.setattr(system, "master_binary", lambda: None)
+    [check] = seer_mooncake.seer_doctor(None, None)
+    assert (check.finding, check.ok) == ("Mooncake is not installed", False)
+    assert "seer-mooncake[cpu]" in check.remedy
+
+
+def test_the_doctor_compares_memory_and_disk_with_what_there_is(tmp_path):
+    startup = Startup(0, tmp_path)
+
+    def checks(**settings):
+        return seer_mooncake.seer_doctor(Settings(**settings), startup)[1:]
+
+    assert [check.ok for check in checks(disk_path=".", disk_bytes=1 << 20)] == [True, True]
+    memory, disk = checks(capacity_bytes=1 << 50, disk_path=".", disk_bytes=shutil.disk_usage("/").total * 2)
+    assert not memory.ok
+    assert not disk.ok
+    assert "lower disk_bytes" in disk.remedy
+    assert len(checks(disk_path="nowhere")) == 1
+    [_, disk] = checks(disk_path="nowhere", disk_bytes=1 << 20)
+    assert not disk.ok
+    assert disk.finding == f"{tmp_path / 'nowhere'} is no directory, or cannot be written"
+
+
+def test_each_extra_names_one_of_the_wheels_that_own_the_module():
+    requires = distribution("seer-mooncake").requires
+    wheels = [one for one in requires if one.startswith("mooncake")]
+    assert len(wheels) == len({one.split("extra ==")[1] for one in wheels}) == 3

@@ -1,0 +1,108 @@
+"""Rollouts on real vLLM engines over a real Mooncake: moved at every chunk, and with the master killed."""
+
+import asyncio
+from pathlib import Path
+
+import attrs
+import psutil
+import pytest
+from seer_mooncake.control import Word
+
+from seer_core.config import load_config
+from seer_core.plugins import fill_slots
+from seer_core.prompts import read_prompts
+from seer_core.runtime import Runtime
+from seer_core.scheduler import Slot
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+pytest.importorskip("seer_vllm", reason="backends/vllm is not installed")
+pytest.importorskip("seer_divided_rollout", reason="plugins/divided_rollout is not installed")
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny_reasoner"
+BLOCK_TOKENS = 32
+CHUNK_TOKENS = 96
+GROUPS = slice(2, 3)  # long responses
+
+
+class Mover:
+    """Placer that sends each chunk to another instance than the last; ``acts`` come at so many chunks."""
+
+    def __init__(self, acts=()):
+        self.acts = dict(acts)
+        self.placed = 0
+
+    def instance_changed(self, instance):
+        pass
+
+    def instance_lost(self, instance):
+        pass
+
+    def place(self, request, chunk_tokens, instances):
+        fits = [
+            one
+            for one in instances
+            if one.id != request.instance
+            and one.free_slots > 0
+            and one.footprint(request, chunk_tokens) <= one.free_kv_tokens
+        ]
+        found = max(fits, key=lambda one: (one.free_kv_tokens, -one.seq), default=None)
+        if found is not None:
+            self.placed += 1
+            self.acts.pop(self.placed, lambda: None)()
+        return found
+
+
+def test_moved_rollouts_give_the_same_tokens_also_when_the_master_dies(master_of):
+    settings = {
+        "seer.plugins": "[]",
+        "seer.kv_pool": "mooncake",
+        "kv_pool.mooncake.capacity_bytes": 512 << 20,
+        "kv_pool.mooncake.timeout_s": 10.0,
+        "plugin.divided_rollout.chunk_tokens": CHUNK_TOKENS,
+    }
+    config = load_config(EXAMPLE / "demo.toml", [f"{key}={value}" for key, value in settings.items()])
+    before = set(psutil.Process().children(recursive=True))
+
+    async def main():
+        async with Runtime.from_config(config) as runtime:
+            pool = runtime.kv_pool.strategy
+            groups = read_prompts(
+                EXAMPLE / "prompts.jsonl", config.rollout, runtime.pool.model, runtime.pool.tokenizer
+            ).groups[GROUPS]
+
+            async def roll_out(plugins, **policies):
+                strategies = fill_slots(config.with_plugins(plugins))
+                policies = attrs.evolve(strategies.policies, **policies)
+                await runtime.use(attrs.evolve(strategies, policies=policies))
+                await runtime.reset_caches()
+                result = await runtime.rollout(groups).wait()
+                return {one.request_id: one for one in result.completions}, result.summary
+
+            def counted():
+                return [pool._control.total(word) for word in (Word.AWAY, Word.REFUSED, Word.TORN)]
+
+            whole, summary = await roll_out(())
+            assert summary.pool_tokens == 0
+
+            moved, summary = await roll_out(("divided_rollout",), placer=Slot("placer", "test", Mover()))
+            assert tokens(moved) == tokens(whole)
+            chunks = [chunk for one in moved.values() for chunk in one.chunks[1:]]
+            assert len(chunks) == summary.migrations > 30
+            assert counted() == [0, 0, 0]
+            assert max(chunk.prefilled_tokens for chunk in chunks) <= BLOCK_TOKENS
+            assert summary.pool_tokens > summary.prefilled_tokens
+
+            harm = Mover({12: lambda: master_of(pool).kill(), 30: lambda: pool._master._keeper.kill()})
+            harmed, summary = await roll_out(("divided_rollout",), placer=Slot("placer", "test", harm))
+            assert not harm.acts  # a master was killed, and the next one with its keeper, for good
+            assert tokens(harmed) == tokens(whole)
+            assert summary.instances_lost == 0
+            assert counted()[0] > 0
+
+    asyncio.run(main())
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def tokens(completions):
+    return {name: completion.token_ids for name, completion in completions.items()}

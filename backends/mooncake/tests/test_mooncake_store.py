@@ -1,0 +1,223 @@
+"""What a store keeps, finds and checks, with a real master and real clients."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from seer_mooncake.control import Word
+from seer_mooncake.store import MooncakeStore
+
+from seer_core.errors import EngineError
+from seer_core.kv import KVPool, StoreHost
+
+BLOCK_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def pool(make_pool):
+    return make_pool()
+
+
+@pytest.fixture(scope="module")
+def a(pool, open_store):
+    return open_store(pool, "a")
+
+
+@pytest.fixture(scope="module")
+def b(pool, open_store):
+    return open_store(pool, "b")
+
+
+def name_of(store, key):
+    return store._names([key])[0]
+
+
+def test_what_one_instance_puts_every_instance_gets_in_any_number(pool, a, b, blocks, got):
+    assert isinstance(pool, KVPool)
+    keys, data = blocks(600)  # the buffer holds 252
+    assert b.find(keys) == 0
+    assert a.lacks(keys) == list(range(600))
+    a.put(keys, data)
+    for store in (a, b):
+        assert store.find(keys) == 600
+        assert store.lacks(keys) == []
+        assert np.array_equal(got(store, keys), data)
+
+
+def test_a_look_up_counts_from_the_first_key_and_ends_at_the_first_miss(pool, a, b, blocks, got):
+    before = pool.stats()
+    keys, data = blocks(4)
+    a.put([keys[0], keys[1], keys[3]], data[[0, 1, 3]])
+    assert b.find(keys) == 2
+    assert b.lacks(keys) == [2]
+    assert np.array_equal(got(b, keys[:2]), data[:2])
+    counted = pool.stats().since(before)
+    assert (counted.asked_blocks, counted.hit_blocks, counted.torn_blocks) == (4, 2, 0)
+    assert (counted.put_bytes, counted.got_bytes) == (3 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+
+
+def test_no_keys_are_no_question(a):
+    assert a.find([]) == a.get([], np.empty((0, BLOCK_BYTES), np.uint8)) == 0
+    assert a.lacks([]) == []
+    a.put([], np.empty((0, BLOCK_BYTES), np.uint8))
+    a.drop([])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda value, other: value[:70] + bytes([value[70] ^ 1]) + value[71:],
+        lambda value, other: value[:-1] + bytes([value[-1] ^ 128]),
+        lambda value, other: bytes([value[0] ^ 1]) + value[1:],
+        lambda value, other: value[:2000] + bytes(len(value) - 2000),
+        lambda value, other: value[:-1],
+        lambda value, other: value + b"x",
+        lambda value, other: b"somebody else's",
+        lambda value, other: bytes(len(value)),
+        lambda value, other: other,
+    ],
+    ids=[
+        "a bit",
+        "the last bit",
+        "the checksum",
+        "half written",
+        "cut off",
+        "too long",
+        "foreign",
+        "empty",
+        "other key",
+    ],
+)
+def test_a_value_that_is_not_what_it_should_be_is_a_miss_and_can_be_put_again(
+    pool, a, b, raw, blocks, got, damage
+):
+    client = raw(pool)
+    keys, data = blocks(3)
+    a.put(keys, data)
+    names = [name_of(a, key) for key in keys]
+    good, other = client.get(names[1]), client.get(names[2])
+    assert len(good) == BLOCK_BYTES + 64
+    assert client.upsert(names[1], damage(good, other)) == 0
+    before = pool.stats()
+    assert b.find(keys) == 3
+    assert np.array_equal(got(b, keys), data[:1])
+    assert pool.stats().since(before).torn_blocks == 1
+    assert b.lacks(keys) == [1]  # and not the damaged one
+    b.put([keys[1]], data[1:2])
+    assert np.array_equal(got(a, keys), data)
+
+
+def test_a_value_gone_between_look_up_and_copy_is_a_miss(pool, a, b, raw, blocks, got):
+    keys, data = blocks(3)
+    a.put(keys, data)
+    assert b.find(keys) == 3
+    assert raw(pool).remove(name_of(a, keys[1]), True) == 0
+    assert np.array_equal(got(b, keys), data[:1])
+
+
+def test_an_instance_with_blocks_of_another_size_never_gets_these(pool, open_store, a, blocks, got):
+    small = open_store(pool, "b", block_bytes=2048)
+    keys, data = blocks(2)
+    a.put(keys, data)
+    assert len(got(small, keys, 2048)) == 0
+
+
+def test_clearing_forgets_everything_and_removes_it(pool, a, b, raw, blocks, got):
+    client = raw(pool)
+    keys, data = blocks(8)
+    a.put(keys, data)
+    old = [name_of(a, key) for key in keys]
+    asyncio.run(pool.clear())
+    assert b.find(keys) == a.find(keys) == len(got(a, keys)) == 0
+    assert set(client.batch_is_exist(old)) == {0}
+    again = data[::-1].copy()
+    a.put(keys, again)
+    assert np.array_equal(got(b, keys), again)
+
+
+def test_what_is_dropped_stays_until_its_room_is_wanted(make_pool, open_store, blocks, got, until):
+    pool = make_pool(("a",), capacity_bytes=16 << 20)
+    store = open_store(pool, "a", 65536)
+    keys, data = blocks(100, 65536)
+    store.put(keys, data)
+    store.drop(keys[:50])
+    assert np.array_equal(got(store, keys, 65536), data)  # a sibling shares what is not yet in the way
+    kept, kept_data = blocks(20, 65536)
+    store.put(kept, kept_data)
+
+    def gone():  # a quarter of the memory is too much; what was looked for just now is not removed
+        store.drop(keys)
+        return pool.stats().released_blocks == 100
+
+    until(gone)
+    assert store.find(keys) == 0
+    assert np.array_equal(got(store, kept, 65536), kept_data)
+
+
+def test_a_burst_beyond_the_memory_never_waits_long_and_keeps_what_it_says(
+    make_pool, open_store, blocks, got
+):
+    pool = make_pool(("a",), capacity_bytes=16 << 20)
+    store = open_store(pool, "a", 65536)
+    kept = 0
+    for _ in range(10):
+        keys, data = blocks(64, 65536)
+        store.put(keys, data)
+        found = store.find(keys)
+        kept += found
+        assert np.array_equal(got(store, keys[:found], 65536), data[:found])
+    put = pool.stats().put_bytes // 65536
+    assert 0 < kept <= put
+    assert put + pool._control.total(Word.REFUSED) == 640
+    assert pool.stats().torn_blocks == 0
+
+
+def test_a_full_store_takes_new_blocks_again_and_counts_what_it_evicted(make_pool, open_store, blocks, until):
+    pool = make_pool(("a",), capacity_bytes=16 << 20)
+    store = open_store(pool, "a", 65536)
+    for _ in range(8):
+        store.put(*blocks(64, 65536))
+
+    def taken():
+        keys, data = blocks(16, 65536)
+        store.put(keys, data)
+        return store.find(keys) == 16
+
+    until(taken)
+    until(lambda: pool.stats().evicted_blocks > 100)
+    until(lambda: 0 < pool.stats().used_bytes <= 16 << 20)
+
+
+def test_two_runs_share_a_master_and_see_nothing_of_each_other(make_pool, open_store, pool, a, blocks, got):
+    guest = make_pool(("a",), master=pool.store("a").settings["master"])
+    other = open_store(guest, "a")
+    keys, data = blocks(4)
+    a.put(keys, data)
+    assert other.find(keys) == 0
+    other.put(keys, data[::-1].copy())
+    assert np.array_equal(got(a, keys), data)
+    asyncio.run(guest.clear())
+    assert other.find(keys) == 0
+    asyncio.run(guest.stop())
+    assert a.find(keys) == 4
+    assert np.array_equal(got(a, keys), data)
+
+
+def test_two_runs_with_masters_of_their_own_do_not_meet(make_pool, open_store, pool, a, blocks):
+    neighbour = make_pool(("a",))
+    assert neighbour.store("a").settings["master"] != pool.store("a").settings["master"]
+    other = open_store(neighbour, "a")
+    keys, data = blocks(3)
+    a.put(keys, data)
+    assert other.find(keys) == 0
+
+
+def test_a_pool_too_small_for_a_block_is_refused_by_the_instance(pool):
+    with pytest.raises(EngineError, match="a block of 32 tokens takes 33554432 bytes; raise"):
+        MooncakeStore(pool.store("a").settings, StoreHost("a", 32 << 20, 32))
+
+
+def test_counters_that_cannot_be_opened_are_named(pool):
+    settings = dict(pool.store("a").settings) | {"control": "/proc/1/fd/999999"}
+    with pytest.raises(EngineError, match=r"counters cannot be opened: .*runtime's machine"):
+        MooncakeStore(settings, StoreHost("a", BLOCK_BYTES, 32))
