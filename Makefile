@@ -4,8 +4,8 @@
 demo: setup  ## Roll out the example under the baseline and under each technique, on real vLLM engines.
 	.venv/bin/seer compare examples/tiny_reasoner/demo.toml
 
-test: check  ## Everything CI runs: style, types, import contracts, all tests.
-	.venv/bin/python -m pytest
+test: fast-test  ## Everything CI runs: style, types, import contracts, all tests.
+	.venv/bin/python -m pytest -m engine
 
 check: setup
 	.venv/bin/ruff check .
@@ -13,8 +13,8 @@ check: setup
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-fast-test: setup  ## The tests that start no engine: seconds.
-	.venv/bin/python -m pytest -m "not engine"
+fast-test: check  ## All but the tests that start real engines, on all cores: minutes.
+	.venv/bin/python -m pytest -m "not engine" -n auto
 
 fix: setup
 	.venv/bin/ruff check --fix .
