@@ -152,10 +152,13 @@ class Engine(Protocol):
         """Drop what drafting and the KV pool remember of a group that is over; never blocks."""
         ...
 
-    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+    async def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes:
         """Measure the duration of decoding steps on this grid; the instance must be idle.
 
-        Sizes that the instance cannot run are left out of the answer.
+        Each request begins with ``context_tokens`` of context, or as much as the engine likes.  Sizes that
+        the instance cannot run are left out of the answer.
         """
         ...
 

@@ -34,9 +34,10 @@ log = structlog.get_logger("seer")
 
 @attrs.define(eq=False)
 class Transcript:
-    """What the user will get of one request, as far as it is written."""
+    """What the user will get of one request, as far as it is written; siblings share the ``prompt``."""
 
     group: PromptGroup
+    prompt: list[int]
     index: int
     seed: int
     token_ids: list[int] = attrs.Factory(list)
@@ -68,9 +69,10 @@ class Rollout:
         self._reports = dict(runtime.reports)
         self.started_s = runtime.clock.now()
         for group in groups:
+            prompt = list(group.prompt_token_ids)
             for index in range(group.n):
                 self._transcripts[f"{group.id}/{index}"] = Transcript(
-                    group, index, request_seed(group.seed, index)
+                    group, prompt, index, request_seed(group.seed, index)
                 )
 
     def submit(self) -> None:
@@ -163,8 +165,8 @@ class Rollout:
             request_id=command.request_id,
             group_id=group.id,
             # A sum, so that what a simulated engine has not written out stays so.
-            token_ids=list(group.prompt_token_ids) + transcript.token_ids,
-            prompt_tokens=len(group.prompt_token_ids),
+            token_ids=transcript.prompt + transcript.token_ids,
+            prompt_tokens=len(transcript.prompt),
             max_tokens=command.max_tokens,
             sampling=group.sampling,
             seed=transcript.seed,

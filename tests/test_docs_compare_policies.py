@@ -27,9 +27,15 @@ def desk(tmp_path, monkeypatch, distribution, seer, write_config, write_prompts)
     (tmp_path / "lengths.jsonl").write_text(lengths)
     (shortest_first,) = [block for block in blocks(HOOKS, "python") if "class ShortestFirst" in block]
     distribution("shortest_first", shortest_first)
-    config = write_config(["divided_rollout"])
+    config = write_config(["divided_rollout", "context_sched", "grouped_spec"])
+    config = config.rename(tmp_path / "config.toml")
     prompts = write_prompts(*({"prompt": "once more", "n": 4, "max_tokens": 300} for _ in range(3)))
-    assert seer("run", config, "--prompts", prompts, "--out", "out/first").exit_code == 0
+    for command, *arguments in (
+        ("run", "--prompts", prompts, "--out", "out/first"),
+        ("profile", "--context", 64, "--context", 1024, "--out", "profile.json"),
+        ("compare", "--json", "compare.json"),
+    ):
+        assert seer(command, config, *arguments).exit_code == 0
     return tmp_path
 
 
@@ -38,7 +44,8 @@ def test_a_command_of_the_page_runs(desk, seer, command):
     program, *arguments = shlex.split(command)
     result = seer(*arguments)
     assert (program, result.exit_code) == ("seer", 0), result.output
-    assert "ratio: to" in result.stdout
+    shown = {"sim": "ratio: to", "profile": "written to", "compare": "ratio to", "twin": "predicted"}
+    assert shown[arguments[0]] in result.stdout
 
 
 def test_the_python_of_the_page_runs(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from seer_core.drafting import StepTimes
 from seer_core.errors import ConfigError
 from seer_core.plugins import Assembly, assemble
 from seer_core.ports import Clock, Engine, ModelInfo, Tokenizer
+from seer_core.profile import Profile, make_profile, mean_times
 from seer_core.runtime import Runtime
 
 __all__ = ["profile_command"]
@@ -26,8 +28,8 @@ DRAFT_TOKENS = (0, 1, 2, 4, 6, 8, 12, 16)
 
 
 @attrs.frozen
-class OneEngine:
-    """A pool with a single one of another pool's engines."""
+class SomeEngines:
+    """A pool with some of another pool's engines."""
 
     engines: Sequence[Engine]
     clock: Clock
@@ -45,12 +47,27 @@ class OneEngine:
 @click.option(
     "--draft-tokens", type=click.IntRange(min=0), multiple=True, help="Drafts per request; may repeat."
 )
-def profile_command(config: Config, out: Path, batch: tuple[int, ...], draft_tokens: tuple[int, ...]) -> None:
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Tokens of context of each request; may repeat.  [default: the engine's choice]",
+)
+@click.option("--together", is_flag=True, help="Measure all instances at the same time, and take their mean.")
+def profile_command(
+    config: Config,
+    out: Path,
+    batch: tuple[int, ...],
+    draft_tokens: tuple[int, ...],
+    context: tuple[int, ...],
+    together: bool,
+) -> None:
     """Measure how long decoding steps of CONFIG's engine take: T(batch, draft tokens).
 
     Starts one instance with CONFIG's drafter, makes steps of every size that it can run, and writes the
     medians as JSON.  Name the file in the drafter's settings, and instances start without measuring by
-    themselves.
+    themselves.  `seer twin` predicts whole runs from it; for that, measure several --context, and --together
+    where instances share a machine.
 
     \b
     Example:
@@ -62,26 +79,45 @@ def profile_command(config: Config, out: Path, batch: tuple[int, ...], draft_tok
         raise ConfigError("nothing to profile for: no plug-in of [seer].plugins drafts; add one that does")
     check_writable(out)
     grid = tuple(sorted(set(batch or BATCH))), tuple(sorted({0, *(draft_tokens or DRAFT_TOKENS)}))
-    times = run_async(_measure(config, assembly, *grid))
-    write_json(out, msgspec.to_builtins(times))
-    _print(times)
+    profile = run_async(_measure(config, assembly, *grid, sorted(set(context)) or [None], together))
+    write_json(out, msgspec.to_builtins(profile))
+    for times in profile.tables:
+        _print(times)
     click.echo(f"milliseconds per step; written to {out}")
 
 
 async def _measure(
-    config: Config, assembly: Assembly, batch: tuple[int, ...], draft_tokens: tuple[int, ...]
-) -> StepTimes:
+    config: Config,
+    assembly: Assembly,
+    batch: tuple[int, ...],
+    draft_tokens: tuple[int, ...],
+    contexts: Sequence[int | None],
+    together: bool,
+) -> Profile:
     pool = assembly.pool
-    engine, *_ = pool.engines
-    one = OneEngine([engine], pool.clock, pool.model, pool.tokenizer)
-    click.echo(f"starting one {config.seer.engine} instance ...", err=True)
-    async with Runtime(attrs.evolve(assembly, pool=one), config.seer, config.rollout):
+    engines = list(pool.engines) if together else list(pool.engines)[:1]
+    some = SomeEngines(engines, pool.clock, pool.model, pool.tokenizer)
+    click.echo(f"starting {len(engines)} {config.seer.engine} instance(s) ...", err=True)
+    async with Runtime(attrs.evolve(assembly, pool=some), config.seer, config.rollout) as runtime:
         click.echo("measuring ...", err=True)
-        return await engine.measure_steps(batch, draft_tokens)
+        tables = []
+        for context in contexts:
+            # An engine of one's own need not know of contexts where none is asked for.
+            more = () if context is None else (context,)
+            measured = [engine.measure_steps(batch, draft_tokens, *more) for engine in engines]
+            tables.append(mean_times(await asyncio.gather(*measured)))
+        return make_profile(
+            tables,
+            list(runtime.living.values()),
+            engine=config.seer.engine,
+            instances=len(pool.engines),
+            together=together,
+        )
 
 
 def _print(times: StepTimes) -> None:
-    table = Table("batch", *(f"{tokens} drafted" for tokens in times.draft_tokens))
+    context = f"{times.context_tokens} tokens of context" if times.context_tokens else None
+    table = Table("batch", *(f"{tokens} drafted" for tokens in times.draft_tokens), title=context)
     for batch, row in zip(times.batch, times.seconds, strict=True):
         table.add_row(str(batch), *(f"{seconds * 1e3:.2f}" for seconds in row))
     table_console().print(table)

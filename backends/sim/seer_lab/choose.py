@@ -18,7 +18,7 @@ __all__ = ["choose_workload"]
 
 INSTANCES = 4
 PRESSURE = 3.0
-"""Where a user says nothing: between the paper's 1.7 (Kimi-K2) and 3.9 (Qwen2-VL-72B)."""
+"""Where a user says nothing: between the paper's 1.8 (Moonlight) and 3.9 (Qwen2-VL-72B)."""
 
 
 def choose_workload(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from statistics import fmean
 
 import attrs
 import msgspec
+from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_pool
 
 from seer_core.config import Config, structure
@@ -29,6 +33,9 @@ __all__ = ["Simulation", "simulate"]
 PROMPT_TOKEN = 5
 """What all prompts consist of: simulated engines count tokens and read none."""
 
+LATE_SHARE = 0.05
+"""Part of the requests, last to start, whose start counts as late (arXiv 2511.14617)."""
+
 
 class Simulation(msgspec.Struct, frozen=True):
     """What a policy made of one iteration; times in virtual seconds since its start.
@@ -48,6 +55,8 @@ class Simulation(msgspec.Struct, frozen=True):
     deferred_tokens: int
     finish_times_s: list[float]
     instances: list[InstanceTimeline]
+    late_start_share: float
+    draft_acceptance_length: float
     wall_s: float
 
     @property
@@ -84,7 +93,8 @@ def simulate(
     assembly = attrs.evolve(assembly, pool=_pool(config, groups), strategies=strategies)
     prompts = [_prompt(group, number, policy.knows_lengths) for number, group in enumerate(groups)]
     began_s = time.monotonic()
-    kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
+    with _no_collections():
+        kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
     summary = summarize(kept, started_s, 0, 0)
     instances = timeline.instances()
     return Simulation(
@@ -100,6 +110,8 @@ def simulate(
         deferred_tokens=sum(len(completion.token_ids) for completion in put_off),
         finish_times_s=sorted(completion.finished_s - started_s for completion in kept),
         instances=instances,
+        late_start_share=_late_start_s(assembly.pool, started_s) / summary.total_time_s,
+        draft_acceptance_length=_draft_acceptance_length(kept),
         wall_s=time.monotonic() - began_s,
     )
 
@@ -123,10 +135,28 @@ def _pool(config: Config, groups: Sequence[GroupLengths]) -> EnginePool:
     return attrs.evolve(make_pool(settings), tokenizer=None)
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the collector from walking what lives to the end; a rollout makes no cycles worth finding."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@cache
+def _prompt_token_ids(tokens: int) -> tuple[int, ...]:
+    """Return a prompt that all groups with so long a one share."""
+    return (PROMPT_TOKEN,) * tokens
+
+
 def _prompt(group: GroupLengths, seed: int, knows_lengths: bool) -> PromptGroup:
     return PromptGroup(
         id=group.id,
-        prompt_token_ids=(PROMPT_TOKEN,) * group.prompt_tokens,
+        prompt_token_ids=_prompt_token_ids(group.prompt_tokens),
         n=len(group.output_tokens),
         max_tokens=group.max_tokens,
         seed=seed,
@@ -140,18 +170,38 @@ async def _roll_out(
     """Return the completions of the first ``wanted`` groups to end, those put off, and when it began."""
     left = {group.id: group.n for group in groups}
     whole: set[str] = set()
+    completions: list[Completion] = []
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         rollout = runtime.rollout(groups)
         async for completion in rollout:
+            completions.append(completion)
             left[completion.group_id] -= 1
             if not left[completion.group_id]:
                 whole.add(completion.group_id)
             if len(whole) == wanted:
                 break
-        completions = (await rollout.abort()).completions
+        if len(whole) < len(groups):
+            completions = (await rollout.abort()).completions
     kept = [completion for completion in completions if completion.group_id in whole]
     put_off = [completion for completion in completions if completion.group_id not in whole]
     return kept, put_off, rollout.started_s
+
+
+def _late_start_s(pool: EnginePool, started_s: float) -> float:
+    """Return when the requests that started last did, on average, after the rollout began."""
+    first: dict[str, float] = {}
+    for engine in pool.engines:
+        assert isinstance(engine, SimEngine)
+        for request_id, at_s in engine.first_steps_s.items():
+            first[request_id] = min(at_s, first.get(request_id, at_s))
+    starts = sorted(first.values())
+    return fmean(starts[-max(1, round(len(starts) * LATE_SHARE)) :]) - started_s
+
+
+def _draft_acceptance_length(completions: Sequence[Completion]) -> float:
+    chunks = [chunk for completion in completions for chunk in completion.chunks if chunk.drafted_at]
+    drafts = sum(chunk.drafted_at[0] for chunk in chunks)
+    return 1 + sum(sum(chunk.accepted_at) for chunk in chunks) / drafts if drafts else 0.0
 
 
 def _mean_kv_usage(instance: InstanceTimeline, started_s: float, total_s: float) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from seer_sim.cost import PRESETS
 
 from seer_core.config import Config, make_config
 from seer_core.errors import ConfigError
@@ -25,6 +26,9 @@ NODE_DRAM_BYTES = 2e12
 NODE_SSD_BYTES = 4e12
 """The paper's nodes; all of both are the KV pool's."""
 
+GPU_WIRE_BYTES_PER_S = 25e9
+"""What a GPU's share of its node's network moves: half of 400 Gbit/s (assumed)."""
+
 MEMORY_SHARE = 0.9
 """Part of it that an engine uses for weights and KV (vLLM's default ``gpu_memory_utilization``)."""
 
@@ -37,6 +41,10 @@ LONGEST_PROMPT_TOKENS = 4096
 
 CHUNKS = 20
 """Chunks of the longest response where responses are shorter than the paper's (of Qwen2-VL-72B: 20)."""
+
+DRAFTING_S = 10e-3
+"""What a step that drafts takes longer: it waits on the host for the tokens of the last one, leaves CUDA
+graphs, and samples again.  Assumed: about the fixed overhead of a step on one node."""
 
 LATER_SEEDS = 1 << 20
 """Added to a seed for an iteration to come; far from those that users repeat over."""
@@ -53,6 +61,7 @@ NOT_HERE = {
 class Cluster(msgspec.Struct, frozen=True):
     """Instances of one model: ``preset`` names the constants of ``seer_sim.cost``.
 
+    ``weight_bytes`` count as often as they are replicated.
     ``vanilla_sd`` is the way of speculation without group context that the paper compares with there.
     """
 
@@ -125,6 +134,7 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
             "sim_pool": {
                 "dram_bytes": int(NODE_DRAM_BYTES * cluster.nodes),
                 "ssd_bytes": int(NODE_SSD_BYTES * cluster.nodes),
+                "bandwidth_bytes_per_s": GPU_WIRE_BYTES_PER_S * cluster.gpus_per_instance,
             }
         },
         "engine": {
@@ -137,11 +147,14 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
                 "max_batched_tokens": cluster.max_batched_tokens,
                 "max_model_tokens": context_tokens,
                 "report_interval_s": 5.0,
+                "acceptance": {"step_s": DRAFTING_S},
+                "drafts": {cluster.vanilla_sd: {"step_s": DRAFTING_S}},
             }
         },
         "plugin": {
             "divided_rollout": {"chunk_tokens": cluster.chunk_tokens},
             "vanilla_sd": {"method": cluster.vanilla_sd},
+            "grouped_spec": {"servers": 0},  # nobody asks them: what simulated drafts are worth is given
         },
     }
 
@@ -191,7 +204,7 @@ CLUSTERS = {
         gpus_per_instance=1,
         weight_bytes=32e9,
         kv_bytes_per_token=27 * 576 * 2,  # layers x MLA's values x bf16
-        max_running=1024,
+        max_running=256,
         max_batched_tokens=8192,
         chunk_tokens=2048,
         vanilla_sd="suffix",
@@ -202,7 +215,7 @@ CLUSTERS = {
         gpus_per_instance=8,
         weight_bytes=146e9,
         kv_bytes_per_token=80 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
-        max_running=1024,
+        max_running=256,
         max_batched_tokens=8192,
         chunk_tokens=2048,
         vanilla_sd="draft_model",
@@ -211,9 +224,9 @@ CLUSTERS = {
         preset="h800-kimi-k2",
         instances=8,
         gpus_per_instance=32,
-        weight_bytes=1e12,
+        weight_bytes=PRESETS["h800-kimi-k2"].weight_bytes + PRESETS["h800-kimi-k2"].expert_bytes,
         kv_bytes_per_token=61 * 576 * 2,
-        max_running=8192,
+        max_running=32 * 256,
         max_batched_tokens=65536,
         chunk_tokens=2048,
         vanilla_sd="mtp",
@@ -223,9 +236,9 @@ CLUSTERS = {
 # Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see the
 # README of this distribution).
 LENGTHS = {
-    "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.7, group_share=0.7),
-    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=1.0, group_share=0.7),
-    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.6, group_share=0.7),
+    "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.8, group_share=0.9),
+    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=1.0, group_share=0.9),
+    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.7, group_share=0.9),
 }
 
 WORKLOADS: Mapping[str, Workload] = {

@@ -35,13 +35,16 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Left out, it is the paper's for so many ``paths``: a request has that many drafts, of which a step
     verifies all and accepts the best.  ``rates`` says it exactly instead: ``rates[i][j]`` is the share of
     drafts that are accepted up to position j + 1, of those that are so long.  Longer drafts than a row are
-    cut to it.
+    cut to it.  A drafter that leaves out what it doubts is described by ``verified`` as well:
+    ``verified[i][j]`` is the share of steps that verify position j + 1 at all, ``rates`` are shares of all
+    steps then, and no policy is asked how long drafts should be.
     """
 
     siblings: tuple[int, ...] = PAPER_SIBLINGS
     mean_lengths: tuple[float, ...] | None = None
     draft_tokens: Annotated[int, Meta(ge=1, le=POSITIONS)] = PAPER_DRAFT_TOKENS
     rates: tuple[tuple[float, ...], ...] | None = None
+    verified: tuple[tuple[float, ...], ...] | None = None
     paths: Annotated[int, Meta(ge=1)] = 1
 
     def __post_init__(self) -> None:
@@ -59,6 +62,13 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         elif not all(all(a >= b for a, b in pairwise((1.0, *row, 0.0))) for row in self.rates):
             raise ValueError("rates must be shares that do not rise along a row")
 
+        if self.verified is not None:
+            if self.rates is None or [len(row) for row in self.verified] != [len(row) for row in self.rates]:
+                raise ValueError("verified needs rates, row by row as many")
+            pairs = zip(self.verified, self.rates, strict=True)
+            if not all(1 >= v >= a for shares, rates in pairs for v, a in zip(shares, rates, strict=True)):
+                raise ValueError("verified must be shares, none below that of rates")
+
     @property
     def means(self) -> tuple[float, ...]:
         """Mean lengths as given, or the paper's."""
@@ -67,6 +77,12 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def row(self, siblings_finished: int) -> int:
         """Return the number of the row that speaks for so many finished siblings."""
         return bisect_right(self.siblings, siblings_finished) - 1
+
+    def positions(self, row: int, draft_tokens: int) -> float:
+        """Return the positions that a step computes for a request with drafts of so many tokens."""
+        if self.verified is None:
+            return 1 + self.paths * draft_tokens
+        return 1 + self.paths * sum(self.verified[row][:draft_tokens])
 
     def table(self) -> tuple[tuple[float, ...], ...]:
         """Return, by row and position, the probability that a draft is accepted so far at least."""

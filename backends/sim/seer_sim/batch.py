@@ -78,9 +78,9 @@ class Batch:
         self._filled: list[tuple[Run, int]] = []
         self._attention_s = cache(cost.attention_s)
 
-    def run_of(self, job: ChunkJob, new_tokens: int, stopped: bool) -> Run:
-        """Return the run of a chunk that will generate ``new_tokens``, to be queued."""
-        run = Run(job, new_tokens, stopped)
+    def run_of(self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool) -> Run:
+        """Return the run of a chunk that has ``tokens`` and will generate ``new_tokens``, to be queued."""
+        run = Run(job, tokens, new_tokens, stopped)
         # A prompt's last token is always computed, for its logits.
         run.prompt_blocks = (job.prompt_tokens - 1) // self._block
         return run
@@ -113,23 +113,27 @@ class Batch:
         preempted = self._make_room()
         if preempted:
             self._moving = [lockstep for lockstep in self._moving if lockstep.size]
-        positions = 0
+        requests = 0
+        positions = 0.0
         attention_s = growth_s = growth_tokens = 0.0
         for lockstep in self._moving:
             computed = lockstep.size * lockstep.positions
             token_s = self._attention_s(lockstep.positions)
             growth = lockstep.size * lockstep.rate / ONE
+            requests += lockstep.size
             positions += computed
             attention_s += (lockstep.context / ONE + computed) * token_s
             growth_tokens += growth
             growth_s += growth * token_s
-        budget = self._max_batched_tokens - positions
+        budget = int(self._max_batched_tokens - positions)
         if self._filling is not None:
             budget -= self._fill(self._filling, budget)
         if not preempted:
             self._admit(budget)
         if not self.running:
             return None
+        requests += len(self._filled)
+        sampled = positions + len(self._filled)
         for run, tokens in self._filled:
             positions += tokens
             attention_s += cost.prefill_attention_s(run.computed, tokens)
@@ -140,11 +144,15 @@ class Batch:
         single = self._filled or (preempted and speculation is not None)
         return Segment(
             1 if single else self._like_steps(growth_tokens),
-            cost.pass_s(positions) + attention_s + drafting_s,
+            cost.pass_s(positions, requests, sampled) + attention_s + drafting_s,
             growth_s + drafting_growth_s,
             drafting_s,
             drafting_growth_s,
         )
+
+    def filling(self) -> list[str]:
+        """Return the ids of the requests whose context the step under way computes."""
+        return [run.job.request_id for run, _ in self._filled]
 
     def end(self, steps: int) -> list[Run]:
         """Finish ``steps`` steps, no more than begun; return the runs that are complete."""

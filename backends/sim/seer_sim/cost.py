@@ -2,12 +2,13 @@
 
     step = overhead + max(weight bytes / bandwidth, FLOPs of its positions / FLOP rate)
                     + the sum over its requests of max(KV bytes / bandwidth, attention FLOPs / FLOP rate)
+                    + so much per request, per position, and per position that is sampled
 
 The layers' matrices and attention are different kernels, one after the other, so each is bound by what it
 needs most of itself.  All are effective rates: peaks times what is reached of them.
 
-Left out: collectives and sampling other than as part of the overhead, the host, and that the slowest of
-several data-parallel ranks holds up the others (all of an instance's memory and bandwidth count as one).
+Left out: that the slowest of several data-parallel ranks holds up the others (all of an instance's memory and
+bandwidth count as one), other than in what is reached of the peaks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that choose at random touch ``1 - (1 - expert_share) ** n`` of them in expectation.
     ``attention_flops`` is for each position and token of its context; ``prefill_attention_flops`` the same
     while a context is computed, where MLA works on unfolded keys and values.  ``bytes_per_s`` and
-    ``flops_per_s`` are peaks, the efficiencies what is reached of them.
+    ``flops_per_s`` are peaks, the efficiencies what is reached of them.  ``request_s`` is the host's work for
+    a request, ``position_s`` what a position's activations take between accelerators, ``sampled_s`` the
+    sampler's work for a position: a decoding request has one of those, and one per draft token.
     """
 
     overhead_s: NotNegative
@@ -47,14 +50,22 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops_per_s: Positive
     bandwidth_efficiency: Share
     compute_efficiency: Share
+    request_s: NotNegative = 0.0
+    position_s: NotNegative = 0.0
+    sampled_s: NotNegative = 0.0
 
-    def pass_s(self, positions: int) -> float:
-        """Return the seconds of a step that computes so many positions, attention excepted."""
-        touched = 1.0 - (1.0 - self.expert_share) ** positions
+    def pass_s(self, positions: float, requests: int = 0, sampled: float = 0) -> float:
+        """Return the seconds of a step that computes so many positions, attention excepted.
+
+        They are those of so many ``requests``, and so many of them are ``sampled``.
+        """
+        touched: float = 1.0 - (1.0 - self.expert_share) ** positions
         weights_s = (self.weight_bytes + self.expert_bytes * touched) / self._bandwidth
-        return self.overhead_s + max(weights_s, self.flops_per_token * positions / self._flop_rate)
+        host_s = self.overhead_s + self.request_s * requests + self.sampled_s * sampled
+        host_s += self.position_s * positions
+        return host_s + max(weights_s, self.flops_per_token * positions / self._flop_rate)
 
-    def attention_s(self, positions: int) -> float:
+    def attention_s(self, positions: float) -> float:
         """Return the seconds per token of context of a decoding request that computes ``positions``."""
         read_s = self.kv_bytes_per_token / self._bandwidth
         return max(read_s, positions * self.attention_flops / self._flop_rate)
@@ -85,6 +96,23 @@ H800_FP8 = 1979e12
 
 MLA = 512 + 64
 """Values that multi-head latent attention keeps per token and layer: latent and rotary (model cards)."""
+
+REQUEST_S = 20e-6
+"""Host's work per request and step in vLLM: some 5 ms of scheduling, inputs and outputs for 256 (assumed)."""
+
+
+def all_reduce_s(layers: int, hidden: int) -> float:
+    """Seconds that a position's activations take between 8 H800: two all-reduces of bf16 per layer.
+
+    A ring sends 2 x 7/8 of the bytes from each GPU; of NVLink's 200 GB/s in each direction (data sheet) 150
+    are reached (assumed).
+    """
+    return layers * 2 * (2 * 7 / 8) * hidden * 2 / 150e9
+
+
+def sampling_s(vocabulary: int) -> float:
+    """Seconds in which a position's fp32 logits are read or written ten times (assumed), at half the peak."""
+    return 10 * vocabulary * 4 / (H800_BYTES_PER_S / 2)
 
 
 def mla_flops(layers: int, heads: int) -> float:
@@ -128,8 +156,11 @@ PRESETS = {
         prefill_attention_flops=mha_flops(80, 64, 128, 128),
         bytes_per_s=8 * H800_BYTES_PER_S,
         flops_per_s=8 * H800_BF16,
-        bandwidth_efficiency=0.4,
-        compute_efficiency=0.5,
+        bandwidth_efficiency=0.46,
+        compute_efficiency=0.46,
+        request_s=REQUEST_S,
+        position_s=all_reduce_s(80, 8192),
+        sampled_s=sampling_s(152_064),
     ),
     # 26 of 27 layers have 64 routed experts of 3 x 2048 x 1408 values, of which a token takes 6.
     "h800-moonlight": CostModel(
@@ -143,12 +174,16 @@ PRESETS = {
         prefill_attention_flops=mha_flops(27, 16, 192, 128),
         bytes_per_s=H800_BYTES_PER_S,
         flops_per_s=H800_BF16,
-        bandwidth_efficiency=0.4,
-        compute_efficiency=0.5,
+        bandwidth_efficiency=0.44,
+        compute_efficiency=0.44,
+        request_s=REQUEST_S,
+        sampled_s=sampling_s(163_840),
     ),
     # 32 GPUs: attention is data-parallel, so what is no routed expert (11 B of fp8) is on each of them;
     # 60 of 61 layers have 384 routed experts of 3 x 7168 x 2048 values, of which a token takes 8, spread over
-    # all GPUs.  The overhead has two all-to-alls per layer in it, and the wait for the slowest rank.
+    # all GPUs.  The overhead has the latency of two all-to-alls per layer in it, and the wait for the slowest
+    # rank; with 32 ranks, a position of one takes 2.9 us per layer (DeepEP's published times at EP32 and 128
+    # positions: dispatch 155 us and combine 273 us, of which a sixth is latency).
     # Attention computes in bf16, at half of fp8's rate, so its FLOPs count twice.
     "h800-kimi-k2": CostModel(
         overhead_s=50e-3,
@@ -161,8 +196,11 @@ PRESETS = {
         prefill_attention_flops=2 * mha_flops(61, 64, 192, 128),
         bytes_per_s=32 * H800_BYTES_PER_S,
         flops_per_s=32 * H800_FP8,
-        bandwidth_efficiency=0.4,
-        compute_efficiency=0.4,
+        bandwidth_efficiency=0.3,
+        compute_efficiency=0.3,
+        request_s=REQUEST_S / 32,
+        position_s=60 * 2.9e-6 / 32,
+        sampled_s=sampling_s(163_840) / 32,
     ),
     # Models that draft.  Qwen2-VL-7B beside the 72 B, on the same GPUs:
     "h800-qwen2-vl-7b-tp8": CostModel(
@@ -176,8 +214,10 @@ PRESETS = {
         prefill_attention_flops=mha_flops(28, 28, 128, 128),
         bytes_per_s=8 * H800_BYTES_PER_S,
         flops_per_s=8 * H800_BF16,
-        bandwidth_efficiency=0.4,
-        compute_efficiency=0.5,
+        bandwidth_efficiency=0.46,
+        compute_efficiency=0.46,
+        position_s=all_reduce_s(28, 3584),
+        sampled_s=sampling_s(152_064),
     ),
     # One more layer of Kimi-K2, which predicts the token after the next, with the embedding's matrix.
     "h800-kimi-k2-mtp": CostModel(
@@ -191,7 +231,9 @@ PRESETS = {
         prefill_attention_flops=2 * mha_flops(1, 64, 192, 128),
         bytes_per_s=32 * H800_BYTES_PER_S,
         flops_per_s=32 * H800_FP8,
-        bandwidth_efficiency=0.4,
-        compute_efficiency=0.4,
+        bandwidth_efficiency=0.3,
+        compute_efficiency=0.3,
+        position_s=2.9e-6 / 32,
+        sampled_s=sampling_s(163_840) / 32,
     ),
 }

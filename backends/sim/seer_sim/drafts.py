@@ -29,11 +29,12 @@ class Class(NamedTuple):
 class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
     """Keys of ``[engine.sim.acceptance]`` and ``[engine.sim.drafts.<method>]``.
 
-    A step that drafts for n requests takes ``n * request_s`` longer, and as many passes of ``model`` as
-    drafts have tokens: the name of a cost preset, or nothing.  What such a model computes of the context
+    A step that drafts for n requests takes ``step_s + n * request_s`` longer, and as many passes of ``model``
+    as drafts have tokens: the name of a cost preset, or nothing.  What such a model computes of the context
     before its first draft, and the memory that it takes, are left out.
     """
 
+    step_s: NotNegative = 0.0
     request_s: NotNegative = 12e-6
     model: Literal["", "h800-qwen2-vl-7b-tp8", "h800-kimi-k2-mtp"] = ""
 
@@ -42,7 +43,7 @@ class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
         drafting = [each for each in classes if each.draft_tokens and each.requests]
         if not drafting:
             return 0.0, 0.0
-        fixed_s = self.request_s * sum(each.requests for each in drafting)
+        fixed_s = self.step_s + self.request_s * sum(each.requests for each in drafting)
         if not self.model:
             return fixed_s, 0.0
         model: CostModel = PRESETS[self.model]
@@ -53,10 +54,10 @@ class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
 
 
 METHODS: Mapping[str, Drafts] = {
-    # The paper's vanilla methods (arXiv 2511.14617).  Suffix decoding without the group: its grouped drafts
-    # with no sibling finished, at 16 tokens.  20 us per request: arctic-inference, docs/benchmarks.md.
-    "suffix": Drafts(siblings=(0,), mean_lengths=(1.70,), draft_tokens=16, request_s=20e-6),
-    # A 7 B model and one MTP token: the mean lengths that it reports of whole runs.
+    # The paper's vanilla methods (arXiv 2511.14617): mean lengths that it reports of whole runs.  Suffix
+    # decoding takes 20 us per request: arctic-inference, docs/benchmarks.md.
+    "suffix": Drafts(siblings=(0,), mean_lengths=(1.67,), draft_tokens=16, request_s=20e-6),
+    # A 7 B model, and one MTP token.
     "draft_model": Drafts(
         siblings=(0,), mean_lengths=(2.19,), draft_tokens=3, request_s=0, model="h800-qwen2-vl-7b-tp8"
     ),

@@ -42,7 +42,8 @@ class SimEngine:
     instance's step times sets the lengths of drafts, and ``methods``, or ``acceptance`` for a method that is
     not among them, says what comes of them, in expectation; they change the time a chunk takes and none of
     its tokens.  With a ``SimKVPool`` a chunk whose KV is elsewhere waits until it has been brought, one
-    transfer after the other, while others are computed.
+    transfer after the other, while others are computed.  ``first_steps_s`` says when the first step of each
+    request here began.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class SimEngine:
         self._report_interval_s = report_interval_s
         self._not_before_s = 0.0
         self._lost = False
+        self.first_steps_s: dict[str, float] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -138,16 +140,17 @@ class SimEngine:
             raise EngineError(f"instance {self.id!r} has not started; it cannot take chunk {job.id!r}")
         if job.id in self._runs:
             raise EngineError(f"chunk {job.id!r} is on instance {self.id!r} already")
-        generated = len(job.token_ids) - job.prompt_tokens
+        tokens = len(job.token_ids)
+        generated = tokens - job.prompt_tokens
         left = self._lengths.of(job) - generated
-        longest = len(job.token_ids) + job.max_tokens
+        longest = tokens + job.max_tokens
         if longest > self._info.max_model_tokens:
             limit = self._info.max_model_tokens
             self._fail(job, f"{longest} tokens of context and chunk exceed max_model_tokens = {limit}")
         elif left <= 0:
             self._fail(job, f"{generated} tokens are there of a response of {generated + left}")
         else:
-            run = self._batch.run_of(job, min(left, job.max_tokens), left <= job.max_tokens)
+            run = self._batch.run_of(job, tokens, min(left, job.max_tokens), left <= job.max_tokens)
             self._runs[job.id] = run
             if not self._fetch(run):
                 self._batch.push(run)
@@ -167,10 +170,12 @@ class SimEngine:
     def forget_group(self, group_id: str) -> None:
         """Do nothing: no draft of a simulated model comes from text."""
 
-    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+    async def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes:
         """Return what the cost model says, at no cost in time."""
         drafts = self._acceptance if self._speculation is None else self._speculation.drafts
-        return step_times(self._cost, drafts, self._info, batch, draft_tokens)
+        return step_times(self._cost, drafts, self._info, batch, draft_tokens, context_tokens)
 
     async def reset_cache(self) -> None:
         """Forget all cached KV; the policy goes on with the acceptance it has learnt."""
@@ -289,6 +294,8 @@ class SimEngine:
         self._segment = self._batch.begin()
         if self._segment is not None:
             self._segment_began_s = self._clock.now()
+            for request_id in self._batch.filling():
+                self.first_steps_s.setdefault(request_id, self._segment_began_s)
             self._end_after(self._segment.steps)
 
     def _end_after(self, steps: int) -> None:

@@ -11,7 +11,7 @@ the number of whole ticks that it completes: now one, now two, and exactly the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from seer_sim.run import Run
@@ -27,19 +27,24 @@ class Lockstep:
     """Runs of one class: probes or not, and accepted as ``rates`` say.
 
     ``rates[j]`` is the probability that a draft is accepted up to position j + 1; without any, the class
-    never drafts.  A request has ``paths`` drafts at a time, so a step
-    computes ``positions`` for each run.
+    never drafts.  With drafts of g tokens a step computes ``positions_at[g]`` positions for each run.
     """
 
-    def __init__(self, block: int, rates: Sequence[float] = (), probe: bool = False, paths: int = 1) -> None:
+    def __init__(
+        self,
+        block: int,
+        rates: Sequence[float] = (),
+        probe: bool = False,
+        positions_at: Sequence[float] = (1,),
+    ) -> None:
         self.probe = probe
-        self.paths = paths
         self.rates = rates
         self.size = 0
         self.draft_tokens = 0
-        self.positions = 1
+        self.positions = positions_at[0]
         self.rate = ONE
         self.verified = [0] * (len(rates) + 1)
+        self._positions_at = positions_at
         self._rates = [ONE + round(sum(rates[:tokens]) * ONE) for tokens in range(len(rates) + 1)]
         self._block = block
         self._clock = 0
@@ -55,7 +60,7 @@ class Lockstep:
     def draft(self, tokens: int) -> None:
         """Verify so many tokens of each draft per run from the next step on, or as many as ``rates`` has."""
         self.draft_tokens = min(tokens, len(self.rates))
-        self.positions = 1 + self.paths * self.draft_tokens
+        self.positions = self._positions_at[self.draft_tokens]
         self.rate = self._rates[self.draft_tokens]
 
     def join(self, run: Run, number: int) -> None:
@@ -126,10 +131,20 @@ class Lockstep:
             # A run may end in the midst of its last step's tokens.
             blocks -= sum(
                 (last - 1 - run.phase) // self._block - (end - 1 - run.phase) // self._block
-                for end, number, run in self._ends
-                if end < last and run.lockstep is self and run.joined == number
+                for end, number, run in self._ends_before(last)
+                if run.lockstep is self and run.joined == number
             )
         return blocks
+
+    def _ends_before(self, tick: int) -> Iterator[tuple[int, int, Run]]:
+        """Yield the heap's entries whose end is earlier, and look at little else of it."""
+        ends = self._ends
+        places = [0]
+        while places:
+            place = places.pop()
+            if place < len(ends) and ends[place][0] < tick:
+                yield ends[place]
+                places += (2 * place + 1, 2 * place + 2)
 
     def _first_end(self) -> int:
         """Return the tick at which the first run ends; forget those that left before theirs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from seer_core.drafting import StepTimes
 from seer_core.errors import EngineError
@@ -19,19 +20,34 @@ DRAFT_TOKENS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Draft lengths that an instance measures for its own policy."""
 
 CONTEXT_TOKENS = 2048
-"""Context of each request in a measured step (assumed: within a first long chunk); less if KV is short."""
+"""Context of each request in a measured step, if nobody says (assumed: a first long chunk)."""
 
 
 def step_times(
-    cost: CostModel, drafts: Drafts, info: InstanceInfo, batch: Sequence[int], draft_tokens: Sequence[int]
+    cost: CostModel,
+    drafts: Drafts,
+    info: InstanceInfo,
+    batch: Sequence[int],
+    draft_tokens: Sequence[int],
+    context_tokens: int | None = None,
 ) -> StepTimes:
     """Return the duration of decoding steps, drafting included; batches above ``max_running`` are left out.
+
+    With ``context_tokens``, so are those whose contexts do not fit; without, contexts are as long as they can
+    be, up to ``CONTEXT_TOKENS``.
 
     Raises:
         EngineError: no batch is left.
     """
     sizes = sorted({size for size in batch if 1 <= size <= info.max_running})
     lengths = sorted({0, *draft_tokens})
+    if context_tokens is not None:
+        if context_tokens > info.max_model_tokens:
+            raise EngineError(
+                f"instance {info.id!r} has no room for {context_tokens} tokens of context: max_model_tokens ="
+                f" {info.max_model_tokens}"
+            )
+        sizes = [size for size in sizes if size * context_tokens <= info.kv_capacity_tokens]
     if not sizes:
         raise EngineError(
             f"instance {info.id!r} runs no more than {info.max_running} requests at once (max_running), so"
@@ -39,14 +55,16 @@ def step_times(
         )
 
     def seconds(size: int, tokens: int) -> float:
-        context = min(CONTEXT_TOKENS, info.max_model_tokens, info.kv_capacity_tokens // size)
-        positions = 1 + drafts.paths * tokens
+        most = min(CONTEXT_TOKENS, info.max_model_tokens, info.kv_capacity_tokens // size)
+        context = most if context_tokens is None else context_tokens
+        positions = fmean(drafts.positions(row, tokens) for row in range(len(drafts.siblings)))
         attention_s = size * (context + positions) * cost.attention_s(positions)
         drafting_s = sum(drafts.seconds([Class(size, tokens, size * context)]))
-        return cost.pass_s(size * positions) + attention_s + drafting_s
+        return cost.pass_s(size * positions, size, size * positions) + attention_s + drafting_s
 
     return StepTimes(
         batch=tuple(sizes),
         draft_tokens=tuple(lengths),
         seconds=tuple(tuple(seconds(size, tokens) for tokens in lengths) for size in sizes),
+        context_tokens=context_tokens or 0,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, dropwhile
+from operator import not_
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,12 +47,12 @@ class Run:
         "work",
     )
 
-    def __init__(self, job: ChunkJob, new_tokens: int, stopped: bool) -> None:
+    def __init__(self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool) -> None:
         self.job = msgspec.structs.replace(job, token_ids=[])  # only their number matters, and it is large
         self.new_tokens = new_tokens
         self.stopped = stopped
-        self.tokens = len(job.token_ids)
-        self.final_tokens = self.tokens + new_tokens
+        self.tokens = tokens
+        self.final_tokens = tokens + new_tokens
         self.prompt_blocks = 0
         self.computed = 0
         self.cached = 0
@@ -76,9 +78,5 @@ class Run:
     @property
     def drafted_at(self) -> list[int]:
         """Steps that have verified at least 1, 2, ... draft tokens for it."""
-        if len(self.verified) <= 1:
-            return []
-        counts = [sum(self.verified[tokens:]) for tokens in range(1, len(self.verified))]
-        while counts and not counts[-1]:
-            counts.pop()
-        return counts
+        at_least = dropwhile(not_, accumulate(reversed(self.verified[1:])))
+        return [*at_least][::-1]

@@ -30,7 +30,9 @@ class Speculation:
 
     def lockstep(self, job: ChunkJob, block: int) -> Lockstep:
         """Return an empty lockstep for the job's class."""
-        return Lockstep(block, self.rates(job), job.probe, self.drafts.paths)
+        rates, row = self.rates(job), self.drafts.row(job.siblings_finished)
+        positions_at = [self.drafts.positions(row, tokens) for tokens in range(len(rates) + 1)]
+        return Lockstep(block, rates, job.probe, positions_at)
 
     def draft(self, locksteps: Sequence[Lockstep], max_positions: int) -> None:
         """Set the draft lengths of the next steps; none where all drafts would exceed ``max_positions``."""
@@ -40,7 +42,10 @@ class Speculation:
                 probes += lockstep.size
             else:
                 others += lockstep.size
-        ours, theirs = self._policy.lengths(probes, others)
+        if self.drafts.verified is None:
+            ours, theirs = self._policy.lengths(probes, others)
+        else:  # how long drafts were is recorded as well
+            ours = theirs = len(self._table[0])
         paths = self.drafts.paths
         if probes * (1 + paths * ours) + others * (1 + paths * theirs) > max_positions:
             ours = theirs = 0
@@ -66,7 +71,7 @@ class Speculation:
         accepted = [0.0] * longest
         for lockstep in drafting:
             drafts = lockstep.size * steps
-            for position in range(lockstep.draft_tokens):
+            for position, rate in enumerate(lockstep.rates[: lockstep.draft_tokens]):
                 drafted[position] += drafts
-                accepted[position] += drafts * lockstep.rates[position]
+                accepted[position] += drafts * rate
         self._policy.learn(drafted, accepted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
-import attrs
+import msgspec
 
 __all__ = ["EOS_TOKEN_ID", "FIRST_TOKEN_ID", "ByteTokenizer", "Drawn", "generate"]
 
@@ -25,8 +25,7 @@ _LOGPROBS = [-(i + 1) / 64 for i in range(256)]
 T = TypeVar("T")
 
 
-@attrs.frozen
-class TokenSeries:
+class TokenSeries(msgspec.Struct, frozen=True):
     """Ids that count upwards through the vocabulary, from ``first`` on; so they cost no loop."""
 
     first: int
@@ -42,8 +41,7 @@ class TokenSeries:
         return tokens
 
 
-@attrs.frozen
-class LogprobSeries:
+class LogprobSeries(msgspec.Struct, frozen=True):
     """Log-probs in nats that repeat a table, from ``first`` on."""
 
     first: int

@@ -1,7 +1,9 @@
 """The cost model: what a step of each preset is bound by."""
 
+import msgspec
 import pytest
-from seer_sim.cost import H800_BF16, H800_BYTES_PER_S, PRESETS
+from seer_sim.cost import PRESETS
+from seer_sim.drafts import Class, Drafts
 
 QWEN, MOONLIGHT, KIMI = (PRESETS[f"h800-{name}"] for name in ("qwen2-vl-72b-tp8", "moonlight", "kimi-k2"))
 
@@ -17,6 +19,7 @@ def test_sizes_are_those_of_the_model_cards():
 
 @pytest.mark.parametrize("cost", [MOONLIGHT, KIMI])
 def test_the_more_positions_the_more_experts_are_read(cost):
+    cost = msgspec.structs.replace(cost, position_s=0)
     plain_s = cost.overhead_s + cost.weight_bytes / cost.bytes_per_s / cost.bandwidth_efficiency
     all_s = cost.expert_bytes / cost.bytes_per_s / cost.bandwidth_efficiency
     assert cost.pass_s(1) - plain_s == pytest.approx(all_s * cost.expert_share)
@@ -26,8 +29,23 @@ def test_the_more_positions_the_more_experts_are_read(cost):
 
 
 def test_a_dense_model_reads_all_weights_for_one_position():
-    assert QWEN.pass_s(1) == QWEN.pass_s(50) == QWEN.overhead_s + 146e9 / (8 * H800_BYTES_PER_S * 0.4)
-    assert QWEN.pass_s(1000) == QWEN.overhead_s + 1000 * 2 * 72.7e9 / (8 * H800_BF16 * 0.5)
+    cost = msgspec.structs.replace(QWEN, position_s=0)
+    reading_s = 146e9 / (cost.bytes_per_s * cost.bandwidth_efficiency)
+    assert cost.pass_s(1) == cost.pass_s(50) == cost.overhead_s + reading_s
+    computing_s = 1000 * 2 * 72.7e9 / (cost.flops_per_s * cost.compute_efficiency)
+    assert cost.pass_s(1000) == cost.overhead_s + computing_s
+
+
+def test_positions_requests_and_samples_take_time_each():
+    bare = msgspec.structs.replace(QWEN, position_s=0, request_s=0, sampled_s=0)
+    more_s = 300 * QWEN.position_s + 100 * QWEN.request_s + 200 * QWEN.sampled_s
+    assert QWEN.pass_s(300, 100, 200) == pytest.approx(bare.pass_s(300) + more_s)
+
+
+def test_a_step_that_drafts_takes_longer_however_few_draft():
+    drafts = Drafts(step_s=0.01, request_s=1e-3)
+    assert drafts.seconds([Class(2, 3, 100.0), Class(5, 0, 100.0)]) == (0.012, 0.0)
+    assert drafts.seconds([Class(5, 0, 100.0)]) == (0.0, 0.0)
 
 
 def test_verifying_reads_grouped_kv_once_but_computes_latent_attention_again():

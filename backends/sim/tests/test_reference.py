@@ -11,6 +11,9 @@ from seer_sim.cost import CostModel
 from seer_sim.drafts import Class, Drafts
 
 COST = CostModel(
+    position_s=1e-5,
+    request_s=2e-5,
+    sampled_s=3e-5,
     overhead_s=0.011,
     weight_bytes=400,
     expert_bytes=600,
@@ -168,7 +171,8 @@ class NaiveInstance:
             run.computed += take
             takes.append((run, take, take))
             budget -= take
-        self.now += COST.pass_s(sum(take for _, take, _ in takes))
+        sampled = sum(take if run.decoding else 1 for run, take, _ in takes)
+        self.now += COST.pass_s(sum(take for _, take, _ in takes), len(takes), sampled)
         classes = []
         for run, take, _ in takes:
             if run.decoding:

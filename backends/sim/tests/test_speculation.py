@@ -83,8 +83,9 @@ def story(simulate, chunk_job):
 def test_a_small_batch_gets_faster_by_what_drafts_give(simulate, chunk_job, fixed_drafter):
     plain = decode(simulate, chunk_job, None, 2)
     drafted = decode(simulate, chunk_job, fixed_drafter(lambda probes, others: (4, 4)), 2)
-    # Reading 146 GB of weights takes as long for ten positions as for two.
-    assert plain.clock.now() / drafted.clock.now() == pytest.approx(1 + sum(HALF.rates[0]), rel=0.01)
+    # Reading 146 GB of weights takes as long for ten positions as for two; sending and sampling eight more
+    # positions does not take quite nothing.
+    assert plain.clock.now() / drafted.clock.now() == pytest.approx(1 + sum(HALF.rates[0]), rel=0.02)
 
 
 def test_a_policy_that_knows_the_step_times_drafts_in_the_tail_and_not_in_a_full_batch(
@@ -247,6 +248,8 @@ def test_step_times_are_those_of_the_cost_model(simulate, fixed_drafter):
     cost = PRESETS["cpu-tiny"]
     step_s = cost.pass_s(2 * 4) + 2 * (2048 + 4) * cost.attention_s(4) + 2 * Drafts().request_s
     assert times.at(2, 3) == pytest.approx(step_s, rel=1e-12)
+    longer = asyncio.run(sim.engine.measure_steps([2], [3], 4096))
+    assert longer.at(2, 3) - times.at(2, 3) == pytest.approx(2 * 2048 * cost.attention_s(4))
     with pytest.raises(EngineError, match="max_running"):
         asyncio.run(sim.engine.measure_steps([64], [0]))
 
@@ -318,8 +321,8 @@ def test_the_path_of_a_source_names_the_method(simulate, chunk_job, fixed_drafte
         return 4000 / output.steps
 
     for engine in ("sim", "vllm"):
-        assert tokens_a_step(f"{engine}:suffix", 16) == pytest.approx(1.70, rel=0.01)
-        assert tokens_a_step(f"{engine}:suffix", 16, siblings=15) == pytest.approx(1.70, rel=0.01)
+        assert tokens_a_step(f"{engine}:suffix", 16) == pytest.approx(1.67, rel=0.01)
+        assert tokens_a_step(f"{engine}:suffix", 16, siblings=15) == pytest.approx(1.67, rel=0.01)
     assert tokens_a_step("sim:draft_model", 3) == pytest.approx(2.19, rel=0.01)
     assert tokens_a_step("sim:mtp", 1) == pytest.approx(1.74, rel=0.01)
     assert tokens_a_step("seer_grouped_spec.source:GroupedSource", 8, siblings=15) == pytest.approx(

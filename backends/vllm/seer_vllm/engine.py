@@ -145,13 +145,15 @@ class VllmEngine:
         if self._worker is not None and not (self._drafter is None and self._kv_pool is None):
             self._worker.send(ForgetGroup(group_id))
 
-    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+    async def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes:
         """Measure the duration of decoding steps on this grid; without a drafter, of 0 draft tokens only.
 
         Raises:
             EngineError: the instance is busy or down, or can run no size of the grid.
         """
-        answer = await self._call(MeasureSteps(tuple(batch), tuple(draft_tokens)))
+        answer = await self._call(MeasureSteps(tuple(batch), tuple(draft_tokens), context_tokens))
         assert answer.step_times is not None
         return answer.step_times
 

@@ -155,11 +155,13 @@ class Instance:
         if self._connector is not None:
             self._connector.forget_group(group_id)
 
-    def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> Called:
+    def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> Called:
         """Measure steps of these sizes, if no chunk is running."""
         if self._running:
             return Called(f"{len(self._running)} chunks are running")
-        times = self._meter().measure(batch, draft_tokens)
+        times = self._meter().measure(batch, draft_tokens, context_tokens)
         refusal = "it can run no size of this grid" if times is None else None
         return Called(self._reset_prefix_cache() or refusal, times)
 

@@ -17,7 +17,8 @@ from seer_vllm.scheduler import AccountingScheduler
 
 __all__ = ["StepMeter", "default_grid"]
 
-PROMPT_TOKENS = 64
+CONTEXT_TOKENS = 64
+"""Prompt of each request where nobody says otherwise."""
 STEPS = 12
 TRIES = 30
 """Steps made at most for one cell; one that vLLM planned differently, as in a preemption, does not count."""
@@ -52,30 +53,39 @@ class StepMeter:
         assert blocks is not None
         self._block_tokens, self._blocks = config.cache_config.block_size, blocks - 1
 
-    def measure(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes | None:
+    def measure(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes | None:
         """Return the median seconds of a step for each size that fits; None if none does."""
+        context_tokens = context_tokens or CONTEXT_TOKENS
         lengths = sorted({n for n in draft_tokens if 0 <= n <= self._max_draft_tokens} | {0})
         rows = {}
         for size in sorted(set(batch)):
-            if 1 <= size <= self._max_running and self._fits(size, lengths):
-                seconds = self._measure_row(size, lengths)
+            if 1 <= size <= self._max_running and self._fits(size, lengths, context_tokens):
+                seconds = self._measure_row(size, lengths, context_tokens)
                 if seconds is not None:
                     rows[size] = seconds
-        return StepTimes(tuple(rows), tuple(lengths), tuple(rows.values())) if rows else None
+        if not rows:
+            return None
+        grown = (STEPS + 2) * len(lengths) // 2  # in the middle of the row
+        return StepTimes(tuple(rows), tuple(lengths), tuple(rows.values()), context_tokens + grown)
 
-    def _tokens(self, lengths: Sequence[int]) -> int:
+    def _tokens(self, lengths: Sequence[int], context_tokens: int) -> int:
         """Return the tokens of a request at the end, when hardly any draft is accepted."""
-        return PROMPT_TOKENS + (STEPS + 2) * len(lengths) + 2 * max(lengths)
+        return context_tokens + (STEPS + 2) * len(lengths) + 2 * max(lengths)
 
-    def _fits(self, size: int, lengths: Sequence[int]) -> bool:
-        blocks = -(-self._tokens(lengths) // self._block_tokens)
+    def _fits(self, size: int, lengths: Sequence[int], context_tokens: int) -> bool:
+        tokens = self._tokens(lengths, context_tokens)
+        blocks = -(-tokens // self._block_tokens)
         return (
             size * (1 + max(lengths)) <= self._max_step_tokens
             and size * blocks <= self._blocks
-            and self._tokens(lengths) <= self._max_model_tokens
+            and tokens <= self._max_model_tokens
         )
 
-    def _measure_row(self, size: int, lengths: Sequence[int]) -> tuple[float, ...] | None:
+    def _measure_row(
+        self, size: int, lengths: Sequence[int], context_tokens: int
+    ) -> tuple[float, ...] | None:
         """Measure all draft lengths on one batch; None if it does not stay together long enough."""
         random = np.random.default_rng(size)
         names = [f"measure-{index}" for index in range(size)]
@@ -83,7 +93,7 @@ class StepMeter:
         for index, name in enumerate(names):
             params = SamplingParams(
                 temperature=1.0,
-                max_tokens=self._max_model_tokens - PROMPT_TOKENS,
+                max_tokens=self._max_model_tokens - context_tokens,
                 ignore_eos=True,
                 logprobs=0,
                 flat_logprobs=True,
@@ -91,7 +101,7 @@ class StepMeter:
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 extra_args={"seed": index},
             )
-            prompt = random.integers(0, self._vocab_size, PROMPT_TOKENS).tolist()
+            prompt = random.integers(0, self._vocab_size, context_tokens).tolist()
             ids.append(self._engine.add_request(name, tokens_input(prompt), params))
         try:
             cells = [self._measure_cell(size, length) for length in lengths]

@@ -93,6 +93,7 @@ class MeasureSteps(msgspec.Struct, frozen=True, tag=True):
 
     batch: tuple[int, ...]
     draft_tokens: tuple[int, ...]
+    context_tokens: int | None
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

@@ -90,8 +90,8 @@ def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
                     link.send(Called(instance.reset_cache()))
                 case UpdateWeights(source, version):
                     link.send(Called(instance.update_weights(source, version)))
-                case MeasureSteps(batch, draft_tokens):
-                    link.send(instance.measure_steps(batch, draft_tokens))
+                case MeasureSteps(batch, draft_tokens, context_tokens):
+                    link.send(instance.measure_steps(batch, draft_tokens, context_tokens))
                 case Shutdown():
                     return
                 case Start():

@@ -171,6 +171,9 @@ def test_steps_are_measured_on_the_sizes_that_fit(drafting, roomy, prompts):
     before = drafting.whole(prompts(2), PLAIN, 30)
     times = drafting.run(drafting.engine.measure_steps((1, 4, 32, 64), (0, 2, 5, 9)))
     assert (times.batch, times.draft_tokens) == ((1, 4, 32), (0, 2, 5))
+    longer = drafting.run(drafting.engine.measure_steps((1, 32), (0, 2), 256))
+    assert longer.batch[0] == 1
+    assert longer.context_tokens - times.context_tokens == pytest.approx(256 - 64, abs=10)
     without = roomy.run(roomy.engine.measure_steps((2,), (0, 4)))
     assert (without.batch, without.draft_tokens) == ((2,), (0,))
     with pytest.raises(EngineError, match="MeasureSteps on instance 'vllm-0': it can run no size"):

@@ -39,7 +39,7 @@ TO_WORKER = [
     ForgetGroup("g"),
     ResetCache(),
     UpdateWeights("/w", 4),
-    MeasureSteps((1, 8), (0, 4)),
+    MeasureSteps((1, 8), (0, 4), 64),
     Shutdown(),
 ]
 FROM_WORKER = [

@@ -25,7 +25,7 @@ __all__ = ["Settings", "StreamRLOracle"]
 class Settings(Struct, frozen=True, eq=False, weakref=True):
     """``long_share`` of the groups, those with the longest responses, have instances of their own.
 
-    The default is fitted: with it two of the paper's workloads come out as the paper says.
+    The default is assumed: neither paper says how many buckets there are, or where they part.
     """
 
     long_share: Annotated[float, Meta(ge=0, le=1)] = 0.3

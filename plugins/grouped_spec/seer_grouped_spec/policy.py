@@ -11,7 +11,8 @@ knows more and does better, but needs the drafts themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, zip_longest
 from math import ceil, inf, isfinite, log
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +103,9 @@ class MarginalBenefit:
         self._refresh = refresh
         self._threshold = 1.0 + least_gain
         self._draft_s = draft_s
-        self._curves = StepCurves(step_times, max_draft_tokens)
+        self._curves = _curves(step_times, max_draft_tokens)
         self._lengths = self._curves.lengths
+        self._ordered = self._lengths[:, None] >= self._lengths
         self._hope = _gained([EXPLORE_HOPE**j for j in self._lengths[1:].tolist()])
         self._drafted = [0.0] * max_draft_tokens
         self._accepted = [0.0] * max_draft_tokens
@@ -140,13 +142,8 @@ class MarginalBenefit:
             keep = 0.5 ** (verified / HALF_LIFE_DRAFTS)
             # Many drafts at once decay among themselves as well: the mean of keep over them.
             weight = (1.0 - keep) * HALF_LIFE_DRAFTS / (log(2.0) * verified)
-            self._drafted = [keep * count for count in self._drafted]
-            self._accepted = [keep * count for count in self._accepted]
-            for j, (drafted, accepted) in enumerate(zip(drafted_at, accepted_at, strict=True)):
-                if j == self._longest:
-                    break
-                self._drafted[j] += weight * drafted
-                self._accepted[j] += weight * accepted
+            self._drafted = _decayed(self._drafted, keep, drafted_at, weight)
+            self._accepted = _decayed(self._accepted, keep, accepted_at, weight)
         self._learnt += 1
         explored = self._exploring and verified > 0
         if explored or self._learnt % self._refresh == 0:
@@ -158,7 +155,7 @@ class MarginalBenefit:
         batch = probes + others
         drafts = (probes * lengths[0] + others * lengths[1]) / batch
         tokens = batch + probes * self._gained[lengths[0]] + others * self._gained[lengths[1]]
-        seconds = np.interp(drafts, self._lengths, self._curves[batch])
+        seconds = self._curves.between(batch, np.array(drafts))
         return float(tokens / (seconds + self._draft_s * batch * (drafts > 0)))
 
     def _look(self) -> None:
@@ -177,22 +174,23 @@ class MarginalBenefit:
         batch = probes + others
         if batch == 0 or self._longest == 0:
             return 0, 0
-        ours = self._lengths if probes else self._lengths[:1]
-        theirs = self._lengths if others else self._lengths[:1]
-        curve = self._curves[batch]
-        drafts = (probes * ours[:, None] + others * theirs) / batch
-        seconds = np.interp(drafts, self._lengths, curve)
+        most = len(self._lengths)
+        ours = self._lengths[: most if probes else 1, None]
+        theirs = self._lengths[: most if others else 1]
+        seconds = self._curves.between(batch, (probes * ours + others * theirs) / batch)
         if self._draft_s:
             seconds = seconds + self._draft_s * batch
-        probe_tokens = probes * (1.0 + gained[ours, None])
-        other_tokens = others * (1.0 + gained[theirs])
-        pays = (probe_tokens + other_tokens) * curve[0] > self._threshold * batch * seconds
+        tokens = 1.0 + gained
+        probe_tokens = probes * tokens[: len(ours), None]
+        other_tokens = others * tokens[: len(theirs)]
+        plain_s = self._curves[batch][0]
+        pays = (probe_tokens + other_tokens) * plain_s > self._threshold * batch * seconds
         if probes and others:
-            pays &= ours[:, None] >= theirs
+            pays &= self._ordered
         pays[0, 0] = False
         worth = np.where(pays, (self._priority * probe_tokens + other_tokens) / seconds, -inf)
-        best = int(np.argmax(worth))
-        return divmod(best, len(theirs)) if worth.flat[best] > 0 else (0, 0)
+        best = int(worth.argmax())
+        return divmod(best, len(theirs)) if worth.item(best) > 0 else (0, 0)
 
     def _explores(self, batch: int) -> bool:
         """Count a plain step, and say whether it should draft all the same."""
@@ -215,6 +213,18 @@ class MarginalBenefit:
         curve = self._curves[batch]
         excess = float((curve[1] + self._draft_s * batch) / curve[0]) - 1.0
         return max(EXPLORE_EVERY, ceil(excess / EXPLORE_SHARE))
+
+
+@lru_cache(maxsize=4)
+def _curves(step_times: StepTimes, longest: int) -> StepCurves:
+    """Return the curves that all instances of equal step times share (simulated ones, by the hundred)."""
+    return StepCurves(step_times, longest)
+
+
+def _decayed(counts: Sequence[float], keep: float, verdicts: Sequence[float], weight: float) -> list[float]:
+    """Return the counts after new verdicts, which may speak of fewer positions, or of more."""
+    pairs = zip_longest(counts, verdicts[: len(counts)], fillvalue=0.0)
+    return [keep * count + weight * verdict for count, verdict in pairs]
 
 
 def _gained(beta: Sequence[float]) -> Floats:

@@ -1,0 +1,180 @@
+"""``seer twin``: predict the arms of ``seer compare`` on one's own engines, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+
+from seer_core.cli.common import config_options, main_options, table_console
+from seer_core.cli.output import check_writable, write_json
+from seer_core.compare import Arm, arms_of
+from seer_core.config import Config, nearest
+from seer_core.errors import ConfigError
+from seer_core.plugins import fill_slots
+from seer_core.profile import read_profile
+from seer_lab.calibrate import calibrated, plugins_of
+from seer_lab.policies import Policy
+from seer_lab.simulate import simulate
+from seer_lab.twin import Twin, make_twin
+
+__all__ = ["FIGURES", "predict", "predict_arm", "twin_command"]
+
+FIGURES = {
+    "total_time_s": ("total\ntime, s", ",.1f"),
+    "tail_time_s": ("tail\ntime, s", ",.1f"),
+    "throughput_tokens_per_s": ("tokens\nper s", ",.0f"),
+    "preemptions": ("preemp-\ntions", ",.0f"),
+    "recomputed_tokens": ("recomputed\ntokens", ",.0f"),
+    "acceptance_length": ("tokens per\nstep", ".2f"),
+}
+"""What is predicted, how it is called and how shown."""
+
+
+@click.command("twin", context_settings={"default_map": {"log_level": "warning"}})
+@main_options
+@config_options
+@click.option(
+    "--profile",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Of `seer profile CONFIG`, with several --context.",
+)
+@click.option(
+    "--lengths",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory of a finished `seer run CONFIG`, or a file as for `seer sim`.",
+)
+@click.option(
+    "--compare", "measured_file", type=click.Path(path_type=Path), help="Measured: `seer compare --json`."
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Slow all steps by one factor: the recorded run then takes as long as it did.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
+def twin_command(
+    config: Config,
+    profile: Path,
+    lengths: Path,
+    measured_file: Path | None,
+    calibrate: bool,
+    json_file: Path | None,
+) -> None:
+    """Predict what `seer compare CONFIG` would show, from measured step times and recorded lengths.
+
+    Fits the simulator's cost model to the profile, and rolls the recorded lengths out under every arm.  What
+    drafts were worth is taken from the recorded run: an input, not a prediction.
+
+    \b
+    Example:
+      seer profile CONFIG --together --context 64 --context 1024 --out profile.json
+      seer run CONFIG --prompts prompts.jsonl --out out/first
+      seer twin CONFIG --profile profile.json --lengths out/first
+    """
+    measured = None if measured_file is None else _read_measured(config, measured_file)
+    if json_file is not None:
+        check_writable(json_file)
+    rows, about = predict(config, profile, lengths, measured, calibrate=calibrate)
+    if json_file is not None:
+        write_json(json_file, rows)
+    _print(rows, about)
+
+
+def predict(
+    config: Config,
+    profile: Path,
+    lengths: Path,
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    calibrate: bool = False,
+) -> tuple[list[dict[str, Any]], str]:
+    """Return one object per arm, with figures predicted, measured and the error, and a line on the fit.
+
+    With ``calibrate`` the total time of the recorded run's own arm is no prediction any more: it says so.
+    ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.
+
+    Raises:
+        ConfigError, PromptError: see ``make_twin``.
+    """
+    twin, fitted = make_twin(config, read_profile(profile), lengths)
+    factor = 1.0
+    if calibrate:
+        twin, factor = calibrated(twin, lengths)
+    arms = arms_of(config)
+    for arm in arms:
+        fill_slots(twin.config(arm.plugins))
+    rows: list[dict[str, Any]] = []
+    for arm in arms:
+        predicted = predict_arm(twin, arm)
+        row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
+        if calibrate:
+            row["slowed_by"] = factor
+            row["is_recorded_run"] = set(arm.plugins) == set(plugins_of(lengths))
+        if measured is not None and arm.name in measured:
+            row["measured"] = {name: float(measured[arm.name][name]) for name in FIGURES}
+            row["error"] = {
+                name: predicted[name] / value - 1 for name, value in row["measured"].items() if value
+            }
+        rows.append(row)
+    about = (
+        f"fitted step times are {fitted.median_error:.1%} off the profile's in the median,"
+        f" {fitted.worst_error:.1%} at worst"
+    )
+    if calibrate:
+        about += f"; all are slowed by {factor:.3f}, so that the recorded run takes as long as it did"
+    return rows, about
+
+
+def predict_arm(twin: Twin, arm: Arm) -> dict[str, float]:
+    """Return the figures of a twin's rollout under one arm, by name."""
+    policy = Policy(arm.name, arm.plugins, knows_lengths=arm.knows_lengths, shares_kv=arm.shares_kv)
+    summary = simulate(twin, policy).summary
+    return {name: float(getattr(summary, name)) for name in FIGURES}
+
+
+def _read_measured(config: Config, path: Path) -> dict[str, dict[str, Any]]:
+    """Return what ``seer compare --json`` wrote, by arm.
+
+    Raises:
+        ConfigError: it is no such file, or speaks of an arm that CONFIG has not.
+    """
+    try:
+        documents = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        measured = {str(document["name"]): document for document in documents}
+        missing = [name for document in documents for name in FIGURES if name not in document]
+    except (OSError, msgspec.DecodeError, KeyError) as error:
+        raise ConfigError(f"--compare {path}: {error!r}; write one with `seer compare --json`") from error
+    if missing:
+        raise ConfigError(f"--compare {path}: an arm lacks {missing[0]!r}; measure again with `seer compare`")
+    known = [arm.name for arm in arms_of(config)]
+    for name in measured:
+        if name not in known:
+            raise ConfigError(f"--compare {path}: the config has no arm {name!r}{nearest(name, known)}")
+    return measured
+
+
+def _print(rows: Sequence[Mapping[str, Any]], about: str) -> None:
+    table = Table()
+    table.add_column("arm", no_wrap=True)
+    table.add_column("")
+    for title, _ in FIGURES.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        for kind in ("predicted", "measured", "error"):
+            if kind not in row:
+                continue
+            forms = {name: "+.1%" if kind == "error" else form for name, (_, form) in FIGURES.items()}
+            cells = (
+                format(row[kind][name], form) if name in row[kind] else "" for name, form in forms.items()
+            )
+            table.add_row(row["name"] if kind == "predicted" else "", kind, *cells)
+    console = table_console()
+    console.print(table)
+    console.print(f"{about}; lengths, and what drafts were worth, are the recorded run's")

@@ -1,0 +1,164 @@
+"""The twin of a simulated engine predicts it, and what does not go together is named."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from seer_lab.twin import recorded_drafts
+
+from seer_core.cli import main
+from seer_core.errors import ConfigError, PromptError
+from seer_core.profile import read_profile
+
+CONFIG = """
+[seer]
+engine = "sim"
+kv_pool = "sim_pool"
+plugins = ["divided_rollout", "context_sched", "grouped_spec"]
+
+[engine.sim]
+kv_capacity_tokens = 8192
+max_model_tokens = 4096
+acceptance = { request_s = 0 }
+cost = { prefill_attention_flops = 0, request_s = 2e-5 }
+
+[plugin.divided_rollout]
+chunk_tokens = 512
+"""
+
+
+@pytest.fixture(scope="module")
+def sitting(tmp_path_factory):
+    """A directory with a config and all that was measured of its engines."""
+    desk = tmp_path_factory.mktemp("twin")
+    (desk / "config.toml").write_text(CONFIG)
+    lines = [json.dumps({"prompt": f"tell me {i}", "n": 8, "max_tokens": 2500}) for i in range(16)]
+    (desk / "prompts.jsonl").write_text("\n".join(lines))
+
+    def seer(command, *arguments):
+        result = CliRunner().invoke(main, [command, str(desk / "config.toml"), *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result
+
+    seer("profile", "--together", "--context", 64, "--context", 1024, "--out", desk / "profile.json")
+    seer("run", "--prompts", desk / "prompts.jsonl", "--out", desk / "run")
+    seer("compare", "--json", desk / "compare.json")
+    return desk
+
+
+def twin(seer, desk, *more, **files):
+    names = {"config": "config.toml", "profile": "profile.json", "lengths": "run", **files}
+    paths = {name: desk / file for name, file in names.items()}
+    return seer("twin", paths["config"], "--profile", paths["profile"], "--lengths", paths["lengths"], *more)
+
+
+def test_the_twin_of_a_simulated_engine_predicts_it_within_one_percent(seer, sitting, tmp_path):
+    result = twin(seer, sitting, "--compare", sitting / "compare.json", "--json", tmp_path / "twin.json")
+    assert result.exit_code == 0, result.output
+    arms = json.loads((tmp_path / "twin.json").read_text())
+    assert [arm["name"] for arm in arms][-2:] == ["+ grouped_spec", "oracle"]
+    for arm in arms:
+        assert arm["error"]["total_time_s"] == pytest.approx(0, abs=0.01), arm
+        assert arm["predicted"]["preemptions"] == arm["measured"]["preemptions"]
+    assert arms[0]["measured"]["preemptions"] > 0
+    assert arms[3]["predicted"]["acceptance_length"] > 1.2
+    assert arms[3]["error"]["acceptance_length"] == pytest.approx(0, abs=0.02)
+    assert "predicted" in result.stdout
+    assert "error" in result.stdout
+
+
+def test_without_a_comparison_only_predictions_are_shown(seer, sitting):
+    result = twin(seer, sitting)
+    assert result.exit_code == 0, result.output
+    assert "predicted" in result.stdout
+    assert "measured" not in result.stdout.partition("fitted")[0]
+
+
+def test_a_calibrated_twin_takes_as_long_as_the_recorded_run(seer, sitting, tmp_path, changed_file):
+    def hasten(profile):
+        profile["info"]["prefill_s_per_token"] /= 2
+        for table in (profile, *profile["more"]):
+            table["seconds"] = [[second / 2 for second in row] for row in table["seconds"]]
+
+    measured = "--compare", sitting / "compare.json", "--json", tmp_path / "twin.json"
+    result = twin(seer, sitting, "--calibrate", *measured, profile=changed_file("profile.json", hasten))
+    assert result.exit_code == 0, result.output
+    arms = json.loads((tmp_path / "twin.json").read_text())
+    assert [arm["is_recorded_run"] for arm in arms] == [False, False, False, True, False]
+    for arm in arms:
+        assert arm["slowed_by"] == pytest.approx(2, rel=0.01)
+        assert arm["error"]["total_time_s"] == pytest.approx(0, abs=0.01), arm
+
+
+def test_drafts_are_worth_what_the_run_says(sitting):
+    summary = json.loads((sitting / "run" / "summary.json").read_text())
+    by_draft = recorded_drafts(sitting / "run", selective=False)
+    by_step = recorded_drafts(sitting / "run", selective=True)
+    assert by_draft.siblings == by_step.siblings
+    assert by_draft.siblings[0] == 0
+    first = [row[0] for row in by_draft.rates]
+    assert min(first) <= summary["acceptance_at"][0] <= max(first)
+    for rates, verified, accepted in zip(by_draft.rates, by_step.verified, by_step.rates, strict=True):
+        assert accepted[0] == pytest.approx(verified[0] * rates[0])
+        assert 0 < sum(verified) <= len(verified)
+
+
+@pytest.fixture
+def changed_file(sitting, tmp_path):
+    """Return a function that writes a file of the sitting anew, changed, and returns its path."""
+
+    def change(name, edit):
+        document = json.loads((sitting / name).read_text())
+        edit(document)
+        (tmp_path / name).write_text(json.dumps(document))
+        return tmp_path / name
+
+    return change
+
+
+def test_a_profile_of_another_engine_is_refused(seer, sitting, changed_file):
+    path = changed_file("profile.json", lambda profile: profile.update(engine="vllm"))
+    result = twin(seer, sitting, profile=path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the profile is of engine 'vllm', the config says 'sim'" in result.stderr
+
+
+def test_a_run_on_larger_instances_is_refused(seer, sitting, changed_file):
+    path = changed_file("profile.json", lambda profile: profile["info"].update(kv_capacity_tokens=4096))
+    result = twin(seer, sitting, profile=path)
+    assert result.exit_code == 2
+    words = " ".join(result.stderr.split())
+    assert "with kv_capacity_tokens = 4096" in words
+    assert "ran on one with 8192" in words
+
+
+def test_an_arm_that_the_config_has_not_is_named(seer, sitting, changed_file):
+    path = changed_file("compare.json", lambda arms: arms[1].update(name="+ divided_rolout"))
+    result = twin(seer, sitting, "--compare", path)
+    assert result.exit_code == 2
+    assert "no arm '+ divided_rolout'; did you mean '+ divided_rollout'?" in result.stderr
+
+
+def test_a_comparison_that_is_none_is_refused(seer, sitting):
+    result = twin(seer, sitting, "--compare", sitting / "prompts.jsonl")
+    assert result.exit_code == 2
+    assert "write one with `seer compare --json`" in result.stderr
+
+
+def test_an_empty_trace_is_refused(seer, sitting, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trace.jsonl").write_text("")
+    result = twin(seer, sitting, lengths=tmp_path / "run")
+    assert result.exit_code == 2
+    assert "nothing to simulate" in result.stderr
+
+
+def test_a_run_without_completions_is_refused(tmp_path):
+    with pytest.raises(PromptError, match="name the directory of a `seer run`"):
+        recorded_drafts(tmp_path, selective=True)
+
+
+def test_what_is_no_profile_is_refused(sitting):
+    with pytest.raises(ConfigError, match=r"is no profile.*`seer profile`"):
+        read_profile(sitting / "compare.json")
+    assert read_profile(sitting / "profile.json").together
