@@ -71,19 +71,17 @@ class VirtualClock:
         self._unsettled = True
 
     async def advance(self, changed: asyncio.Event) -> bool:
-        """Run callbacks up to the first that brings news; False if there is none and no task brings any."""
-        steps, stepped = self._steps, True
-        while stepped and not (changed.is_set() or self._unsettled):
-            self._until_yield -= 1
-            if self._until_yield == 0:
-                self._until_yield = YIELD_EVERY
-                await asyncio.sleep(0)
-            stepped = self.step()
+        """Jump to the next callback and run it; False if there is none and no task brings news."""
+        self._until_yield -= 1
+        if self._until_yield == 0:
+            self._until_yield = YIELD_EVERY
+            await asyncio.sleep(0)
+        stepped = self.step()
         if self._unsettled or not stepped:
             self._unsettled = False
             for _ in range(SETTLE_TURNS):
                 await asyncio.sleep(0)
-        return self._steps > steps or self.step() or changed.is_set()
+        return stepped or self.step() or changed.is_set()
 
     async def sleep_until(self, when_s: float) -> None:
         """Wait until the clock shows ``when_s``, and move it on if nobody else does."""

@@ -105,7 +105,7 @@ def all_reduce_s(layers: int, hidden: int) -> float:
     """Seconds that a position's activations take between 8 H800: two all-reduces of bf16 per layer.
 
     A ring sends 2 x 7/8 of the bytes from each GPU; of NVLink's 200 GB/s in each direction (data sheet) 150
-    are reached (assumed).
+    are reached (DeepEP's published 153 on H800).
     """
     return layers * 2 * (2 * 7 / 8) * hidden * 2 / 150e9
 
@@ -183,7 +183,7 @@ PRESETS = {
     # 60 of 61 layers have 384 routed experts of 3 x 7168 x 2048 values, of which a token takes 8, spread over
     # all GPUs.  The overhead has the latency of two all-to-alls per layer in it, and the wait for the slowest
     # rank; with 32 ranks, a position of one takes 2.9 us per layer (DeepEP's published times at EP32 and 128
-    # positions: dispatch 155 us and combine 273 us, of which a sixth is latency).
+    # positions: dispatch 155 us and combine 273 us, of which a sixth is taken for latency).
     # Attention computes in bf16, at half of fp8's rate, so its FLOPs count twice.
     "h800-kimi-k2": CostModel(
         overhead_s=50e-3,
