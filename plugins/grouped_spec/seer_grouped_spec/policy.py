@@ -137,6 +137,8 @@ class MarginalBenefit:
 
     def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
         """Take in how many drafts reached position 1, 2, ..., and how many were accepted there."""
+        if len(drafted_at) != len(accepted_at):
+            raise ValueError(f"{len(drafted_at)} positions drafted, {len(accepted_at)} accepted")
         verified = drafted_at[0] if drafted_at else 0.0
         if verified > 0:
             keep = 0.5 ** (verified / HALF_LIFE_DRAFTS)
