@@ -61,8 +61,9 @@ async def store(options: argparse.Namespace, name: str) -> list[Row]:
     for block, (block_bytes, block_tokens) in BLOCKS.items():
         for context in options.contexts:
             count = context // block_tokens
-            config = load_config(EXAMPLE / "demo.toml", [f"seer.kv_pool={name}", *options.set])
-            slot = assemble(config).kv_pool
+            room = max(1 << 30, 8 * count * block_bytes)  # several requests: not every pool drops at once
+            pool = [f"seer.kv_pool={name}", f"kv_pool.{name}.capacity_bytes={room}"]
+            slot = assemble(load_config(EXAMPLE / "demo.toml", [*pool, *options.set])).kv_pool
             assert slot is not None
             await slot.strategy.start(["a", "b"])
             try:
@@ -98,7 +99,7 @@ def _put_and_get(
 ) -> dict[str, list[float]]:
     ours, theirs = multiprocessing.Pipe()
     arguments = (spec_of("a"), StoreHost("a", block_bytes, block_tokens), count, repeat, theirs)
-    writer = multiprocessing.get_context("spawn").Process(target=_write, args=arguments)
+    writer = multiprocessing.get_context("spawn").Process(target=_write, args=arguments, daemon=True)
     writer.start()
     reader = _made(spec_of("b"), StoreHost("b", block_bytes, block_tokens))
     into = np.zeros((count, block_bytes), np.uint8)
