@@ -28,7 +28,7 @@ class Kind(Generic[T]):
         """Import ``package.module:Class``.
 
         Raises:
-            EngineError: it cannot be imported, or is without methods of the protocol.
+            EngineError: it cannot be imported, or is no class with the methods of the protocol.
         """
         module_name, _, name = path.partition(":")
         try:
@@ -39,8 +39,8 @@ class Kind(Generic[T]):
             each for each, _ in inspect.getmembers(self.protocol, inspect.isfunction) if each[0] != "_"
         ]
         missing = [each for each in methods if not callable(getattr(found, each, None))]
-        if missing:
-            lacks = f"without {', '.join(missing)}"
+        if not isinstance(found, type) or missing:
+            lacks = f"without {', '.join(missing)}" if missing else "an object, not a class"
             raise EngineError(f"{self.name} {path!r} is no {self.protocol.__name__}: {lacks}; {self.remedy}")
         return found
 

@@ -1,5 +1,8 @@
 """KV blocks of any layout, and stores that cannot be made or that fail."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from seer_vllm.stores import STORE, Guarded
@@ -90,3 +93,11 @@ def test_a_store_that_fails_is_not_asked_again(capsys):
 def test_a_store_that_cannot_be_made_is_named(path, fact):
     with pytest.raises(EngineError, match=fact):
         STORE.make(path, {}, StoreHost("vllm-0", 64, 32))
+
+
+def test_what_is_named_must_be_a_class(monkeypatch):
+    methods = ("close", "drop", "find", "get", "lacks", "put")
+    made = SimpleNamespace(**dict.fromkeys(methods, print))
+    monkeypatch.setitem(sys.modules, "strangers", SimpleNamespace(made=made))
+    with pytest.raises(EngineError, match="is no KVStore: an object, not a class"):
+        STORE.load("strangers:made")
