@@ -7,13 +7,12 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_vllm.connector import StoreConnector
 from seer_vllm.scheduler import AccountingScheduler
+from seer_vllm.steps import measuring_params
 
 __all__ = ["MoveMeter"]
 
@@ -61,16 +60,7 @@ class MoveMeter:
     def _first_token_s(self, prompt: Sequence[int], *, save: bool = False) -> float:
         """Return how long a request for one token takes; with ``save`` its KV goes to the pool."""
         job = {"group": GROUP, "prompt_tokens": len(prompt), "last": False} if save else {}
-        params = SamplingParams(
-            temperature=1.0,
-            max_tokens=1,
-            ignore_eos=True,
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"seed": 0, **job},
-        )
+        params = measuring_params(1, seed=0, **job)
         begun = perf_counter()
         id = self._engine.add_request(GROUP, tokens_input(list(prompt), cache_salt=GROUP), params)
         while self._engine.has_unfinished_requests():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
@@ -15,7 +16,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from seer_core.drafting import StepTimes
 from seer_vllm.scheduler import AccountingScheduler
 
-__all__ = ["StepMeter", "default_grid"]
+__all__ = ["StepMeter", "default_grid", "measuring_params"]
 
 CONTEXT_TOKENS = 64
 """Prompt of each request where nobody says otherwise."""
@@ -27,6 +28,20 @@ TRIES = 30
 def default_grid(max_running: int, draft_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return powers of two for both axes, with both ends, and 0 draft tokens."""
     return (*_powers(max_running),), (0, *_powers(draft_tokens))
+
+
+def measuring_params(max_tokens: int, **extra_args: Any) -> SamplingParams:
+    """Return what a made-up request is sampled by: temperature 1, to its last token."""
+    return SamplingParams(
+        temperature=1.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args=extra_args,
+    )
 
 
 def _powers(end: int) -> Iterator[int]:
@@ -91,16 +106,7 @@ class StepMeter:
         names = [f"measure-{index}" for index in range(size)]
         ids = []
         for index, name in enumerate(names):
-            params = SamplingParams(
-                temperature=1.0,
-                max_tokens=self._max_model_tokens - context_tokens,
-                ignore_eos=True,
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={"seed": index},
-            )
+            params = measuring_params(self._max_model_tokens - context_tokens, seed=index)
             prompt = random.integers(0, self._vocab_size, context_tokens).tolist()
             ids.append(self._engine.add_request(name, tokens_input(prompt), params))
         try:
