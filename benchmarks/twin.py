@@ -72,7 +72,7 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
                         for completion in result.completions:
                             output.completion(completion)
                     output.summary(msgspec.to_builtins(result.summary))
-                after = await profile(config, runtime)
+                    after = await profile(config, runtime)
                 results[arm.name] = (mean_profile(before, after), result)
                 drift = after.seconds[-1][0] / before.seconds[-1][0] - 1
                 print(
