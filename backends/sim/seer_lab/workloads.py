@@ -40,7 +40,7 @@ LONGEST_PROMPT_TOKENS = 4096
 
 
 CHUNKS = 20
-"""Chunks of the longest response where responses are shorter than the paper's (of Qwen2-VL-72B: 20)."""
+"""Chunks of the longest context (assumed; the paper does not say)."""
 
 DRAFTING_S = 10e-3
 """What a step that drafts takes longer: it waits on the host for the tokens of the last one, leaves CUDA
@@ -72,7 +72,6 @@ class Cluster(msgspec.Struct, frozen=True):
     kv_bytes_per_token: float
     max_running: int
     max_batched_tokens: int
-    chunk_tokens: int
     vanilla_sd: str
 
     @property
@@ -84,7 +83,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def kv_capacity_tokens(self) -> int:
         """KV tokens of one instance: what weights leave of its memory, in whole blocks."""
         free = self.gpus_per_instance * GPU_BYTES * MEMORY_SHARE - self.weight_bytes
-        return int(free / self.kv_bytes_per_token) // BLOCK_TOKENS * BLOCK_TOKENS
+        return _whole_blocks(int(free / self.kv_bytes_per_token))
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -126,6 +125,10 @@ class Workload(msgspec.Struct, frozen=True):
         return config
 
 
+def _whole_blocks(tokens: int) -> int:
+    return tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
 def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
     """Return the tables of a config with the instances of ``cluster``, for contexts so long."""
     return {
@@ -152,7 +155,7 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
             }
         },
         "plugin": {
-            "divided_rollout": {"chunk_tokens": cluster.chunk_tokens},
+            "divided_rollout": {"chunk_tokens": _whole_blocks(max(BLOCK_TOKENS, context_tokens // CHUNKS))},
             "vanilla_sd": {"method": cluster.vanilla_sd},
             "grouped_spec": {"servers": 0},  # nobody asks them: what simulated drafts are worth is given
         },
@@ -176,8 +179,7 @@ def crowded(
     recorded = lengths if not isinstance(lengths, DrawnLengths) else [first]
     longest = max(group.prompt_tokens + group.max_tokens for groups in recorded for group in groups)
     capacity = max(sum(contexts) / pressure / instances, longest)
-    chunk = min(cluster.chunk_tokens, max(BLOCK_TOKENS, longest // CHUNKS))
-    tables = on(msgspec.structs.replace(cluster, chunk_tokens=chunk), longest)
+    tables = on(cluster, longest)
     tables["engine"]["sim"] |= {
         "instances": instances,
         "kv_capacity_tokens": -(-int(capacity) // BLOCK_TOKENS) * BLOCK_TOKENS,
@@ -196,7 +198,7 @@ def scaled(workload: Workload, share: float) -> Workload:
     return Workload(f"{workload.name} x {share:g}", lengths, tables)
 
 
-# Sizes: model cards.  The limits on running requests and batched tokens, and the chunk, are not in the paper.
+# Sizes: model cards.  The limits on running requests and batched tokens are not in the paper.
 CLUSTERS = {
     "moonlight": Cluster(
         preset="h800-moonlight",
@@ -206,7 +208,6 @@ CLUSTERS = {
         kv_bytes_per_token=27 * 576 * 2,  # layers x MLA's values x bf16
         max_running=256,
         max_batched_tokens=8192,
-        chunk_tokens=2048,
         vanilla_sd="suffix",
     ),
     "qwen2-vl-72b": Cluster(
@@ -217,7 +218,6 @@ CLUSTERS = {
         kv_bytes_per_token=80 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
         max_running=256,
         max_batched_tokens=8192,
-        chunk_tokens=2048,
         vanilla_sd="draft_model",
     ),
     "kimi-k2": Cluster(
@@ -228,7 +228,6 @@ CLUSTERS = {
         kv_bytes_per_token=61 * 576 * 2,
         max_running=32 * 256,
         max_batched_tokens=65536,
-        chunk_tokens=2048,
         vanilla_sd="mtp",
     ),
 }

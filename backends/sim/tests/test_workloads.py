@@ -42,8 +42,8 @@ def test_an_instance_has_room_for_the_longest_response_of_all_iterations():
     assert (engine["kv_capacity_tokens"], engine["max_model_tokens"]) == (912, 910)
 
 
-def test_chunks_of_short_responses_are_short():
-    for longest, chunk in ((100, 16), (4000, 205), (60000, 2048)):
+def test_a_chunk_is_a_twentieth_of_the_longest_context():
+    for longest, chunk in ((100, 16), (4000, 192), (60000, 2992)):
         iterations = [[GroupLengths("a", 100, (longest,), longest)]]
         tables = crowded("mine", iterations, CLUSTERS["moonlight"], 4, 3.0).tables
         assert tables["plugin"]["divided_rollout"]["chunk_tokens"] == chunk
