@@ -23,6 +23,7 @@ except ImportError as error:
 
 PARTS = (
     "bounds",
+    "by_hand",
     "clock",
     "drafting",
     "engine",
@@ -36,6 +37,7 @@ PARTS = (
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
 
+from seer_core.testing.by_hand import RolloutByHand  # noqa: E402
 from seer_core.testing.clock import ClockContract  # noqa: E402
 from seer_core.testing.drafting import DrafterContract, DraftPolicyContract, DraftSourceContract  # noqa: E402
 from seer_core.testing.engine import EngineContract  # noqa: E402
@@ -60,5 +62,6 @@ __all__ = [
     "ObserverContract",
     "PlacerContract",
     "PrioritizerContract",
+    "RolloutByHand",
     "SplitterContract",
 ]

@@ -11,7 +11,7 @@ import seer_context_sched
 from hypothesis import given, settings
 from seer_context_sched import ContextAware, Settings
 
-from seer_core.model import GroupContext, Request
+from seer_core.testing import RolloutByHand
 
 MAX_TOKENS = 50
 
@@ -62,79 +62,19 @@ class Reference:
         return len(self.waiting)
 
 
-class Rollout:
-    """Groups whose requests wait, run and finish; tells one prioritizer, or two that must agree."""
-
-    def __init__(self, *queues):
-        self.queues = queues
-        self.groups = 0
-        self.requests = 0
-        self.running = []
-        self.waiting = []
-
-    def add(self, size, max_tokens=MAX_TOKENS):
-        group = GroupContext(f"g{self.groups}", self.groups, size, 10, max_tokens, left=size)
-        self.groups += 1
-        for index in range(size):
-            self.push(Request(f"{group.id}/{index}", self.requests, index, group))
-            self.requests += 1
-        return group
-
-    def push(self, request):
-        self.waiting.append(request)
-        for queue in self.queues:
-            queue.push(request)
-
-    def take(self, request):
-        self.waiting.remove(request)
-        for queue in self.queues:
-            queue.take(request)
-
-    def serve(self):
-        """Take what is next and return it."""
-        offers = [queue.peek() for queue in self.queues]
-        assert len(set(offers)) == 1
-        if offers[0] is not None:
-            self.take(offers[0])
-            self.running.append(offers[0])
-        return offers[0]
-
-    def come_back(self, request, tokens):
-        self.running.remove(request)
-        request.generated_tokens += tokens
-        self.push(request)
-
-    def finish(self, request, learn=True):
-        if learn:
-            request.group.finished += 1
-            longest = max(request.group.longest_finished_tokens, request.generated_tokens)
-            request.group.longest_finished_tokens = longest
-        request.group.left -= 1
-        for queue in self.queues:
-            queue.group_changed(request.group)
-
-    def end(self, request, tokens):
-        self.running.remove(request)
-        request.generated_tokens += tokens
-        self.finish(request)
-
-    def abort(self, request):
-        if request in self.running:
-            self.running.remove(request)
-        else:
-            self.take(request)
-        self.finish(request, learn=False)
+def rollout_of(*queues):
+    return RolloutByHand(*queues, max_tokens=MAX_TOKENS)
 
 
 def test_probes_come_first_one_per_group_in_order_of_arrival():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     for _ in range(3):
         rollout.add(2)
     assert [rollout.serve().id for _ in range(6)] == ["g0/0", "g1/0", "g2/0", "g0/1", "g1/1", "g2/1"]
 
 
 def test_among_probes_the_one_with_the_fewest_tokens_is_next():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     for _ in range(3):
         rollout.add(1)
     first, second, third = (rollout.serve() for _ in range(3))
@@ -144,7 +84,7 @@ def test_among_probes_the_one_with_the_fewest_tokens_is_next():
 
 
 def test_a_probe_between_chunks_goes_before_everything_else():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     rollout.add(3)
     probe = rollout.serve()
     rollout.serve()
@@ -153,7 +93,7 @@ def test_a_probe_between_chunks_goes_before_everything_else():
 
 
 def test_without_probes_the_group_with_the_largest_estimate_is_next():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     for _ in range(3):
         rollout.add(2)
     probes = [rollout.serve() for _ in range(3)]
@@ -163,7 +103,7 @@ def test_without_probes_the_group_with_the_largest_estimate_is_next():
 
 
 def test_a_group_that_has_taught_nothing_counts_as_long():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     rollout.add(2)
     rollout.add(2)
     rollout.end(rollout.serve(), MAX_TOKENS - 1)
@@ -172,7 +112,7 @@ def test_a_group_that_has_taught_nothing_counts_as_long():
 
 
 def test_an_estimate_that_grows_moves_its_group_up():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     for _ in range(2):
         rollout.add(3)
     for probe in [rollout.serve() for _ in range(2)]:
@@ -185,7 +125,7 @@ def test_an_estimate_that_grows_moves_its_group_up():
 
 
 def test_within_a_group_the_furthest_request_is_next():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     rollout.add(4)
     rollout.serve()
     first, second = rollout.serve(), rollout.serve()
@@ -195,7 +135,7 @@ def test_within_a_group_the_furthest_request_is_next():
 
 
 def test_every_guard_interval_th_decision_serves_the_least_served_group():
-    rollout = Rollout(ContextAware(3))
+    rollout = rollout_of(ContextAware(3))
     long, _ = rollout.add(20), rollout.add(20)
     for probe in (rollout.serve(), rollout.serve()):
         rollout.end(probe, 40 if probe.group is long else 1)
@@ -204,7 +144,7 @@ def test_every_guard_interval_th_decision_serves_the_least_served_group():
 
 
 def test_guard_interval_0_never_serves_the_short():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     long, _ = rollout.add(30), rollout.add(30)
     for probe in (rollout.serve(), rollout.serve()):
         rollout.end(probe, 40 if probe.group is long else 1)
@@ -213,7 +153,7 @@ def test_guard_interval_0_never_serves_the_short():
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_the_guard_starves_no_group_however_wrong_the_estimates(interval):
-    rollout = Rollout(ContextAware(interval))
+    rollout = rollout_of(ContextAware(interval))
     groups = 10
     for _ in range(groups):
         rollout.add(3)
@@ -232,7 +172,7 @@ def test_the_guard_starves_no_group_however_wrong_the_estimates(interval):
 @settings(max_examples=150, deadline=None)
 @given(interval=st.sampled_from([0, 1, 2, 3, 7]), data=st.data())
 def test_decisions_equal_those_of_algorithm_2(interval, data):
-    rollout = Rollout(ContextAware(interval), Reference(interval))
+    rollout = rollout_of(ContextAware(interval), Reference(interval))
     for _ in range(data.draw(st.integers(5, 60))):
         steps = ["add", "serve", "serve", "peek"]
         if rollout.running:
@@ -272,7 +212,7 @@ def entries(queue):
 
 @pytest.mark.parametrize("interval", [0, 2, 32])
 def test_memory_stays_bounded_over_many_chunks(interval):
-    rollout = Rollout(ContextAware(interval))
+    rollout = rollout_of(ContextAware(interval))
     for _ in range(20):
         rollout.add(5)
     for probe in [rollout.serve() for _ in range(20)]:
@@ -285,7 +225,7 @@ def test_memory_stays_bounded_over_many_chunks(interval):
 @pytest.mark.parametrize("interval", [0, 2, 32])
 def test_memory_stays_bounded_over_many_groups(interval):
     rng = random.Random(0)
-    rollout = Rollout(ContextAware(interval))
+    rollout = rollout_of(ContextAware(interval))
     sizes = []
     for step in range(1200):
         while len(rollout.waiting) < 60:
@@ -306,7 +246,7 @@ def test_memory_stays_bounded_over_many_groups(interval):
 
 
 def test_nothing_is_kept_of_groups_that_are_over():
-    rollout = Rollout(ContextAware(4))
+    rollout = rollout_of(ContextAware(4))
     for _ in range(200):
         rollout.add(3)
     while (request := rollout.serve()) is not None:
@@ -316,7 +256,7 @@ def test_nothing_is_kept_of_groups_that_are_over():
 
 
 def test_equal_estimates_go_by_arrival():
-    rollout = Rollout(ContextAware(0))
+    rollout = rollout_of(ContextAware(0))
     for _ in range(4):
         rollout.add(2)
     for probe in [rollout.serve() for _ in range(4)]:
