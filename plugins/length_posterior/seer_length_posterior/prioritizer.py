@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 
 import attrs
 
 from seer_core.model import GroupContext, Request, RequestState
-from seer_length_posterior.bound import plausible_tokens
+from seer_length_posterior.bound import GroupLengths, Shapes
 
 __all__ = ["LongestPlausible"]
 
@@ -17,58 +16,55 @@ FINISHED = RequestState.FINISHED
 
 @attrs.define(eq=False)
 class Group:
-    """A group's waiting requests, fewest turns first, those sent out, and the tokens of all.
+    """A group's waiting requests, fewest turns first, those sent out, and what all of them tell.
 
     The heap holds (tokens before this turn, minus tokens, sequence number, request).  ``sent`` maps a request
-    that is out to the tokens it left with.  ``key`` is the one under which the group stands in the queue of
-    groups, None where it does not stand.
+    that is out to the tokens it left with.  ``finished`` is the context's, when last looked at.  ``key`` is
+    the one under which the group stands in the queue of groups, None where it does not stand.
     """
 
     context: GroupContext
+    lengths: GroupLengths
     heap: list[tuple[int, int, int, Request]] = attrs.Factory(list)
     sent: dict[Request, int] = attrs.Factory(dict)
-    tokens: int = 0
+    finished: int = 0
     key: float | None = None
 
 
 class LongestPlausible:
     """Serves whatever may plausibly run longest from now on; O(log n) per decision.
 
-    A request's remainder is its group's plausible length (see ``plausible_tokens``), at most ``max_tokens``,
-    less what it has generated.  So groups that have taught nothing take turns, fewest tokens first, and
-    groups that have shown to be short wait.  A turn lasts ``turn_tokens``: until it has generated so many, a
-    request keeps its place.  Every ``guard_interval``-th decision goes to the request that has waited
-    longest, so that a wrong estimate starves nobody.
+    A request's remainder is its plausible length (see ``GroupLengths``), at most ``max_tokens``, less what it
+    has generated.  So groups that have taught nothing take turns, fewest tokens first, and groups that have
+    shown to be short wait.  A turn lasts ``turn_tokens``: until it has generated so many, a request keeps its
+    place.  Nothing starves: what runs comes nearer to its end.
 
     Heaps hold stale entries, which are dropped when they surface, or when they outnumber the others.  The end
     of a response looks at what its group has in flight.
     """
 
-    def __init__(self, surprise: float, guard_interval: int, turn_tokens: int = 1) -> None:
+    def __init__(self, surprise: float, turn_tokens: int = 1) -> None:
         self.surprise = surprise
         self.turn_tokens = turn_tokens
-        self.guard_interval = guard_interval
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        self._shapes = Shapes()
+        self._waiting: set[int] = set()
         self._groups: dict[int, Group] = {}
         self._queue: list[tuple[float, int]] = []
-        self._decisions = 0
 
     def push(self, request: Request) -> None:
         """Take a waiting request, and learn what it has generated since it was sent."""
-        self._waiting[request.seq] = request
+        self._waiting.add(request.seq)
         group = self._groups.get(request.group.seq)
         if group is None:
-            group = self._groups[request.group.seq] = Group(request.group)
+            group = self._groups[request.group.seq] = Group(request.group, GroupLengths(self._shapes))
         generated = request.generated_tokens
-        group.tokens += generated - group.sent.pop(request, generated)
+        group.lengths.grow(group.sent.pop(request, generated), generated)
         before = generated - generated % self.turn_tokens
         heappush(group.heap, (before, -generated, request.seq, request))
         self._enter(group)
 
     def peek(self) -> Request | None:
         """Return the request to serve next."""
-        if self.guard_interval and self._decisions % self.guard_interval == self.guard_interval - 1:
-            return next(iter(self._waiting.values()), None)
         queue = self._queue
         while queue:
             key, seq = queue[0]
@@ -80,22 +76,26 @@ class LongestPlausible:
 
     def take(self, request: Request) -> None:
         """Remove a waiting request."""
-        del self._waiting[request.seq]
-        self._decisions += 1
+        self._waiting.remove(request.seq)
         group = self._groups[request.group.seq]
         group.sent[request] = request.generated_tokens
         self._enter(group)
 
     def group_changed(self, group: GroupContext) -> None:
-        """Learn the lengths of those that are over; forget the group with the last."""
+        """Learn the length of the response that is over; forget the group with the last.
+
+        One that was cut off, by its limit or an abort, says only that it would have been longer.
+        """
+        known = self._groups[group.seq]
+        ended = group.finished > known.finished
+        known.finished = group.finished
+        for request in [request for request in known.sent if request.state is FINISHED]:
+            tokens = request.generated_tokens
+            known.lengths.grow(known.sent.pop(request), tokens, ended and 0 < tokens < group.max_tokens)
         if group.left == 0:
             del self._groups[group.seq]
-            return
-        known = self._groups[group.seq]
-        over = [request for request in known.sent if request.state is FINISHED]
-        for request in over:
-            known.tokens += request.generated_tokens - known.sent.pop(request)
-        self._enter(known)
+        else:
+            self._enter(known)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -117,6 +117,5 @@ class LongestPlausible:
 
     def _remainder(self, group: Group, before: int) -> float:
         """Return how many tokens a request of the group may plausibly have had left when its turn began."""
-        context = group.context
-        plausible = plausible_tokens(context.finished, group.tokens, self.surprise)
-        return min(context.max_tokens, plausible) - before
+        plausible = group.lengths.plausible_tokens(before, self.surprise)
+        return min(group.context.max_tokens, plausible) - before
