@@ -30,7 +30,11 @@ GPU_WIRE_BYTES_PER_S = 25e9
 """What a GPU's share of its node's network moves: half of 400 Gbit/s (assumed)."""
 
 MEMORY_SHARE = 0.9
-"""Part of it that an engine uses for weights and KV (vLLM's default ``gpu_memory_utilization``)."""
+"""Part of it that an engine uses for weights and KV: vLLM's default ``gpu_memory_utilization``, which the fit
+to veRL on Qwen2-VL-72B finds again."""
+
+MAX_RUNNING = 256
+"""Requests that a rank runs at a time: vLLM's classic ``max_num_seqs``, found again by the same fit."""
 
 BLOCK_TOKENS = 16
 """vLLM's default ``block_size``."""
@@ -44,7 +48,7 @@ CHUNKS = 20
 
 DRAFTING_S = 10e-3
 """What a step that drafts takes longer: it waits on the host for the tokens of the last one, leaves CUDA
-graphs, and samples again.  Assumed: about the fixed overhead of a step on one node."""
+graphs, and samples again.  Assumed, see docs/reproduction.md."""
 
 LATER_SEEDS = 1 << 20
 """Added to a seed for an iteration to come; far from those that users repeat over."""
@@ -73,6 +77,7 @@ class Cluster(msgspec.Struct, frozen=True):
     max_running: int
     max_batched_tokens: int
     vanilla_sd: str
+    memory_share: float = MEMORY_SHARE
 
     @property
     def nodes(self) -> float:
@@ -82,7 +87,7 @@ class Cluster(msgspec.Struct, frozen=True):
     @property
     def kv_capacity_tokens(self) -> int:
         """KV tokens of one instance: what weights leave of its memory, in whole blocks."""
-        free = self.gpus_per_instance * GPU_BYTES * MEMORY_SHARE - self.weight_bytes
+        free = self.gpus_per_instance * GPU_BYTES * self.memory_share - self.weight_bytes
         return _whole_blocks(int(free / self.kv_bytes_per_token))
 
 
@@ -198,7 +203,7 @@ def scaled(workload: Workload, share: float) -> Workload:
     return Workload(f"{workload.name} x {share:g}", lengths, tables)
 
 
-# Sizes: model cards.  The limits on running requests and batched tokens are not in the paper.
+# Sizes: model cards.  The limit on batched tokens is assumed.
 CLUSTERS = {
     "moonlight": Cluster(
         preset="h800-moonlight",
@@ -206,7 +211,7 @@ CLUSTERS = {
         gpus_per_instance=1,
         weight_bytes=32e9,
         kv_bytes_per_token=27 * 576 * 2,  # layers x MLA's values x bf16
-        max_running=256,
+        max_running=MAX_RUNNING,
         max_batched_tokens=8192,
         vanilla_sd="suffix",
     ),
@@ -216,7 +221,7 @@ CLUSTERS = {
         gpus_per_instance=8,
         weight_bytes=146e9,
         kv_bytes_per_token=80 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
-        max_running=256,
+        max_running=MAX_RUNNING,
         max_batched_tokens=8192,
         vanilla_sd="draft_model",
     ),
@@ -226,18 +231,18 @@ CLUSTERS = {
         gpus_per_instance=32,
         weight_bytes=PRESETS["h800-kimi-k2"].weight_bytes + PRESETS["h800-kimi-k2"].expert_bytes,
         kv_bytes_per_token=61 * 576 * 2,
-        max_running=32 * 256,
+        max_running=32 * MAX_RUNNING,
         max_batched_tokens=65536,
         vanilla_sd="mtp",
     ),
 }
 
-# Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see the
-# README of this distribution).
+# Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see
+# docs/reproduction.md).
 LENGTHS = {
     "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.8, group_share=0.9),
-    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=1.0, group_share=0.9),
-    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.7, group_share=0.9),
+    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=0.9, group_share=0.9),
+    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.6, group_share=0.9),
 }
 
 WORKLOADS: Mapping[str, Workload] = {

@@ -125,8 +125,9 @@ def mha_flops(layers: int, heads: int, key: int, value: int) -> float:
     return layers * heads * 2 * (key + value)
 
 
-# Sizes are from the models' cards and config.json.  Overheads and efficiencies are fitted, except where a
-# source is named: see the README for what they were fitted to.
+# Sizes are from the models' cards and config.json.  On H800 efficiencies are fitted and overheads assumed,
+# by parts: 2.5 ms of the host's between two steps, 2.5 us for each of 5 kernels per layer (20 where it is a
+# mixture), 10 us of latency for each of two all-reduces per layer.  See docs/reproduction.md.
 PRESETS = {
     # examples/tiny_reasoner, float32, vLLM on one CPU thread.  Overhead and FLOP rate are fitted to 517,
     # 3236, 7304 tok/s at batch 1, 8, 32; the bandwidth is that of a core's cache (assumed: 10 MB of weights
@@ -146,7 +147,7 @@ PRESETS = {
         compute_efficiency=1.0,
     ),
     "h800-qwen2-vl-72b-tp8": CostModel(
-        overhead_s=10e-3,
+        overhead_s=5e-3,
         weight_bytes=146e9,
         expert_bytes=0,
         expert_share=1.0,
@@ -156,15 +157,15 @@ PRESETS = {
         prefill_attention_flops=mha_flops(80, 64, 128, 128),
         bytes_per_s=8 * H800_BYTES_PER_S,
         flops_per_s=8 * H800_BF16,
-        bandwidth_efficiency=0.46,
-        compute_efficiency=0.46,
+        bandwidth_efficiency=0.37,
+        compute_efficiency=0.37,
         request_s=REQUEST_S,
         position_s=all_reduce_s(80, 8192),
         sampled_s=sampling_s(152_064),
     ),
     # 26 of 27 layers have 64 routed experts of 3 x 2048 x 1408 values, of which a token takes 6.
     "h800-moonlight": CostModel(
-        overhead_s=8e-3,
+        overhead_s=4e-3,
         weight_bytes=32e9 - 26 * 64 * 3 * 2048 * 1408 * 2,
         expert_bytes=26 * 64 * 3 * 2048 * 1408 * 2,
         expert_share=6 / 64,
@@ -174,19 +175,19 @@ PRESETS = {
         prefill_attention_flops=mha_flops(27, 16, 192, 128),
         bytes_per_s=H800_BYTES_PER_S,
         flops_per_s=H800_BF16,
-        bandwidth_efficiency=0.44,
-        compute_efficiency=0.44,
+        bandwidth_efficiency=0.40,
+        compute_efficiency=0.40,
         request_s=REQUEST_S,
         sampled_s=sampling_s(163_840),
     ),
     # 32 GPUs: attention is data-parallel, so what is no routed expert (11 B of fp8) is on each of them;
     # 60 of 61 layers have 384 routed experts of 3 x 7168 x 2048 values, of which a token takes 8, spread over
-    # all GPUs.  The overhead has the latency of two all-to-alls per layer in it, and the wait for the slowest
-    # rank; with 32 ranks, a position of one takes 2.9 us per layer (DeepEP's published times at EP32 and 128
-    # positions: dispatch 155 us and combine 273 us, of which a sixth is taken for latency).
+    # all GPUs.  The overhead has 71 us of latency per layer for two all-to-alls in it; with 32 ranks, a
+    # position of one takes 2.9 us per layer (DeepEP's published times at EP32 and 128 positions: dispatch
+    # 155 us and combine 273 us, of which a sixth is taken for latency).
     # Attention computes in bf16, at half of fp8's rate, so its FLOPs count twice.
     "h800-kimi-k2": CostModel(
-        overhead_s=50e-3,
+        overhead_s=10e-3,
         weight_bytes=32 * 10.4e9,
         expert_bytes=60 * 384 * 3 * 7168 * 2048,
         expert_share=8 / 384,
@@ -196,8 +197,8 @@ PRESETS = {
         prefill_attention_flops=2 * mha_flops(61, 64, 192, 128),
         bytes_per_s=32 * H800_BYTES_PER_S,
         flops_per_s=32 * H800_FP8,
-        bandwidth_efficiency=0.3,
-        compute_efficiency=0.3,
+        bandwidth_efficiency=0.17,
+        compute_efficiency=0.17,
         request_s=REQUEST_S / 32,
         position_s=60 * 2.9e-6 / 32,
         sampled_s=sampling_s(163_840) / 32,
@@ -214,8 +215,8 @@ PRESETS = {
         prefill_attention_flops=mha_flops(28, 28, 128, 128),
         bytes_per_s=8 * H800_BYTES_PER_S,
         flops_per_s=8 * H800_BF16,
-        bandwidth_efficiency=0.46,
-        compute_efficiency=0.46,
+        bandwidth_efficiency=0.37,
+        compute_efficiency=0.37,
         position_s=all_reduce_s(28, 3584),
         sampled_s=sampling_s(152_064),
     ),
@@ -231,8 +232,8 @@ PRESETS = {
         prefill_attention_flops=2 * mha_flops(1, 64, 192, 128),
         bytes_per_s=32 * H800_BYTES_PER_S,
         flops_per_s=32 * H800_FP8,
-        bandwidth_efficiency=0.3,
-        compute_efficiency=0.3,
+        bandwidth_efficiency=0.17,
+        compute_efficiency=0.17,
         position_s=2.9e-6 / 32,
         sampled_s=sampling_s(163_840) / 32,
     ),

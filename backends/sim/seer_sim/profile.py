@@ -20,7 +20,11 @@ DRAFT_TOKENS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Draft lengths that an instance measures for its own policy."""
 
 CONTEXT_TOKENS = 2048
-"""Context of each request in a measured step, if nobody says (assumed: a first long chunk)."""
+"""Least context of each request in a measured step, if nobody says (assumed: a first long chunk)."""
+
+CONTEXTS = 4
+"""The longest context over that of a measured step where that is more than the least (assumed: of long-tailed
+lengths, a quarter of the longest is about the mean of what runs)."""
 
 
 def step_times(
@@ -34,7 +38,7 @@ def step_times(
     """Return the duration of decoding steps, drafting included; batches above ``max_running`` are left out.
 
     With ``context_tokens``, so are those whose contexts do not fit; without, contexts are as long as they can
-    be, up to ``CONTEXT_TOKENS``.
+    be, up to ``CONTEXT_TOKENS`` or a quarter of the longest, whatever is more.
 
     Raises:
         EngineError: no batch is left.
@@ -55,7 +59,8 @@ def step_times(
         )
 
     def seconds(size: int, tokens: int) -> float:
-        most = min(CONTEXT_TOKENS, info.max_model_tokens, info.kv_capacity_tokens // size)
+        usual = max(CONTEXT_TOKENS, info.max_model_tokens // CONTEXTS)
+        most = min(usual, info.max_model_tokens, info.kv_capacity_tokens // size)
         context = most if context_tokens is None else context_tokens
         positions = fmean(drafts.positions(row, tokens) for row in range(len(drafts.siblings)))
         attention_s = size * (context + positions) * cost.attention_s(positions)

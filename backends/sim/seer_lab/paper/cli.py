@@ -33,7 +33,7 @@ QUICK_SCALE = 1 / 32
 @main_options
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
-    "--seeds", type=click.IntRange(min=1), default=2, show_default=True, help="Iterations to average over."
+    "--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Iterations to average over."
 )
 @click.option(
     "--jobs",
@@ -60,8 +60,8 @@ def reproduce_command(
 ) -> None:
     """Simulate the evaluation of arXiv 2511.14617, and show each of its numbers beside ours.
 
-    NAME is one of the tables below, or all, which is the default and takes a quarter of an hour.  Times of
-    veRL were fitted, acceptance lengths are inputs; everything else is predicted.
+    NAME is one of the tables below, or all, which is the default and takes a quarter of an hour.  What
+    is said of veRL was fitted, acceptance lengths are inputs; everything else is predicted.
 
     \b
     Example:

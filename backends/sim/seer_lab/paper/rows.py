@@ -39,7 +39,7 @@ TABLES: Mapping[str, str] = {
     "group-sizes": "Throughput over veRL's, by group size",
     "speculation": "Speculation alone on veRL: throughput over veRL's, and mean acceptance length",
     "length-context": "What knowing lengths is worth: throughput and tail time over veRL's",
-    "partial": "Seer's throughput over that of partial rollout",
+    "partial": "Seer's throughput over that of partial rollout, in tokens of responses that are over",
     "verl": "What veRL loses",
     "acceptance": "Mean acceptance length of grouped drafts, by finished siblings and paths",
 }
@@ -117,7 +117,9 @@ def _length_context() -> list[Row]:
 
 
 def _partial() -> list[Row]:
-    return [_ratio("partial", Arm(QWEN, "seer"), "partial", "seer over partial rollout", numbers.PARTIAL)]
+    seer = Arm(QWEN, "seer")
+    name = "seer over partial rollout"
+    return [_ratio("partial", seer, "partial", name, numbers.PARTIAL, "kept_throughput")]
 
 
 def _verl() -> list[Row]:
@@ -128,7 +130,7 @@ def _verl() -> list[Row]:
         "late_start": ("mean start of the last 5 %", ".0%"),
     }
     return [
-        _figure("verl", verl, name, numbers.VERL[figure], figure, form)
+        _figure("verl", verl, name, numbers.VERL[figure], figure, form, "fitted")
         for figure, (name, form) in named.items()
     ]
 

@@ -41,6 +41,7 @@ FIGURES: Mapping[str, Callable[[Simulation], float]] = {
     "total_time_s": lambda run: run.summary.total_time_s,
     "tail_time_s": lambda run: run.summary.tail_time_s,
     "throughput": lambda run: run.throughput_tokens_per_s,
+    "kept_throughput": lambda run: run.summary.tokens / run.summary.total_time_s,
     "preemptions": lambda run: run.summary.preemptions,
     "idle_share": lambda run: run.idle_share,
     "late_start": lambda run: run.late_start_share,
