@@ -174,11 +174,10 @@ class InstanceStatus:
     reported_kv_usage: float = 0.0
     reported_running: int = 0
     reported_waiting: int = 0
+    id: str = attrs.field(init=False)
 
-    @property
-    def id(self) -> str:
-        """The instance's name."""
-        return self.info.id
+    def __attrs_post_init__(self) -> None:
+        self.id = self.info.id
 
     @property
     def free_kv_tokens(self) -> int:

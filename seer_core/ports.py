@@ -149,7 +149,10 @@ class Engine(Protocol):
         ...
 
     def forget_group(self, group_id: str) -> None:
-        """Drop what drafting and the KV pool remember of a group that is over; never blocks."""
+        """Drop what drafting and the KV pool remember of a group that is over; never blocks.
+
+        Only instances that were given a chunk of the group are told.
+        """
         ...
 
     async def measure_steps(
@@ -192,7 +195,7 @@ class Clock(Protocol):
         ...
 
     async def advance(self, changed: asyncio.Event) -> bool:
-        """Let time pass: wait for ``changed`` (real) or run the next due callback (virtual).
+        """Let time pass until ``changed``: wait (real), or run callbacks as they fall due (virtual).
 
         Returns False if nothing will ever happen again.
         """

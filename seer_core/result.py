@@ -80,13 +80,31 @@ def summarize(
     drafting_share: float = 0.0,
 ) -> Summary:
     """Add up a rollout that began at ``started_s``."""
-    chunks = [chunk for completion in completions for chunk in completion.chunks]
     lengths = [len(completion.token_ids) for completion in completions]
     finishes = [completion.finished_s for completion in completions]
     total = max(finishes, default=started_s) - started_s
-    steps = sum(chunk.steps for chunk in chunks)
-    drafted = [sum(each) for each in zip_longest(*(chunk.drafted_at for chunk in chunks), fillvalue=0)]
-    accepted = [sum(each) for each in zip_longest(*(chunk.accepted_at for chunk in chunks), fillvalue=0)]
+    # One pass, for there may be millions.
+    chunks = migrations = preemptions = 0
+    cached = prefilled = recomputed = pooled = 0
+    steps = stepped = 0
+    drafted: list[int] = []
+    accepted: list[int] = []
+    for completion in completions:
+        before = None
+        for chunk in completion.chunks:
+            chunks += 1
+            migrations += before is not None and before != chunk.instance
+            before = chunk.instance
+            preemptions += chunk.preemptions
+            cached += chunk.cached_tokens
+            prefilled += chunk.prefilled_tokens
+            recomputed += chunk.recomputed_tokens
+            pooled += chunk.pool_tokens
+            if chunk.steps:
+                steps += chunk.steps
+                stepped += chunk.tokens
+        drafted = _sum(drafted, *(chunk.drafted_at for chunk in completion.chunks))
+        accepted = _sum(accepted, *(chunk.accepted_at for chunk in completion.chunks))
     return Summary(
         requests=len(completions),
         groups=len({completion.group_id for completion in completions}),
@@ -96,24 +114,24 @@ def summarize(
         throughput_tokens_per_s=sum(lengths) / total if total else 0.0,
         mean_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
         max_tokens=max(lengths, default=0),
-        chunks=len(chunks),
-        migrations=sum(
-            here.instance != there.instance
-            for completion in completions
-            for here, there in zip(completion.chunks, completion.chunks[1:], strict=False)
-        ),
-        preemptions=sum(chunk.preemptions for chunk in chunks),
-        cached_tokens=sum(chunk.cached_tokens for chunk in chunks),
-        prefilled_tokens=sum(chunk.prefilled_tokens for chunk in chunks),
-        recomputed_tokens=sum(chunk.recomputed_tokens for chunk in chunks),
+        chunks=chunks,
+        migrations=migrations,
+        preemptions=preemptions,
+        cached_tokens=cached,
+        prefilled_tokens=prefilled,
+        recomputed_tokens=recomputed,
         instances_lost=instances_lost,
         finish_reasons=dict(Counter(completion.finish_reason for completion in completions)),
         weight_version=weight_version,
         steps=steps,
         drafted_tokens=sum(drafted),
         accepted_tokens=sum(accepted),
-        acceptance_length=sum(chunk.tokens for chunk in chunks if chunk.steps) / steps if steps else 0.0,
+        acceptance_length=stepped / steps if steps else 0.0,
         acceptance_at=[a / d for a, d in zip(accepted, drafted, strict=True) if d],
         drafting_share=drafting_share,
-        pool_tokens=sum(chunk.pool_tokens for chunk in chunks),
+        pool_tokens=pooled,
     )
+
+
+def _sum(*counts: Sequence[int]) -> list[int]:
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]

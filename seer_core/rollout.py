@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 import structlog
 
 from seer_core.errors import EngineError, TransitionError, WeightVersionError
@@ -33,11 +34,20 @@ log = structlog.get_logger("seer")
 
 
 @attrs.define(eq=False)
-class Transcript:
-    """What the user will get of one request, as far as it is written; siblings share the ``prompt``."""
+class Siblings:
+    """What the transcripts of a group share; ``left`` are not over, ``instances`` were given chunks of it."""
 
     group: PromptGroup
     prompt: list[int]
+    left: int
+    instances: dict[str, None] = attrs.Factory(dict)
+
+
+@attrs.define(eq=False)
+class Transcript:
+    """What the user will get of one request, as far as it is written."""
+
+    siblings: Siblings
     index: int
     seed: int
     token_ids: list[int] = attrs.Factory(list)
@@ -45,8 +55,7 @@ class Transcript:
     chunks: list[ChunkRecord] = attrs.Factory(list)
 
 
-@attrs.frozen
-class Flight:
+class Flight(msgspec.Struct, frozen=True):
     """A chunk under way: the command that sent it, and when."""
 
     dispatch: Dispatch
@@ -65,14 +74,13 @@ class Rollout:
         self._completions: list[Completion] = []
         self._error: BaseException | None = None
         self._instances_lost = 0
-        self._left = {group.id: group.n for group in groups}
         self._reports = dict(runtime.reports)
         self.started_s = runtime.clock.now()
         for group in groups:
-            prompt = list(group.prompt_token_ids)
+            siblings = Siblings(group, list(group.prompt_token_ids), group.n)
             for index in range(group.n):
                 self._transcripts[f"{group.id}/{index}"] = Transcript(
-                    group, prompt, index, request_seed(group.seed, index)
+                    siblings, index, request_seed(group.seed, index)
                 )
 
     def submit(self) -> None:
@@ -157,7 +165,9 @@ class Rollout:
     def job(self, command: Dispatch, now: float) -> ChunkJob:
         """Write out a chunk for its engine and note that it is under way."""
         transcript = self._transcripts[command.request_id]
-        group = transcript.group
+        siblings = transcript.siblings
+        group = siblings.group
+        siblings.instances[command.instance_id] = None
         job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
         self._flights[job_id] = Flight(command, now)
         return ChunkJob(
@@ -165,15 +175,15 @@ class Rollout:
             request_id=command.request_id,
             group_id=group.id,
             # A sum, so that what a simulated engine has not written out stays so.
-            token_ids=transcript.prompt + transcript.token_ids,
-            prompt_tokens=len(transcript.prompt),
+            token_ids=siblings.prompt + transcript.token_ids,
+            prompt_tokens=len(siblings.prompt),
             max_tokens=command.max_tokens,
             sampling=group.sampling,
             seed=transcript.seed,
             weight_version=self._runtime.weight_version,
             known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
             probe=transcript.index == 0,
-            siblings_finished=group.n - self._left[group.id],
+            siblings_finished=group.n - siblings.left,
             last=len(transcript.token_ids) + command.max_tokens == group.max_tokens,
         )
 
@@ -255,10 +265,11 @@ class Rollout:
     def complete(self, command: Complete, now: float) -> None:
         """Turn a transcript into a completion."""
         transcript = self._transcripts.pop(command.request_id)
+        siblings = transcript.siblings
         tokenizer = self._runtime.pool.tokenizer
         completion = Completion(
             request_id=command.request_id,
-            group_id=transcript.group.id,
+            group_id=siblings.group.id,
             index=transcript.index,
             seed=transcript.seed,
             token_ids=transcript.token_ids,
@@ -267,15 +278,16 @@ class Rollout:
             finish_reason=command.finish_reason,
             weight_version=self._runtime.weight_version,
             chunks=transcript.chunks,
-            instances=list(dict.fromkeys(chunk.instance for chunk in transcript.chunks)),
+            instances=list(dict.fromkeys([chunk.instance for chunk in transcript.chunks])),
             finished_s=now,
-            metadata=transcript.group.metadata,
+            metadata=siblings.group.metadata,
         )
         self._completions.append(completion)
         self._ready.append(completion)
-        self._left[completion.group_id] -= 1
-        if not self._left[completion.group_id]:
-            self._runtime.forget_group(completion.group_id)
+        self._runtime.changed.set()
+        siblings.left -= 1
+        if not siblings.left:
+            self._runtime.forget_group(completion.group_id, siblings.instances)
         if not self._transcripts:
             log.info("rollout_finished", requests=len(self._completions))
             self._runtime.rollout_finished(self)

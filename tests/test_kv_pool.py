@@ -231,6 +231,21 @@ def test_engines_are_told_of_the_end_of_a_group_where_there_is_a_pool(by_hand, h
     assert [len(engine.forgotten) for engine in engines] == [shares, shares]
 
 
+def test_only_instances_that_were_given_chunks_of_a_group_are_told_of_its_end(by_hand, hand, some_groups):
+    engines = [hand("a"), hand("b"), hand("c")]
+
+    async def main():
+        async with by_hand(*engines, kv_pool=slot(Noted())) as runtime:
+            rollout = runtime.rollout(some_groups(2, n=1))
+            for engine in engines[:2]:
+                [job_id] = engine.jobs
+                engine.finish(job_id)
+            await rollout.wait()
+
+    asyncio.run(main())
+    assert [engine.forgotten for engine in engines] == [["a"], ["b"], []]
+
+
 def test_a_chunk_says_whether_its_response_ends_with_it(by_hand, hand, some_groups):
     engine = hand("a")
 

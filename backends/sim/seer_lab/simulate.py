@@ -65,6 +65,19 @@ class Simulation(msgspec.Struct, frozen=True):
         return (self.summary.tokens + self.deferred_tokens) / self.summary.total_time_s
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the collector from walking what lives to the end; a rollout makes no cycles worth finding."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collections()
 def simulate(
     workload: Workload,
     policy: Policy,
@@ -93,8 +106,7 @@ def simulate(
     assembly = attrs.evolve(assembly, pool=_pool(config, groups), strategies=strategies)
     prompts = [_prompt(group, number, policy.knows_lengths) for number, group in enumerate(groups)]
     began_s = time.monotonic()
-    with _no_collections():
-        kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
+    kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
     summary = summarize(kept, started_s, 0, 0)
     instances = timeline.instances()
     return Simulation(
@@ -133,18 +145,6 @@ def _pool(config: Config, groups: Sequence[GroupLengths]) -> EnginePool:
     settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
     settings = msgspec.structs.replace(settings, lengths=TrueLengths(by_request=lengths))
     return attrs.evolve(make_pool(settings), tokenizer=None)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keep the collector from walking what lives to the end; a rollout makes no cycles worth finding."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache

@@ -73,16 +73,16 @@ class Timeline:
             if isinstance(command, Dispatch):
                 self._instances[command.instance_id].more(now)
         match event:
+            case ChunkFinished() | ChunkFailed():
+                self._instances[event.instance_id].fewer(now)
+            case InstanceReported() if self._instances[event.instance_id].in_flight:
+                sample = Sample(now, event.running, event.waiting, event.kv_usage)
+                self._instances[event.instance_id].samples.append(sample)
             case InstanceStarted():
                 self._instances.setdefault(event.info.id, _Instance()).samples.append(Sample(now, 0, 0, 0.0))
             case InstanceLost():
                 lost = self._instances[event.instance_id]
                 lost.fewer(now, lost.in_flight)
-            case InstanceReported() if self._instances[event.instance_id].in_flight:
-                sample = Sample(now, event.running, event.waiting, event.kv_usage)
-                self._instances[event.instance_id].samples.append(sample)
-            case ChunkFinished() | ChunkFailed():
-                self._instances[event.instance_id].fewer(now)
             case _:
                 pass
         for command in commands:

@@ -19,6 +19,8 @@ from collections import deque
 from functools import cache
 from operator import attrgetter
 
+import msgspec
+
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob
 from seer_sim.cost import CostModel
@@ -30,27 +32,22 @@ from seer_sim.speculation import Speculation
 __all__ = ["Batch", "Segment"]
 
 
-class Segment:
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """Up to ``steps`` like steps: what the first takes, and how much more each later one; so for drafting."""
 
-    __slots__ = ("drafting_growth_s", "drafting_s", "growth_s", "step_s", "steps")
+    steps: int
+    step_s: float
+    growth_s: float
+    drafting_s: float
+    drafting_growth_s: float
 
-    def __init__(
-        self, steps: int, step_s: float, growth_s: float, drafting_s: float, drafting_growth_s: float
-    ) -> None:
-        self.steps = steps
-        self.step_s = step_s
-        self.growth_s = growth_s
-        self.drafting_s = drafting_s
-        self.drafting_growth_s = drafting_growth_s
+    def after(self, steps: int) -> float:
+        """Return the seconds of the first ``steps`` steps."""
+        return steps * self.step_s + steps * (steps - 1) / 2 * self.growth_s
 
-    def after(self, steps: int) -> tuple[float, float]:
-        """Return the seconds of the first ``steps`` steps, and the part of them spent on drafting."""
-        pairs = steps * (steps - 1) / 2
-        return (
-            steps * self.step_s + pairs * self.growth_s,
-            steps * self.drafting_s + pairs * self.drafting_growth_s,
-        )
+    def drafting_after(self, steps: int) -> float:
+        """Return the part of those seconds spent on drafting."""
+        return steps * self.drafting_s + steps * (steps - 1) / 2 * self.drafting_growth_s
 
 
 class Batch:
@@ -128,7 +125,7 @@ class Batch:
         budget = int(self._max_batched_tokens - positions)
         if self._filling is not None:
             budget -= self._fill(self._filling, budget)
-        if not preempted:
+        if self.waiting and not preempted:
             self._admit(budget)
         if not self.running:
             return None
@@ -156,12 +153,13 @@ class Batch:
 
     def end(self, steps: int) -> list[Run]:
         """Finish ``steps`` steps, no more than begun; return the runs that are complete."""
+        moving = self._moving
         if steps > 1:
             self.pool.take(self._growth(steps, since=1))
-        for lockstep in self._moving:
+        for lockstep in moving:
             lockstep.move(steps)
         if self._speculation is not None:
-            self._speculation.learn(self._moving, steps)
+            self._speculation.learn(moving, steps)
         for run, tokens in self._filled:
             run.computed += tokens
             run.work += tokens
@@ -174,7 +172,8 @@ class Batch:
         for lockstep in self._locksteps.values():
             if lockstep.size:
                 finished += lockstep.ended()
-        finished.sort(key=attrgetter("joined"))
+        if len(finished) > 1:
+            finished.sort(key=attrgetter("joined"))
         for run in finished:
             del self.running[run]
             self._release(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 
 __all__ = ["VirtualClock"]
@@ -15,24 +16,13 @@ SETTLE_TURNS = 8
 """Turns of the event loop after which a task that was set going waits for this clock again."""
 
 
-class _Entry:
-    """A callback on the heap; a cancelled one has none."""
-
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
 class VirtualClock:
     """Seconds since the clock was made; callbacks run in the order (time, last, call of ``call_at``)."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._heap: list[tuple[float, bool, int, _Entry]] = []
+        self._heap: list[tuple[float, bool, int]] = []
+        self._callbacks: dict[int, Callable[[], None]] = {}  # by their number; a cancelled one is not there
         self._sequence = 0
         self._until_yield = YIELD_EVERY
         self._steps = 0
@@ -49,20 +39,25 @@ class VirtualClock:
 
         ``last`` callbacks run after every other one of their instant, also those added during it.
         """
-        when_s = max(when_s, self._now_s)
-        self._sequence += 1
-        entry = _Entry(callback)
-        heappush(self._heap, (when_s, last, self._sequence, entry))
-        return entry.cancel
+        if when_s < self._now_s:
+            when_s = self._now_s
+        self._sequence = number = self._sequence + 1
+        self._callbacks[number] = callback
+        heappush(self._heap, (when_s, last, number))
+        return partial(self._cancel, number)
+
+    def _cancel(self, number: int) -> None:
+        self._callbacks.pop(number, None)
 
     def step(self) -> bool:
         """Jump to the next callback and run it; False if there is none."""
         while self._heap:
-            when_s, _, _, entry = heappop(self._heap)
-            if entry.callback is not None:
+            when_s, _, number = heappop(self._heap)
+            callback = self._callbacks.pop(number, None)
+            if callback is not None:
                 self._now_s = when_s
                 self._steps += 1
-                entry.callback()
+                callback()
                 return True
         return False
 
@@ -71,17 +66,23 @@ class VirtualClock:
         self._unsettled = True
 
     async def advance(self, changed: asyncio.Event) -> bool:
-        """Jump to the next callback and run it; False if there is none and no task brings news."""
-        self._until_yield -= 1
-        if self._until_yield == 0:
-            self._until_yield = YIELD_EVERY
-            await asyncio.sleep(0)
-        stepped = self.step()
-        if self._unsettled or not stepped:
-            self._unsettled = False
-            for _ in range(SETTLE_TURNS):
+        """Run callback after callback until ``changed``; False if none is left and no task brings news."""
+        while self.step():
+            self._until_yield -= 1
+            if self._until_yield == 0:
+                self._until_yield = YIELD_EVERY
                 await asyncio.sleep(0)
-        return stepped or self.step() or changed.is_set()
+            if self._unsettled:
+                await self._let_others_act()
+            if changed.is_set():
+                return True
+        await self._let_others_act()
+        return self.step() or changed.is_set()
+
+    async def _let_others_act(self) -> None:
+        self._unsettled = False
+        for _ in range(SETTLE_TURNS):
+            await asyncio.sleep(0)
 
     async def sleep_until(self, when_s: float) -> None:
         """Wait until the clock shows ``when_s``, and move it on if nobody else does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ ENGINE = "sim"
 """What the path of a draft source begins with where it names a method of this engine."""
 
 
-class Class(NamedTuple):
+class Class(msgspec.Struct, frozen=True, gc=False):
     """Decoding requests that get drafts of one length, and all their context."""
 
     requests: int

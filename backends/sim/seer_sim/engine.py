@@ -306,7 +306,7 @@ class SimEngine:
         """Return when the first ``steps`` steps of the segment are over."""
         segment = self._segment
         assert segment is not None
-        return self._segment_began_s + segment.after(steps)[0]
+        return self._segment_began_s + segment.after(steps)
 
     def _cut(self) -> None:
         """End the segment with the step under way."""
@@ -323,7 +323,7 @@ class SimEngine:
         finished = self._batch.end(self._steps)
         assert self._segment is not None
         self._stepping_s += self._clock.now() - self._segment_began_s
-        self._drafting_s += self._segment.after(self._steps)[1]
+        self._drafting_s += self._segment.drafting_after(self._steps)
         self._segment = None
         self._begin_later()
         for run in self._aborted:

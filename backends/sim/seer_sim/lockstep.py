@@ -28,6 +28,7 @@ class Lockstep:
 
     ``rates[j]`` is the probability that a draft is accepted up to position j + 1; without any, the class
     never drafts.  With drafts of g tokens a step computes ``positions_at[g]`` positions for each run.
+    ``context`` counts the positions computed of all runs, in units of ``1 / ONE``, and in expectation.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Lockstep:
         self.probe = probe
         self.rates = rates
         self.size = 0
+        self.context = 0
         self.draft_tokens = 0
         self.positions = positions_at[0]
         self.rate = ONE
@@ -50,12 +52,6 @@ class Lockstep:
         self._clock = 0
         self._growing = [0] * block
         self._ends: list[tuple[int, int, Run]] = []
-        self._offsets = 0
-
-    @property
-    def context(self) -> int:
-        """Positions computed of all runs, in units of ``1 / ONE``, and in expectation."""
-        return self._offsets + self.size * self._clock
 
     def draft(self, tokens: int) -> None:
         """Verify so many tokens of each draft per run from the next step on, or as many as ``rates`` has."""
@@ -71,10 +67,13 @@ class Lockstep:
         run.end = ticks + run.final_tokens - run.tokens
         run.phase = (run.end - run.final_tokens + 1) % self._block
         run.offset = run.computed * ONE - self._clock
-        run.verified = run.verified or [0] * len(self.verified)
         run.verified_before = self.verified.copy()
+        if run.verified:  # it was preempted
+            run.verified_before = [
+                now - so_far for now, so_far in zip(self.verified, run.verified, strict=True)
+            ]
         self.size += 1
-        self._offsets += run.offset
+        self.context += run.computed * ONE
         self._growing[run.phase] += 1
         heappush(self._ends, (run.end, number, run))
 
@@ -84,27 +83,26 @@ class Lockstep:
         run.work += tokens - run.tokens
         run.tokens = tokens
         run.computed = tokens - 1
-        before = run.verified_before
-        run.verified = [
-            then + now - at_join
-            for then, now, at_join in zip(run.verified, self.verified, before, strict=True)
-        ]
+        run.verified = [now - before for now, before in zip(self.verified, run.verified_before, strict=True)]
         run.lockstep = None
         self.size -= 1
-        self._offsets -= run.offset
+        self.context -= run.offset + self._clock
         self._growing[run.phase] -= 1
 
     def move(self, steps: int) -> None:
         """Make ``steps`` steps."""
-        self._clock += self.rate * steps
+        moved = self.rate * steps
+        self._clock += moved
+        self.context += self.size * moved
         self.verified[self.draft_tokens] += steps
 
     def ended(self) -> list[Run]:
         """Return the runs that have all their tokens, once; they have yet to leave."""
+        ends = self._ends
         ended: list[Run] = []
         ticks = self._clock >> ONE_BITS
-        while self._ends and self._ends[0][0] <= ticks:
-            _, number, run = heappop(self._ends)
+        while ends and ends[0][0] <= ticks:
+            _, number, run = heappop(ends)
             if run.lockstep is self and run.joined == number:
                 ended.append(run)
         return ended
@@ -118,16 +116,22 @@ class Lockstep:
 
         No run may end before the last step.
         """
+        growing, block = self._growing, self._block
         first = self._clock + self.rate * since >> ONE_BITS
         last = self._clock + self.rate * steps >> ONE_BITS
-        start = first % self._block
-        if last - first <= 1:
-            return self._growing[start] if last > first else 0
-        rounds, rest = divmod(last - first, self._block)
-        blocks = rounds * self.size + sum(self._growing[start : start + rest])
-        if start + rest > self._block:
-            blocks += sum(self._growing[: start + rest - self._block])
-        if self.rate != ONE and self.size and self._first_end() < last:
+        ticks = last - first
+        start = first % block
+        if ticks <= 1:
+            return growing[start] if ticks else 0
+        blocks = 0
+        if ticks >= block:
+            rounds, ticks = divmod(ticks, block)
+            blocks = rounds * self.size
+        end = start + ticks
+        blocks += sum(growing[start:end])
+        if end > block:
+            blocks += sum(growing[: end - block])
+        if self.rate != ONE and self._ends and self._ends[0][0] < last:
             # A run may end in the midst of its last step's tokens.
             blocks -= sum(
                 (last - 1 - run.phase) // self._block - (end - 1 - run.phase) // self._block

@@ -59,14 +59,16 @@ class _Tier:
         self.used_bytes += kept.kv_bytes
         gone = []
         while self.used_bytes > self.capacity_bytes:
-            oldest = next(iter(self.kept))
-            gone.append((oldest, self.take(oldest)))
+            oldest, lost = self.kept.popitem(last=False)
+            self.used_bytes -= lost.kv_bytes
+            gone.append((oldest, lost))
         return gone
 
-    def take(self, request_id: str) -> _Kept:
+    def take(self, request_id: str) -> _Kept | None:
         """Give up what is there."""
-        kept = self.kept.pop(request_id)
-        self.used_bytes -= kept.kv_bytes
+        kept = self.kept.pop(request_id, None)
+        if kept is not None:
+            self.used_bytes -= kept.kv_bytes
         return kept
 
 
@@ -134,14 +136,17 @@ class SimKVPool:
         else:
             rate = min(rate, self.settings.ssd_bytes_per_s)
             self._counts["disk_got_bytes"] += kv_bytes
-            self._put(request_id, self._ssd.take(request_id))
+            kept = self._ssd.take(request_id)
+            assert kept is not None
+            self._put(request_id, kept)
         return self.settings.latency_s + kv_bytes / rate
 
     def put(self, request_id: str, version: int, blocks: int, block_bytes: int) -> None:
         """Keep the first ``blocks`` of a request's KV, in memory."""
         before = self._take(request_id)
-        old = before.blocks if before is not None and before.version == version else 0
-        self._counts["put_bytes"] += max(0, blocks - old) * block_bytes
+        new = blocks - before.blocks if before is not None and before.version == version else blocks
+        if new > 0:
+            self._counts["put_bytes"] += new * block_bytes
         self._put(request_id, _Kept(blocks, blocks * block_bytes, version))
 
     def drop(self, request_id: str) -> None:
@@ -158,10 +163,7 @@ class SimKVPool:
                 self._counts["disk_put_bytes"] += older.kv_bytes
 
     def _take(self, request_id: str) -> _Kept | None:
-        for tier in (self._dram, self._ssd):
-            if request_id in tier.kept:
-                return tier.take(request_id)
-        return None
+        return self._dram.take(request_id) or self._ssd.take(request_id)
 
 
 @hookimpl

@@ -50,15 +50,20 @@ class Speculation:
         if probes * (1 + paths * ours) + others * (1 + paths * theirs) > max_positions:
             ours = theirs = 0
         for lockstep in locksteps:
-            lockstep.draft(ours if lockstep.probe else theirs)
+            tokens = ours if lockstep.probe else theirs
+            if tokens != lockstep.draft_tokens:
+                lockstep.draft(tokens)
 
     def drafting_s(self, locksteps: Sequence[Lockstep]) -> tuple[float, float]:
         """Return the seconds that drafting takes in the next step, and how many more in each later one."""
-        here = [Class(each.size, each.draft_tokens, each.context / ONE) for each in locksteps]
+        drafting = [each for each in locksteps if each.draft_tokens]
+        if not drafting:
+            return 0.0, 0.0
+        here = [Class(each.size, each.draft_tokens, each.context / ONE) for each in drafting]
         fixed_s, reading_s = self.drafts.seconds(here)
         if not reading_s:
             return fixed_s, 0.0
-        growth = [Class(each.size, each.draft_tokens, each.size * each.rate / ONE) for each in locksteps]
+        growth = [Class(each.size, each.draft_tokens, each.size * each.rate / ONE) for each in drafting]
         return fixed_s + reading_s, self.drafts.seconds(growth)[1]
 
     def learn(self, locksteps: Iterable[Lockstep], steps: int) -> None:
@@ -66,12 +71,14 @@ class Speculation:
         drafting = [lockstep for lockstep in locksteps if lockstep.draft_tokens and lockstep.size]
         if not drafting:
             return
-        longest = max(lockstep.draft_tokens for lockstep in drafting)
+        longest = max([lockstep.draft_tokens for lockstep in drafting])
         drafted = [0.0] * longest
         accepted = [0.0] * longest
         for lockstep in drafting:
             drafts = lockstep.size * steps
+            drafted[lockstep.draft_tokens - 1] += drafts
             for position, rate in enumerate(lockstep.rates[: lockstep.draft_tokens]):
-                drafted[position] += drafts
                 accepted[position] += drafts * rate
+        for position in range(longest - 1, 0, -1):  # a draft that ends there has been through all before
+            drafted[position - 1] += drafted[position]
         self._policy.learn(drafted, accepted)

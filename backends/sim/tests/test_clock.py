@@ -49,11 +49,16 @@ def test_what_is_past_runs_at_once_and_time_never_goes_back():
 
 def test_advance_says_when_nothing_can_happen_any_more():
     async def run():
-        clock = VirtualClock()
+        clock, changed = VirtualClock(), asyncio.Event()
         clock.call_at(1.0, lambda: None)
-        return await clock.advance(asyncio.Event()), await clock.advance(asyncio.Event())
+        clock.call_at(2.0, changed.set)
+        clock.call_at(3.0, lambda: None)
+        answers = [(await clock.advance(changed), clock.now())]
+        changed.clear()
+        answers.append((await clock.advance(changed), clock.now()))
+        return answers
 
-    assert asyncio.run(run()) == (True, False)
+    assert asyncio.run(run()) == [(True, 2.0), (False, 3.0)]
 
 
 def test_advance_notices_what_a_task_changes_without_the_clock():

@@ -6,8 +6,11 @@ import pytest
 from click.testing import CliRunner
 from seer_lab.paper.cli import reproduce_command
 from seer_lab.paper.rows import ROWS, TABLES
-from seer_lab.paper.runs import Arm, arm_of, workload_of
+from seer_lab.paper.runs import FIGURES, Arm, arm_of, workload_of
 from seer_lab.paper.show import Outcome, outcomes_of, summary_of
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import simulate
+from seer_lab.workloads import WORKLOADS, scaled
 
 COUNTS = {
     "end-to-end": 12,
@@ -87,6 +90,20 @@ def test_only_predictions_count_as_such():
     outcomes = [Outcome(given, given.paper * 2), Outcome(predicted, predicted.paper * 1.04)]
     assert summary_of(outcomes) == "1 of 1 predictions within 10 %; median error 4.0%"
     assert summary_of(outcomes[:1]) == ""
+
+
+def test_what_is_said_of_verl_alone_was_fitted():
+    verl = [row for row in ROWS if {arm.policy for arm in row.arms} == {"verl"}]
+    assert len(verl) == 9
+    assert {row.kind for row in verl} == {"fitted"}
+    assert "fitted" not in {row.kind for row in ROWS if row not in verl}
+
+
+def test_partial_rollout_is_credited_with_what_it_keeps():
+    run = simulate(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 16), POLICIES["partial"])
+    kept, generated = (FIGURES[name](run) for name in ("kept_throughput", "throughput"))
+    assert run.deferred_tokens > 0
+    assert (generated - kept) * run.summary.total_time_s == pytest.approx(run.deferred_tokens)
 
 
 def test_what_is_given_comes_out_as_it_went_in():

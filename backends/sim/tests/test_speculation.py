@@ -246,10 +246,10 @@ def test_step_times_are_those_of_the_cost_model(simulate, fixed_drafter):
     times = asyncio.run(sim.engine.measure_steps([4, 1, 2, 64], [3]))
     assert (times.batch, times.draft_tokens) == ((1, 2, 4), (0, 3))
     cost = PRESETS["cpu-tiny"]
-    step_s = cost.pass_s(2 * 4) + 2 * (2048 + 4) * cost.attention_s(4) + 2 * Drafts().request_s
+    step_s = cost.pass_s(2 * 4) + 2 * (16384 + 4) * cost.attention_s(4) + 2 * Drafts().request_s
     assert times.at(2, 3) == pytest.approx(step_s, rel=1e-12)
-    longer = asyncio.run(sim.engine.measure_steps([2], [3], 4096))
-    assert longer.at(2, 3) - times.at(2, 3) == pytest.approx(2 * 2048 * cost.attention_s(4))
+    longer = asyncio.run(sim.engine.measure_steps([2], [3], 20480))
+    assert longer.at(2, 3) - times.at(2, 3) == pytest.approx(2 * 4096 * cost.attention_s(4))
     with pytest.raises(EngineError, match="max_running"):
         asyncio.run(sim.engine.measure_steps([64], [0]))
 

@@ -1,5 +1,6 @@
 """Workloads: the paper's sizes, crowding, scaling, and what the command line can say."""
 
+import msgspec
 import pytest
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths, GroupLengths
@@ -26,6 +27,13 @@ def test_the_paper_s_workloads(name, requests, size, longest, mean, instances, k
     assert engine["instances"] == instances
     assert engine["kv_capacity_tokens"] == pytest.approx(kv_tokens, rel=1e-3)
     assert engine["kv_capacity_tokens"] % engine["block_tokens"] == 0
+
+
+def test_memory_that_is_not_the_engine_s_is_missing_from_kv_alone():
+    cluster = CLUSTERS["qwen2-vl-72b"]
+    less = msgspec.structs.replace(cluster, memory_share=0.8)
+    missing = (cluster.kv_capacity_tokens - less.kv_capacity_tokens) * cluster.kv_bytes_per_token
+    assert missing == pytest.approx(8 * 80e9 * 0.1, rel=1e-3)
 
 
 def test_a_crowded_workload_has_so_much_kv_that_responses_fill_it_so_often():

@@ -77,8 +77,10 @@ class KvAware:
         why = self._why_not(home, best, request, chunk_tokens)
         if home is not None and why == HOME:
             best = home
-        elif best.footprint(request, chunk_tokens) + self._headroom(request, best) > free:
-            return None
+        else:
+            needed = best.footprint(request, chunk_tokens)
+            if needed > free or (home is not best and needed + self._headroom(best) > free):
+                return None
         self.why = "only" if len(self._instances) == 1 else why
         self._choices += 1
         self._chosen[best.seq] = self._choices
@@ -96,10 +98,8 @@ class KvAware:
         near = self.stay_kv_fraction * best.info.move_cost * home.info.kv_capacity_tokens
         return HOME if apart <= near else "apart"
 
-    def _headroom(self, request: Request, instance: InstanceStatus) -> float:
-        """KV tokens to leave free so that what runs there can go on growing; none for one of its own."""
-        if request.instance == instance.id:
-            return 0.0
+    def _headroom(self, instance: InstanceStatus) -> float:
+        """KV tokens to leave free for a stranger's sake, so that what runs there can go on growing."""
         return self.growth_headroom * instance.info.move_cost * self.chunk_tokens * instance.running
 
     def _emptiest(self) -> InstanceStatus | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, zip_longest
+from itertools import accumulate, chain, repeat
 from math import ceil, inf, isfinite, log
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +105,8 @@ class MarginalBenefit:
         self._draft_s = draft_s
         self._curves = _curves(step_times, max_draft_tokens)
         self._lengths = self._curves.lengths
-        self._ordered = self._lengths[:, None] >= self._lengths
-        self._hope = _gained([EXPLORE_HOPE**j for j in self._lengths[1:].tolist()])
+        self._speculates = self._lengths[:, None] >= np.maximum(self._lengths, 1)
+        self._hope = _tokens([EXPLORE_HOPE**j for j in self._lengths[1:].tolist()])
         self._drafted = [0.0] * max_draft_tokens
         self._accepted = [0.0] * max_draft_tokens
         self._learnt = 0
@@ -130,7 +130,7 @@ class MarginalBenefit:
         """Return the draft tokens per probe and per other request for a step of so many; (0, 0) is off."""
         plan = self._plans.get((probes, others))
         if plan is None:
-            plan = self._plans[probes, others] = self._plan(probes, others, self._gained)
+            plan = self._plans[probes, others] = self._plan(probes, others, self._tokens)
         if plan == (0, 0) and self._explores(probes + others):
             return int(probes > 0), int(others > 0)
         return plan
@@ -156,7 +156,7 @@ class MarginalBenefit:
         """Return the tokens per second that drafts of these lengths give, by what is known now."""
         batch = probes + others
         drafts = (probes * lengths[0] + others * lengths[1]) / batch
-        tokens = batch + probes * self._gained[lengths[0]] + others * self._gained[lengths[1]]
+        tokens = probes * self._tokens[lengths[0]] + others * self._tokens[lengths[1]]
         seconds = self._curves.between(batch, np.array(drafts))
         return float(tokens / (seconds + self._draft_s * batch * (drafts > 0)))
 
@@ -169,30 +169,28 @@ class MarginalBenefit:
             beta.append(max(0.0, min(share, beta[-1] if beta else 1.0)))
             guess = beta[-1] * beta[0]
         self._beta = tuple(beta)
-        self._gained = _gained(beta)
+        self._tokens = _tokens(beta)
         self._plans.clear()
 
-    def _plan(self, probes: int, others: int, gained: Floats) -> tuple[int, int]:
+    def _plan(self, probes: int, others: int, tokens: Floats) -> tuple[int, int]:
         batch = probes + others
         if batch == 0 or self._longest == 0:
             return 0, 0
-        most = len(self._lengths)
-        ours = self._lengths[: most if probes else 1, None]
-        theirs = self._lengths[: most if others else 1]
-        seconds = self._curves.between(batch, (probes * ours + others * theirs) / batch)
+        seconds = _seconds(self._curves, probes, others)
         if self._draft_s:
             seconds = seconds + self._draft_s * batch
-        tokens = 1.0 + gained
-        probe_tokens = probes * tokens[: len(ours), None]
-        other_tokens = others * tokens[: len(theirs)]
+        ours, theirs = seconds.shape
+        probe_tokens = probes * tokens[:ours, None]
+        other_tokens = others * tokens[:theirs]
         plain_s = self._curves[batch][0]
         pays = (probe_tokens + other_tokens) * plain_s > self._threshold * batch * seconds
         if probes and others:
-            pays &= self._ordered
-        pays[0, 0] = False
+            pays &= self._speculates
+        else:
+            pays[0, 0] = False
         worth = np.where(pays, (self._priority * probe_tokens + other_tokens) / seconds, -inf)
         best = int(worth.argmax())
-        return divmod(best, len(theirs)) if worth.item(best) > 0 else (0, 0)
+        return divmod(best, theirs) if worth.item(best) > 0 else (0, 0)
 
     def _explores(self, batch: int) -> bool:
         """Count a plain step, and say whether it should draft all the same."""
@@ -223,12 +221,21 @@ def _curves(step_times: StepTimes, longest: int) -> StepCurves:
     return StepCurves(step_times, longest)
 
 
+@lru_cache(maxsize=4096)
+def _seconds(curves: StepCurves, probes: int, others: int) -> Floats:
+    """Return T for each pair of draft lengths, float64 [g_h, g_l]; an empty class has length 0 only."""
+    ours = curves.lengths[: None if probes else 1, None]
+    theirs = curves.lengths[: None if others else 1]
+    batch = probes + others
+    return curves.between(batch, (probes * ours + others * theirs) / batch)
+
+
 def _decayed(counts: Sequence[float], keep: float, verdicts: Sequence[float], weight: float) -> list[float]:
     """Return the counts after new verdicts, which may speak of fewer positions, or of more."""
-    pairs = zip_longest(counts, verdicts[: len(counts)], fillvalue=0.0)
+    pairs = zip(counts, chain(verdicts, repeat(0.0)), strict=False)
     return [keep * count + weight * verdict for count, verdict in pairs]
 
 
-def _gained(beta: Sequence[float]) -> Floats:
-    """Return the tokens that drafts of 0, 1, 2, ... tokens add to a step."""
-    return np.array([0.0, *accumulate(beta)])
+def _tokens(beta: Sequence[float]) -> Floats:
+    """Return the tokens that a step with drafts of 0, 1, 2, ... tokens gives a request."""
+    return 1.0 + np.array([0.0, *accumulate(beta)])
