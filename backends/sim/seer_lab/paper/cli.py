@@ -60,7 +60,7 @@ def reproduce_command(
 ) -> None:
     """Simulate the evaluation of arXiv 2511.14617, and show each of its numbers beside ours.
 
-    NAME is one of the tables below, or all, which is the default and takes a quarter of an hour.  What
+    NAME is one of the tables below, or all, which is the default and takes some minutes.  What
     is said of veRL was fitted, acceptance lengths are inputs; everything else is predicted.
 
     \b
