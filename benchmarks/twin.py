@@ -17,7 +17,6 @@ import asyncio
 import logging
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,16 +25,14 @@ import attrs
 import msgspec
 import structlog
 from seer_lab.calibrate import slowed
-from seer_lab.twin import Twin, make_twin
+from seer_lab.twin import make_twin
 from seer_lab.twin_cli import FIGURES, predict_arm
-from seer_sim.cost import CostModel
 
 from seer_core.cli.output import OutputDir
-from seer_core.compare import Arm, arms_of
+from seer_core.compare import Arm, arms_of, with_lengths
 from seer_core.config import Config, load_config
-from seer_core.model import PromptGroup
 from seer_core.plugins import Strategies, assemble, fill_slots
-from seer_core.profile import Profile, make_profile, mean_times
+from seer_core.profile import Profile, make_profile, mean_times, measure_tables
 from seer_core.prompts import read_prompts
 from seer_core.result import RolloutResult
 from seer_core.runtime import Runtime
@@ -56,8 +53,8 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
         read = read_prompts(EXAMPLE / "prompts.jsonl", config.rollout, pool.model, pool.tokenizer)
         for number in range(repeat):
             results: dict[str, tuple[Profile, RolloutResult]] = {}
-            groups = read.groups
             for arm in arms_of(config):
+                groups = read.groups
                 strategies = fill_slots(config.with_plugins(arm.plugins))
                 drafts = strategies.drafter is not None
                 with OutputDir(work / str(number) / arm.name.strip("+ "), 400, overwrite=True) as output:
@@ -66,7 +63,11 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
                     await runtime.use(strategies, kv_pool if arm.shares_kv else None)
                     before = await profile(config, runtime)
                     await runtime.reset_caches()
-                    chosen = known(groups, results["baseline"][1]) if arm.knows_lengths else groups
+                    chosen = (
+                        with_lengths(groups, results["baseline"][1].completions)
+                        if arm.knows_lengths
+                        else groups
+                    )
                     result = await runtime.rollout(chosen).wait()
                     if drafts:
                         for completion in result.completions:
@@ -88,10 +89,7 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
 async def profile(config: Config, runtime: Runtime) -> Profile:
     """Measure step times of all instances at once."""
     engines = runtime.pool.engines
-    tables = []
-    for context in CONTEXT:
-        measured = [engine.measure_steps(BATCH, DRAFT_TOKENS, context) for engine in engines]
-        tables.append(mean_times(await asyncio.gather(*measured)))
+    tables = await measure_tables(engines, BATCH, DRAFT_TOKENS, CONTEXT)
     infos = list(runtime.living.values())
     return make_profile(tables, infos, engine=config.seer.engine, instances=len(engines), together=True)
 
@@ -107,19 +105,6 @@ def mean_profile(before: Profile, after: Profile) -> Profile:
     )
 
 
-def known(groups: Sequence[PromptGroup], result: RolloutResult) -> list[PromptGroup]:
-    """Tell an oracle how long each response will be, as `seer compare` does."""
-    lengths = {
-        each.request_id: len(each.token_ids) + (each.finish_reason == "length") for each in result.completions
-    }
-    return [
-        msgspec.structs.replace(
-            group, known_lengths=tuple(lengths[f"{group.id}/{i}"] for i in range(group.n))
-        )
-        for group in groups
-    ]
-
-
 def predict(
     config: Config, run: Path, results: dict[str, tuple[Profile, RolloutResult]]
 ) -> list[dict[str, Any]]:
@@ -133,7 +118,7 @@ def predict(
         predicted = predict_arm(twin, arm)
         if arm.name == "baseline":
             factor = measured["total_time_s"] / predicted["total_time_s"]
-        scaled = predict_arm(slower(twin, fitted.cost, factor), arm)
+        scaled = predict_arm(slowed(twin, factor), arm)
         rows.append(
             {
                 "name": arm.name,
@@ -145,12 +130,6 @@ def predict(
             }
         )
     return rows
-
-
-def slower(twin: Twin, cost: CostModel, factor: float) -> Twin:
-    """Return a twin of which every step takes ``factor`` times as long."""
-    sim = {**twin.tables["engine"]["sim"], "cost": msgspec.structs.asdict(slowed(cost, factor))}
-    return msgspec.structs.replace(twin, tables={**twin.tables, "engine": {"sim": sim}})
 
 
 def show(rounds: list[list[dict[str, Any]]]) -> None:

@@ -19,7 +19,7 @@ from seer_core.result import RolloutResult, Summary
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Slot
 
-__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare"]
+__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare", "with_lengths"]
 
 FIGURES = (
     "throughput_tokens_per_s",
@@ -140,17 +140,17 @@ async def compare(
     kv_pool = runtime.kv_pool
     arms = [result.arm for result in results.values()]
     expected: Mapping[str, list[int]] = {}
-    lengths: Mapping[str, int] = {}
+    first: Sequence[Completion] = ()
     for number in range(repeat):
         turn = number % len(arms)
         for arm in [*arms[turn:], *arms[:turn]]:
-            chosen = _with_lengths(groups, lengths) if arm.knows_lengths else groups
+            chosen = with_lengths(groups, first) if arm.knows_lengths else groups
             with watch(arm, number) as observer:
                 pool = kv_pool if arm.shares_kv else None
                 result = await _roll_out(runtime, config, arm, chosen, observer, pool)
             tokens = {completion.request_id: completion.token_ids for completion in result.completions}
             expected = expected or tokens
-            lengths = lengths or {each.request_id: _true_length(each) for each in result.completions}
+            first = first or result.completions
             outcome = results[arm.name]
             outcome.summaries.append(result.summary)
             differing = {name for name in expected if tokens.get(name) != expected[name]}
@@ -174,13 +174,14 @@ async def _roll_out(
     return await runtime.rollout(groups).wait()
 
 
-def _true_length(completion: Completion) -> int:
-    """Return a response's length; one token more if it was cut, since it would have gone on."""
-    return len(completion.token_ids) + (completion.finish_reason == "length")
+def with_lengths(groups: Sequence[PromptGroup], completions: Sequence[Completion]) -> list[PromptGroup]:
+    """Tell an oracle how long each response will be, by how long it was.
 
-
-def _with_lengths(groups: Sequence[PromptGroup], lengths: Mapping[str, int]) -> list[PromptGroup]:
-    """Tell an oracle how long each response will be."""
+    A response that was cut counts one token more, since it would have gone on.
+    """
+    lengths = {
+        each.request_id: len(each.token_ids) + (each.finish_reason == "length") for each in completions
+    }
     return [
         msgspec.structs.replace(
             group, known_lengths=tuple(lengths[f"{group.id}/{index}"] for index in range(group.n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,8 +12,9 @@ import msgspec
 from seer_core.drafting import StepTimes
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo
+from seer_core.ports import Engine
 
-__all__ = ["Profile", "make_profile", "mean_info", "mean_times", "read_profile"]
+__all__ = ["Profile", "make_profile", "mean_info", "mean_times", "measure_tables", "read_profile"]
 
 
 class Profile(StepTimes, frozen=True):
@@ -50,6 +52,28 @@ def make_profile(
         together=together,
         info=mean_info(infos),
     )
+
+
+async def measure_tables(
+    engines: Sequence[Engine],
+    batch: Sequence[int],
+    draft_tokens: Sequence[int],
+    contexts: Sequence[int | None],
+) -> list[StepTimes]:
+    """Measure all engines at the same time, and return their mean for each length of context.
+
+    None leaves the length to the engines.
+
+    Raises:
+        ConfigError, EngineError: see ``mean_times`` and ``Engine.measure_steps``.
+    """
+    tables = []
+    for context in contexts:
+        # An engine of one's own need not know of contexts where none is asked for.
+        more = () if context is None else (context,)
+        measured = [engine.measure_steps(batch, draft_tokens, *more) for engine in engines]
+        tables.append(mean_times(await asyncio.gather(*measured)))
+    return tables
 
 
 def mean_times(tables: Sequence[StepTimes]) -> StepTimes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from seer_core.drafting import StepTimes
 from seer_core.errors import ConfigError
 from seer_core.plugins import Assembly, assemble
 from seer_core.ports import Clock, Engine, ModelInfo, Tokenizer
-from seer_core.profile import Profile, make_profile, mean_times
+from seer_core.profile import Profile, make_profile, measure_tables
 from seer_core.runtime import Runtime
 
 __all__ = ["profile_command"]
@@ -100,14 +99,8 @@ async def _measure(
     click.echo(f"starting {len(engines)} {config.seer.engine} instance(s) ...", err=True)
     async with Runtime(attrs.evolve(assembly, pool=some), config.seer, config.rollout) as runtime:
         click.echo("measuring ...", err=True)
-        tables = []
-        for context in contexts:
-            # An engine of one's own need not know of contexts where none is asked for.
-            more = () if context is None else (context,)
-            measured = [engine.measure_steps(batch, draft_tokens, *more) for engine in engines]
-            tables.append(mean_times(await asyncio.gather(*measured)))
         return make_profile(
-            tables,
+            await measure_tables(engines, batch, draft_tokens, contexts),
             list(runtime.living.values()),
             engine=config.seer.engine,
             instances=len(pool.engines),

@@ -25,9 +25,11 @@ ROUNDS = 5
 """Times grow nearly in proportion to the factor, so two rounds are usual."""
 
 
-def slowed(cost: CostModel, factor: float) -> CostModel:
-    """Return a cost model of which every step takes ``factor`` times as long."""
-    return msgspec.structs.replace(
+def slowed(twin: Twin, factor: float) -> Twin:
+    """Return a twin of which every step takes ``factor`` times as long."""
+    sim = twin.tables["engine"]["sim"]
+    cost = msgspec.convert(sim["cost"], CostModel)
+    slow = msgspec.structs.replace(
         cost,
         overhead_s=cost.overhead_s * factor,
         request_s=cost.request_s * factor,
@@ -36,6 +38,8 @@ def slowed(cost: CostModel, factor: float) -> CostModel:
         bytes_per_s=cost.bytes_per_s / factor,
         flops_per_s=cost.flops_per_s / factor,
     )
+    engine = {"sim": {**sim, "cost": msgspec.structs.asdict(slow)}}
+    return msgspec.structs.replace(twin, tables={**twin.tables, "engine": engine})
 
 
 def calibrated(twin: Twin, run: Path) -> tuple[Twin, float]:
@@ -46,17 +50,14 @@ def calibrated(twin: Twin, run: Path) -> tuple[Twin, float]:
     """
     summary = _summary(run)
     policy = Policy("recorded", plugins_of(run))
-    fitted = msgspec.convert(twin.tables["engine"]["sim"]["cost"], CostModel)
-    factor = 1.0
+    slow, factor = twin, 1.0
     for _ in range(ROUNDS):
-        ratio = summary["total_time_s"] / simulate(twin, policy).summary.total_time_s
+        ratio = summary["total_time_s"] / simulate(slow, policy).summary.total_time_s
         if abs(ratio - 1) < CLOSE_ENOUGH:
             break
         factor *= ratio
-        cost = msgspec.structs.asdict(slowed(fitted, factor))
-        engine = {"sim": {**twin.tables["engine"]["sim"], "cost": cost}}
-        twin = msgspec.structs.replace(twin, tables={**twin.tables, "engine": engine})
-    return twin, factor
+        slow = slowed(twin, factor)
+    return slow, factor
 
 
 def plugins_of(run: Path) -> tuple[str, ...]:

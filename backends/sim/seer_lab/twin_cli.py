@@ -107,6 +107,7 @@ def predict(
     factor = 1.0
     if calibrate:
         twin, factor = calibrated(twin, lengths)
+    recorded = set(plugins_of(lengths)) if calibrate else set()
     arms = arms_of(config)
     for arm in arms:
         fill_slots(twin.config(arm.plugins))
@@ -116,7 +117,7 @@ def predict(
         row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
         if calibrate:
             row["slowed_by"] = factor
-            row["is_recorded_run"] = set(arm.plugins) == set(plugins_of(lengths))
+            row["is_recorded_run"] = set(arm.plugins) == recorded
         if measured is not None and arm.name in measured:
             row["measured"] = {name: float(measured[arm.name][name]) for name in FIGURES}
             row["error"] = {
