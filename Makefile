@@ -1,11 +1,14 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo test setup check fast-test fix clean
+.PHONY: demo test packages setup check fast-test fix clean
 
 demo: setup  ## Roll out the example under the baseline and under each technique, on real vLLM engines.
 	.venv/bin/seer compare examples/tiny_reasoner/demo.toml
 
-test: fast-test  ## Everything CI runs: style, types, import contracts, all tests.
+test: packages fast-test  ## Everything CI runs: style, types, import contracts, all tests.
 	.venv/bin/python -m pytest -m engine
+
+packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
+	@scripts/install-system-packages
 
 check: setup
 	.venv/bin/ruff check .

@@ -1,6 +1,55 @@
-"""Settings of all tests: Hypothesis never judges by time, on machines that others use too."""
+"""Settings of all tests: Hypothesis never judges by time, and a skipped test fails the run."""
 
+import os
+import re
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("seer", deadline=None)
 settings.load_profile("seer")
+
+ALLOWED_SKIPS = {
+    r"no C\+\+ compiler|cannot link AddressSanitizer": "fuzzing in C++ needs sanitizers",
+    r"vLLM is not built for CPU": "the kernel under test is that of CPUs",
+    r"two workers need two CPUs": "a worker each needs a CPU each",
+    r"shared/data": "recorded lengths and texts are not part of the project",
+}
+"""Why a test may be skipped, by a pattern of its reason.  In CI, whose machine is known, none may."""
+
+_refused: list[str] = []
+
+
+def pytest_runtest_logreport(report):
+    """Note a skipped test that is not allowed to be."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _judge(report)
+
+
+def pytest_collectreport(report):
+    """Note a skipped file that is not allowed to be."""
+    if report.skipped:
+        _judge(report)
+
+
+def _judge(report):
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    allowed = () if os.environ.get("CI") else ALLOWED_SKIPS
+    if not any(re.search(pattern, reason) for pattern in allowed):
+        _refused.append(report.nodeid)
+
+
+def pytest_sessionfinish(session):
+    """Fail a run that would otherwise have passed without some of its tests."""
+    if _refused and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say why a run without failures failed."""
+    if _refused:
+        terminalreporter.section("skipped tests are failures", red=True)
+        terminalreporter.line(
+            f"{len(_refused)} tests were skipped for want of something that the set-up should have brought;"
+            " their reasons stand above, allowed ones in ALLOWED_SKIPS of conftest.py"
+        )

@@ -14,22 +14,27 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import queue
+import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import zmq
 from seer_grouped_spec.client import DraftClient
+from seer_grouped_spec.connection import address_of
+from seer_grouped_spec.handshake import GREETING_BYTES, WELCOME_BYTES, Handshake
 from seer_grouped_spec.process import DraftServerProcess
 from seer_grouped_spec.wire import (
     Append,
     Codec,
+    Frames,
     FromServer,
     Register,
     StatsAsked,
@@ -40,7 +45,6 @@ from seer_grouped_spec.wire import (
 
 TICKS_PER_S = 10_000
 TTL_S = 600.0
-ME = b"draft-server-b16"
 IN_FLIGHT = 8
 WARM_S = 2.0
 SLICE_S = 0.5
@@ -55,20 +59,37 @@ def cpu_s(pid: int) -> float:
 class Talk:
     """A plain conversation with a server, several messages under way."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.socket = zmq.Context.instance().socket(zmq.DEALER)
-        self.socket.connect(endpoint)
+    def __init__(self, server: DraftServerProcess) -> None:
+        self.socket = socket.create_connection(address_of(server.endpoint))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.frames = Frames()
         self.codec: Codec[Any] = Codec(FromServer)
+        handshake = Handshake(server.token.encode())
+        self.socket.sendall(handshake.hello(self.take(lambda: self.frames.cut(GREETING_BYTES))))
+        handshake.welcomed(self.take(lambda: self.frames.cut(WELCOME_BYTES)))
+
+    def take(self, cut: Callable[[], bytes | None]) -> bytes:
+        """Receive until there is what is to be cut out."""
+        while (data := cut()) is None:
+            received = self.socket.recv(1 << 18)
+            if not received:
+                raise ConnectionError("the server has closed the connection")
+            self.frames.add(received)
+        return data
+
+    def answer(self) -> bytes:
+        """Return the next answer, unread."""
+        return self.take(self.frames.next)
 
     def ask(self, message: Any) -> Any:
         """Say something and return the answer."""
-        self.socket.send(self.codec.encode(message))
-        return self.codec.decode(self.socket.recv())
+        self.socket.sendall(self.codec.encode(message))
+        return self.codec.decode(self.answer())
 
 
 def absorbed(server: DraftServerProcess, tokens: int, requests: int, seconds: float) -> dict[str, object]:
     """Measure a server on updates of ``requests`` appends of so many tokens, as fast as they go."""
-    talk = Talk(server.endpoint)
+    talk = Talk(server)
     chunk = np.arange(tokens, dtype="<i4").tobytes()
 
     def frames() -> Iterator[bytes]:
@@ -78,7 +99,7 @@ def absorbed(server: DraftServerProcess, tokens: int, requests: int, seconds: fl
                 (f"group-{g:04}", [Append(f"group-{g:04}/{r}", prev, chunk) for r in range(8)])
                 for g in range(requests // 8)
             ]
-            yield Codec.encode(Update(step + 1, ME, groups))
+            yield Codec.encode(Update.of(step + 1, groups))
 
     source = frames()
     made = [next(source) for _ in range(max(64, int(16e6 / (tokens * requests))))]
@@ -86,20 +107,20 @@ def absorbed(server: DraftServerProcess, tokens: int, requests: int, seconds: fl
     took = used = 0.0
     count = 0
     while took < seconds:
-        talk.ask(Register(1, ME, [(name, TTL_S) for name in names]))
+        talk.ask(Register(1, [(name, TTL_S) for name in names]))
         began, used_before = time.perf_counter(), cpu_s(server.pid or 0)
         for number, frame in enumerate(made):
-            talk.socket.send(frame)
+            talk.socket.sendall(frame)
             if number >= IN_FLIGHT:
-                talk.socket.recv()
+                talk.answer()
         for _ in range(IN_FLIGHT):
-            answer = talk.codec.decode(talk.socket.recv())
+            answer = talk.codec.decode(talk.answer())
         took += time.perf_counter() - began
         used += cpu_s(server.pid or 0) - used_before
         count += len(made)
         assert isinstance(answer, Updated), answer
         assert not answer.refused, answer.refused[0]
-        talk.ask(Unregister(1, ME, names))
+        talk.ask(Unregister(1, names))
     return {
         "what": "absorb",
         "tokens_per_append": tokens,
@@ -113,7 +134,7 @@ def absorbed(server: DraftServerProcess, tokens: int, requests: int, seconds: fl
 class Engine:
     """A simulated engine: request ``me`` of every group is its own."""
 
-    def __init__(self, endpoint: str, me: int, options: argparse.Namespace) -> None:
+    def __init__(self, endpoint: str, token: str, me: int, options: argparse.Namespace) -> None:
         self.ages: list[tuple[float, np.ndarray]] = []
         self.keys = [(f"group-{g:04}", f"group-{g:04}/{me}") for g in range(options.requests)]
         self.written = 0
@@ -127,6 +148,7 @@ class Engine:
             [endpoint],
             deliver=self._deliver,
             text=self._text,
+            token=token,
             flush_s=options.flush_s,
             fetch_s=options.fetch_s,
         )
@@ -162,9 +184,11 @@ class Engine:
         return np.array(self.texts[start:stop], np.int32)
 
 
-def simulate(endpoint: str, me: int, options: argparse.Namespace, seconds: float, results: Any) -> None:
+def simulate(
+    endpoint: str, token: str, me: int, options: argparse.Namespace, seconds: float, results: Any
+) -> None:
     """Be an engine for a while; put figures into ``results``."""
-    engine = Engine(endpoint, me, options)
+    engine = Engine(endpoint, token, me, options)
     engine.run(time.monotonic() + WARM_S)
     engine.ages.clear()
     before, written, call_s, began = engine.client.stats(), engine.written, engine.call_s, time.monotonic()
@@ -188,12 +212,14 @@ def simulate(endpoint: str, me: int, options: argparse.Namespace, seconds: float
 
 
 def start_engines(
-    endpoint: str, first: int, options: argparse.Namespace, seconds: float
+    server: DraftServerProcess, first: int, options: argparse.Namespace, seconds: float
 ) -> tuple[list[Any], Any]:
     """Start simulated engines; return their processes and their results' queue."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    arguments = [(endpoint, me, options, seconds, results) for me in range(first, options.engines)]
+    arguments = [
+        (server.endpoint, server.token, me, options, seconds, results) for me in range(first, options.engines)
+    ]
     processes = [context.Process(target=simulate, args=each) for each in arguments]
     for process in processes:
         process.start()
@@ -202,8 +228,16 @@ def start_engines(
 
 def staleness(server: DraftServerProcess, options: argparse.Namespace) -> dict[str, object]:
     """Measure age on arrival, bytes and processor time with all engines at work."""
-    processes, results = start_engines(server.endpoint, 0, options, options.seconds)
-    rows = [results.get(timeout=options.seconds + 60) for _ in processes]
+    processes, results = start_engines(server, 0, options, options.seconds)
+    talk = Talk(server)
+    rows: list[dict[str, Any]] = []
+    figures: dict[str, float] = {"held_bytes": 0, "tokens_in": 1}
+    until = time.monotonic() + options.seconds + 120
+    while len(rows) < len(processes) and time.monotonic() < until:
+        with suppress(queue.Empty):
+            rows.append(results.get(timeout=0.25))
+        now = talk.ask(StatsAsked(1)).figures
+        figures = max(figures, now, key=lambda each: each["held_bytes"])  # it goes with the engines
     for process in processes:
         process.join()
     ages = np.mean([row.pop("ages_ms") for row in rows], axis=0)
@@ -219,6 +253,7 @@ def staleness(server: DraftServerProcess, options: argparse.Namespace) -> dict[s
         "age_ms_most": float(ages[1000]),
         **{name: statistics.median(row[name] for row in rows) for name in rows[0] if name != "troubles"},
         "troubles": sum(row["troubles"] for row in rows),
+        "server_bytes_per_token": figures["held_bytes"] / figures["tokens_in"],
     }
 
 
@@ -249,8 +284,8 @@ def stolen(server: DraftServerProcess, options: argparse.Namespace) -> dict[str,
     Without: its thread waits in a delivery, and the loop makes no calls.
     """
     total = WARM_S + options.rounds * 2 * SLICE_S + 10.0
-    processes, results = start_engines(server.endpoint, 1, options, total)
-    engine = Engine(server.endpoint, 0, options)
+    processes, results = start_engines(server, 1, options, total)
+    engine = Engine(server.endpoint, server.token, 0, options)
     engine.run(time.monotonic() + 2 * WARM_S)
     slowdowns, shares, call_s, client_s = [], [], 0.0, 0.0
     for _ in range(options.rounds):
@@ -300,8 +335,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
         try:
             rows.append(measure(server))
             if rows[-1]["what"] == "staleness":
-                figures = Talk(server.endpoint).ask(StatsAsked(1)).figures
-                rows[-1]["server_bytes_per_token"] = figures["held_bytes"] / figures["tokens_in"]
+                figures = Talk(server).ask(StatsAsked(1)).figures
                 rows[-1]["server_cpu_us_per_token"] = (
                     (cpu_s(server.pid or 0) - born) / figures["tokens_in"] * 1e6
                 )

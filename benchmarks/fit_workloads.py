@@ -122,8 +122,9 @@ def moved(name: str) -> Iterator[tuple[str, Workload, list[str]]]:
     )
     for limit, memory_share in ((128, 0.9), (256, 0.8)):
         yield f"limit {limit}, memory {memory_share}", workload, engines(name, limit, memory_share)
-    chunk = plugins["divided_rollout"]["chunk_tokens"]
-    yield f"chunk {4 * chunk}", workload, [f"plugin.divided_rollout.chunk_tokens={4 * chunk}"]
+    for parts in (20, 5):
+        chunk = workload.tables["engine"]["sim"]["max_model_tokens"] // parts
+        yield f"chunk {chunk}", workload, [f"plugin.divided_rollout.chunk_tokens={chunk}"]
     for seconds in (0.0, 20e-3):
         tables = ("acceptance", f"drafts.{plugins['vanilla_sd']['method']}")
         settings = [f"engine.sim.{table}.step_s={seconds}" for table in tables]

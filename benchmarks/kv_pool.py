@@ -40,7 +40,7 @@ from equality import EXAMPLE
 from kv_rollouts import Row, config_of, larger_ways, rollout_ways, rollouts, shown, spread
 
 from seer_core.config import load_config
-from seer_core.events import InstanceReported
+from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import Sampling
 from seer_core.plugins import assemble
@@ -165,6 +165,10 @@ class Sink:
 
     def reported(self, report: InstanceReported) -> None:
         """Ignore telemetry."""
+
+    def troubled(self, trouble: InstanceTroubled) -> None:
+        """Say why."""
+        raise RuntimeError(trouble.reason)
 
     def lost(self, instance_id: str, reason: str) -> None:
         """Say why."""

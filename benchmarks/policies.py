@@ -29,9 +29,6 @@ TRACE_INSTANCES = 2
 PRESSURE = 4.0
 """KV that all responses of an iteration fill in the end, over what there is: that of Qwen2-VL-72B's."""
 
-CHUNKS = 10
-"""Chunks of a mean response of a trace; each reserves half a chunk that it does not use, on average."""
-
 BLOCK_TOKENS = 16
 
 STACK = ("divided_rollout", "length_posterior")
@@ -113,13 +110,7 @@ def cases(scale: float, traces: Path) -> Iterable[Case]:
     cluster = CLUSTERS["qwen2-vl-72b"]
     for name in sorted({json.loads(line)["workload"] for line in traces.read_text().splitlines()}):
         lengths = read_lengths(traces, [f"workload={name}"])
-        mean = statistics.fmean(tokens for group in lengths[0] for tokens in group.output_tokens)
-        chunk = -(-int(mean) // CHUNKS // BLOCK_TOKENS) * BLOCK_TOKENS
-        yield Case(
-            name,
-            crowded(name, lengths, cluster, TRACE_INSTANCES, PRESSURE),
-            (f"plugin.divided_rollout.chunk_tokens={chunk}",),
-        )
+        yield Case(name, crowded(name, lengths, cluster, TRACE_INSTANCES, PRESSURE))
 
 
 def longest_allowed(workload: Workload) -> int:

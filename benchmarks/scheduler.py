@@ -70,7 +70,7 @@ def make_scheduler() -> Scheduler:
         Policies(
             Slot("splitter", "divided_rollout", Chunks(CHUNK_TOKENS)),
             Slot("prioritizer", "context_sched", ContextAware(GUARD_INTERVAL)),
-            Slot("placer", "divided_rollout", KvAware(CHUNK_TOKENS, STAY_KV_FRACTION)),
+            Slot("placer", "divided_rollout", KvAware(STAY_KV_FRACTION)),
         )
     )
 

@@ -52,6 +52,8 @@ class RequestBuffer:
         request.instance = instance_id
         request.migrations += migrated
         self.on_instance.setdefault(instance_id, {})[request.id] = request
+        in_flight = request.group.in_flight
+        in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
         self.running += 1
         self.waiting -= 1
         return migrated
@@ -92,6 +94,10 @@ class RequestBuffer:
         self._expect(request, RUNNING, what)
         assert request.instance is not None
         del self.on_instance[request.instance][request.id]
+        in_flight = request.group.in_flight
+        in_flight[request.instance] -= 1
+        if not in_flight[request.instance]:
+            del in_flight[request.instance]
         request.state = WAITING
         self.running -= 1
         self.waiting += 1

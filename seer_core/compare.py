@@ -13,13 +13,13 @@ from seer_core.config import Config
 from seer_core.errors import ConfigError
 from seer_core.kv import KVPool
 from seer_core.model import Completion, PromptGroup
-from seer_core.plugins import fill_slots, installed, unknown_plugin
+from seer_core.plugins import fill_slots, installed, load, unknown_plugin
 from seer_core.policy import Observer
-from seer_core.result import RolloutResult, Summary
+from seer_core.result import RolloutResult, Summary, is_something
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Slot
 
-__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare", "with_lengths"]
+__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare", "left_out", "with_lengths"]
 
 FIGURES = (
     "throughput_tokens_per_s",
@@ -40,12 +40,21 @@ Watch = Callable[["Arm", int], AbstractContextManager[Slot[Observer] | None]]
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One configuration of a comparison: a name, the plug-ins enabled, and whether instances share KV."""
+    """One configuration of a comparison: a name, the plug-ins that decide, and whether instances share KV.
+
+    ``observers`` are plug-ins that only watch: the same in every arm.
+    """
 
     name: str
     plugins: tuple[str, ...]
     knows_lengths: bool = False
     shares_kv: bool = True
+    observers: tuple[str, ...] = ()
+
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """All its plug-ins."""
+        return (*self.plugins, *self.observers)
 
 
 @attrs.define(eq=False)
@@ -71,11 +80,11 @@ class ArmResult:
         return min(values), max(values)
 
     def ratio(self, figure: str, baseline: ArmResult) -> float | None:
-        """Return the median over repeats of this arm's figure divided by the baseline's; None at 0."""
+        """Return the median over repeats of this arm's figure divided by the baseline's; None at nothing."""
         ratios = [
             getattr(mine, figure) / getattr(other, figure)
             for mine, other in zip(self.summaries, baseline.summaries, strict=True)
-            if getattr(other, figure)
+            if is_something(figure, getattr(other, figure))
         ]
         return statistics.median(ratios) if len(ratios) == len(self.summaries) else None
 
@@ -84,7 +93,7 @@ class ArmResult:
         ratios = {figure: self.ratio(figure, baseline) for figure in FIGURES}
         return {
             "name": self.arm.name,
-            "plugins": list(self.arm.plugins),
+            "plugins": list(self.arm.enabled),
             **{figure: self.median(figure) for figure in FIGURES},
             "tokens": self.summaries[0].tokens,
             "tokens_equal_to_baseline": self.tokens_equal,
@@ -98,7 +107,8 @@ def arms_of(config: Config) -> list[Arm]:
     """Return the arms of ``[compare]``: the baseline, each technique on top of the last, the oracle.
 
     A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too; a
-    misspelt one is an error.
+    misspelt one is an error.  Plug-ins of ``[seer].plugins`` that only watch are in every arm; for others
+    that no arm has see ``left_out``.
 
     Raises:
         ConfigError: no technique is left to compare, or one is not installed.
@@ -114,12 +124,29 @@ def arms_of(config: Config) -> list[Arm]:
         raise ConfigError(
             "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
         )
-    arms = [Arm("baseline", table.baseline, shares_kv=False)]
+    observers = tuple(name for name in _unnamed(config) if _only_watches(config, name))
+    arms = [Arm("baseline", table.baseline, shares_kv=False, observers=observers)]
     for count, name in enumerate(techniques, 1):
-        arms.append(Arm(f"+ {name}", tuple(techniques[:count])))
+        arms.append(Arm(f"+ {name}", tuple(techniques[:count]), observers=observers))
     if table.oracle:
-        arms.append(Arm("oracle", table.oracle, knows_lengths=True))
+        arms.append(Arm("oracle", table.oracle, knows_lengths=True, observers=observers))
     return arms
+
+
+def left_out(config: Config) -> list[str]:
+    """Return the plug-ins of ``[seer].plugins`` that decide something, and that no arm has."""
+    return [name for name in _unnamed(config) if not _only_watches(config, name)]
+
+
+def _unnamed(config: Config) -> list[str]:
+    """Return the plug-ins of ``[seer].plugins`` of which ``[compare]`` says nothing."""
+    named = {*config.compare.baseline, *config.compare.techniques, *config.compare.oracle}
+    return [name for name in config.seer.plugins if name not in named]
+
+
+def _only_watches(config: Config, name: str) -> bool:
+    plugin = load(name, config.plugin.get(name, {}), f"plugin.{name}")
+    return set(plugin.hooks) <= {"observer"}
 
 
 async def compare(
@@ -166,7 +193,7 @@ async def _roll_out(
     observer: Slot[Observer] | None,
     kv_pool: Slot[KVPool] | None,
 ) -> RolloutResult:
-    strategies = fill_slots(config.with_plugins(arm.plugins))
+    strategies = fill_slots(config.with_plugins(arm.enabled))
     if observer is not None:
         strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
     await runtime.use(strategies, kv_pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -12,14 +13,16 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, printable, quote
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K
+from seer_core.numbers import NotNegative, Positive
+from seer_core.reading import SHOWN, UNREADABLE, explain, flaw, is_text, read_bytes
 
 __all__ = [
     "CompareTable",
     "Config",
     "RolloutTable",
     "SeerTable",
-    "explain",
     "load_config",
     "make_config",
     "nearest",
@@ -28,13 +31,28 @@ __all__ = [
 
 T = TypeVar("T", bound=Struct)
 
+MISSING = re.compile("object missing required field `(.*)`")
+"""How msgspec says it."""
+LONGEST_NAME = 100
+"""Characters of a name that are compared with those known, which takes long for long ones."""
+
+MOST_NESTED = 100
+"""Tables within tables; Python's own recursion ends at a thousand calls."""
+
+LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
+"""TOML's own limits, which Python's reader does not know."""
+
 
 class SeerTable(Struct, frozen=True):
     """``[seer]``: which plug-ins and engine a run uses.
 
-    ``max_restarts`` bounds how often one lost instance is started again; ``max_chunk_failures`` how
-    often a chunk of one request may fail on living instances.  ``kv_pool`` is the plug-in through which
-    instances share KV, or ``none``.
+    ``max_restarts`` bounds how often one lost instance is started again within ``restart_window_s`` of its
+    work; one lost more often is given up.  The first of these restarts comes at once, the second after
+    ``restart_backoff_s``, each further one after twice as long.  ``max_chunk_failures`` bounds how often a
+    chunk of one request may fail on living instances.  ``kv_pool`` is the plug-in through which
+    instances share KV, or ``none``.  ``weights_dir`` is where a copy of updated weights is kept for instances
+    that start later: relative to the config file, empty for the temporary directory, ``none`` for no copy.
+    ``debug`` (``--debug``) ends a run where a plug-in changes what it was given, or an observer raises.
     """
 
     plugins: tuple[str, ...] = ()
@@ -42,24 +60,29 @@ class SeerTable(Struct, frozen=True):
     kv_pool: str = "local"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     max_restarts: Annotated[int, Meta(ge=0)] = 3
+    restart_window_s: Positive = 600.0
+    restart_backoff_s: NotNegative = 1.0
     max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
+    weights_dir: str = ""
+    debug: bool = False
 
 
 class RolloutTable(Struct, frozen=True):
     """``[rollout]``: what a prompt gets where its line says nothing; ``top_k`` 0 means no limit."""
 
-    n: Annotated[int, Meta(ge=1)] = 8
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 8
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    temperature: NotNegative = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
 
 
 class CompareTable(Struct, frozen=True):
     """``[compare]``: the arms of ``seer compare``.
 
     ``techniques`` are added one by one; ``oracle``, if not empty, is an arm of its own that is told
-    the lengths the baseline found.  ``prompts`` is relative to the config file.
+    the lengths the baseline found.  ``prompts`` is relative to the config file.  Of ``[seer].plugins`` that
+    none of these names, observers watch every arm, and others are left out, which ``seer compare`` says.
     """
 
     prompts: str = "prompts.jsonl"
@@ -93,12 +116,11 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         ConfigError: the file cannot be read, or a key or value is not what it must be.
     """
     path = Path(path)
+    raw = read_bytes(path, "name an existing TOML file", ConfigError)
     try:
-        tree = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; name an existing TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        tree = tomllib.loads(raw.decode())
+    except UNREADABLE as error:
+        raise ConfigError(f"{path} is not valid TOML: {flaw(error, raw)}; mend it, then run again") from error
     return make_config(tree, overrides, without, base_dir=path.parent, origin=str(path))
 
 
@@ -114,6 +136,7 @@ def make_config(
 
     Otherwise as ``load_config``.
     """
+    _check_values(tree, origin)
     tree = deepcopy(tree)
     origins = dict.fromkeys(_leaves(tree), origin)
     for override in overrides:
@@ -127,7 +150,9 @@ def make_config(
     gone = tuple(without)
     for name in gone:
         if name not in seer.plugins:
-            raise ConfigError(f"-p no:{name}: {name!r} is not in [seer].plugins{nearest(name, seer.plugins)}")
+            raise ConfigError(
+                f"-p no:{name}: {quote(name)} is not in [seer].plugins{nearest(name, seer.plugins)}"
+            )
     if gone:
         seer = msgspec.structs.replace(seer, plugins=tuple(name for name in seer.plugins if name not in gone))
         origins["seer.plugins"] = " ".join(f"-p no:{name}" for name in gone)
@@ -159,45 +184,74 @@ def structure(table: Mapping[str, Any], into: type[T], where: str) -> T:
     except msgspec.ValidationError as error:
         key, fact = explain(error)
         value: Any = table.get(key.split("[")[0]) if key else None
-        got = f" (got {value!r})" if value is not None else ""
+        got = f" (got {quote(value)})" if value is not None else ""
         name = f"[{where}].{key}" if key else f"[{where}]"
+        if missing := MISSING.fullmatch(fact):
+            field = missing.group(1)
+            raise ConfigError(
+                f"{name} lacks `{field}`, which has no default; add a line: {field} = ..."
+            ) from error
         raise ConfigError(f"{name}: {fact}{got}") from error
-
-
-def explain(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the key that a validation error is about, empty for the whole, and the fact."""
-    fact, _, at = str(error).partition(" - at ")
-    return at.strip("`").removeprefix("$").lstrip("."), f"{fact[0].lower()}{fact[1:]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that ends an error about an unknown name."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, 1, 0.5)
+    close = difflib.get_close_matches(name[:LONGEST_NAME], known, 1, 0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""
 
 
 def _override(tree: dict[str, Any], text: str) -> str:
+    if not is_text(text):
+        raise ConfigError(f"--set {quote(text)} is not UTF-8; type it anew")
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts) or len(parts) < 2:
         raise ConfigError(
-            f"--set {text!r} is not KEY=VALUE with a dotted key;"
+            f"--set {quote(text)} is not KEY=VALUE with a dotted key;"
             " for example: --set plugin.divided_rollout.chunk_tokens=512"
         )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"--set {printable(key, SHOWN)}: {flaw(error)}; give a value that can be meant"
+        ) from error
+    _check_values({key: parsed}, "--set")
+    if len(parts) > MOST_NESTED:
+        raise ConfigError(
+            f"--set {printable(parts[0], SHOWN)}...: its key has {len(parts)} parts; give one of"
+            f" {MOST_NESTED} at most"
+        )
     table = tree
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {text!r}: {part!r} is a value, not a table")
+            raise ConfigError(f"--set {quote(text)}: {quote(part)} is a value, not a table")
     table[parts[-1]] = parsed
     return ".".join(parts)
+
+
+def _check_values(tree: Mapping[str, Any], origin: str) -> None:
+    """Refuse what Python's reader lets pass and what comes later trips over."""
+    left: list[tuple[Any, str, int]] = [(tree, "", 0)]
+    while left:
+        value, key, depth = left.pop()
+        if depth > MOST_NESTED:
+            top = printable(key.split(".")[0], SHOWN)
+            raise ConfigError(f"{origin}: {top} is nested more than {MOST_NESTED} deep; write it flatter")
+        if isinstance(value, Mapping):
+            prefix = f"{key}." if key else ""
+            left += [(inner, f"{prefix}{name}", depth + 1) for name, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            left += [(inner, key, depth + 1) for inner in value]
+        elif isinstance(value, int) and not LEAST_INTEGER <= value <= MOST_INTEGER:
+            where = f"{origin}: {printable(key, SHOWN)}"
+            raise ConfigError(f"{where} is an integer beyond 64 bits; write a smaller one")
 
 
 def _known_fields(table: Mapping[str, Any], into: type[Struct], where: str) -> None:
@@ -213,19 +267,19 @@ def _known_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> N
     for key in table:
         if key not in known:
             place = f"in [{where}]" if where else "at the top level"
-            raise ConfigError(f"unknown key {key!r} {place}{nearest(key, known)}")
+            raise ConfigError(f"unknown key {quote(key)} {place}{nearest(key, known)}")
 
 
 def _no_duplicates(names: Sequence[str], where: str) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{where} lists {name!r} twice; keep one")
+            raise ConfigError(f"{where} lists {quote(name)} twice; keep one")
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = tree.get(name, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{name} must be a table, not {table!r}; write [{name}]")
+        raise ConfigError(f"{name} must be a table, not {quote(table)}; write [{name}]")
     return table
 
 
@@ -233,7 +287,9 @@ def _tables(tree: Mapping[str, Any], name: str) -> Mapping[str, Mapping[str, Any
     tables = _table(tree, name)
     for key, table in tables.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"{name}.{key} must be a table, not {table!r}; write [{name}.NAME]")
+            raise ConfigError(
+                f"{name}.{printable(key, SHOWN)} must be a table, not {quote(table)}; write [{name}.NAME]"
+            )
     return tables
 
 

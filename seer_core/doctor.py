@@ -7,6 +7,7 @@ import platform
 import sys
 from typing import Any
 
+from seer_core.blame import fault
 from seer_core.config import Config
 from seer_core.errors import SeerError
 from seer_core.hookspecs import Check, Startup
@@ -42,7 +43,7 @@ def _ask(plugin: Plugin, settings: Any, startup: Startup | None) -> list[Check]:
     try:
         return plugin.doctor(settings=settings, startup=startup)
     except Exception as error:
-        finding = f"hook 'seer_doctor' raised {type(error).__name__}: {error}"
+        finding = f"hook 'seer_doctor' raised {fault(error, plugin.module)}"
         return [Check(plugin.name, False, finding, "report it to its author")]
 
 

@@ -10,14 +10,14 @@ Drafts only propose: an engine accepts a draft token exactly when it is the toke
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 import msgspec
 
-from seer_core.ports import ChunkJob
+from seer_core.ports import ChunkJob, tell_nobody
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     Int32 = NDArray[np.int32]
 
 __all__ = ["DraftBatch", "DraftHost", "DraftPolicy", "DraftSource", "Drafter", "SourceSpec", "StepTimes"]
+
+
+LEAST_STEP_S, MOST_STEP_S = 1e-12, 1e9
+MOST_COUNT = 2**40
+"""What steps may take, and be made of: beyond is an error of measurement, and of arithmetic soon after."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -49,8 +54,10 @@ class StepTimes(msgspec.Struct, frozen=True):
         )
         if not (self.batch and self.draft_tokens[:1] == (0,) and self.batch[0] >= 1 and rises and full):
             raise ValueError("step times need rising axes, draft_tokens from 0, and a value for each pair")
-        if not all(value > 0 for row in self.seconds for value in row):
-            raise ValueError("step times must be positive")
+        if not all(LEAST_STEP_S <= value <= MOST_STEP_S for row in self.seconds for value in row):
+            raise ValueError(f"step times must be positive: from {LEAST_STEP_S:g} s to {MOST_STEP_S:g} s")
+        if max(*self.batch, *self.draft_tokens, self.context_tokens) > MOST_COUNT or self.context_tokens < 0:
+            raise ValueError(f"batches, drafts and contexts of step times end at {MOST_COUNT:,}")
 
     def at(self, batch: float, draft_tokens: float) -> float:
         """Return the seconds of a step, interpolated; beyond the grid the last slope goes on, if it rises."""
@@ -93,7 +100,12 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
 
 class DraftHost(msgspec.Struct, frozen=True):
-    """What a draft source may know of the instance it works in."""
+    """What a draft source may know of the instance it works in.
+
+    ``tell(reason)`` lets the user know that the source drafts less than it should, or not at all: the run's
+    log and summary say so.  It may be called from any thread, and returns at once; what has been told once
+    is not told again.
+    """
 
     instance_id: str
     max_running: int
@@ -101,6 +113,7 @@ class DraftHost(msgspec.Struct, frozen=True):
     vocab_size: int
     draft_tokens: int
     step_times: StepTimes
+    tell: Callable[[str], None] = tell_nobody
 
 
 @attrs.define(eq=False)
@@ -128,7 +141,7 @@ class DraftSource(Protocol):
     """Drafts for one instance, in its worker; every method returns at once, and only ``propose`` is hot.
 
     Made by ``Class(settings, host)``.  A source that cannot draft writes counts of 0; if a method
-    raises, the instance goes on without drafts and says so once.
+    raises, the instance goes on without drafts and tells the runtime why.
     """
 
     def open(self, job: ChunkJob) -> int:

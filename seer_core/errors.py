@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ConfigError",
     "EngineError",
+    "InputError",
     "OutputError",
     "PluginError",
     "PromptError",
@@ -12,7 +13,12 @@ __all__ = [
     "StalledError",
     "TransitionError",
     "WeightVersionError",
+    "printable",
+    "quote",
 ]
+
+QUOTED = 100
+"""Characters of a value that a message shows."""
 
 
 class SeerError(Exception):
@@ -35,6 +41,10 @@ class EngineError(SeerError):
     """An engine did not start, or none is left to go on with."""
 
 
+class InputError(SeerError):
+    """A file is not what it was named as."""
+
+
 class OutputError(SeerError):
     """Results cannot be written."""
 
@@ -49,3 +59,31 @@ class TransitionError(SeerError):
 
 class WeightVersionError(SeerError):
     """A rollout would mix responses of two weight versions."""
+
+
+def quote(value: object, limit: int = QUOTED) -> str:
+    """Return a value as messages show it: its ``repr``, made ``printable``."""
+    if isinstance(value, str | bytes) and len(value) > limit:
+        size = f"{len(value):,} {'characters' if isinstance(value, str) else 'bytes'}"
+        return f"{value[:limit]!r}... ({size})"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes, or a deep list
+        return f"a value of type {type(value).__name__} that is too large to show"
+    return printable(text, limit)
+
+
+def printable(text: str, limit: int | None = None, *, keep: str = "") -> str:
+    """Return ``text`` on one line, with what a terminal would obey or hide written as escapes.
+
+    The characters in ``keep`` stay as they are.  Beyond ``limit`` characters it is cut, and says how long it
+    was.
+    """
+    if limit is not None and len(text) > limit:
+        text = f"{text[:limit]}... ({len(text):,} characters)"
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )

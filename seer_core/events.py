@@ -21,9 +21,12 @@ __all__ = [
     "Event",
     "GroupSpec",
     "GroupsSubmitted",
+    "InstanceGivenUp",
     "InstanceLost",
     "InstanceReported",
     "InstanceStarted",
+    "InstanceStopped",
+    "InstanceTroubled",
     "RequestAborted",
 ]
 
@@ -57,6 +60,19 @@ class InstanceLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class InstanceGivenUp(msgspec.Struct, frozen=True, tag=True):
+    """A lost instance is not started again: it was lost too often, or its restarts failed."""
+
+    instance_id: str
+    reason: str
+
+
+class InstanceStopped(msgspec.Struct, frozen=True, tag=True):
+    """An instance was ended on purpose, when no request was left; it may start again."""
+
+    instance_id: str
+
+
 class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use.
 
@@ -71,6 +87,18 @@ class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     stepping_s: float = 0.0
     drafting_s: float = 0.0
     drafting: dict[str, float] = {}
+
+
+class InstanceTroubled(msgspec.Struct, frozen=True, tag=True):
+    """A part of an instance fails, and the instance works on without it; may come before its start.
+
+    ``what`` is the part, ``drafting`` or ``kv_pool``; ``log`` the file in which its process says more.
+    """
+
+    instance_id: str
+    what: str
+    reason: str
+    log: str | None = None
 
 
 class ChunkFinished(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -110,8 +138,11 @@ class RequestAborted(msgspec.Struct, frozen=True, tag=True):
 Event = (
     GroupsSubmitted
     | InstanceStarted
+    | InstanceStopped
     | InstanceLost
+    | InstanceGivenUp
     | InstanceReported
+    | InstanceTroubled
     | ChunkFinished
     | ChunkFailed
     | RequestAborted
@@ -119,9 +150,10 @@ Event = (
 
 
 class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Send the next chunk of a request to an instance; ``kv_tokens`` is the footprint reserved.
+    """Send the next chunk of a request to an instance.
 
-    ``why`` is the placer's reason for this instance, in a word, if it gives one.
+    ``kv_tokens`` is its whole footprint there; of the prompt in it, what siblings in flight there hold was
+    reserved before.  ``why`` is the placer's reason for this instance, in a word, if it gives one.
     """
 
     request_id: str

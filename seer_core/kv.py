@@ -9,10 +9,12 @@ before them and for the version of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
+
+from seer_core.ports import tell_nobody
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,11 +31,12 @@ KEY_BYTES = 32
 class PoolStats(msgspec.Struct, frozen=True):
     """A pool in figures.  Counts go on from its start; ``used_bytes`` is held now.
 
-    ``asked_blocks`` were looked for and ``hit_blocks`` found; ``torn_blocks`` were found but turned out, when
-    copied, to be damaged or replaced, which counts as a miss.  ``evicted_blocks`` were lost to make room for
-    others; ``released_blocks`` had been dropped before, so nobody misses them.  ``put_bytes`` came in,
-    ``got_bytes`` went out, whichever the tier; ``disk_*`` is the part of a disk below memory, and
-    ``disk_errors`` counts what that could not write or read.
+    ``asked_blocks`` counts the keys given to ``KVStore.find``, those behind a missing one too, and
+    ``hit_blocks`` what it answered; ``lacks`` and ``get`` count as neither.  ``torn_blocks`` were found but
+    turned out, when copied, to be damaged or replaced, which counts as a miss.  ``evicted_blocks`` were lost
+    to make room for others; ``released_blocks`` had been dropped before, so nobody misses them.
+    ``put_bytes`` came in, ``got_bytes`` went out, whichever the tier; ``disk_*`` is the part of a disk below
+    memory, and ``disk_errors`` counts what that could not write or read.
     """
 
     capacity_bytes: int
@@ -73,18 +76,23 @@ class StoreSpec(msgspec.Struct, frozen=True):
 
 
 class StoreHost(msgspec.Struct, frozen=True):
-    """What a store may know of the instance it works in."""
+    """What a store may know of the instance it works in.
+
+    ``tell(reason)`` lets the user know that the store does less than it should, as a ``DraftHost``'s does.
+    """
 
     instance_id: str
     block_bytes: int
     block_tokens: int
+    tell: Callable[[str], None] = tell_nobody
 
 
 class KVStore(Protocol):
     """One instance's end of the pool, in its engine's process; used by one thread.
 
     Made by ``Class(settings, host)``.  A block that cannot be had, for whatever reason, is a miss and never
-    an error; if a method raises all the same, the instance goes on without the pool and says so once.
+    an error; if a method raises all the same, the instance goes on without the pool and tells the runtime
+    why.
     """
 
     def find(self, keys: Sequence[bytes]) -> int:

@@ -10,6 +10,8 @@ import attrs
 import msgspec
 
 __all__ = [
+    "MOST_RESPONSES",
+    "MOST_TOP_K",
     "ChunkRecord",
     "Completion",
     "FinishReason",
@@ -22,6 +24,12 @@ __all__ = [
     "Sampling",
     "request_seed",
 ]
+
+MOST_RESPONSES = 65_536
+"""Of one group: beyond any group that is trained on, and still no danger to the machine's memory."""
+
+MOST_TOP_K = 2**31 - 1
+"""What engines' 32-bit integers hold."""
 
 FinishReason = Literal["stop", "length", "error", "aborted"]
 
@@ -74,6 +82,7 @@ class GroupContext:
     All lengths are in tokens.  ``finished`` counts the responses that ended by themselves or at
     their limit; ``left`` counts those not over yet.  ``longest_finished_tokens`` is 0 until one has
     finished.  ``steps`` engine steps verified ``drafted`` draft tokens for it and accepted ``accepted``.
+    ``in_flight`` counts its requests in flight by instance, by id, where there are any: there is its prompt.
     """
 
     id: str
@@ -88,6 +97,7 @@ class GroupContext:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    in_flight: dict[str, int] = attrs.Factory(dict)
 
     @property
     def estimate_tokens(self) -> int:
@@ -99,7 +109,7 @@ class GroupContext:
 class Request:
     """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there).
 
-    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the reserved footprint of its last chunk.
+    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the whole footprint of its last chunk.
     """
 
     id: str
@@ -137,7 +147,12 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     ``kv_capacity_tokens`` is a multiple of ``block_tokens``; ``max_running`` bounds the sequences
     decoded in one step; ``max_model_tokens`` bounds prompt plus response.  ``kv_bytes_per_token`` and
     ``prefill_s_per_token`` are 0 where unknown; ``fetch_s_per_token`` is the time to bring a token's KV from
-    another instance, None where instances share no KV.
+    another instance, None where instances share no KV.  ``fingerprint`` stands for the weights the instance
+    started with, equal for equal ones; empty if the engine does not say.  ``shares_prompts``: requests of one
+    group that run there at a time hold the full blocks of their prompt, its last token left out, once.
+    ``step_s`` is a step that decodes 32 requests (``max_running`` if fewer) of short contexts; ``chunk_s``,
+    and ``chunk_s_per_token`` for each token of context, is what a chunk whose KV is there delays the others
+    by when it comes in.  All three are 0 where unknown.
     """
 
     id: str
@@ -148,6 +163,11 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int = 0
     prefill_s_per_token: float = 0.0
     fetch_s_per_token: float | None = None
+    fingerprint: str = ""
+    shares_prompts: bool = False
+    step_s: float = 0.0
+    chunk_s: float = 0.0
+    chunk_s_per_token: float = 0.0
 
     @property
     def move_cost(self) -> float:
@@ -163,8 +183,9 @@ class InstanceInfo(msgspec.Struct, frozen=True):
 class InstanceStatus:
     """One instance as the scheduler sees it: its limits and the load the scheduler gave it.
 
-    ``reserved_kv_tokens`` sums the whole-block footprints of the chunks in flight, so it is known
-    before the engine knows it; ``reported_*`` is the engine's own word, as fresh as its last report.
+    ``reserved_kv_tokens`` sums the whole-block footprints of the chunks in flight, a prompt that siblings
+    share counted once, so it is known before the engine knows it; ``reported_*`` is the engine's own word,
+    as fresh as its last report.
     """
 
     info: InstanceInfo
@@ -190,10 +211,27 @@ class InstanceStatus:
         return self.info.max_running - self.running
 
     def footprint(self, request: Request, chunk_tokens: int) -> int:
-        """KV tokens, in whole blocks, that ``request`` needs to the end of such a chunk."""
+        """KV tokens, in whole blocks, that such a chunk adds to what is reserved here.
+
+        It is what ``request`` needs to the chunk's end, without the prompt's blocks that siblings in flight
+        here have reserved already.
+        """
         block = self.info.block_tokens
-        tokens = request.group.prompt_tokens + request.generated_tokens + chunk_tokens
-        return -(-tokens // block) * block
+        group = request.group
+        tokens = group.prompt_tokens + request.generated_tokens + chunk_tokens
+        return -(-tokens // block) * block - self.shared_kv_tokens(group)
+
+    def shared_kv_tokens(self, group: GroupContext) -> int:
+        """KV tokens of the group's prompt that its requests in flight hold here, for one more as well."""
+        return self.prompt_kv_tokens(group) if self.id in group.in_flight else 0
+
+    def prompt_kv_tokens(self, group: GroupContext) -> int:
+        """KV tokens of the group's prompt that its requests hold once while they are in flight here together.
+
+        These are its full blocks, but for the last token, which every request computes for itself.
+        """
+        block = self.info.block_tokens
+        return (group.prompt_tokens - 1) // block * block if self.info.shares_prompts else 0
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):

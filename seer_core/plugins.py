@@ -9,13 +9,13 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 import attrs
-import pluggy
 from msgspec import Struct
 
-from seer_core import hookspecs
+from seer_core.blame import fault
 from seer_core.config import Config, nearest, structure
 from seer_core.drafting import Drafter
-from seer_core.errors import ConfigError, PluginError, SeerError
+from seer_core.errors import ConfigError, PluginError, SeerError, printable, quote
+from seer_core.hooks import HOOKS, offered_slots, read_hooks
 from seer_core.hookspecs import PROJECT, Check, Startup
 from seer_core.kv import KVPool
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
@@ -23,6 +23,7 @@ from seer_core.ports import Engine, EnginePool
 from seer_core.scheduler import CORE, Policies, Slot
 
 __all__ = [
+    "HOOKS",
     "Assembly",
     "Plugin",
     "Strategies",
@@ -32,6 +33,7 @@ __all__ = [
     "installed",
     "load",
     "load_enabled",
+    "offers",
     "slots_of",
     "unknown_plugin",
 ]
@@ -50,9 +52,6 @@ SLOTS: Mapping[str, type] = {
 NO_POOL = "none"
 """What ``[seer].kv_pool`` says where instances are to share no KV."""
 
-HOOKS = {**{slot: f"seer_make_{slot}" for slot in SLOTS}, "doctor": "seer_doctor"}
-"""What a plug-in may implement, to the name of the hook."""
-
 
 class NoSettings(Struct, frozen=True):
     """Settings of a plug-in that has none."""
@@ -60,9 +59,10 @@ class NoSettings(Struct, frozen=True):
 
 @attrs.frozen
 class Plugin:
-    """A loaded plug-in: its name in the config, its checked settings, and the hooks it implements."""
+    """A loaded plug-in: its name in the config, its module, its checked settings, and its hooks by slot."""
 
     name: str
+    module: str
     settings: Any
     hooks: Mapping[str, Callable[..., Any]]
     doctor: Callable[..., list[Check]] | None
@@ -110,7 +110,8 @@ def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
 
 def unknown_plugin(name: str, where: str) -> ConfigError:
     """Return the error for a name, standing at ``where``, that no installed plug-in has."""
-    return ConfigError(f"{where}: no installed plug-in is called {name!r}{nearest(name, installed())}")
+    place = printable(where, 100)
+    return ConfigError(f"{place}: no installed plug-in is called {quote(name)}{nearest(name, installed())}")
 
 
 def _entry_point(name: str, where: str) -> EntryPoint:
@@ -128,25 +129,45 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
     """Import a plug-in and check its settings against its ``Settings``; a table of None checks none.
 
     Raises:
-        ConfigError: unknown name, or settings that do not fit.
+        ConfigError: unknown name, one that stands where its hooks do not belong, or settings that do not fit.
         PluginError: two distributions offer the name, it cannot be imported, or a hook of it is none of
             ours.
     """
     point = _entry_point(name, where)
     try:
         namespace = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
-            f"plug-in {name!r} cannot be imported: {type(error).__name__}: {error};"
+            f"plug-in {name!r} cannot be imported: {fault(error, point.module)};"
             f" mend or reinstall {_distribution(point)}, or run with -p no:{name}"
         ) from error
     kind = getattr(namespace, "Settings", NoSettings)
     if not (isinstance(kind, type) and issubclass(kind, Struct)):
-        raise PluginError(f"plug-in {name!r}: its `Settings` is {kind!r}; make it a class of msgspec.Struct")
-    settings = structure(table, kind, where) if table is not None else None
-    hooks = _hooks(name, namespace)
+        raise PluginError(
+            f"plug-in {name!r}: its `Settings` is {quote(kind)}; make it a class of msgspec.Struct"
+        )
+    hooks = read_hooks(name, namespace)
     doctor = hooks.pop("doctor", None)
-    return Plugin(name, settings, hooks, doctor)
+    settings = None
+    if table is not None:
+        _check_place(
+            name, hooks, where.partition(".")[0]
+        )  # first: a setting it lacks is not the trouble then
+        settings = structure(table, kind, where)
+    return Plugin(name, point.module, settings, hooks, doctor)
+
+
+def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
+    """Refuse a plug-in that stands where the config names what makes something else."""
+    if kind == "engine" and "engines" not in hooks:
+        raise ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+    if kind == "kv_pool" and "kv_pool" not in hooks:
+        raise ConfigError(
+            f"plug-in {name!r} makes no KV pool; [seer].kv_pool must name one that does, or {NO_POOL!r}"
+        )
+    for slot, key, what in (("engines", "engine", "engines"), ("kv_pool", "kv_pool", "a KV pool")):
+        if kind == "plugin" and set(hooks) == {slot}:
+            raise ConfigError(f'{name!r} in [seer].plugins makes {what} only; write {key} = "{name}" instead')
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
@@ -188,6 +209,11 @@ def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
     return {config.seer.engine: ("engines",), **kv_pool, **owned}
 
 
+def offers(name: str) -> tuple[str, ...]:
+    """Return the slots that an installed plug-in would fill, as far as its source tells; it is not run."""
+    return offered_slots(installed()[name])
+
+
 def describe(name: str) -> dict[str, str]:
     """Return an installed plug-in's name, distribution and version."""
     dist = installed()[name].dist
@@ -208,13 +234,6 @@ def fill_slots(config: Config) -> Strategies:
     startup = Startup(config.seer.seed, config.base_dir)
     _known_tables(config)
     plugins = _load_plugins(config)
-    for plugin in plugins:
-        for slot, key, what in (("engines", "engine", "engines"), ("kv_pool", "kv_pool", "a KV pool")):
-            if set(plugin.hooks) == {slot}:
-                raise ConfigError(
-                    f"{plugin.name!r} in [seer].plugins makes {what} only;"
-                    f' write {key} = "{plugin.name}" instead'
-                )
     owned: dict[str, Slot[Any]] = {}
     for slot in ("splitter", "prioritizer", "placer", "drafter"):
         answers = _answers(plugins, slot, startup)
@@ -262,14 +281,21 @@ def _answers(plugins: Sequence[Plugin], slot: str, startup: Startup) -> list[Slo
             raise
         except Exception as error:
             raise PluginError(
-                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
-                f" {type(error).__name__}: {error}; run without it: -p no:{plugin.name}"
+                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}': {fault(error, plugin.module)};"
+                f" run without it: {_without(plugin.name, slot)}"
             ) from error
         if strategy is None:
             continue
         _check_type(plugin.name, slot, strategy)
         answers.append(Slot(slot, plugin.name, strategy))
     return answers
+
+
+def _without(name: str, slot: str) -> str:
+    """Return the option that leaves a plug-in out, or what to name instead of it."""
+    if slot == "engines":
+        return "name another one in [seer].engine"
+    return "--set seer.kv_pool=none" if slot == "kv_pool" else f"-p no:{name}"
 
 
 def _check_type(name: str, slot: str, strategy: Any) -> None:
@@ -302,44 +328,6 @@ def _check_engines(slot: Slot[EnginePool]) -> None:
                 f"plug-in {slot.owner!r} made two engines with the id {engine.id!r}; number them"
             )
         seen.add(engine.id)
-
-
-def _hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
-    """Return the hooks a plug-in implements, by slot, after pluggy has checked them."""
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
-    for attribute in dir(namespace):
-        unmarked = manager.parse_hookimpl_opts(namespace, attribute) is None
-        if unmarked and attribute.startswith(("seer_make_", "seer_doctor")):
-            raise PluginError(
-                f"plug-in {name!r}: {attribute!r} is not marked as a hook; decorate it with"
-                " @seer_core.hookspecs.hookimpl"
-            )
-    try:
-        manager.register(namespace, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(
-            f"plug-in {name!r} has a hook that fits no slot: {error}; hooks: {list(HOOKS.values())}"
-        ) from error
-    hooks: dict[str, Callable[..., Any]] = {}
-    for slot, hook in HOOKS.items():
-        for impl in getattr(manager.hook, hook).get_hookimpls():
-            hooks[slot] = _with_accepted(impl)
-    if not hooks:
-        raise PluginError(
-            f"plug-in {name!r} implements no hook; mark its factories with @seer_core.hookspecs.hookimpl"
-        )
-    return hooks
-
-
-def _with_accepted(impl: Any) -> Callable[..., Any]:
-    """Call a hook with those of our arguments that it asks for, as pluggy does."""
-
-    def call(**arguments: Any) -> Any:
-        return impl.function(**{name: arguments[name] for name in impl.argnames})
-
-    return call
 
 
 def _known_tables(config: Config) -> None:

@@ -13,15 +13,32 @@ from typing import Protocol, runtime_checkable
 from seer_core.events import Command, Event
 from seer_core.model import GroupContext, InstanceStatus, Request
 
-__all__ = ["Observer", "Placer", "Prioritizer", "Splitter"]
+__all__ = ["InstanceAware", "LivingObserver", "Observer", "Placer", "Prioritizer", "Splitter"]
 
 
 @runtime_checkable
 class Splitter(Protocol):
-    """How many tokens the next chunk of a request may have."""
+    """How many tokens the next chunk of a request may have.
+
+    One that is ``InstanceAware`` is told of instances.  If it has an attribute ``why``, a text, the log says
+    it at the start.
+    """
 
     def split(self, request: Request) -> int:
-        """Return the next chunk's ``max_tokens``, in 1 .. ``request.remaining_tokens``."""
+        """Return the next chunk's ``max_tokens``, a whole number in 1 .. ``request.remaining_tokens``."""
+        ...
+
+
+@runtime_checkable
+class InstanceAware(Protocol):
+    """A splitter that wants to know which instances there are."""
+
+    def instance_started(self, instance: InstanceStatus) -> None:
+        """Learn of an instance, before anything is placed there."""
+        ...
+
+    def instance_lost(self, instance: InstanceStatus) -> None:
+        """Forget an instance, until it has started anew."""
         ...
 
 
@@ -77,8 +94,25 @@ class Placer(Protocol):
 
 @runtime_checkable
 class Observer(Protocol):
-    """Sees every event and the commands it led to, after the fact; it decides nothing."""
+    """Sees every event and the commands it led to, after the fact; it decides nothing.
+
+    One that raises is logged and left out; the rollout goes on.  One that opens something, such as a file or
+    a port, is a ``LivingObserver``.
+    """
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Take note; ``now`` is in seconds on the run's clock."""
+        ...
+
+
+@runtime_checkable
+class LivingObserver(Observer, Protocol):
+    """An observer with a life: what ``start`` opens, ``stop`` closes."""
+
+    async def start(self) -> None:
+        """Begin; called before the engines start.  If it raises, nothing is left open and nothing starts."""
+        ...
+
+    async def stop(self) -> None:
+        """End; called once after each ``start``, when the engines have ended, also if it was left out."""
         ...

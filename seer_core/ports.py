@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from seer_core.events import InstanceReported
+from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
 
 if TYPE_CHECKING:
@@ -24,14 +24,19 @@ __all__ = [
     "EngineSink",
     "ModelInfo",
     "Tokenizer",
+    "tell_nobody",
 ]
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What a prompt must respect; known before any engine starts."""
+    """What a prompt must respect; known before any engine starts.
+
+    ``max_temperature`` is the highest that the engines sample with, None without a limit.
+    """
 
     vocab_size: int
     max_model_tokens: int
+    max_temperature: float | None = None
 
 
 class ChunkJob(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +47,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     ``known_tokens`` is the response's true length where it is known (simulated engines).  ``probe``: the
     group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
     responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
-    chunk at the latest.
+    chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
+    requests may come again; what is kept between chunks beside the engine goes by it.
     """
 
     id: str
@@ -58,14 +64,17 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     probe: bool = False
     siblings_finished: int = 0
     last: bool = False
+    rollout_id: str = ""
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order.
 
-    ``stopped``: the model ended the response.  ``cached_tokens`` of the job's tokens were found in
-    the instance's cache, ``pool_tokens`` in the KV pool; ``prefilled_tokens`` were computed before the first
-    new token.
+    ``stopped``: the model ended the response.  The token with which it did, the end token or another that
+    the model's configuration names, is the last of ``token_ids``, with its log-prob, and counts in the
+    response's length; an engine that is not given that token may leave it out.  ``cached_tokens`` of the
+    job's tokens were found in the instance's cache, ``pool_tokens`` in the KV pool; ``prefilled_tokens`` were
+    computed before the first new token.
     ``computed_tokens`` counts every position run through the model for this chunk, with what
     preemptions made it repeat, but without drafts that were rejected.  ``steps`` is the number of engine
     steps that gave it tokens; ``drafted_at[j]`` counts those that verified at least j + 1 draft tokens, and
@@ -102,9 +111,17 @@ class EngineSink(Protocol):
         """Telemetry."""
         ...
 
+    def troubled(self, trouble: InstanceTroubled) -> None:
+        """A part of the instance fails and the instance works on without it; also during its start."""
+        ...
+
     def lost(self, instance_id: str, reason: str) -> None:
         """The instance died by itself; all its chunks are void."""
         ...
+
+
+def tell_nobody(reason: str) -> None:
+    """Take what a plug-in's half in an engine tells of its troubles, where nobody listens."""
 
 
 @runtime_checkable
@@ -132,7 +149,9 @@ class Engine(Protocol):
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Bring the instance up, within the backend's own time limit, or raise ``EngineError``.
 
-        May be called again after a loss or ``stop``; what is left of the old one is ended first.
+        May be called again after a loss or ``stop``; what is left of the old one is ended first.  It begins
+        at its first weights, as version 0, whatever it had before: the runtime brings it to the version of
+        the day with ``update_weights`` before it sends a chunk.
         """
         ...
 
@@ -162,6 +181,9 @@ class Engine(Protocol):
 
         Each request begins with ``context_tokens`` of context, or as much as the engine likes.  Sizes that
         the instance cannot run are left out of the answer.
+
+        Raises:
+            EngineError: it cannot measure, is busy or down, or can run no size of the grid.
         """
         ...
 
@@ -169,8 +191,15 @@ class Engine(Protocol):
         """Forget all cached KV and all that drafting remembers; the instance must be idle."""
         ...
 
-    async def update_weights(self, source: str, version: int) -> None:
-        """Load new weights into an idle instance; KV computed under older versions is never used again."""
+    async def update_weights(self, source: str, version: int) -> str | None:
+        """Load new weights into an idle instance; KV computed under older versions is never used again.
+
+        Returns the fingerprint of what it serves now, which must be the same on every instance that has
+        loaded the same weights as the same version; None if the engine has none.
+
+        Raises:
+            EngineError: it does not take these weights; it goes on with the old ones, or is lost.
+        """
         ...
 
     async def stop(self) -> None:

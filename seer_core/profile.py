@@ -13,6 +13,7 @@ from seer_core.drafting import StepTimes
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo
 from seer_core.ports import Engine
+from seer_core.reading import Form
 
 __all__ = ["Profile", "make_profile", "mean_info", "mean_times", "measure_tables", "read_profile"]
 
@@ -91,12 +92,16 @@ def mean_times(tables: Sequence[StepTimes]) -> StepTimes:
     return StepTimes(tuple(batch), tables[0].draft_tokens, seconds, context)
 
 
+MEASURED = ("prefill_s_per_token", "step_s", "chunk_s", "chunk_s_per_token")
+"""Times of an ``InstanceInfo`` that every instance has; 0 where it did not measure them."""
+
+
 def mean_info(infos: Sequence[InstanceInfo]) -> InstanceInfo:
-    """Return the first instance's, with the mean of what all measured of prefilling and fetching."""
+    """Return the first instance's, with the mean of all times that all measured."""
     fetches = [info.fetch_s_per_token for info in infos if info.fetch_s_per_token is not None]
     return msgspec.structs.replace(
         infos[0],
-        prefill_s_per_token=fmean(info.prefill_s_per_token for info in infos),
+        **{name: fmean(getattr(info, name) for info in infos) for name in MEASURED},
         fetch_s_per_token=fmean(fetches) if fetches else None,
     )
 
@@ -107,7 +112,7 @@ def read_profile(path: str | Path) -> Profile:
     Raises:
         ConfigError: it is no profile.
     """
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Profile)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} is no profile: {error}; write one with `seer profile`") from error
+    return _PROFILE.read(path)
+
+
+_PROFILE = Form[Profile](Profile, "no profile", "write one with `seer profile`", ConfigError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -11,17 +12,26 @@ from seer_core.events import (
     ChunkFinished,
     Command,
     Complete,
+    Dispatch,
     Event,
     GroupsSubmitted,
+    InstanceGivenUp,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
+    InstanceStopped,
+    InstanceTroubled,
 )
 
 __all__ = ["InstanceLine", "Progress"]
 
 WINDOW_S = 20.0
 """Tokens per second are averaged over this long."""
+
+PACE_SHARE = 0.1
+"""Weight of the latest chunk in the pace at which one response is written."""
+
+EULER_GAMMA = 0.5772
 
 
 @attrs.define(eq=False)
@@ -30,6 +40,7 @@ class InstanceLine:
 
     id: str
     alive: bool = True
+    given_up: bool = False
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -48,14 +59,17 @@ class Progress:
         self.requests = 0
         self.requests_done = 0
         self.tokens = 0
-        self.finished_tokens = 0
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
+        self.troubles = 0
         self.instances: dict[str, InstanceLine] = {}
         self._left: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
         self._generated: dict[str, int] = {}
+        self._sent: dict[str, float] = {}
         self._recent: deque[tuple[float, int]] = deque()
+        self._pace = 0.0
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count what happened and what was decided."""
@@ -66,10 +80,17 @@ class Progress:
                 self.groups += len(event.groups)
                 self.requests += sum(group.n for group in event.groups)
                 self._left |= {group.id: group.n for group in event.groups}
+                self._limits |= {group.id: group.max_tokens for group in event.groups}
             case InstanceStarted():
                 self.instances[event.info.id] = InstanceLine(event.info.id)
             case InstanceLost():
                 self.instances[event.instance_id] = InstanceLine(event.instance_id, alive=False)
+            case InstanceGivenUp():
+                self.instances[event.instance_id].given_up = True
+            case InstanceStopped():
+                self.instances.pop(event.instance_id, None)
+            case InstanceTroubled():
+                self.troubles += 1
             case InstanceReported():
                 line = self.instances[event.instance_id]
                 line.running, line.waiting, line.kv_usage = event.running, event.waiting, event.kv_usage
@@ -79,6 +100,8 @@ class Progress:
         for command in commands:
             if isinstance(command, Complete):
                 self._completed(command.request_id)
+            elif isinstance(command, Dispatch):
+                self._sent[command.request_id] = now
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,19 +115,34 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Estimate of the time left: missing tokens over the mean rate so far; None too early.
+        """Estimate of the time left; None too early.
 
-        An unfinished response is taken to become as long as the mean finished one, or a tenth longer
-        than it is already.
+        A response is taken to end at random, at any token alike, or at its limit.  Then all missing tokens
+        come at the mean rate so far; but the last responses run alone, each at its own pace, so it cannot
+        take less than the longest of those under way.
         """
         if not self.requests_done or self.started_s is None or not self.tokens:
             return None
-        mean = self.finished_tokens / self.requests_done
-        unfinished = self.requests - self.requests_done
-        started = self._generated.values()
-        missing = sum(max(mean - tokens, tokens / 10) for tokens in started)
-        missing += (unfinished - len(started)) * mean
-        return missing * (self.now - self.started_s) / self.tokens
+        mean = self.tokens / self.requests_done  # of a Geometric variable, those not over yet included
+        started = {name: self._room(name) for name in {*self._generated, *self._sent}}
+        waiting = dict(self._left)
+        for name in started:
+            waiting[_group_of(name)] -= 1
+        missing = sum(min(mean, room) for room in started.values())
+        missing += sum(count * min(mean, self._limits[group]) for group, count in waiting.items())
+        together = missing * (self.now - self.started_s) / self.tokens
+        count = len(self._sent)
+        if not count or not self._pace:
+            return together
+        # The expected maximum of so many memoryless lengths: the mean times the harmonic number.
+        longest = mean * (math.log(count) + EULER_GAMMA + 1 / (2 * count))
+        return max(together, min(longest, max(started.values())) / self._pace)
+
+    def _room(self, request_id: str) -> float:
+        """Return how many tokens a request under way may still generate, by its pace since it was sent."""
+        since = self.now - self._sent.get(request_id, self.now)
+        tokens = self._generated.get(request_id, 0) + since * self._pace
+        return max(0.0, self._limits[_group_of(request_id)] - tokens)
 
     @property
     def acceptance_length(self) -> float | None:
@@ -116,12 +154,21 @@ class Progress:
         self.steps += event.steps
         self.drafted += event.drafted
         self.accepted += event.accepted
-        self._recent.append((now, event.tokens))
         self._generated[event.request_id] = self._generated.get(event.request_id, 0) + event.tokens
+        span = now - self._sent.pop(event.request_id, now)
+        pace = event.tokens / span if span > 0 else 0.0
+        self._recent.append((now, event.tokens))
+        if pace:
+            self._pace += (pace - self._pace) * (PACE_SHARE if self._pace else 1.0)
 
     def _completed(self, request_id: str) -> None:
-        self.finished_tokens += self._generated.pop(request_id, 0)
+        self._generated.pop(request_id, None)
+        self._sent.pop(request_id, None)
         self.requests_done += 1
-        group_id = request_id.rpartition("/")[0]
+        group_id = _group_of(request_id)
         self._left[group_id] -= 1
         self.groups_done += self._left[group_id] == 0
+
+
+def _group_of(request_id: str) -> str:
+    return request_id.rpartition("/")[0]

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import attrs
 import msgspec
 from msgspec import Meta, Struct
 
-from seer_core.config import RolloutTable, explain, nearest
-from seer_core.errors import ConfigError, PromptError
-from seer_core.model import PromptGroup, Sampling
+from seer_core.config import RolloutTable, nearest
+from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K, PromptGroup, Sampling
+from seer_core.numbers import NotNegative
 from seer_core.ports import ModelInfo, Tokenizer
+from seer_core.reading import SHOWN, explain
 
 __all__ = ["BadPrompt", "PromptRecord", "PromptsFile", "make_groups", "problem_of", "read_prompts"]
+
+LONGEST_ID = 200
+"""Characters of a group's id, which stands in every line that is written of its responses."""
+
+MOST_SEED = 2**63 - 1
 
 
 class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
 
-    What is absent comes from ``[rollout]``; without ``seed`` one is derived from the run's seed and
-    the group id, without ``group_id`` the line number names the group.
+    What is absent comes from ``[rollout]``.  Without ``group_id`` a digest of the prompt's tokens names the
+    group; of equal prompts in one file, the second is DIGEST-2, and so on.  Without ``seed`` one is derived
+    from the run's seed, the iteration and the group's id.
     """
 
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     group_id: str | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
+    temperature: NotNegative | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
     metadata: dict[str, Any] = {}
 
 
@@ -59,16 +71,19 @@ def read_prompts(
     tokenizer: Tokenizer | None,
     *,
     seed: int = 0,
+    iteration: int = 0,
     skip_bad: bool = False,
 ) -> PromptsFile:
     """Read a prompts file; with ``skip_bad`` bad lines are listed instead of raised.
+
+    The same ``seed`` and ``iteration`` give the same sampling seeds; see ``PromptRecord``.
 
     Raises:
         PromptError: the file cannot be read, is empty, or holds bad lines.
         ConfigError: the default ``max_tokens`` is beyond the model's length.
     """
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        lines = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise PromptError(
             f"cannot read {path}: {error.strerror}; name an existing JSON-lines file"
@@ -76,13 +91,14 @@ def read_prompts(
     groups: list[PromptGroup] = []
     skipped: list[BadPrompt] = []
     seen: dict[str, int] = {}
+    maker = _Maker(defaults, model, tokenizer, seed, iteration)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            group = _group(_decode(line), str(number), defaults, model, tokenizer, seed)
+            group = maker.group(_decode(line))
             if group.id in seen:
-                raise PromptError(f"group_id {group.id!r} is already used in line {seen[group.id]}")
+                raise PromptError(f"group_id {quote(group.id)} is already used in line {seen[group.id]}")
         except PromptError as error:
             skipped.append(BadPrompt(number, str(error)))
         else:
@@ -109,17 +125,18 @@ def make_groups(
     tokenizer: Tokenizer | None,
     *,
     seed: int = 0,
+    iteration: int = 0,
 ) -> list[PromptGroup]:
-    """Build groups from mappings with the fields of ``PromptRecord``; group ids default to 1, 2, ...
+    """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
 
     Raises:
         PromptError: a record cannot be rolled out.
     """
     groups = []
+    maker = _Maker(defaults, model, tokenizer, seed, iteration)
     for number, record in enumerate(records, 1):
         try:
-            fields = msgspec.convert(record, PromptRecord)
-            groups.append(_group(fields, str(number), defaults, model, tokenizer, seed))
+            groups.append(maker.group(msgspec.convert(record, PromptRecord)))
         except msgspec.ValidationError as error:
             raise PromptError(f"prompt {number}: {_unfit(error)}") from error
         except PromptError as error:
@@ -129,19 +146,37 @@ def make_groups(
 
 def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
     """Say why a group cannot be rolled out with this model; None if it can."""
-    ids = group.prompt_token_ids
+    ids, sampling = group.prompt_token_ids, group.sampling
+    if not group.id:
+        return "group_id is empty; leave it out, or name the group"
+    if len(group.id) > LONGEST_ID:
+        return f"group_id has {len(group.id):,} characters; it may have {LONGEST_ID}"
+    if not group.id.isprintable():
+        return f"group_id {quote(group.id)} holds a character that cannot be printed; take it out"
     if group.n < 1 or group.max_tokens < 1:
-        return f"n is {group.n} and max_tokens is {group.max_tokens}; both must be at least 1"
+        return f"n is {quote(group.n)} and max_tokens is {quote(group.max_tokens)}; both must be at least 1"
+    if group.n > MOST_RESPONSES:
+        return f"n is {quote(group.n)}; a group may have {MOST_RESPONSES:,} responses"
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return f"temperature is {sampling.temperature}; it must be a number, and at least 0"
+    if model.max_temperature is not None and sampling.temperature > model.max_temperature:
+        return f"temperature is {sampling.temperature}; this engine takes {model.max_temperature:g} at most"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+    if not 0 <= sampling.top_k <= MOST_TOP_K:
+        return f"top_k is {quote(sampling.top_k)}; it must be 0 (no limit) to {MOST_TOP_K:,}"
+    if not 0 <= group.seed <= MOST_SEED:
+        return f"seed is {quote(group.seed)}; it must be 0 to 2^63 - 1"
     if not ids:
         return "the prompt is empty"
     if min(ids) < 0 or max(ids) >= model.vocab_size:
         bad = next(token for token in ids if not 0 <= token < model.vocab_size)
-        return f"token id {bad} is outside the vocabulary, 0 to {model.vocab_size - 1}"
+        return f"token id {quote(bad)} is outside the vocabulary, 0 to {model.vocab_size - 1}"
     if len(ids) >= model.max_model_tokens:
         return f"the prompt has {len(ids)} tokens, the model takes {model.max_model_tokens} with the response"
     if len(ids) + group.max_tokens > model.max_model_tokens:
         return (
-            f"prompt ({len(ids)}) and max_tokens ({group.max_tokens}) exceed the model's"
+            f"prompt ({len(ids)}) and max_tokens ({quote(group.max_tokens)}) exceed the model's"
             f" {model.max_model_tokens} tokens; lower max_tokens to {model.max_model_tokens - len(ids)}"
         )
     return None
@@ -162,41 +197,53 @@ def _unfit(error: msgspec.ValidationError) -> str:
     key, fact = explain(error)
     if "unknown field" in fact:
         name = fact.split("`")[1]
-        return fact + nearest(name, [field.name for field in msgspec.structs.fields(PromptRecord)])
-    return f"{key}: {fact}" if key else fact
+        hint = nearest(name, [field.name for field in msgspec.structs.fields(PromptRecord)])
+        return printable(fact, SHOWN) + (hint if len(name) <= SHOWN else "")
+    return printable(f"{key}: {fact}" if key else fact, SHOWN)
 
 
-def _group(
-    record: PromptRecord,
-    name: str,
-    defaults: RolloutTable,
-    model: ModelInfo,
-    tokenizer: Tokenizer | None,
-    run_seed: int,
-) -> PromptGroup:
-    def chosen(key: str) -> Any:
-        value = getattr(record, key)
-        return getattr(defaults, key) if value is None else value
+@attrs.define(eq=False)
+class _Maker:
+    """Makes the groups of one file or call; ``_named`` counts the groups under each default id."""
 
-    if record.max_tokens is None and defaults.max_tokens >= model.max_model_tokens:
-        raise ConfigError(
-            f"[rollout].max_tokens is {defaults.max_tokens}, but the model takes {model.max_model_tokens}"
-            " tokens, prompt included; lower it"
+    defaults: RolloutTable
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+    seed: int
+    iteration: int
+    _named: Counter[str] = attrs.field(factory=Counter, init=False)
+
+    def group(self, record: PromptRecord) -> PromptGroup:
+        """Raise PromptError where the record cannot be rolled out."""
+        if record.max_tokens is None and self.defaults.max_tokens >= self.model.max_model_tokens:
+            raise ConfigError(
+                f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
+                f" {self.model.max_model_tokens} tokens, prompt included; lower it"
+            )
+        group = PromptGroup(
+            id="unnamed" if record.group_id is None else record.group_id,
+            prompt_token_ids=tuple(_token_ids(record, self.tokenizer)),
+            n=self._chosen(record, "n"),
+            max_tokens=self._chosen(record, "max_tokens"),
+            sampling=Sampling(*(self._chosen(record, key) for key in ("temperature", "top_p", "top_k"))),
+            metadata=record.metadata,
         )
-    group_id = name if record.group_id is None else record.group_id
-    group = PromptGroup(
-        id=group_id,
-        prompt_token_ids=tuple(_token_ids(record, tokenizer)),
-        n=chosen("n"),
-        max_tokens=chosen("max_tokens"),
-        sampling=Sampling(chosen("temperature"), chosen("top_p"), chosen("top_k")),
-        seed=_seed(run_seed, group_id) if record.seed is None else record.seed,
-        metadata=record.metadata,
-    )
-    problem = problem_of(group, model)
-    if problem is not None:
-        raise PromptError(problem)
-    return group
+        problem = problem_of(group, self.model)
+        if problem is not None:
+            raise PromptError(problem)
+        group_id = self._name(group.prompt_token_ids) if record.group_id is None else record.group_id
+        seed = _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
+        return msgspec.structs.replace(group, id=group_id, seed=seed)
+
+    def _name(self, token_ids: Sequence[int]) -> str:
+        """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
+        digest = hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()
+        self._named[digest] += 1
+        return digest if self._named[digest] == 1 else f"{digest}-{self._named[digest]}"
+
+    def _chosen(self, record: PromptRecord, key: str) -> Any:
+        value = getattr(record, key)
+        return getattr(self.defaults, key) if value is None else value
 
 
 def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[int]:
@@ -220,11 +267,14 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[in
         raise PromptError("the prompt is empty: messages holds none")
     try:
         return tokenizer.encode_chat(record.messages)
+    except SeerError:
+        raise
     except Exception as error:
-        raise PromptError(f"the chat template refused the messages: {error}") from error
+        fact = printable(str(error), SHOWN)
+        raise PromptError(f"the chat template refused the messages: {fact}") from error
 
 
-def _seed(run_seed: int, group_id: str) -> int:
-    """Derive a 63-bit seed; changing the run's seed changes every group's."""
-    digest = hashlib.blake2b(f"{run_seed}:{group_id}".encode(), digest_size=8).digest()
+def _seed(run_seed: int, iteration: int, group_id: str) -> int:
+    """Derive a 63-bit seed; another run's seed or another iteration changes every group's."""
+    digest = hashlib.blake2b(f"{run_seed}:{iteration}:{group_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

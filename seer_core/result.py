@@ -8,12 +8,16 @@ from itertools import zip_longest
 
 import msgspec
 
+from seer_core.events import InstanceTroubled
 from seer_core.model import Completion
 
-__all__ = ["RolloutResult", "Summary", "summarize", "tail_time_s"]
+__all__ = ["RolloutResult", "Summary", "is_something", "summarize", "tail_time_s"]
 
 TAIL_FRACTION = 0.1
 """Share of requests, last to finish, that make the tail (paper, evaluation)."""
+
+LEAST_TIME_S = 0.05
+"""A shorter time is shown as 0.0 seconds."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -24,7 +28,10 @@ class Summary(msgspec.Struct, frozen=True):
     preempted, left behind or lost.  Of speculation: ``steps`` sums, over requests, the engine steps that
     gave them tokens, so ``acceptance_length`` is tokens per step, the bonus token included (paper, and
     arXiv 2211.17192); ``acceptance_at[j]`` is the share of drafts of at least j + 1 tokens that were accepted
-    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.
+    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.  ``troubles``
+    counts what instances said to fail, by part: in this rollout, or before it if not restarted since.
+    ``instances_given_up`` are down for good: lost too often, in this rollout or before it.
+    ``observers_left_out`` counts those that raised, and were shown nothing from then on.
     """
 
     requests: int
@@ -51,6 +58,9 @@ class Summary(msgspec.Struct, frozen=True):
     acceptance_at: list[float] = []
     drafting_share: float = 0.0
     pool_tokens: int = 0
+    troubles: dict[str, int] = {}
+    instances_given_up: int = 0
+    observers_left_out: int = 0
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -72,12 +82,20 @@ def tail_time_s(finish_times_s: Sequence[float]) -> float:
     return times[-1] - times[early - 1]
 
 
+def is_something(figure: str, value: float) -> bool:
+    """Return whether a figure of a ``Summary`` is more than what shows as 0, and so has ratios to it."""
+    return value >= LEAST_TIME_S if figure.endswith("time_s") else value != 0
+
+
 def summarize(
     completions: Sequence[Completion],
     started_s: float,
     instances_lost: int,
     weight_version: int,
     drafting_share: float = 0.0,
+    troubles: Sequence[InstanceTroubled] = (),
+    instances_given_up: int = 0,
+    observers_left_out: int = 0,
 ) -> Summary:
     """Add up a rollout that began at ``started_s``."""
     lengths = [len(completion.token_ids) for completion in completions]
@@ -130,6 +148,9 @@ def summarize(
         acceptance_at=[a / d for a, d in zip(accepted, drafted, strict=True) if d],
         drafting_share=drafting_share,
         pool_tokens=pooled,
+        troubles=dict(Counter(trouble.what for trouble in troubles)),
+        instances_given_up=instances_given_up,
+        observers_left_out=observers_left_out,
     )
 
 

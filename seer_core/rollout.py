@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 import structlog
 
-from seer_core.errors import EngineError, TransitionError, WeightVersionError
+from seer_core.errors import EngineError, PluginError, TransitionError, WeightVersionError
 from seer_core.events import (
     ChunkFailed,
     ChunkFinished,
@@ -19,6 +23,7 @@ from seer_core.events import (
     GroupSpec,
     GroupsSubmitted,
     InstanceReported,
+    InstanceTroubled,
     RequestAborted,
 )
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
@@ -63,18 +68,27 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Rollout:
-    """One batch of groups under way: an async iterator over its completions, as they finish."""
+    """One batch of groups under way: an async iterator over its completions, as they finish.
+
+    The iterator raises ``EngineError`` when no instance is left, and in the end if no request finished
+    but with reason ``error``.  The engines are served between two completions: what takes longer than a
+    moment, such as a reward that computes, belongs into a thread, ``await asyncio.to_thread(reward, it)``.
+    """
 
     def __init__(self, runtime: Runtime, groups: Sequence[PromptGroup]) -> None:
         self._runtime = runtime
         self._groups = groups
+        self._id = token_hex(6)  # random: runs that share a draft server know nothing of each other
         self._transcripts: dict[str, Transcript] = {}
         self._flights: dict[str, Flight] = {}
         self._ready: deque[Completion] = deque()
         self._completions: list[Completion] = []
         self._error: BaseException | None = None
+        self._first_failure = ""
         self._instances_lost = 0
+        self._instances_given_up = len(runtime.given_up)
         self._reports = dict(runtime.reports)
+        self._troubles = [each for told in runtime.troubles.values() for each in told]
         self.started_s = runtime.clock.now()
         for group in groups:
             siblings = Siblings(group, list(group.prompt_token_ids), group.n)
@@ -100,6 +114,11 @@ class Rollout:
         return self
 
     async def __anext__(self) -> Completion:
+        if self._ready:
+            await asyncio.sleep(0)  # or engines would not be heard while many are ready
+        return await self._next()
+
+    async def _next(self) -> Completion:
         while not self._ready:
             if self._error is not None:
                 raise self._error
@@ -120,8 +139,9 @@ class Rollout:
 
     async def wait(self) -> RolloutResult:
         """Return the whole result once everything has finished."""
-        async for _ in self:
-            pass
+        with suppress(StopAsyncIteration):
+            while True:
+                await self._next()
         return self.result
 
     @property
@@ -135,6 +155,9 @@ class Rollout:
                 self._instances_lost,
                 self._runtime.weight_version,
                 self._drafting_share(),
+                self._troubles,
+                self._instances_given_up,
+                self._runtime.audience.left_out,
             ),
         )
 
@@ -185,13 +208,23 @@ class Rollout:
             probe=transcript.index == 0,
             siblings_finished=group.n - siblings.left,
             last=len(transcript.token_ids) + command.max_tokens == group.max_tokens,
+            rollout_id=self._id,
         )
 
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
-        """Append a chunk's tokens and let the scheduler go on; a chunk no longer wanted is ignored."""
-        flight = self._flights.pop(output.job_id, None)
+        """Append a chunk's tokens and let the scheduler go on; a chunk no longer wanted is ignored.
+
+        One with log-probs that are not finite counts as failed.
+        """
+        flight = self._flights.get(output.job_id)
         if flight is None:
             return
+        # What a simulated engine has not written out needs no look.
+        if isinstance(output.logprobs, list) and not math.isfinite(sum(output.logprobs)):
+            reason = "its log-probs are no finite numbers"
+            self._runtime.chunk_failed(instance_id, output.job_id, reason)
+            return
+        del self._flights[output.job_id]
         if output.weight_version != self._runtime.weight_version:
             raise WeightVersionError(
                 f"chunk {output.job_id!r} was computed with weight version {output.weight_version}, the"
@@ -243,6 +276,7 @@ class Rollout:
         """Let the scheduler decide about a chunk that was given back."""
         flight = self._flights.pop(job_id, None)
         if flight is not None:
+            self._first_failure = self._first_failure or f"instance {instance_id!r}: {reason}"
             self._runtime.handle(ChunkFailed(flight.dispatch.request_id, instance_id, reason))
 
     def instance_lost(self, instance_id: str) -> None:
@@ -253,6 +287,14 @@ class Rollout:
             for job_id, flight in self._flights.items()
             if flight.dispatch.instance_id != instance_id
         }
+
+    def instance_given_up(self) -> None:
+        """Count an instance that is not started again."""
+        self._instances_given_up += 1
+
+    def instance_troubled(self, trouble: InstanceTroubled) -> None:
+        """Count what an instance works without."""
+        self._troubles.append(trouble)
 
     def forget(self, request_id: str) -> str:
         """Drop the chunk of a request that is under way and return its id."""
@@ -266,6 +308,12 @@ class Rollout:
         """Turn a transcript into a completion."""
         transcript = self._transcripts.pop(command.request_id)
         siblings = transcript.siblings
+        tokens, limit = len(transcript.token_ids), siblings.group.max_tokens
+        if tokens > limit or (tokens < limit and command.finish_reason == "length"):
+            raise PluginError(
+                f"request {command.request_id!r} ended at its limit of {limit} tokens with {tokens}: a"
+                " plug-in has changed what it was given; run with --debug to see which"
+            )
         tokenizer = self._runtime.pool.tokenizer
         completion = Completion(
             request_id=command.request_id,
@@ -290,6 +338,11 @@ class Rollout:
             self._runtime.forget_group(completion.group_id, siblings.instances)
         if not self._transcripts:
             log.info("rollout_finished", requests=len(self._completions))
+            if all(each.finish_reason == "error" for each in self._completions):
+                self._error = EngineError(
+                    f"all {len(self._completions)} requests ended in an error, the first on"
+                    f" {self._first_failure}; mend that, then run again"
+                )
             self._runtime.rollout_finished(self)
 
     def fail(self, error: BaseException) -> None:

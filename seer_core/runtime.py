@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -10,28 +11,42 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import structlog
 
+from seer_core.audience import Audience
+from seer_core.blame import fault
 from seer_core.config import Config, RolloutTable, SeerTable, load_config
-from seer_core.errors import EngineError, PluginError, PromptError, SeerError, WeightVersionError
+from seer_core.errors import (
+    EngineError,
+    PluginError,
+    PromptError,
+    SeerError,
+    WeightVersionError,
+    quote,
+)
 from seer_core.events import (
     Abort,
     Complete,
     Dispatch,
     Event,
+    InstanceGivenUp,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
+    InstanceStopped,
+    InstanceTroubled,
 )
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies, assemble
-from seer_core.policy import Observer
 from seer_core.ports import ChunkOutput, Engine
 from seer_core.prompts import make_groups, problem_of
+from seer_core.restarts import RestartBudget
 from seer_core.result import RolloutResult
 from seer_core.rollout import Flight, Rollout
 from seer_core.scheduler import Policies, Scheduler, Slot
+from seer_core.weights import FIRST_WEIGHTS, NO_COPY, WeightStore
 
 __all__ = ["Runtime", "rollout"]
 
@@ -46,15 +61,11 @@ def _blaming(slot: Slot[Any]) -> Iterator[None]:
     except SeerError:
         raise
     except Exception as error:
-        raise _blame(slot, error) from error
-
-
-def _blame(slot: Slot[Any], error: Exception) -> PluginError:
-    without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
-    return PluginError(
-        f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {type(error).__name__}: {error};"
-        f" run without it: {without}"
-    )
+        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
+        raise PluginError(
+            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {fault(error, slot.strategy)};"
+            f" run without it: {without}"
+        ) from error
 
 
 class Keep(Enum):
@@ -77,19 +88,29 @@ class Runtime:
     ) -> None:
         self.pool = assembly.pool
         self.clock = assembly.pool.clock
-        self.observers: list[Slot[Observer]] = list(assembly.strategies.observers)
+        self.observers = list(assembly.strategies.observers)
+        self.audience = Audience(self.observers, debug=settings.debug)
         self.drafter = assembly.strategies.drafter
         self.kv_pool = assembly.kv_pool
         self.settings = settings
         self.defaults = defaults
-        self.weight_version = 0
+        self.iteration = 0
+        """Rollouts begun so far: what enters the next one's default seeds."""
         self.living: dict[str, InstanceInfo] = {}
         self.reports: dict[str, InstanceReported] = {}
-        self._weight_source: str | None = None
+        self.troubles: dict[str, list[InstanceTroubled]] = {}
+        self._weights = FIRST_WEIGHTS
+        self._weight_store = WeightStore(settings.weights_dir)
         self._loaded: dict[str, int] = {}
-        self._scheduler = Scheduler(assembly.strategies.policies, settings.max_chunk_failures)
+        self._fingerprints: dict[int, str] = {}
+        self._weights_settled = asyncio.Event()
+        self._weights_settled.set()
+        self._scheduler = self._make_scheduler(assembly.strategies.policies)
         self._engines: dict[str, Engine] = {engine.id: engine for engine in self.pool.engines}
-        self._restarts: dict[str, int] = {}
+        self.given_up: dict[str, str] = {}
+        """Why instances that are not started again were lost for good, by id."""
+        self._restarts = self._new_budget()
+        self._started = False
         self._lost_early: dict[str, str] = {}
         self._restarting: set[asyncio.Task[None]] = set()
         self._rollout: Rollout | None = None
@@ -105,7 +126,19 @@ class Runtime:
         """
         if not isinstance(config, Config):
             config = load_config(config)
-        return cls(assemble(config), config.seer, config.rollout)
+        settings = config.seer
+        if settings.weights_dir not in ("", NO_COPY):
+            place = str(config.base_dir / settings.weights_dir)
+            settings = msgspec.structs.replace(settings, weights_dir=place)
+        return cls(assemble(config), settings, config.rollout)
+
+    @property
+    def weight_version(self) -> int:
+        """How often weights have been updated: the version that completions are of."""
+        return self._weights.version
+
+    def _make_scheduler(self, policies: Policies) -> Scheduler:
+        return Scheduler(policies, self.settings.max_chunk_failures, debug=self.settings.debug)
 
     async def __aenter__(self) -> Runtime:
         await self.start()
@@ -120,17 +153,27 @@ class Runtime:
         await self.stop()
 
     async def start(self) -> None:
-        """Start KV pool, drafter, then all engines in parallel; if one fails, stop all and raise its error.
+        """Start observers, KV pool, drafter, then all engines in parallel; if one fails, stop all and raise.
+
+        May be called again after ``stop``.
 
         Raises:
+            SeerError: it has been started already, or a rollout that failed midway has spoilt its strategies.
             EngineError: an engine did not start, or cannot draft or share KV.
-            PluginError: the KV pool or the drafter did not start.
+            PluginError: an observer, the KV pool or the drafter did not start.
             ConfigError: a plug-in finds that an instance does not suit its settings.
         """
         if not self._engines:
             raise EngineError("the engine plug-in made no engines; set its `instances` to 1 or more")
+        if self._started:
+            raise SeerError("the runtime has been started already; stop it before it can start again")
+        self._expect_fresh()
+        self._started = True
         self._lost_early.clear()
+        self.given_up.clear()
+        self._restarts = self._new_budget()
         try:
+            await self.audience.start()
             await self._start_kv_pool()
             await self._start_drafter()
             starts = await asyncio.gather(
@@ -139,14 +182,30 @@ class Runtime:
             for answer in starts:
                 if isinstance(answer, BaseException):
                     raise answer
-                self.living[answer.id] = answer
+                self._alive(answer)
                 log.info("instance_started", instance=answer.id, kv_tokens=answer.kv_capacity_tokens)
                 self.handle(InstanceStarted(answer))
         except BaseException:
             await self.stop()
             raise
+        self._say_chunks()
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
+
+    def _alive(self, info: InstanceInfo) -> None:
+        self.living[info.id] = info
+        self._restarts.started(info.id, self.clock.now())
+
+    def _new_budget(self) -> RestartBudget:
+        settings = self.settings
+        return RestartBudget(settings.max_restarts, settings.restart_window_s, settings.restart_backoff_s)
+
+    def _say_chunks(self) -> None:
+        """Log what the splitter has to say for the length of its chunks."""
+        slot = self._scheduler.policies.splitter
+        why = getattr(slot.strategy, "why", "")
+        if why:
+            log.info("chunk_tokens", plugin=slot.owner, why=why)
 
     async def _start_kv_pool(self) -> None:
         """Tell the engines of the KV pool, and start it if one of them will use it."""
@@ -156,6 +215,8 @@ class Runtime:
             for engine in self._engines.values()
             if engine.share_kv(None if slot is None else slot.strategy)
         ]
+        if slot is not None and not shared:
+            log.info("kv_pool_unused", pool=slot.owner, why="no engine shares its KV through it")
         if slot is not None and shared:
             with _blaming(slot):
                 await slot.strategy.start(shared)
@@ -172,12 +233,11 @@ class Runtime:
 
     async def _start(self, engine: Engine) -> InstanceInfo:
         """Start an engine, with the latest weights, and name it where it breaks the contract of that."""
+        self.troubles.pop(engine.id, None)
         try:
             info = await engine.start(self)
             self.reports.pop(engine.id, None)
-            if self._weight_source is not None:
-                await engine.update_weights(self._weight_source, self.weight_version)
-            self._loaded[engine.id] = self.weight_version
+            await self._load_weights(engine, getattr(info, "fingerprint", ""))
         except SeerError:
             raise
         except Exception as error:
@@ -192,15 +252,43 @@ class Runtime:
             )
         return info
 
+    async def _load_weights(self, engine: Engine, fingerprint: str | None) -> None:
+        """Bring an engine that has just started to the current weights, and see that they are the others'."""
+        version = 0
+        while True:
+            await self._weights_settled.wait()
+            weights = self._weights
+            if weights.version == version:
+                break
+            version = weights.version
+            if weights.digest:
+                await asyncio.to_thread(weights.check)
+            fingerprint = await engine.update_weights(weights.path, version)
+        if fingerprint and (known := self._fingerprints.setdefault(version, fingerprint)) != fingerprint:
+            raise EngineError(
+                f"instance {engine.id!r} came up with other weights than version {version} of the others:"
+                f" their fingerprint is {fingerprint}, not {known};"
+                + (" has the model's directory changed?" if version == 0 else " report this")
+            )
+        self._loaded[engine.id] = version
+
     async def stop(self) -> None:
-        """End all engines, the drafter and the KV pool; idempotent."""
+        """End all engines, drafter, KV pool and observers, delete the copy of the weights; idempotent."""
+        await self._end()
+        self._weights = await asyncio.to_thread(self._weight_store.close, self._weights)
+
+    async def _end(self) -> None:
+        """End what ``start`` started."""
         for task in self._restarting:
             task.cancel()
         await asyncio.gather(*self._restarting, return_exceptions=True)
         if self._rollout is not None:
             self._rollout.fail(EngineError("the engines were stopped before the rollout had finished"))
             self._rollout = None
+        names = list(self.living)
         self.living.clear()  # before they stop, so that none lost meanwhile is started again
+        for name in names:
+            self.guard(self.handle, InstanceStopped(name))
         answers = await asyncio.gather(
             *(engine.stop() for engine in self._engines.values()), return_exceptions=True
         )
@@ -212,7 +300,11 @@ class Runtime:
                 try:
                     await slot.strategy.stop()
                 except Exception as error:
-                    log.error("stop_failed", slot=slot.name, plugin=slot.owner, error=str(error))
+                    log.error(
+                        "stop_failed", slot=slot.name, plugin=slot.owner, error=fault(error, slot.strategy)
+                    )
+        await self.audience.stop()
+        self._started = False
 
     async def use(self, strategies: Strategies, kv_pool: Slot[KVPool] | Keep | None = Keep.POOL) -> None:
         """Roll out by other strategies, and through another KV pool or none, from now on.
@@ -226,21 +318,30 @@ class Runtime:
         pool = self.kv_pool if isinstance(kv_pool, Keep) else kv_pool
         anew = bool(self.living) and (strategies.drafter is not self.drafter or pool is not self.kv_pool)
         if anew:
-            await self.stop()
+            await self._end()
+        await self.audience.stop()
         self.observers = list(strategies.observers)
+        self.audience = Audience(self.observers, debug=self.settings.debug)
         self.drafter, self.kv_pool = strategies.drafter, pool
-        self._scheduler = Scheduler(strategies.policies, self.settings.max_chunk_failures)
+        self._scheduler = self._make_scheduler(strategies.policies)
         self._spoilt = False
         if anew:
             await self.start()
         else:
+            if self._started:
+                try:
+                    await self.audience.start()
+                except BaseException:
+                    await self._end()
+                    raise
             for info in self.living.values():
                 self.handle(InstanceStarted(info))
+            self._say_chunks()
 
     async def reset_caches(self) -> None:
         """Let every engine, and the pool, forget all KV, so that the next rollout starts cold."""
         self._expect_idle("reset caches")
-        await asyncio.gather(*self._restarting, return_exceptions=True)
+        await self._restarts_over()
         await asyncio.gather(*(self._engines[name].reset_cache() for name in self.living))
         await self._clear_kv_pool()
 
@@ -252,41 +353,80 @@ class Runtime:
     async def update_weights(self, source: str) -> int:
         """Load new weights into every engine and return their version; nothing may be in flight.
 
-        An instance that cannot load what others could is lost, and comes back with the new weights.
+        Engines load a copy of the directory ``source``, which is kept until the next update: the directory
+        may change or vanish once this has returned.  An instance that cannot load what others could, or that
+        then has another fingerprint than most, is lost, and comes back with the new weights.
 
         Raises:
-            WeightVersionError: a rollout is under way, so it would mix two versions.
-            EngineError: no instance could load them; the old ones stay.
+            WeightVersionError: a rollout or another update is under way, so versions would mix.
+            EngineError: the weights could not be kept, or no instance could load them; the old ones stay.
         """
         self._expect_idle("update weights", WeightVersionError)
-        await asyncio.gather(*self._restarting, return_exceptions=True)
-        version = self.weight_version + 1
+        await self._restarts_over()
+        self._expect_idle("update weights", WeightVersionError)  # still
+        self._weights_settled.clear()
+        try:
+            version = await self._update_weights(source)
+        finally:
+            self._weights_settled.set()
+        log.info("weights_updated", version=version, digest=self._weights.digest)
+        return version
+
+    async def _update_weights(self, source: str) -> int:
+        if not self.living:
+            raise EngineError(f"no instance could load the weights in {source!r}: none is alive")
+        old, version = self._weights, self.weight_version + 1
+        new = await asyncio.to_thread(self._weight_store.keep, source, version)
         names = list(self.living)
         answers = await asyncio.gather(
-            *(self._engines[name].update_weights(source, version) for name in names),
+            *(self._engines[name].update_weights(new.path, version) for name in names),
             return_exceptions=True,
         )
-        failed = {name: answer for name, answer in zip(names, answers, strict=True) if answer}
+        failed: dict[str, object] = {
+            name: answer
+            for name, answer in zip(names, answers, strict=True)
+            if isinstance(answer, BaseException)
+        }
         if len(failed) == len(names):
+            await asyncio.to_thread(self._weight_store.drop, version)
             fact = next(iter(failed.values()), "none is alive")
             raise EngineError(f"no instance could load the weights in {source!r}: {fact}")
-        self._weight_source, self.weight_version = source, version
+        fingerprints = {
+            name: answer for name, answer in zip(names, answers, strict=True) if isinstance(answer, str)
+        }
+        if fingerprints:
+            [(usual, _)] = Counter(fingerprints.values()).most_common(1)
+            self._fingerprints = {version: usual}
+            for name, fingerprint in fingerprints.items():
+                if fingerprint != usual:
+                    failed[name] = f"their fingerprint is {fingerprint} there, not {usual} as elsewhere"
+        self._weights = new
         self._loaded |= {name: version for name in names if name not in failed}
+        await asyncio.to_thread(self._weight_store.drop, old.version)
         await self._clear_kv_pool()  # its keys carry the version: this only frees what nobody will ask for
         for name in [name for name in self.living if self._loaded.get(name, 0) != version]:
             await self._engines[name].stop()
-            self.lost(name, f"could not load weights: {failed.get(name, 'it came back meanwhile')}")
-        log.info("weights_updated", version=version)
+            self.lost(name, f"could not load weights: {failed[name]}")
         return version
 
-    def groups(self, records: Iterable[Mapping[str, Any]]) -> list[PromptGroup]:
+    def groups(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> list[PromptGroup]:
         """Build prompt groups from mappings with the fields of a prompts file's lines.
+
+        ``iteration`` enters the default seeds, so that the same prompts get other responses in the next one.
+        It is the number of rollouts that this runtime has begun, unless given: by one that goes on where
+        another stopped, or wants a repetition.  Groups keep their seeds, so the same groups repeat
+        themselves.
 
         Raises:
             PromptError: a record cannot be rolled out.
         """
         return make_groups(
-            records, self.defaults, self.pool.model, self.pool.tokenizer, seed=self.settings.seed
+            records,
+            self.defaults,
+            self.pool.model,
+            self.pool.tokenizer,
+            seed=self.settings.seed,
+            iteration=self.iteration if iteration is None else iteration,
         )
 
     def rollout(self, groups: Iterable[PromptGroup]) -> Rollout:
@@ -297,13 +437,13 @@ class Runtime:
             EngineError: no instance is alive.
         """
         self._expect_idle("start another rollout")
-        if self._spoilt:
-            raise SeerError("the last rollout failed midway; give the runtime fresh strategies with use()")
+        self._expect_fresh()
         groups = list(groups)
         self._check(groups)
         rollout = Rollout(self, groups)
         if groups:
             self._rollout = rollout
+            self.iteration += 1
             rollout.submit()
         return rollout
 
@@ -326,6 +466,20 @@ class Runtime:
             self.reports[report.instance_id] = report
             self.guard(self.handle, report)
 
+    def troubled(self, trouble: InstanceTroubled) -> None:
+        """Let the user know what an instance works without."""
+        log.warning(
+            "instance_troubled",
+            instance=trouble.instance_id,
+            what=trouble.what,
+            reason=trouble.reason,
+            log=trouble.log,
+        )
+        self.troubles.setdefault(trouble.instance_id, []).append(trouble)
+        if self._rollout is not None:
+            self._rollout.instance_troubled(trouble)
+        self.guard(self.handle, trouble)
+
     def lost(self, instance_id: str, reason: str) -> None:
         """Give a dead instance's chunks back, and start it again in the background."""
         if instance_id not in self.living:
@@ -333,30 +487,67 @@ class Runtime:
             return
         log.error("instance_lost", instance=instance_id, reason=reason)
         del self.living[instance_id]
+        self._restarts.lost(instance_id, self.clock.now())
         if self._rollout is not None:
             self._rollout.instance_lost(instance_id)
         self.guard(self.handle, InstanceLost(instance_id, reason))
-        task = asyncio.ensure_future(self._restart(self._engines[instance_id]))
+        task = asyncio.ensure_future(self._restart(self._engines[instance_id], reason))
         self._restarting.add(task)
         task.add_done_callback(self._restarted)
 
-    async def _restart(self, engine: Engine) -> None:
-        """Start a lost instance again, as often as it is allowed to."""
-        while self._restarts.get(engine.id, 0) < self.settings.max_restarts:
-            self._restarts[engine.id] = self._restarts.get(engine.id, 0) + 1
+    async def _restart(self, engine: Engine, reason: str) -> None:
+        """Start a lost instance again, as often as it is allowed to; then give it up."""
+        while (pause_s := self._restarts.take(engine.id)) is not None:
+            if pause_s:
+                log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
+                await self._pause(pause_s)
             try:
                 info = await self._start(engine)
             except Exception as error:
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
+                reason = str(error).partition("\n")[0]
                 await engine.stop()
                 continue
-            self.living[info.id] = info
+            self._alive(info)
             log.info("instance_restarted", instance=info.id)
             self.guard(self.handle, InstanceStarted(info))
             return
+        self._give_up(engine.id, reason)
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """Let the user know that an instance is not started again."""
+        settings = self.settings
+        log.error(
+            "instance_given_up",
+            instance=name,
+            reason=reason,
+            max_restarts=settings.max_restarts,
+            restart_window_s=settings.restart_window_s,
+        )
+        self.given_up[name] = reason
+        if self._rollout is not None:
+            self._rollout.instance_given_up()
+        self.guard(self.handle, InstanceGivenUp(name, reason))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long on the run's clock, which somebody else moves on."""
+        over = asyncio.Event()
+        cancel = self.clock.call_at(self.clock.now() + seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            cancel()
+
+    async def _restarts_over(self) -> None:
+        """Wait until no instance is being started again, and let time pass meanwhile."""
+        while self._restarting:
+            self.changed.clear()
+            if not await self.clock.advance(self.changed):
+                await asyncio.sleep(0)
 
     def _restarted(self, task: asyncio.Task[None]) -> None:
         self._restarting.discard(task)
+        self.changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("instance_restart_failed", error=repr(error))
         if self._rollout is not None and not self.living and not self._restarting:
@@ -371,13 +562,7 @@ class Runtime:
         """Give an event to the scheduler, show it to the observers, carry out the commands."""
         now = self.clock.now()
         commands = self._scheduler.handle(event, now)
-        for slot in self.observers:
-            try:  # not `with _blaming(slot)`: that costs as much as the observer, at every event
-                slot.strategy.observe(now, event, commands)
-            except SeerError:
-                raise
-            except Exception as error:
-                raise _blame(slot, error) from error
+        self.audience.show(now, event, tuple(commands))
         for command in commands:
             assert self._rollout is not None
             match command:
@@ -419,11 +604,17 @@ class Runtime:
         for job_id, flight in flights.items():
             if flight.dispatch.instance_id in self.living:
                 self._engines[flight.dispatch.instance_id].abort(job_id)
-        self._scheduler = Scheduler(Policies(), self.settings.max_chunk_failures)
+        self._scheduler = self._make_scheduler(Policies())
         for info in self.living.values():
             self._scheduler.handle(InstanceStarted(info), self.clock.now())
 
+    def _expect_fresh(self) -> None:
+        if self._spoilt:
+            raise SeerError("the last rollout failed midway; give the runtime fresh strategies with use()")
+
     def _expect_idle(self, what: str, error: type[SeerError] = SeerError) -> None:
+        if not self._weights_settled.is_set():
+            raise error(f"cannot {what} while weights are being updated; await that first")
         if self._rollout is not None:
             raise error(
                 f"cannot {what} while a rollout is under way; take its last completion first,"
@@ -432,6 +623,12 @@ class Runtime:
 
     def _check(self, groups: Sequence[PromptGroup]) -> None:
         if groups and not self.living and not self._restarting:
+            if self.given_up:
+                name, reason = next(iter(self.given_up.items()))
+                raise EngineError(
+                    f"no instance is alive: each was given up, {name!r} for: {reason}; look into its log,"
+                    " then stop and start the runtime"
+                )
             raise EngineError("no instance is alive; enter the runtime before rolling out")
         seen: set[str] = set()
         room = max((info.kv_capacity_tokens for info in self.living.values()), default=None)
@@ -446,19 +643,31 @@ class Runtime:
                     " lower max_tokens or give the engine more KV"
                 )
             if problem is not None:
-                raise PromptError(f"group {group.id!r}: {problem}")
+                raise PromptError(f"group {quote(group.id)}: {problem}")
             seen.add(group.id)
 
 
-def rollout(config: Config | str | Path, records: Iterable[Mapping[str, Any]]) -> RolloutResult:
+def rollout(
+    config: Config | str | Path, records: Iterable[Mapping[str, Any]], iteration: int = 0
+) -> RolloutResult:
     """Start engines, roll out prompts, stop engines, return the result: the short form for scripts.
 
-    ``records`` have the fields of a prompts file's lines.  Call it where no event loop runs; with one,
-    use ``Runtime``.
+    ``records`` have the fields of a prompts file's lines.  A script that trains gives the number of its
+    ``iteration``: the same prompts get the same responses where it is the same.  Call it where no event loop
+    runs; with one, use ``Runtime``.
     """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise SeerError(
+            "seer_core.rollout() runs an event loop of its own, and one is running here already; use"
+            " `async with Runtime.from_config(config) as runtime` instead"
+        )
 
     async def run() -> RolloutResult:
         async with Runtime.from_config(config) as runtime:
-            return await runtime.rollout(runtime.groups(records)).wait()
+            return await runtime.rollout(runtime.groups(records, iteration)).wait()
 
     return asyncio.run(run())

@@ -8,10 +8,13 @@ round; the next event starts another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from contextlib import suppress
+from operator import index
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
+from seer_core.blame import fault, one_line
 from seer_core.buffer import RUNNING, WAITING, RequestBuffer
 from seer_core.context import ContextManager
 from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
@@ -25,13 +28,17 @@ from seer_core.events import (
     Dispatch,
     Event,
     GroupsSubmitted,
+    InstanceGivenUp,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
+    InstanceStopped,
+    InstanceTroubled,
     RequestAborted,
 )
+from seer_core.guard import Watched, guard
 from seer_core.model import FinishReason, InstanceStatus, Request
-from seer_core.policy import Placer, Prioritizer, Splitter
+from seer_core.policy import InstanceAware, Placer, Prioritizer, Splitter
 
 __all__ = ["CORE", "Policies", "Scheduler", "Slot"]
 
@@ -49,6 +56,10 @@ class Slot(Generic[S]):
     owner: str
     strategy: S
 
+    def watched(self) -> Slot[S]:
+        """Return the same slot, its strategy unable to change what is guarded."""
+        return Slot(self.name, self.owner, cast("S", Watched(self.owner, self.name, self.strategy)))
+
 
 @attrs.frozen
 class Policies:
@@ -58,29 +69,41 @@ class Policies:
     prioritizer: Slot[Prioritizer] = attrs.Factory(lambda: Slot("prioritizer", CORE, FirstComeFirstServed()))
     placer: Slot[Placer] = attrs.Factory(lambda: Slot("placer", CORE, LeastLoaded()))
 
+    def watched(self) -> Policies:
+        """Return the same, unable to change what is guarded."""
+        return Policies(self.splitter.watched(), self.prioritizer.watched(), self.placer.watched())
+
 
 class Scheduler:
     """Decides which request runs where and for how long; does nothing itself.
 
     ``max_failures`` chunks of one request may fail on living instances before it completes with
-    reason ``error``.
+    reason ``error``.  ``debug``: a strategy that changes what it is given is a ``PluginError`` at once; where
+    nobody looks, it is a rollout that goes wrong.
     """
 
-    def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
-        self.policies = policies or Policies()
+    def __init__(
+        self, policies: Policies | None = None, max_failures: int = 3, *, debug: bool = False
+    ) -> None:
+        policies = policies or Policies()
+        self.policies = policies.watched() if debug else policies
         self.max_failures = max_failures
+        self.debug = debug
         self.buffer = RequestBuffer()
         self.contexts = ContextManager()
         self.instances: dict[str, InstanceStatus] = {}
-        self._living: list[InstanceStatus] = []
+        self._living: tuple[InstanceStatus, ...] = ()
         self._instances_seen = 0
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
             GroupsSubmitted: self._groups_submitted,
             InstanceStarted: self._instance_started,
+            InstanceStopped: self._instance_lost,
             InstanceLost: self._instance_lost,
             InstanceReported: self._instance_reported,
+            InstanceGivenUp: self._noted,
+            InstanceTroubled: self._noted,
             ChunkFinished: self._chunk_finished,
             ChunkFailed: self._chunk_failed,
             RequestAborted: self._request_aborted,
@@ -104,7 +127,7 @@ class Scheduler:
         except SeerError:
             raise
         except Exception as error:
-            raise self._blame(f"raised {type(error).__name__}: {error}") from error
+            raise self._blame(f"raised {fault(error, self._stage.strategy)}") from error
         return commands
 
     @property
@@ -122,37 +145,40 @@ class Scheduler:
             if request is None:
                 return
             if not isinstance(request, Request):
-                raise self._blame(f"offered {request!r}, which is no request")
+                raise self._blame(f"offered {one_line(repr(request))}, which is no request")
             self._subject = request
             if request.state is not WAITING:
                 raise self._blame("offered a request that does not wait")
             self._stage = splitter
             tokens = splitter.strategy.split(request)
             if type(tokens) is not int or not 1 <= tokens <= request.remaining_tokens:
-                raise self._blame(
-                    f"answered {tokens!r}; a chunk has 1 to {request.remaining_tokens} tokens here"
-                )
+                tokens = self._legal(tokens, request.remaining_tokens)
             self._stage = placer
             instance = placer.strategy.place(request, tokens, self._living)
             if instance is None:
                 return
             if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
-                raise self._blame(f"answered {instance!r}, which is no living instance")
+                raise self._blame(f"answered {one_line(repr(instance))}, which is no living instance")
             why = getattr(placer.strategy, "why", "")
             if not isinstance(why, str):
                 raise self._blame(f"gives {why!r} for a reason; its `why` is a word")
             self._stage = prioritizer
             prioritizer.strategy.take(request)
-            kv_tokens = instance.footprint(request, tokens)
-            migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
+            added = instance.footprint(request, tokens)
             instance.running += 1
-            instance.reserved_kv_tokens += kv_tokens
+            instance.reserved_kv_tokens += added
+            kv_tokens = added + instance.shared_kv_tokens(request.group)
+            migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
             self._changed(instance)
             commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why))
 
     def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
         for spec in event.groups:
-            for request in self.buffer.add_group(self.contexts.open(spec)):
+            group = self.contexts.open(spec)
+            requests = self.buffer.add_group(group)
+            if self.debug:
+                guard(group, *requests)
+            for request in requests:
                 self._push(request)
 
     def _instance_started(self, event: InstanceStarted, commands: list[Command]) -> None:
@@ -161,14 +187,25 @@ class Scheduler:
         instance = InstanceStatus(event.info, self._instances_seen)
         self._instances_seen += 1
         self.instances[instance.id] = instance
-        self._living.append(instance)
+        self._living += (instance,)
+        if self.debug:
+            guard(instance)
+        self._stage = self.policies.splitter
+        if isinstance(self.policies.splitter.strategy, InstanceAware):
+            self.policies.splitter.strategy.instance_started(instance)
         self._changed(instance)
 
-    def _instance_lost(self, event: InstanceLost, commands: list[Command]) -> None:
+    def _noted(self, event: InstanceGivenUp | InstanceTroubled, commands: list[Command]) -> None:
+        """Take in what no decision depends on."""
+
+    def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:
         instance = self._instance(event.instance_id)
         del self.instances[instance.id]
-        self._living.remove(instance)
-        self._stage, self._subject = self.policies.placer, None
+        self._living = tuple(each for each in self._living if each is not instance)
+        self._stage, self._subject = self.policies.splitter, None
+        if isinstance(self.policies.splitter.strategy, InstanceAware):
+            self.policies.splitter.strategy.instance_lost(instance)
+        self._stage = self.policies.placer
         self.policies.placer.strategy.instance_lost(instance)
         for request in self.buffer.lose_instance(instance.id):
             self._push(request)
@@ -236,11 +273,11 @@ class Scheduler:
         self.policies.prioritizer.strategy.group_changed(request.group)
 
     def _release(self, request: Request) -> None:
-        """Give back what a chunk that was in flight has reserved."""
+        """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
         assert request.instance is not None
         instance = self.instances[request.instance]
         instance.running -= 1
-        instance.reserved_kv_tokens -= request.chunk_kv_tokens
+        instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request
         self._changed(instance)
 
@@ -267,6 +304,17 @@ class Scheduler:
             )
         if self.waiting and self._living and not self.buffer.running:
             raise self._stalled()
+
+    def _legal(self, tokens: Any, most: int) -> int:
+        """Return a splitter's answer as an int, if it is one of another type such as numpy's, and legal."""
+        whole = 0
+        if not isinstance(tokens, bool):
+            with suppress(TypeError):
+                whole = index(tokens)
+        if not 1 <= whole <= most:
+            kind = "" if type(tokens) is int else f", which is a {type(tokens).__name__}"
+            raise self._blame(f"answered {one_line(repr(tokens))}{kind}; a chunk has 1 to {most} tokens here")
+        return whole
 
     def _blame(self, what: str) -> PluginError:
         about = f" for request {self._subject.id!r}" if self._subject is not None else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import IO
 
 import msgspec
 
-from seer_core.errors import OutputError, SeerError
+from seer_core.errors import InputError, OutputError, SeerError
 from seer_core.events import Command, Event
+from seer_core.files import LineFile
+from seer_core.reading import Form
 from seer_core.scheduler import Scheduler
 
 __all__ = ["TraceRecord", "TraceWriter", "read_trace", "replay"]
@@ -24,11 +24,16 @@ class TraceRecord(msgspec.Struct, frozen=True):
     commands: list[Command]
 
 
+_RECORDS = Form[TraceRecord](
+    TraceRecord, "not a trace record", "name the trace of a `seer run` that ended by itself", InputError
+)
+
+
 class TraceWriter:
     """Observer that writes a trace to a file, as it happens."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file: IO[bytes] = Path(path).open("wb")  # noqa: SIM115, closed by close()
+    def __init__(self, path: str | os.PathLike[str], *, hidden: bool = False) -> None:
+        self.file = LineFile(path, hidden=hidden)
         self._encoder = msgspec.json.Encoder()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -38,30 +43,25 @@ class TraceWriter:
             OutputError: it cannot be written.
         """
         try:
-            self._file.write(self._encoder.encode(TraceRecord(now, event, list(commands))) + b"\n")
+            self.file.write(self._encoder.encode(TraceRecord(now, event, list(commands))))
         except OSError as error:
             raise OutputError(
-                f"cannot write the trace {self._file.name}: {error.strerror}; free some space, then run again"
+                f"cannot write the trace {self.file.path}: {error.strerror}; free some space, then run again"
             ) from error
 
     def close(self) -> None:
-        """Flush and close the file."""
-        self._file.close()
+        """Close the file."""
+        self.file.close()
 
 
 def read_trace(path: str | os.PathLike[str]) -> Iterator[TraceRecord]:
     """Yield a trace's records in order.
 
     Raises:
-        SeerError: a line is not a record.
+        InputError: it cannot be read, or a line is not a record.
     """
-    decoder = msgspec.json.Decoder(TraceRecord)
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise SeerError(f"{os.fspath(path)}:{number}: not a trace record: {error}") from error
+    for _, record in _RECORDS.lines(path):
+        yield record
 
 
 def replay(path: str | os.PathLike[str], scheduler: Scheduler) -> int:

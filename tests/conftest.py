@@ -17,6 +17,7 @@ from seer_core.cli import main
 from seer_core.clock import RealClock
 from seer_core.config import SeerTable
 from seer_core.drafting import StepTimes
+from seer_core.events import InstanceTroubled
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies
 from seer_core.ports import ChunkOutput, ModelInfo
@@ -129,7 +130,7 @@ def start_seer():
             "-W",
             "error",
             "-c",
-            "import seer_core.cli as cli; cli.main()",
+            "from seer_main import main; main()",
             *map(str, arguments),
         ]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
@@ -203,7 +204,18 @@ class Hand:
     async def stop(self):
         self.stops += 1
 
-    def finish(self, job_id=None, tokens=1, *, stopped=True, logprobs=None, version=None, drafts=(), pool=0):
+    def finish(
+        self,
+        job_id=None,
+        tokens=1,
+        *,
+        stopped=True,
+        logprobs=None,
+        version=None,
+        drafts=(),
+        pool=0,
+        logprob=-0.5,
+    ):
         """Answer a job, by default the oldest, with ``tokens`` tokens that count up from 5."""
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
         start = len(job.token_ids) - job.prompt_tokens
@@ -212,7 +224,7 @@ class Hand:
             ChunkOutput(
                 job_id=job.id,
                 token_ids=[5 + start + number for number in range(tokens)],
-                logprobs=[-0.5] * (tokens if logprobs is None else logprobs),
+                logprobs=[logprob] * (tokens if logprobs is None else logprobs),
                 stopped=stopped,
                 cached_tokens=0,
                 prefilled_tokens=len(job.token_ids),
@@ -227,6 +239,9 @@ class Hand:
     def fail(self, job_id=None):
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
         self.sink.chunk_failed(self.id, job.id, "out of luck")
+
+    def complain(self, reason):
+        self.sink.troubled(InstanceTroubled(self.id, "drafting", reason, "hand.log"))
 
     def die(self):
         self.jobs.clear()

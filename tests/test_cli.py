@@ -8,23 +8,29 @@ import os
 import pty
 import select
 import signal
+import subprocess
+import sys
 import termios
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from seer_core.cli import display
+from seer_core.cli.common import _configure_logs
 from seer_core.cli.display import Display
 from seer_core.errors import OutputError
 from seer_core.events import (
     ChunkFinished,
     Complete,
+    Dispatch,
     GroupSpec,
     GroupsSubmitted,
     InstanceLost,
     InstanceStarted,
 )
 from seer_core.model import InstanceInfo
+from seer_core.progress import Progress
 from seer_core.scheduler import Policies, Scheduler, Slot
 from seer_core.trace import TraceWriter, replay
 
@@ -36,7 +42,9 @@ BOUND_S = 60
 
 @pytest.fixture
 def prompts(write_prompts):
-    return write_prompts({"prompt": "a", "metadata": {"answer": 1}}, {"prompt": "b", "group_id": "mine"})
+    return write_prompts(
+        {"prompt": "a", "group_id": "1", "metadata": {"answer": 1}}, {"prompt": "b", "group_id": "mine"}
+    )
 
 
 @pytest.fixture
@@ -234,12 +242,86 @@ def test_a_plug_in_that_raises_in_a_decision_is_one_clear_error(
     assert seer(*run, "--overwrite", "-p", "no:grumpy").exit_code == 0
 
 
+WRITING = """
+from seer_core.defaults import FirstComeFirstServed
+from seer_core.hookspecs import hookimpl
+
+class Writing(FirstComeFirstServed):
+    def peek(self):
+        request = super().peek()
+        if request is not None and request.remaining_tokens > 1:
+            request.generated_tokens += 1
+        return request
+
+@hookimpl
+def seer_make_prioritizer():
+    return Writing()
+"""
+
+
+def test_with_debug_a_plug_in_that_changes_what_it_was_given_is_named_by_every_command_that_rolls_out(
+    fails, seer, distribution, write_config, prompts, tmp_path
+):
+    distribution("writing", WRITING)
+    config = write_config(["writing"], f'{SMALL}\n[compare]\ntechniques = ["writing"]\noracle = []')
+    run = ("run", config, "--prompts", prompts, "--out", tmp_path / "out")
+    assert "run with --debug" in fails(*run)
+    for command in (
+        (*run, "--overwrite"),
+        ("compare", config, "--prompts", prompts),
+        ("sim", "qwen2-vl-72b", "--scale", "0.02", "--policy", "mine=writing"),
+    ):
+        result = seer(*command, "--debug")
+        told = f"{result.exception} {result.output}"
+        assert "'writing', slot 'prioritizer': peek() changed what it was given: generated_tokens of" in told
+
+
 def test_all_engines_dead_is_exit_status_1_with_what_finished_saved(fails, write_config, prompts, tmp_path):
     kills = "".join(f"[[engine.sim.kill_at_s]]\ninstance = 'sim-{n}'\nat_s = 0.4\n" for n in (0, 1))
     config = write_config((), f"[rollout]\nn = 40\nmax_tokens = 600\n{kills}", seer="max_restarts = 0")
     message = fails("run", config, "--prompts", prompts, "--out", tmp_path / "out", code=1)
     assert "no instance is left" in message
     assert 0 < len(lines_of(tmp_path / "out" / "completions.jsonl")) < 80
+
+
+@pytest.fixture
+def trickle(local_plugin, write_config, write_prompts):
+    """Return a function that configures an engine of which responses are one token long, by its settings."""
+    local_plugin("trickle")
+
+    def configure(plugins=(), **settings):
+        more = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        return write_config(plugins, f"[rollout]\nmax_tokens = 8\n[engine.trickle]\n{more}", engine="trickle")
+
+    return configure
+
+
+def test_a_run_of_which_nothing_came_but_errors_is_a_failure_in_the_engine_s_words(
+    fails, trickle, write_prompts, tmp_path
+):
+    config = trickle(["context_sched"], refusal="the sampler is out of order")
+    prompts = write_prompts({"prompt_token_ids": [5], "n": 2})
+    out = tmp_path / "out"
+    words = "all 2 requests ended in an error, the first on instance 'trickle-0': the sampler is out of order"
+    assert words in fails("run", config, "--prompts", prompts, "--out", out, code=1)
+    assert [each["finish_reason"] for each in lines_of(out / "completions.jsonl")] == ["error"] * 2
+    assert words in json.loads((out / "summary.json").read_bytes())["error"]
+    assert words in fails("compare", config, "--prompts", prompts, code=1)
+
+
+def test_a_trouble_is_in_the_log_the_summary_the_trace_and_the_last_lines(
+    seer, trickle, write_prompts, tmp_path
+):
+    prompts = write_prompts({"prompt_token_ids": [5], "n": 1})
+    result = seer("run", trickle(trouble="no server"), "--prompts", prompts, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    for text in ("instance_troubled", "instance=trickle-0", "what=drafting", "no server", "log=trickle.log"):
+        assert text in result.stderr
+    assert "TROUBLE with drafting (1)" in result.stdout
+    assert json.loads((tmp_path / "out" / "summary.json").read_bytes())["troubles"] == {"drafting": 1}
+    assert any(
+        each["event"]["type"] == "InstanceTroubled" for each in lines_of(tmp_path / "out" / "trace.jsonl")
+    )
 
 
 # Interruption, in processes of their own.
@@ -249,7 +331,7 @@ def test_all_engines_dead_is_exit_status_1_with_what_finished_saved(fails, write
 def trickling(local_plugin, write_config, write_prompts, tmp_path):
     """Return a function that gives the arguments of a run whose first responses finish, and others never."""
     local_plugin("trickle")
-    prompts = write_prompts(*({"prompt_token_ids": [5], "n": 2} for _ in range(3)))
+    prompts = write_prompts(*({"prompt_token_ids": [5], "n": 2, "group_id": str(each)} for each in (1, 2, 3)))
 
     def arguments(**settings):
         more = "[engine.trickle]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items())
@@ -259,30 +341,67 @@ def trickling(local_plugin, write_config, write_prompts, tmp_path):
     return arguments
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_keeps_what_has_finished_and_stops_its_engines(
-    start_seer, trickling, tmp_path, number
+    start_seer, trickling, tmp_path, number, status
 ):
     # The signal comes in the very moment in which the third response finishes.
     process = start_seer(*trickling(signal=int(number), signal_after=3))
     output, errors = process.communicate(timeout=BOUND_S)
-    assert process.returncode == 130, errors
+    assert process.returncode == status, errors
     assert output == ""
     assert errors.splitlines()[-1] == "interrupted; what had finished is kept"
     assert "Traceback" not in errors
     finished = [each["request_id"] for each in lines_of(tmp_path / "out" / "completions.jsonl")]
     assert finished == ["1/0", "2/0", "3/0"]
     assert (tmp_path / "trickle-0.stopped").exists()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
+    assert (summary["ended"], summary["requests"], summary["requested"]) == ("interrupted", 3, 6)
 
 
-def test_ctrl_c_while_engines_start_stops_those_that_are_up(start_seer, trickling, tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_engines_start_stops_those_that_are_up(
+    start_seer, trickling, tmp_path, number, status
+):
     process = start_seer(*trickling(instances=2, stuck=1))
     while "trickle-1 is coming up" not in process.stderr.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=BOUND_S)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert all((tmp_path / f"trickle-{engine}.stopped").exists() for engine in range(2))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_run_s_trace_holds_all_that_happened_in_whole_lines(start_seer, trickling, tmp_path):
+    process = start_seer(*trickling(signal=int(signal.SIGKILL), signal_after=3))
+    process.communicate(timeout=BOUND_S)
+    assert process.returncode == -signal.SIGKILL
+    trace = tmp_path / "out" / "trace.jsonl"
+    finished = [line for line in lines_of(trace) if line["event"]["type"] == "ChunkFinished"]
+    assert [line["event"]["request_id"] for line in finished] == ["1/0", "2/0", "3/0"]
+    assert replay(trace, Scheduler(Policies())) == len(lines_of(trace))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("module", ["seer_core", "rich.console", "seer_core.cli.run", "seer_lab.cli"])
+def test_a_signal_while_the_command_is_still_being_imported_is_one_line(module, number, status):
+    program = (
+        "import os, sys\n"
+        "class Signals:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Signals())\n"
+        "from seer_main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, "sim", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
+    assert result.returncode == status, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("interrupted")
+    assert result.stdout == ""
 
 
 def test_a_terminal_shows_a_live_display_and_gets_its_cursor_back(start_seer, trickling, tmp_path):
@@ -336,6 +455,61 @@ def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
     assert lines[2].startswith("run: groups 0/1  requests 1/2  tokens 50  25 tok/s  left 0:02")
     assert lines[3].endswith("x lost")
     assert len(lines) == 4
+
+
+def test_no_escape_that_somebody_wrote_reaches_the_screen_and_no_message_is_endless(
+    seer, fails, write_config, write_prompts, tmp_path
+):
+    escape = "\x1b]0;owned\x07\x9b31m"
+    config = write_config((), SMALL)
+    bad = write_prompts(
+        {"prompt": "a", "group_id": escape}, {"prompt": "a", escape: 1}, name=f"{escape}.jsonl"
+    )
+    message = fails("run", config, "--prompts", bad, "--out", tmp_path / "out")
+    assert message.count(r"\x1b]0;owned\x07\x9b31m") == 4
+    good = write_prompts({"prompt": "a"}, {"prompt": "a", "group_id": escape}, name=f"{escape}.jsonl")
+    run = seer("run", config, "--prompts", good, "--out", tmp_path / escape, "--skip-bad")
+    assert run.exit_code == 0, run.output
+    listed = seer("config", config, "--set", f"compare.prompts={escape}")
+    assert listed.exit_code == 0, listed.output
+    huge = write_prompts({"prompt": "a", "k" * 20_000_000: 1}, name="huge.jsonl")
+    endless = fails("run", config, "--prompts", huge, "--out", tmp_path / "out")
+    assert len(endless) < 1000
+    for shown in (message, run.output, listed.output, endless):
+        assert shown.replace("\n", "").isprintable()
+
+
+def test_logs_and_display_show_ids_without_their_escapes(capsys, monkeypatch):
+    _configure_logs("info")
+    structlog.get_logger("seer").warning("chunk_failed", instance="\x1b[2J", reason="gone\x9b1m")
+    monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
+    with Display("\x1b[2Jrun") as view:
+        view.observe(0.0, InstanceStarted(InstanceInfo("\x1b[31m", 64, 16, 4, 64)), [])
+        view.observe(1.0, InstanceLost("\x1b[31m", "gone"), [])
+    errors = capsys.readouterr().err
+    assert errors.replace("\n", "").isprintable()
+    assert r"\x1b[31m lost" in errors
+    assert r"gone\x9b1m" in errors
+
+
+def test_the_time_left_is_what_the_last_response_needs_at_its_own_pace():
+    progress = Progress()
+    progress.observe(0.0, InstanceStarted(InstanceInfo("x", 64, 16, 4, 64)), [])
+    groups = tuple(GroupSpec(name, 4, 10, 4000) for name in "ab")
+    names = [f"{group}/{index}" for group in "ab" for index in range(10)]
+    sent = [Dispatch(name, "x", 100, 128, False) for name in names]
+    progress.observe(0.0, GroupsSubmitted(groups), sent)
+    for name in names[1:]:
+        progress.observe(10.0, ChunkFinished(name, "x", 100, True), [Complete(name, "stop")])
+    for round_s in range(10, 110, 10):  # the last goes on at 10 tokens per second, alone
+        progress.observe(float(round_s), ChunkFinished("a/0", "x", 100, False), [sent[0]])
+    # 2,900 tokens came in 100 s, but what is missing comes at 10 per second; responses have 150 tokens.
+    assert progress.left_s == pytest.approx(15.3, rel=0.1)
+    for round_s in range(110, 400, 10):
+        progress.observe(float(round_s), ChunkFinished("a/0", "x", 100, False), [sent[0]])
+    assert progress.left_s == pytest.approx(10.0, rel=0.1)  # 100 tokens more are its limit
+    progress.observe(400.0, ChunkFinished("a/0", "x", 100, False), [Complete("a/0", "length")])
+    assert progress.left_s == 0
 
 
 # compare
@@ -413,7 +587,7 @@ def test_config_shows_every_effective_value_and_its_origin(seer, write_config, t
         ("engine.sim.instances", 2, "default"),
         ("engine.sim.lengths.sigma", 0.5, str(path)),
         ("engine.sim.lengths.cap_tokens", 4096, "default"),
-        ("plugin.divided_rollout.chunk_tokens", 2048, "default"),
+        ("plugin.divided_rollout.chunk_tokens", "auto", "default"),
     ]:
         assert rows[key] == {"key": key, "value": value, "origin": origin}
     assert "engine.sim.lengths.sigma" in result.stdout
@@ -448,7 +622,9 @@ def test_doctor_looks_at_all_plug_ins_and_fails_if_one_lacks_something(seer, dis
         "remedy": "buy one in a [shop]",
     }
     assert "a_module_that_nobody_has" in checks["broken"]["finding"]
-    assert checks["fainting"]["finding"] == "hook 'seer_doctor' raised OSError: black"
+    finding = checks["fainting"]["finding"]
+    assert finding.startswith("hook 'seer_doctor' raised OSError: black at ")
+    assert finding.endswith("fainting_module.py:4")
 
 
 def test_doctor_with_a_config_looks_at_what_it_enables(seer, distribution, write_config):

@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
-from seer_core.compare import FIGURES, ArmResult, arms_of, compare
+from seer_core.cli.compare import _cell
+from seer_core.compare import FIGURES, ArmResult, arms_of, compare, left_out
 from seer_core.config import load_config
 from seer_core.errors import ConfigError
 from seer_core.result import tail_time_s
@@ -149,8 +151,49 @@ def test_figures_are_medians_and_ratios_of_pairs(compared):
     assert ArmResult(other.arm, [first, second]).ratio("migrations", baseline) is None
 
 
+def test_there_is_no_ratio_to_a_time_that_shows_as_nothing(compared):
+    baseline, other, *_ = compared()
+    for tail, ratio in ((0.0, None), (0.0007, None), (0.049, None), (0.05, 122.0)):
+        base = ArmResult(baseline.arm, [replace(baseline.summaries[0], tail_time_s=tail)])
+        mine = ArmResult(other.arm, [replace(other.summaries[0], tail_time_s=6.1)])
+        assert mine.ratio("tail_time_s", base) == (None if ratio is None else pytest.approx(ratio))
+        assert ("tail_time_s" in mine.to_json(base)["ratio_to_baseline"]) == (ratio is not None)
+        cell = _cell(mine, "tail_time_s", base)
+        assert cell == ("6.1" if ratio is None else "6.1 (122.00x)")
+
+
 def test_the_tail_is_the_time_of_the_last_tenth():
     assert tail_time_s([]) == 0
     assert tail_time_s([3.0]) == 0
     assert tail_time_s([float(time) for time in range(20, 0, -1)]) == 2
     assert tail_time_s([1.0] * 18 + [4.0, 11.0]) == 10
+
+
+WATCHER = """
+from seer_core.hookspecs import hookimpl
+
+class Watcher:
+    seen = []
+    def __init__(self):
+        self.seen.append(0)
+    def observe(self, now, event, commands):
+        self.seen[-1] += 1
+
+@hookimpl
+def seer_make_observer():
+    return Watcher()
+"""
+
+
+def test_a_plug_in_that_decides_and_is_no_technique_is_said_to_be_left_out(
+    seer, distribution, write_config, write_prompts
+):
+    distribution("watcher", WATCHER)
+    path = write_config((*TECHNIQUES, "vanilla_sd", "watcher"), SIM + "[rollout]\nn = 2\nmax_tokens = 8\n")
+    assert left_out(load_config(path)) == ["vanilla_sd"]
+    result = seer("compare", path, "--prompts", write_prompts({"prompt": "a"}))
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if line.startswith("not compared")]
+    assert told == ["not compared: 'vanilla_sd'; to compare it too, name it in [compare].techniques"]
+    path = write_config((*TECHNIQUES, "vanilla_sd"), "[compare]\ntechniques = ['vanilla_sd']")
+    assert left_out(load_config(path)) == ["context_sched"]  # the oracle's arm has divided_rollout

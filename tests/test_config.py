@@ -103,7 +103,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(refused, text, facts
         ("[rollout]\ntop_p = 1.5", ["[rollout].top_p", "<= 1"]),
         ("[rollout]\ntop_k = -1", ["[rollout].top_k", ">= 0"]),
         ("[compare]\noracle = 'x'", ["[compare].oracle", "expected `array`", "'x'"]),
-        ("[plugin.divided_rollout]\nchunk_tokens = '2k'", ["chunk_tokens", "expected `int`", "'2k'"]),
+        ("[plugin.divided_rollout]\nchunk_tokens = '2k'", ["chunk_tokens", "auto", "'2k'"]),
         ("[plugin.divided_rollout]\nchunk_tokens = 0", ["chunk_tokens", ">= 1"]),
         ("[plugin.divided_rollout]\nchunk_kib = 2", ["'chunk_kib'", "did you mean 'chunk_tokens'?"]),
         ("[engine.sim]\nstart_ms = 10", ["'start_ms'", "did you mean 'start_s'?"]),
@@ -167,3 +167,83 @@ def test_only_an_enabled_plug_in_can_be_left_out(refused):
     message = refused('[seer]\nplugins = ["context_sched"]', without=["contxt_sched"])
     assert "-p no:contxt_sched" in message
     assert "did you mean 'context_sched'?" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        (b"\xef\xbb\xbf[seer]", "byte-order mark, save it as UTF-8 without one"),
+        (b"[rollout]\nn = " + b"9" * 5000, "an integer in it has thousands of digits"),
+        (b"[plugin.x]\na = " + b"[" * 5000, "nested too deeply"),
+        (b"[plugin.x]\na = " + b"{a = " * 5000, "nested too deeply"),
+    ],
+    ids=range(4),
+)
+def test_toml_that_python_s_reader_dies_of_is_an_error_with_the_file(refused, tmp_path, text, fact):
+    message = refused(text)
+    assert message.startswith(f"{tmp_path / 'seer.toml'} is not valid TOML: ")
+    assert fact in message
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("[rollout]\nn = 0x" + "f" * 5000, "rollout.n is an integer beyond 64 bits"),
+        ("[rollout]\nseed = [[9223372036854775808]]", "rollout.seed is an integer beyond 64 bits"),
+        (f"{'a.' * 200}a = 1", "a is nested more than 100 deep"),
+    ],
+    ids=range(3),
+)
+def test_toml_beyond_its_own_limits_is_an_error_with_the_key(refused, text, fact):
+    assert fact in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "fact"),
+    [
+        ("rollout.n=\udcff", r"--set 'rollout.n=\udcff' is not UTF-8; type it anew"),
+        ("rollout.n=" + "9" * 5000, "--set rollout.n: an integer in it has thousands of digits"),
+        ("rollout.n=" + "[" * 5000, "--set rollout.n: it is nested too deeply"),
+        ("rollout.n=0x" + "f" * 5000, "rollout.n is an integer beyond 64 bits"),
+        (f"a{'.a' * 200}=1", "its key has 201 parts"),
+        ("engine." + "k" * 1_000_000 + "=1", "(1,000,000 characters)"),
+        ("rollout.\x1b[2J=1", r"unknown key '\x1b[2J'"),
+    ],
+    ids=range(7),
+)
+def test_an_override_that_no_reader_survives_is_one_short_sentence(refused, override, fact):
+    message = refused("", override)
+    assert fact in message
+    assert len(message) < 1000
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e300"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rollout.temperature",
+        "engine.sim.start_s",
+        "engine.sim.report_interval_s",
+        "engine.sim.lengths.mean_tokens",
+        "engine.sim.lengths.sigma",
+        "engine.sim.cost.overhead_s",
+        "engine.sim.acceptance.step_s",
+        "kv_pool.sim_pool.latency_s",
+        "kv_pool.sim_pool.bandwidth_bytes_per_s",
+        "plugin.divided_rollout.growth_headroom",
+        "plugin.grouped_spec.flush_s",
+        "plugin.grouped_spec.group_ttl_s",
+        "plugin.grouped_spec.priority_factor",
+    ],
+)
+def test_no_setting_takes_infinity_nan_or_what_becomes_it(refused, key, value):
+    plugins = '[seer]\nengine = "sim"\nkv_pool = "sim_pool"\nplugins = ["divided_rollout", "grouped_spec"]'
+    message = refused(plugins, f"{key}={value}")
+    assert key.rpartition(".")[2] in message
+    assert "expected `float`" in message.lower()
+
+
+def test_counts_that_would_fill_the_machine_are_refused(refused):
+    message = refused('[seer]\nengine = "sim"', "engine.sim.instances=1000000000000")
+    assert "[engine.sim].instances: expected `int` <= 65536" in message

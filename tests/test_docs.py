@@ -82,6 +82,18 @@ def test_toml_examples_parse_and_configs_hold_known_keys_only(source, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_that_shows_commands_says_first_how_to_reach_them(page):
+    text = page.read_text()
+    commands = [
+        match for match in FENCE.finditer(text) if re.search("^(seer|pip|python) ", match["body"], re.M)
+    ]
+    shown = [match.start("body") for match in commands if match["language"] == "sh"]
+    if shown:
+        first = re.search("^(seer|pip|python) ", text[shown[0] :], re.M)
+        assert ". .venv/bin/activate" in text[: shown[0] + first.start()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_to_what_is_there(page):
     text = FENCE.sub("", page.read_text())
     for link in LINK.findall(re.sub(r"`[^`\n]*`", "", text)):

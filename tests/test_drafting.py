@@ -108,7 +108,10 @@ def test_a_drafter_that_does_not_start_is_named_and_nothing_is_left_running(by_h
         async with by_hand(engine, drafter=slot(noted)):
             pass
 
-    with pytest.raises(PluginError, match=r"'noted', slot 'drafter': raised OSError: no port; run without"):
+    with pytest.raises(
+        PluginError,
+        match=r"'noted', slot 'drafter': raised OSError: no port at \S*test_drafting.py:\d+; run without",
+    ):
         asyncio.run(main())
     assert engine.starts == 0
     assert noted.calls == [("start", 1), "stop"]
@@ -236,10 +239,19 @@ def test_profile_writes_the_step_times_of_one_instance(seer, distribution, write
     assert "milliseconds per step" in result.output
 
 
-def test_profile_without_a_drafter_says_what_to_add(seer, write_config):
-    result = seer("profile", write_config())
+def test_profile_without_a_drafter_measures_steps_without_drafts(seer, write_config, tmp_path):
+    out = tmp_path / "profile.json"
+    result = seer("profile", write_config(), "--out", out, "--batch", 1, "--batch", 4)
+    assert result.exit_code == 0, result.output
+    times = msgspec.json.decode(out.read_bytes(), type=StepTimes)
+    assert (times.batch, times.draft_tokens) == ((1, 4), (0,))
+
+
+def test_profile_of_drafts_without_a_drafter_says_what_to_add(seer, write_config, tmp_path):
+    result = seer("profile", write_config(), "--draft-tokens", 2, "--out", tmp_path / "profile.json")
     assert result.exit_code == 2
     assert "no plug-in of [seer].plugins drafts" in result.output
+    assert not (tmp_path / "profile.json").exists()
 
 
 def test_a_distribution_can_add_a_command(seer, distribution):

@@ -4,6 +4,7 @@ import asyncio
 
 import attrs
 import pytest
+import structlog
 
 from seer_core.compare import arms_of
 from seer_core.config import load_config
@@ -180,6 +181,21 @@ def test_a_pool_that_does_not_start_is_named_with_the_way_out(by_hand, hand):
     assert engine.starts == 0
 
 
+def test_a_pool_through_which_no_engine_shares_is_told(simulated, by_hand, hand):
+    def told(runtime):
+        async def main():
+            async with runtime:
+                pass
+
+        with structlog.testing.capture_logs() as logs:
+            asyncio.run(main())
+        return [entry["pool"] for entry in logs if entry["event"] == "kv_pool_unused"]
+
+    assert told(simulated(kv_pool=slot(Noted()))) == ["noted"]
+    assert told(by_hand(hand("a"), kv_pool=slot(Noted()))) == []
+    assert told(simulated()) == []
+
+
 def test_an_engine_that_cannot_share_as_configured_says_so_at_the_start(by_hand, hand):
     class Engine(hand):
         def share_kv(self, pool):
@@ -199,8 +215,8 @@ def test_tokens_from_the_pool_are_counted_per_chunk_in_the_trace_and_in_the_summ
     engine, seen = hand("a"), Seen()
 
     async def main():
-        async with by_hand(engine, kv_pool=slot(Noted())) as runtime:
-            runtime.observers.append(Slot("observer", "test", seen))
+        observers = [Slot("observer", "test", seen)]
+        async with by_hand(engine, kv_pool=slot(Noted()), observers=observers) as runtime:
             rollout = runtime.rollout(some_groups(1, n=2))
             for job_id in list(engine.jobs):
                 engine.finish(job_id, pool=3)

@@ -67,8 +67,8 @@ def new_plugin(seer, tmp_path):
     return write
 
 
-def test_there_is_a_skeleton_for_every_slot_but_the_pool_s():
-    assert set(SKELETONS) == set(SLOTS) - {"kv_pool"}
+def test_there_is_a_skeleton_for_every_slot():
+    assert set(SKELETONS) == set(SLOTS)
 
 
 def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tmp_path):
@@ -88,9 +88,18 @@ def test_a_new_plug_in_is_well_kept(new_plugin, slot):
     metadata = tomllib.loads((project / "pyproject.toml").read_text())
     assert metadata["project"]["name"] == f"seer-{name.replace('_', '-')}"
     assert metadata["project"]["entry-points"] == {"seer": {name: f"seer_{name}"}}
-    enabled = f'engine = "{name}"' if slot == "engines" else f'plugins = ["{name}"]'
+    keys = {"engines": f'engine = "{name}"', "kv_pool": f'kv_pool = "{name}"'}
+    enabled = keys.get(slot, f'plugins = ["{name}"]')
     assert enabled in (project / "README.md").read_text()
     assert "$" not in "".join(file.read_text() for file in project.rglob("*.py"))
+
+
+def test_new_plug_ins_pass_strict_type_checks(new_plugin, tmp_path):
+    pytest.importorskip("mypy")
+    packages = [new_plugin(f"my_{slot}", slot) / f"seer_my_{slot}" for slot in SKELETONS]
+    cache = ("--cache-dir", tmp_path / "cache", "--config-file", tmp_path / "none.ini")
+    (tmp_path / "none.ini").write_text("[mypy]\n")
+    run("-m", "mypy", "--strict", *cache, *packages, cwd=tmp_path, MYPYPATH=str(ROOT))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from seer_core.config import load_config
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins import assemble, describe, fill_slots, installed, slots_of
+from seer_core.plugins import assemble, describe, fill_slots, installed, offers, slots_of
 from seer_core.ports import Engine
 from seer_core.runtime import Runtime, rollout
 
@@ -161,6 +163,12 @@ def test_a_plug_in_that_cannot_be_imported_is_named_with_its_distribution(refuse
     assert "-p no:mine" in message
 
 
+def test_a_plug_in_that_exits_when_imported_is_named_too(refused):
+    message = refused("raise SystemExit(3)")
+    fact = r"plug-in 'mine' cannot be imported: SystemExit: 3 at \S*mine_module.py:1;"
+    assert re.search(fact, message)
+
+
 def test_a_factory_that_raises_is_named_with_its_hook(refused):
     message = refused(f"{HEAD}\n@hookimpl\ndef seer_make_splitter():\n    return 1 / 0\n")
     assert "plug-in 'mine' raised in hook 'seer_make_splitter': ZeroDivisionError" in message
@@ -242,6 +250,19 @@ def test_settings_that_are_no_struct_are_named(refused):
     assert "msgspec.Struct" in message
 
 
+def test_the_page_s_example_of_settings_works(distribution, write_config):
+    page = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text()
+    [source] = [
+        body for body in re.findall("```python\n(.*?)```", page, re.DOTALL) if "class Settings" in body
+    ]
+    distribution("even_pieces", source)
+    config = load_config(write_config(["even_pieces"]), ["plugin.even_pieces.chunk_tokens=64"])
+    splitter = fill_slots(config).policies.splitter
+    assert (splitter.owner, splitter.strategy.chunk_tokens) == ("even_pieces", 64)
+    with pytest.raises(ConfigError, match=r"\[plugin.even_pieces\].chunk_tokens"):
+        fill_slots(load_config(write_config(["even_pieces"]), ["plugin.even_pieces.chunk_tokens=0"]))
+
+
 def test_a_plug_in_without_settings_takes_none(refused):
     message = refused(NAMED_QUEUE, ConfigError, "[plugin.mine]\nspeed = 3")
     assert "unknown key 'speed' in [plugin.mine]" in message
@@ -249,7 +270,62 @@ def test_a_plug_in_without_settings_takes_none(refused):
 
 def test_a_required_setting_that_is_missing_is_named(refused):
     source = NAMED_QUEUE + "\nfrom msgspec import Struct\nclass Settings(Struct):\n    speed: int\n"
-    assert refused(source, ConfigError) == "[plugin.mine]: object missing required field `speed`"
+    assert refused(source, ConfigError) == (
+        "[plugin.mine] lacks `speed`, which has no default; add a line: speed = ..."
+    )
+
+
+def test_engines_among_the_plug_ins_are_named_before_the_settings_that_they_lack(refused):
+    source = f"{HEAD}\nfrom msgspec import Struct\nclass Settings(Struct):\n    model: str\n"
+    source += "@hookimpl\ndef seer_make_engines(settings):\n    pass\n"
+    message = refused(source, ConfigError)
+    assert message == "'mine' in [seer].plugins makes engines only; write engine = \"mine\" instead"
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        ("async def seer_make_splitter()", "hook 'seer_make_splitter' is async; make it a plain function"),
+        (
+            "def seer_make_splitter(mood)",
+            "'seer_make_splitter' asks for 'mood'; .* settings and startup only",
+        ),
+        ("def seer_make_spliter()", "no hook 'seer_make_spliter'; did you mean 'seer_make_splitter'"),
+        ("def make_splitter()", "no hook 'make_splitter'; did you mean 'seer_make_splitter'"),
+        ("def seer_make_splitter()", r"ValueError: one two at \S*mine_module.py:5; run without it"),
+    ],
+)
+def test_whatever_is_wrong_with_a_hook_is_one_sentence(refused, hook, words):
+    message = refused(f"{HEAD}\n@hookimpl\n{hook}:\n    raise ValueError('one\\ntwo')\n")
+    assert re.search(words, message), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("\nraise KeyError('a\\nb')", r"KeyError: 'a\\nb' at \S*mine_module.py:2; mend or"),
+        ("def f(:", r"SyntaxError: invalid syntax \(mine_module.py, line 1\); mend or"),
+    ],
+)
+def test_an_import_that_fails_tells_the_line(refused, source, words):
+    assert re.search(words, refused(source))
+
+
+def test_slots_are_told_without_an_import(distribution):
+    distribution("landmine", f"{NAMED_QUEUE}\nraise RuntimeError('imported')")
+    distribution("relay", "from landmine_module import seer_make_prioritizer, seer_make_observer")
+    distribution("garbled", "def f(:")
+    assert offers("landmine") == ("prioritizer",)
+    assert offers("relay") == ("prioritizer", "observer")
+    assert offers("garbled") == ()
+    assert offers("vllm") == ("engines",)
+    assert offers("divided_rollout") == ("splitter", "placer")
+    assert not {"landmine_module", "relay_module"} & set(sys.modules)
+
+
+def test_every_installed_plug_in_of_ours_tells_its_slots():
+    assert all(offers(name) for name in installed())
 
 
 def test_no_hook_is_called_and_nothing_is_looked_up_during_a_rollout(distribution, write_config, monkeypatch):

@@ -1,14 +1,19 @@
 """The runtime: the same tokens whatever happens, and nothing lost, mixed or left running."""
 
 import asyncio
+import re
+import socket
 
 import msgspec
 import pytest
+import structlog
 from seer_context_sched import ContextAware
-from seer_divided_rollout import Chunks, KvAware
+from seer_divided_rollout import AffordableChunks, Chunks, KvAware
 from seer_sim.plugin import Settings
 
+from seer_core.clock import RealClock
 from seer_core.config import SeerTable
+from seer_core.defaults import FirstComeFirstServed
 from seer_core.errors import (
     ConfigError,
     EngineError,
@@ -18,7 +23,13 @@ from seer_core.errors import (
     TransitionError,
     WeightVersionError,
 )
-from seer_core.events import ChunkFinished, InstanceLost
+from seer_core.events import (
+    ChunkFinished,
+    InstanceGivenUp,
+    InstanceLost,
+    InstanceStarted,
+    InstanceTroubled,
+)
 from seer_core.model import InstanceInfo
 from seer_core.plugins import Strategies
 from seer_core.runtime import rollout
@@ -52,9 +63,7 @@ def policies(**strategies):
 
 
 def divided(chunk_tokens=64):
-    return policies(
-        splitter=Chunks(chunk_tokens), placer=KvAware(chunk_tokens, 0.25), prioritizer=ContextAware(32)
-    )
+    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware(32))
 
 
 def play(coroutine):
@@ -156,8 +165,16 @@ def test_nothing_to_roll_out_is_a_result_too(simulated):
 def test_the_short_form_reads_a_config_and_records(write_config):
     path = write_config(["divided_rollout"], "[rollout]\nn = 2\nmax_tokens = 8")
     result = rollout(path, [{"prompt": "hi", "group_id": "g"}, {"prompt_token_ids": [5], "n": 1}])
-    assert {completion.request_id for completion in result.completions} == {"g/0", "g/1", "2/0"}
+    assert {completion.request_id for completion in result.completions} == {"g/0", "g/1", "c92ff0d93c2a/0"}
     assert all(completion.text for completion in result.completions)
+
+
+def test_the_short_form_gives_each_iteration_other_responses(write_config):
+    config = write_config((), "[rollout]\nn = 2\nmax_tokens = 8\n")
+    first, again, second = (outputs(rollout(config, [{"prompt": "a"}], iteration)) for iteration in (0, 0, 1))
+    assert first == again
+    assert first.keys() == second.keys()
+    assert not any(first[name] == second[name] for name in first)
 
 
 def test_one_runtime_rolls_out_batch_after_batch(simulated, some_groups):
@@ -184,6 +201,43 @@ KILLS = [
     {"instance": "sim-0", "at_s": 6.5},
     {"instance": "sim-1", "at_s": 7.0, "restart_after_s": 1000.0},
 ]
+
+
+def test_the_same_prompts_get_other_responses_in_each_iteration(simulated):
+    records = [{"prompt_token_ids": [1, 2, 3], "n": 3}, {"prompt_token_ids": [4], "group_id": "mine", "n": 3}]
+    records.append({"prompt_token_ids": [5], "seed": 7, "n": 3})  # this one asks for repetition
+    runtime = simulated()
+
+    async def run():
+        async with runtime:
+            return [outputs(await runtime.rollout(runtime.groups(records)).wait()) for _ in range(3)]
+
+    first, second, third = play(run())
+    fixed = {name for name, response in first.items() if response == second[name] == third[name]}
+    assert fixed == {name for name in first if name.startswith(runtime.groups(records)[2].id)}
+    assert len(first) == 9
+    for name in {*first} - fixed:
+        assert len({repr(each[name][0]) for each in (first, second, third)}) == 3
+
+
+def test_an_iteration_is_counted_when_its_rollout_begins_and_repeated_on_request(simulated, some_groups):
+    records = [{"prompt_token_ids": [1, 2, 3], "n": 2}]
+    runtime = simulated()
+
+    async def run():
+        async with runtime:
+            prepared = runtime.groups(records)
+            assert runtime.groups(records) == prepared  # to build groups is not to roll out
+            first = await runtime.rollout(prepared).wait()
+            with pytest.raises(PromptError):
+                runtime.rollout(some_groups(1, 1, 10**6))
+            assert runtime.iteration == 1
+            assert runtime.groups(records) != prepared
+            assert runtime.groups(records, iteration=0) == prepared
+            again = await runtime.rollout(runtime.groups(records, iteration=0)).wait()
+            return outputs(first) == outputs(again)
+
+    assert play(run())
 
 
 def test_whole_divided_migrated_and_interrupted_responses_have_the_same_tokens(simulated, some_groups):
@@ -264,6 +318,54 @@ def test_a_lost_instance_s_chunks_go_on_elsewhere_from_their_last_finished_chunk
     assert result.summary.instances_lost == 1
 
 
+def test_what_an_instance_works_without_is_logged_seen_and_counted_until_it_is_started_anew(
+    by_hand, hand, some_groups
+):
+    class Complaining(hand):
+        async def start(self, sink):
+            info = await super().start(sink)
+            if self.starts == 1:
+                self.complain("no server")
+            return info
+
+    x, y = Complaining("x"), hand("y")
+    recorder = Recorder()
+
+    async def roll(runtime, *complaints):
+        under_way = runtime.rollout(some_groups(1, 2))
+        for reason in complaints:
+            y.complain(reason)
+        x.finish()
+        y.finish()
+        return (await under_way.wait()).summary.troubles
+
+    async def run():
+        async with by_hand(x, y, observers=[Slot("observer", "recorder", recorder)]) as runtime:
+            counts = [await roll(runtime, "too slow"), await roll(runtime)]
+            x.die()
+            await turns()
+            counts.append(await roll(runtime))
+            y.die()
+            await turns()
+            return [*counts, await roll(runtime)]
+
+    with structlog.testing.capture_logs() as logs:
+        assert play(run()) == [{"drafting": 2}, {"drafting": 2}, {"drafting": 1}, {}]
+    told = [each for each in recorder.seen if isinstance(each, InstanceTroubled)]
+    assert [(each.instance_id, each.reason) for each in told] == [("x", "no server"), ("y", "too slow")]
+    assert [each for each in logs if each["event"] == "instance_troubled"] == [
+        {
+            "event": "instance_troubled",
+            "log_level": "warning",
+            "instance": instance,
+            "what": "drafting",
+            "reason": reason,
+            "log": "hand.log",
+        }
+        for instance, reason in (("x", "no server"), ("y", "too slow"))
+    ]
+
+
 def test_a_restarted_instance_takes_over_what_waits(by_hand, hand, some_groups):
     engine = hand()
 
@@ -304,7 +406,7 @@ def test_an_instance_is_restarted_no_more_often_than_allowed(by_hand, hand, some
     engine = hand()
 
     async def run():
-        async with by_hand(engine, max_restarts=2) as runtime:
+        async with by_hand(engine, max_restarts=2, restart_backoff_s=0.0) as runtime:
             under_way = runtime.rollout(some_groups(1, 1))
             for _ in range(3):
                 engine.die()
@@ -314,6 +416,136 @@ def test_an_instance_is_restarted_no_more_often_than_allowed(by_hand, hand, some
 
     play(run())
     assert engine.starts == 3
+
+
+class Stepped(RealClock):
+    """A clock that stands still, and jumps when the test says so; waits are those of the real one."""
+
+    time_s = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.due = []
+
+    def now(self):
+        return self.time_s
+
+    def call_at(self, when_s, callback):
+        entry = (when_s, callback)
+        self.due.append(entry)
+        return lambda: entry in self.due and self.due.remove(entry)
+
+    async def jump(self, seconds):
+        self.time_s += seconds
+        for entry in [entry for entry in self.due if entry[0] <= self.time_s]:
+            self.due.remove(entry)
+            entry[1]()
+        await turns()
+
+
+async def die_and_wait(engine, seconds):
+    """Let an engine die, and see to it that its restart comes after so many seconds and no sooner."""
+    starts, clock = engine.starts, engine.clock
+    engine.die()
+    await turns()
+    if seconds:
+        await clock.jump(seconds - 0.01)
+        assert engine.starts == starts
+        await clock.jump(0.01)
+    assert engine.starts == starts + 1
+
+
+@pytest.fixture
+def stepped(hand, by_hand):
+    """Return a function that makes engines on a stepped clock, and their runtime."""
+
+    def make(*names, **seer):
+        clock, engines = Stepped(), [hand(name) for name in names]
+        for engine in engines:
+            engine.clock = clock
+        runtime = by_hand(*engines, **seer)
+        runtime.clock = runtime.pool.clock = clock
+        return runtime, engines
+
+    return make
+
+
+def test_an_instance_that_dies_now_and_then_is_started_again_for_ever(stepped, some_groups):
+    runtime, [engine] = stepped("x", max_restarts=2, restart_window_s=600.0)
+
+    async def run():
+        async with runtime:
+            for _ in range(20):  # iterations, with one loss in each
+                under_way = runtime.rollout(some_groups(1, 1))
+                await runtime.clock.jump(400.0)
+                await die_and_wait(engine, 1.0 if engine.starts > 1 else 0.0)
+                engine.finish()
+                assert (await under_way.wait()).summary.instances_given_up == 0
+
+    play(run())
+    assert engine.starts == 21
+
+
+def test_losses_in_a_row_are_mended_later_each_time_and_at_last_the_instance_is_given_up(
+    stepped, some_groups
+):
+    recorder = Recorder()
+    slots = [Slot("observer", "recorder", recorder)]
+    runtime, [x, y] = stepped("x", "y", observers=slots, max_restarts=4, restart_backoff_s=2.0)
+
+    async def run():
+        async with runtime:
+            for pause_s in (0.0, 2.0, 4.0, 8.0):
+                await die_and_wait(x, pause_s)
+            under_way = runtime.rollout(some_groups(1, 2))
+            with structlog.testing.capture_logs() as logs:
+                x.die()
+            await turns()
+            [given_up] = [each for each in recorder.seen if isinstance(each, InstanceGivenUp)]
+            assert given_up == InstanceGivenUp("x", "the test killed it")
+            assert runtime.given_up == {"x": "the test killed it"}
+            y.finish()
+            y.finish()
+            summaries = [(await under_way.wait()).summary]
+            under_way = runtime.rollout(some_groups(1, 1))
+            y.finish()
+            summaries.append((await under_way.wait()).summary)
+            assert [(each.instances_lost, each.instances_given_up) for each in summaries] == [(1, 1), (0, 1)]
+            return logs
+
+    with structlog.testing.capture_logs() as logs:
+        play(run())
+    [entry] = [entry for entry in logs if entry["event"] == "instance_given_up"]
+    assert (entry["log_level"], entry["instance"], entry["reason"]) == ("error", "x", "the test killed it")
+    assert (entry["max_restarts"], entry["restart_window_s"]) == (4, 600.0)
+    assert x.starts == 5
+
+
+def test_time_spent_on_restarts_that_fail_slowly_gives_no_more_of_them(stepped, hand, some_groups):
+    runtime, [engine] = stepped("x", max_restarts=3, restart_window_s=10.0, restart_backoff_s=0.0)
+    began = engine.start
+
+    async def slow(sink):
+        if engine.starts:
+            engine.starts += 1
+            runtime.clock.time_s += 1000.0
+            raise EngineError("the machine is too slow")
+        return await began(sink)
+
+    engine.start = slow
+
+    async def run():
+        async with runtime:
+            under_way = runtime.rollout(some_groups(1, 1))
+            engine.die()
+            with pytest.raises(EngineError, match="none could be started again"):
+                await under_way.wait()
+            await runtime.use(Strategies(Policies()))
+            with pytest.raises(EngineError, match="'x' for: the machine is too slow; look into its log"):
+                runtime.rollout(some_groups(1, 1))
+
+    play(run())
+    assert engine.starts == 4
 
 
 def test_a_restart_that_fails_is_tried_again_on_a_clean_table(by_hand, hand, some_groups):
@@ -329,7 +561,7 @@ def test_a_restart_that_fails_is_tried_again_on_a_clean_table(by_hand, hand, som
     engine = Stubborn()
 
     async def run():
-        async with by_hand(engine) as runtime:
+        async with by_hand(engine, restart_backoff_s=0.0) as runtime:
             under_way = runtime.rollout(some_groups(1, 1))
             engine.die()
             await turns()
@@ -406,6 +638,46 @@ def test_a_request_whose_chunks_keep_failing_ends_with_what_it_has(by_hand, hand
     first, second = play(run()).completions
     assert (first.request_id, first.finish_reason, first.token_ids) == ("a/0", "error", [5, 6])
     assert second.finish_reason == "stop"
+
+
+def test_a_rollout_of_which_nothing_finished_but_in_an_error_fails_with_the_first_reason(
+    by_hand, hand, some_groups
+):
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine, max_chunk_failures=1) as runtime:
+            under_way = runtime.rollout(some_groups(1, 2))
+            for _ in range(4):
+                engine.fail()
+            first, second = [await anext(under_way), await anext(under_way)]
+            with pytest.raises(
+                EngineError, match=r"all 2 requests ended in an error, .* 'hand-0': out of luck"
+            ):
+                await anext(under_way)
+            assert under_way.result.completions == [first, second]
+            again = runtime.rollout(some_groups(1, 1))
+            engine.finish()
+            await again.wait()
+
+    play(run())
+
+
+def test_engines_are_heard_between_completions_that_are_ready(by_hand, hand, some_groups):
+    engine, heard = hand(), []
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            under_way = runtime.rollout(some_groups(1, 4))
+            for _ in range(4):
+                engine.finish()
+            loop = asyncio.get_running_loop()
+            async for completion in under_way:
+                assert len(heard) == completion.index
+                loop.call_soon(heard.append, completion.index)
+
+    play(run())
+    assert heard == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -496,17 +768,160 @@ def test_a_strategy_that_answers_nonsense_is_named_with_slot_and_request(simulat
         assert fact in str(caught.value)
 
 
-def test_an_observer_that_raises_is_named(simulated, some_groups):
-    class Fragile:
-        def observe(self, now, event, commands):
-            if isinstance(event, ChunkFinished):
-                raise KeyError("oh")
+class Fragile:
+    """It sees one chunk's end and raises at it."""
 
+    def __init__(self):
+        self.chunks = 0
+
+    def observe(self, now, event, commands):
+        if isinstance(event, ChunkFinished):
+            self.chunks += 1
+            raise KeyError("oh")
+
+
+def test_an_observer_that_raises_is_left_out_and_the_rollout_goes_on(simulated, some_groups):
+    fragile, recorder = Fragile(), Recorder()
+    observers = [Slot("observer", "fragile", fragile), Slot("observer", "recorder", recorder)]
+    with structlog.testing.capture_logs() as logs:
+        result = roll_out(simulated(divided(), observers), some_groups(2, 2, 200))
+    expected = roll_out(simulated(divided()), some_groups(2, 2, 200))
+    assert outputs(result) == outputs(expected)
+    assert fragile.chunks == 1
+    assert sum(isinstance(event, ChunkFinished) for event in recorder.seen) == result.summary.chunks
+    assert (result.summary.observers_left_out, expected.summary.observers_left_out) == (1, 0)
+    [told] = [entry for entry in logs if entry["event"] == "observer_left_out"]
+    line = Fragile.observe.__code__.co_firstlineno + 3
+    assert told["plugin"] == "fragile"
+    assert told["error"].startswith("KeyError: 'oh' at ")
+    assert told["error"].endswith(f"test_runtime.py:{line}")
+
+
+def test_in_debug_an_observer_that_raises_is_named(simulated, some_groups):
     observer = Slot("observer", "fragile", Fragile())
     with pytest.raises(
-        PluginError, match=r"'fragile', slot 'observer': raised KeyError: 'oh'.*-p no:fragile"
+        PluginError,
+        match=r"'fragile', slot 'observer': raised KeyError: 'oh' at \S*test_runtime.py:\d+;.*-p no:fragile",
     ):
-        roll_out(simulated(observers=[observer]), some_groups(1, 1))
+        roll_out(simulated(observers=[observer], seer=SeerTable(debug=True)), some_groups(1, 1))
+
+
+def test_an_observer_cannot_change_what_is_carried_out(simulated, some_groups):
+    class Censor:
+        def observe(self, now, event, commands):
+            commands.clear()
+
+    result = roll_out(simulated(observers=[Slot("observer", "censor", Censor())]), some_groups(2, 2))
+    assert len(result.completions) == 4
+    assert result.summary.observers_left_out == 1
+
+
+class Meddler(FirstComeFirstServed):
+    """It wears requests out by looking at them."""
+
+    def peek(self):
+        request = super().peek()
+        if request is not None and request.remaining_tokens > 1:
+            request.generated_tokens += 1
+        return request
+
+
+def test_a_request_that_a_plug_in_has_changed_does_not_end_short_without_a_word(simulated, some_groups):
+    groups = some_groups(2, 2, 40)
+    with pytest.raises(PluginError, match=r"'a/0' ended at its limit of 40 tokens with \d+: .* --debug"):
+        roll_out(simulated(policies(prioritizer=Meddler(), splitter=Chunks(16))), groups)
+    with pytest.raises(
+        PluginError, match=r"'mine', slot 'prioritizer': peek\(\) changed .*'a/0' from 0 to 1"
+    ):
+        roll_out(simulated(policies(prioritizer=Meddler()), seer=SeerTable(debug=True)), groups)
+
+
+class Server(Recorder):
+    """An observer with a port, which nobody else can have meanwhile."""
+
+    def __init__(self, port):
+        super().__init__()
+        self.port = port
+        self.told = []
+
+    async def start(self):
+        self.told.append("start")
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", self.port))
+        self.port = self.socket.getsockname()[1]
+
+    async def stop(self):
+        self.told.append("stop")
+        self.socket.close()
+
+
+def test_an_observer_lives_from_before_the_engines_start_until_they_have_ended(simulated, some_groups):
+    server = Server(0)
+
+    async def run():
+        runtime = simulated(observers=[Slot("observer", "server", server)])
+        async with runtime:
+            assert server.told == ["start"]
+            assert [type(event) for event in server.seen] == [InstanceStarted] * 2
+            await runtime.rollout(some_groups(1, 1)).wait()
+            other = Server(server.port)
+            await runtime.use(Strategies(Policies(), (Slot("observer", "other", other),)))
+            assert (server.told, other.told) == (["start", "stop"], ["start"])
+            assert [type(event) for event in other.seen] == [InstanceStarted] * 2
+        await runtime.stop()
+        assert (server.told, other.told) == (["start", "stop"], ["start", "stop"])
+
+    play(run())
+
+
+def test_a_runtime_that_was_never_entered_starts_no_observer(simulated):
+    server = Server(0)
+
+    async def run():
+        runtime = simulated(observers=[Slot("observer", "server", server)])
+        await runtime.use(Strategies(Policies(), (Slot("observer", "other", server),)))
+        await runtime.stop()
+
+    play(run())
+    assert server.told == []
+
+
+def test_an_observer_that_does_not_start_is_named_and_the_others_are_stopped(simulated):
+    first = Server(0)
+
+    class Late(Server):
+        async def start(self):
+            self.port = first.port
+            await super().start()
+
+    second = Late(0)
+    observers = [Slot("observer", "first", first), Slot("observer", "second", second)]
+
+    async def run():
+        async with simulated(observers=observers):
+            pass
+
+    with pytest.raises(
+        PluginError, match=r"'second', slot 'observer': raised OSError: .* at .*test_runtime.py:"
+    ):
+        play(run())
+    assert (first.told, second.told) == (["start", "stop"], ["start"])
+    second.socket.close()
+
+
+def test_an_observer_that_does_not_stop_is_logged_and_the_others_are_stopped(simulated, some_groups):
+    class Clinging(Server):
+        async def stop(self):
+            await super().stop()
+            raise OSError("no")
+
+    first, second = Server(0), Clinging(0)
+    observers = [Slot("observer", "first", first), Slot("observer", "second", second)]
+    with structlog.testing.capture_logs() as logs:
+        roll_out(simulated(observers=observers), some_groups(1, 1))
+    [told] = [entry for entry in logs if entry["event"] == "stop_failed"]
+    assert (told["slot"], told["plugin"]) == ("observer", "second")
+    assert first.told == second.told == ["start", "stop"]
 
 
 # Aborts.
@@ -739,6 +1154,91 @@ def test_an_instance_that_dies_while_others_start_is_started_again(by_hand, hand
     assert InstanceLost("x", "the test killed it") in recorder.seen
 
 
+def test_a_runtime_can_be_entered_again_and_goes_on_where_it_was(simulated, some_groups, tmp_path):
+    trace = TraceWriter(tmp_path / "trace.jsonl")
+    runtime = simulated(divided(), [Slot("observer", "trace", trace)])
+
+    async def run():
+        results = []
+        for version in range(3):
+            async with runtime:
+                results.append(await runtime.rollout(some_groups(6, 4, 600)).wait())
+                assert await runtime.update_weights(f"step {version}") == version + 1
+        return results
+
+    first, *others = play(run())
+    trace.close()
+    for version, result in enumerate(others, 1):
+        assert outputs(result) == outputs(first)
+        assert result.summary.weight_version == version
+    assert replay(tmp_path / "trace.jsonl", Scheduler(divided())) > 0
+
+
+def test_a_runtime_that_is_up_is_not_started_twice(by_hand, hand, some_groups):
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            with pytest.raises(SeerError, match="started already; stop it before it can start again"):
+                await runtime.start()
+            under_way = runtime.rollout(some_groups(1, 1))
+            engine.finish()
+            await under_way.wait()
+
+    play(run())
+    assert (engine.starts, engine.stops) == (1, 1)
+
+
+def test_a_runtime_left_in_mid_rollout_is_refused_before_its_engines_start(by_hand, hand, some_groups):
+    engine = hand()
+    runtime = by_hand(engine)
+
+    async def run():
+        async with runtime:
+            runtime.rollout(some_groups(1, 1))
+        with pytest.raises(SeerError, match=r"fresh strategies with use\(\)"):
+            await runtime.start()
+        assert engine.starts == 1
+        await runtime.use(Strategies(Policies()))
+        async with runtime:
+            under_way = runtime.rollout(some_groups(1, 1))
+            engine.finish()
+            await under_way.wait()
+
+    play(run())
+    assert engine.starts == 2
+
+
+def test_a_start_that_failed_can_be_tried_again(by_hand, hand, some_groups):
+    class Late(hand):
+        async def start(self, sink):
+            info = await super().start(sink)
+            if self.starts == 1:
+                raise EngineError("no memory yet")
+            return info
+
+    x, y = hand("x"), Late("y")
+    runtime = by_hand(x, y)
+
+    async def run():
+        with pytest.raises(EngineError, match="no memory yet"):
+            await runtime.start()
+        async with runtime:
+            assert set(runtime.living) == {"x", "y"}
+
+    play(run())
+
+
+def test_the_short_form_is_refused_where_a_loop_runs_before_anything_is_made(write_config):
+    path = write_config()
+
+    async def run():
+        rollout(path, [{"prompt": "hi"}])
+
+    with pytest.raises(SeerError, match="one is running here already; use `async with Runtime"):
+        play(run())
+
+
 def test_a_pool_without_engines_is_refused(by_hand):
     with pytest.raises(EngineError, match="made no engines; set its `instances` to 1 or more"):
         play(by_hand().start())
@@ -816,6 +1316,20 @@ def test_groups_that_do_not_fit_are_refused_before_anything_runs(by_hand, hand, 
             await good_one.abort()
 
     play(run())
+
+
+def test_the_log_says_which_lengths_of_chunks_were_chosen(by_hand, hand):
+    async def run():
+        runtime = by_hand(hand(), policies=policies(splitter=AffordableChunks()))
+        with structlog.testing.capture_logs() as logs:
+            await runtime.start()
+            await runtime.use(Strategies(divided(32)))
+        await runtime.stop()
+        return [entry for entry in logs if entry["event"] == "chunk_tokens"]
+
+    chosen, given = play(run())
+    assert re.match(r"\d+ after 0, \d+ after 1024, .* by what a chunk's end costs", chosen["why"])
+    assert given["why"] == "32 tokens, as configured"
 
 
 def test_a_chunk_larger_than_an_instance_s_kv_is_refused_at_the_start(by_hand, hand):

@@ -251,7 +251,9 @@ def test_a_run_that_did_not_finish_cannot_be_simulated(seer, write_config, write
     prompts = write_prompts({"prompt": "hi", "n": 2, "max_tokens": 200})
     assert seer("run", config, "--prompts", prompts, "--out", tmp_path / "out").exit_code == 0
     trace = tmp_path / "out" / "trace.jsonl"
-    trace.write_text("".join(trace.read_text().splitlines(keepends=True)[:-1]))
+    lines = trace.read_text().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if '"Complete"' in line)
+    trace.write_text("".join(lines[:last]))
     result = seer("sim", tmp_path / "out")
     assert result.exit_code == 2
     assert "is unfinished, so its length is unknown" in result.stderr
@@ -297,3 +299,23 @@ def test_the_help_shows_an_example_and_every_policy(seer):
 
 def test_a_policy_without_plug_ins_is_the_core_alone():
     assert parse_policy("core=") == Policy("core", ())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("moonlight", "--scale", "nan"),
+        ("moonlight", "--scale", "inf"),
+        ("synthetic", "--pressure", "inf"),
+        ("synthetic", "--pressure", "nan"),
+        ("synthetic", "--pressure", "1e-300"),
+        ("synthetic", "--lengths", "sigma=40"),
+        ("synthetic", "--lengths", "sigma=\udcff"),
+        ("synthetic", "--instances", "1000000000000"),
+    ],
+    ids=ascii,
+)
+def test_numbers_that_cannot_be_meant_are_refused_before_any_work(seer, arguments):
+    result = seer("sim", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.lower().count("error: ") == 1

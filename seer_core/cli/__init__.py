@@ -6,15 +6,18 @@ Distributions add commands of their own.
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from typing import Any
 
 import click
 
+from seer_core.cli.common import interruptible
 from seer_core.cli.compare import compare_command
 from seer_core.cli.inspect import config_command, doctor_command, plugins_command
 from seer_core.cli.new_plugin import new_plugin_command
 from seer_core.cli.profile import profile_command
 from seer_core.cli.run import run_command
-from seer_core.errors import SeerError
+from seer_core.errors import SeerError, quote
+from seer_core.reading import is_text
 
 __all__ = ["COMMANDS", "main"]
 
@@ -24,6 +27,10 @@ COMMANDS = "seer.commands"
 
 class _Commands(click.Group):
     """Our commands and those of installed distributions, which are imported when first needed."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with interruptible():  # to find a command is to import it
+            return super().make_context(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS).names})
@@ -44,9 +51,18 @@ class _Commands(click.Group):
             return command
         return None
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for argument in args:
+            if not is_text(argument):  # no stream that we print it on would take it
+                raise click.UsageError(
+                    f"{quote(argument)} is not UTF-8; type it anew, or rename the file", ctx
+                )
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
         except SeerError as error:
             if ctx.invoked_subcommand in self.commands:  # ours says its own, and was told to --debug
                 raise

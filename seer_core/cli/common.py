@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,18 +18,46 @@ import click
 import structlog
 from rich.console import Console
 
+from seer_core.cli.output import InputPath
 from seer_core.config import Config, load_config
-from seer_core.errors import ConfigError, EngineError, SeerError
+from seer_core.errors import ConfigError, EngineError, SeerError, printable
 
-__all__ = ["config_options", "load", "main_options", "run_async", "table_console"]
+__all__ = [
+    "FiniteRange",
+    "Terminated",
+    "config_options",
+    "debugged",
+    "interruptible",
+    "load",
+    "main_options",
+    "run_async",
+    "table_console",
+]
 
 PLAIN_WIDTH = 130
+
+LINE_END = "\n"
+
+LONGEST_MESSAGE = 8000
+"""Characters of an error that are shown; those of a prompts file list ten lines."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: as Ctrl-C, but for the exit status."""
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; click's own takes NaN, which is below and above nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail as click does."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 class _Stderr:
@@ -42,7 +73,9 @@ class _Stderr:
 def main_options(command: F) -> F:
     """Add ``--debug`` and ``--log-level``, and turn errors into one line and an exit status."""
 
-    @click.option("--debug", is_flag=True, help="Show tracebacks.")
+    @click.option(
+        "--debug", is_flag=True, help="Show tracebacks; end a run where a plug-in changes what it was given."
+    )
     @click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
@@ -53,16 +86,14 @@ def main_options(command: F) -> F:
     @wraps(command)
     def wrapped(*arguments: Any, debug: bool, log_level: str, **options: Any) -> Any:
         _configure_logs(log_level)
-        try:
-            return command(*arguments, **options)
-        except SeerError as error:
-            if debug:
-                raise
-            click.echo(f"error: {error}", err=True)
-            sys.exit(1 if isinstance(error, EngineError) else 2)
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            click.echo("interrupted; what had finished is kept", err=True)
-            sys.exit(INTERRUPTED)
+        with interruptible():
+            try:
+                return command(*arguments, **options)
+            except SeerError as error:
+                if debug:
+                    raise
+                click.echo(f"error: {printable(str(error), LONGEST_MESSAGE, keep=LINE_END)}", err=True)
+                sys.exit(1 if isinstance(error, EngineError) else 2)
 
     return wrapped  # type: ignore[return-value]
 
@@ -70,7 +101,7 @@ def main_options(command: F) -> F:
 def config_options(command: F) -> F:
     """Add the CONFIG argument with ``--set`` and ``-p``, resolved into a ``Config``."""
 
-    @click.argument("config", type=click.Path(path_type=Path))
+    @click.argument("config", type=InputPath())
     @click.option(
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat."
     )
@@ -79,9 +110,14 @@ def config_options(command: F) -> F:
     def wrapped(
         *arguments: Any, config: Path, overrides: tuple[str, ...], disabled: tuple[str, ...], **options: Any
     ) -> Any:
-        return command(*arguments, config=load(config, overrides, disabled), **options)
+        return command(*arguments, config=load(config, debugged(overrides), disabled), **options)
 
     return wrapped  # type: ignore[return-value]
+
+
+def debugged(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``--set`` options with what ``--debug`` adds, where the command that runs was told to."""
+    return (*overrides, "seer.debug=true") if click.get_current_context().params.get("debug") else overrides
 
 
 def load(path: Path, overrides: tuple[str, ...] = (), disabled: tuple[str, ...] = ()) -> Config:
@@ -92,16 +128,57 @@ def load(path: Path, overrides: tuple[str, ...] = (), disabled: tuple[str, ...] 
     return load_config(path, overrides, [text.removeprefix("no:") for text in disabled])
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into one line and an exit status, as shells have it: 130 and 143."""
+    hears = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminate) if hears else None
+    try:
+        yield
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        click.echo("interrupted; what had finished is kept", err=True)
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        sys.exit(128 + number)
+    finally:
+        if hears:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine; SIGTERM ends it like Ctrl-C, so that engines are always stopped."""
+    """Run a coroutine; SIGTERM ends it like Ctrl-C, so that engines are always stopped.
+
+    Raises:
+        Terminated: SIGTERM came.
+        KeyboardInterrupt: Ctrl-C came.
+    """
+    terminated = False
 
     async def guarded() -> T:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+        def cancel() -> None:
+            nonlocal terminated
+            terminated = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, cancel)
         return await main
 
-    return asyncio.run(guarded())
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        if terminated:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)  # the loop leaves the system's default
+        main.close()  # it was never started if a signal came first
 
 
 def table_console() -> Console:
@@ -111,9 +188,18 @@ def table_console() -> Console:
     )
 
 
+def _harmless(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write out what a terminal would obey: ids and reasons come from files, plug-ins and other processes."""
+    return {
+        key: printable(value, LONGEST_MESSAGE, keep=LINE_END) if isinstance(value, str) else value
+        for key, value in event.items()
+    }
+
+
 def _configure_logs(level: str) -> None:
     structlog.configure(
         processors=[
+            _harmless,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0),

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from seer_core.cli.common import config_options, main_options, run_async, table_console
 from seer_core.cli.display import Display
-from seer_core.cli.output import check_writable, write_json
-from seer_core.compare import FIGURES, Arm, ArmResult, arms_of, compare
+from seer_core.cli.output import InputPath, check_writable, write_json
+from seer_core.compare import FIGURES, Arm, ArmResult, arms_of, compare, left_out
 from seer_core.config import Config
 from seer_core.plugins import Assembly, Strategies, assemble, fill_slots
 from seer_core.policy import Observer
@@ -44,7 +44,7 @@ DRAFTING = {"acceptance_length": ".2f", "drafting_share": ".1%"}
 @click.command("compare")
 @main_options
 @config_options
-@click.option("--prompts", type=click.Path(path_type=Path), help="Instead of [compare].prompts.")
+@click.option("--prompts", type=InputPath(), help="Instead of [compare].prompts.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
 def compare_command(config: Config, prompts: Path | None, repeat: int, json_file: Path | None) -> None:
@@ -52,20 +52,22 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
 
     Arms share the engines where they can; caches are cold for each.  Engines start anew where drafting
     or the KV pool changes: one that can speculate is a little slower than one that cannot, and the
-    baseline shares no KV.  Checks that every arm gives the baseline's tokens: exit status 1 if one does not.
+    baseline shares no KV.  Plug-ins that only watch do so in every arm.  Checks that every arm gives the
+    baseline's tokens: exit status 1 if one does not.
 
     \b
     Example:
       seer compare examples/tiny_reasoner/demo.toml --repeat 3 --json out/compare.json
     """
+    path = prompts if prompts is not None else config.base_dir / config.compare.prompts
+    check_writable(json_file, inputs=[path])
     assembly = assemble(config)
     for arm in arms_of(config):
-        fill_slots(config.with_plugins(arm.plugins))
+        fill_slots(config.with_plugins(arm.enabled))
+    for name in left_out(config):
+        click.echo(f"not compared: {name!r}; to compare it too, name it in [compare].techniques", err=True)
     pool = assembly.pool
-    path = prompts if prompts is not None else config.base_dir / config.compare.prompts
     read = read_prompts(path, config.rollout, pool.model, pool.tokenizer, seed=config.seer.seed)
-    if json_file is not None:
-        check_writable(json_file)
     results = run_async(_compare(config, assembly, read, repeat))
     baseline = results[0]
     if json_file is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from seer_core.errors import printable
 from seer_core.events import Command, Event
 from seer_core.policy import Observer
 from seer_core.progress import Progress
@@ -23,6 +25,8 @@ __all__ = ["Display"]
 
 LINE_EVERY_S = 5.0
 FRAME_EVERY_S = 0.25
+SHOWN_ID = 60
+"""Characters shown of an instance's id or of a title."""
 
 
 class Display:
@@ -32,7 +36,7 @@ class Display:
     """
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
-        self.title = title
+        self.title = printable(title, SHOWN_ID)
         self.progress = Progress()
         self._console = Console(
             file=stream or sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True
@@ -62,6 +66,7 @@ class Display:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._every_s = math.inf  # what comes now, the end of the instances, is no part of it
         if self._live is not None:
             self._live.stop()
 
@@ -80,18 +85,19 @@ class Display:
         progress = self.progress
         length = progress.acceptance_length
         drafts = "" if length is None else f"  {length:.2f} tok/step"
+        troubles = f"  TROUBLES {progress.troubles}" if progress.troubles else ""
         return (
             f"{self.title}: groups {progress.groups_done}/{progress.groups}"
             f"  requests {progress.requests_done}/{progress.requests}"
             f"  tokens {progress.tokens:,}  {progress.tokens_per_s:,.0f} tok/s"
-            f"{drafts}  left {_duration(progress.left_s)}"
+            f"{drafts}{troubles}  left {_duration(progress.left_s)}"
         )
 
     def _instance_notes(self) -> list[str]:
         return [
-            f"{line.id} kv {line.kv_usage:.0%} run {line.running} queue {line.waiting}"
+            f"{printable(line.id, SHOWN_ID)} kv {line.kv_usage:.0%} run {line.running} queue {line.waiting}"
             if line.alive
-            else f"{line.id} lost"
+            else f"{printable(line.id, SHOWN_ID)} {'given up' if line.given_up else 'lost'}"
             for line in self.progress.instances.values()
         ]
 
@@ -100,7 +106,7 @@ class Display:
         for line in self.progress.instances.values():
             if line.alive:
                 table.add_row(
-                    line.id,
+                    printable(line.id, SHOWN_ID),
                     ProgressBar(total=1.0, completed=line.kv_usage, width=24),
                     f"KV {line.kv_usage:4.0%}",
                     f"running {line.running}",
@@ -108,7 +114,8 @@ class Display:
                     f"drafting {line.drafting_s / line.stepping_s:.1%}" if line.drafting_s else "",
                 )
             else:
-                table.add_row(line.id, Text("lost, restarting", style="red"))
+                fate = "given up" if line.given_up else "lost, restarting"
+                table.add_row(printable(line.id, SHOWN_ID), Text(fate, style="red"))
         return Group(Text(self._headline(), style="bold"), table)
 
 

@@ -12,12 +12,16 @@ import msgspec
 from rich.table import Table
 
 from seer_core.cli.common import config_options, load, main_options, table_console
-from seer_core.cli.output import write_json
+from seer_core.cli.output import InputPath, check_writable, write_json
 from seer_core.config import Config
 from seer_core.doctor import examine
-from seer_core.plugins import describe, installed, load_enabled, slots_of
+from seer_core.errors import printable
+from seer_core.plugins import describe, installed, load_enabled, offers, slots_of
 
 __all__ = ["config_command", "doctor_command", "plugins_command"]
+
+SHOWN = 2000
+"""Characters of a value that the table of a config shows."""
 
 JSON_OPTION = click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the same as JSON."
@@ -26,20 +30,26 @@ JSON_OPTION = click.option(
 
 @click.command("plugins")
 @main_options
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("config", required=False, type=InputPath())
 @JSON_OPTION
 def plugins_command(config: Path | None, json_file: Path | None) -> None:
-    """List the installed plug-ins; with CONFIG, which are enabled and which slot each owns.
+    """List the installed plug-ins and the slots that they can fill; with CONFIG, those that they own.
 
-    Installing a plug-in enables nothing, and only enabled ones are imported.
+    Installing a plug-in enables nothing, and only enabled ones are imported.  The others are told by their
+    source.
 
     \b
     Example:
       seer plugins examples/tiny_reasoner/demo.toml
     """
+    check_writable(json_file)
     owned = slots_of(load(config)) if config is not None else {}
     rows: list[dict[str, Any]] = [
-        {**describe(name), "enabled": name in owned, "slots": list(owned.get(name, ()))}
+        {
+            **describe(name),
+            "enabled": name in owned,
+            "slots": list(owned[name] if name in owned else offers(name)),
+        }
         for name in installed()
     ]
     if json_file is not None:
@@ -62,6 +72,7 @@ def config_command(config: Config, json_file: Path | None) -> None:
     Example:
       seer config examples/tiny_reasoner/demo.toml --set plugin.divided_rollout.chunk_tokens=512
     """
+    check_writable(json_file)
     rows = [
         {"key": key, "value": value, "origin": config.origins.get(key, "default")}
         for key, value in _effective(config)
@@ -70,13 +81,14 @@ def config_command(config: Config, json_file: Path | None) -> None:
         write_json(json_file, rows)
     table = Table("key", "value", "origin")
     for row in rows:
-        table.add_row(row["key"], msgspec.json.encode(row["value"]).decode(), row["origin"])
+        cells = (row["key"], msgspec.json.encode(row["value"]).decode(), row["origin"])
+        table.add_row(*(printable(cell, SHOWN) for cell in cells))
     table_console().print(table)
 
 
 @click.command("doctor")
 @main_options
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("config", required=False, type=InputPath())
 @JSON_OPTION
 def doctor_command(config: Path | None, json_file: Path | None) -> None:
     """Say what this machine lacks, for which part, and how to get it; exit status 1 if anything.
@@ -87,12 +99,14 @@ def doctor_command(config: Path | None, json_file: Path | None) -> None:
     Example:
       seer doctor examples/tiny_reasoner/demo.toml
     """
+    check_writable(json_file)
     checks = examine(load(config) if config is not None else None)
     if json_file is not None:
         write_json(json_file, msgspec.to_builtins(checks))
     table = Table("part", "", "finding", "remedy")
     for check in checks:
-        table.add_row(check.part, "ok" if check.ok else "MISSING", check.finding, check.remedy)
+        finding, remedy = (printable(text, keep="\n") for text in (check.finding, check.remedy))
+        table.add_row(check.part, "ok" if check.ok else "MISSING", finding, remedy)
     table_console().print(table)
     if not all(check.ok for check in checks):
         sys.exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,10 +42,14 @@ def new_plugin_command(name: str, slot: str, path: Path | None) -> None:
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise OutputError(f"{target} is there already; name another place with --path")
-        for relative, text in files_of(name, slot).items():
-            file = target / relative
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
+        try:
+            for relative, text in files_of(name, slot).items():
+                file = target / relative
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, "utf-8")
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)  # nothing but ours is in it
+            raise
     except OSError as error:
         raise OutputError(
             f"cannot write {target}: {error.strerror}; name another place with --path"

@@ -63,21 +63,25 @@ def profile_command(
 ) -> None:
     """Measure how long decoding steps of CONFIG's engine take: T(batch, draft tokens).
 
-    Starts one instance with CONFIG's drafter, makes steps of every size that it can run, and writes the
-    medians as JSON.  Name the file in the drafter's settings, and instances start without measuring by
-    themselves.  `seer twin` predicts whole runs from it; for that, measure several --context, and --together
-    where instances share a machine.
+    Starts one instance with CONFIG's drafter, if it has one, makes steps of every size that it can run, and
+    writes the medians as JSON.  Name the file in the drafter's settings, and instances start without
+    measuring by themselves.  `seer twin` predicts whole runs from it; for that, measure several --context,
+    and --together where instances share a machine.
 
     \b
     Example:
       seer profile examples/tiny_reasoner/demo.toml --out profile.json
       seer run examples/tiny_reasoner/demo.toml --set plugin.grouped_spec.profile=profile.json ...
     """
-    assembly = assemble(config)
-    if assembly.strategies.drafter is None:
-        raise ConfigError("nothing to profile for: no plug-in of [seer].plugins drafts; add one that does")
     check_writable(out)
-    grid = tuple(sorted(set(batch or BATCH))), tuple(sorted({0, *(draft_tokens or DRAFT_TOKENS)}))
+    assembly = assemble(config)
+    drafts = assembly.strategies.drafter is not None
+    if not drafts and any(draft_tokens):
+        raise ConfigError(
+            "--draft-tokens: no plug-in of [seer].plugins drafts; add one that does, or leave the option out"
+        )
+    lengths = (draft_tokens or DRAFT_TOKENS) if drafts else ()
+    grid = tuple(sorted(set(batch or BATCH))), tuple(sorted({0, *lengths}))
     profile = run_async(_measure(config, assembly, *grid, sorted(set(context)) or [None], together))
     write_json(out, msgspec.to_builtins(profile))
     for times in profile.tables:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +13,47 @@ import msgspec
 
 from seer_core.cli.common import config_options, main_options, run_async
 from seer_core.cli.display import Display
-from seer_core.cli.output import OutputDir, check_writable, write_json
+from seer_core.cli.output import RUN_FILES, InputPath, OutputDir, check_apart, check_writable, write_json
 from seer_core.config import Config
+from seer_core.errors import SeerError, printable
 from seer_core.kv import PoolStats
 from seer_core.plugins import Assembly, assemble, describe
 from seer_core.policy import Observer
 from seer_core.prompts import PromptsFile, read_prompts
-from seer_core.result import RolloutResult, Summary
+from seer_core.result import Summary
 from seer_core.runtime import Runtime
 from seer_core.scheduler import CORE, Slot
 
 __all__ = ["run_command"]
 
+Ending = tuple[Summary, PoolStats | None, dict[str, Any]]
+"""A rollout's summary, what the pool did meanwhile, and the document written of both."""
+
 
 @click.command("run")
 @main_options
 @config_options
-@click.option(
-    "--prompts", required=True, type=click.Path(path_type=Path), help="JSON lines: one prompt group each."
-)
+@click.option("--prompts", required=True, type=InputPath(), help="JSON lines: one prompt group each.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
 @click.option("--overwrite", is_flag=True, help="Replace the results of an earlier run in --out.")
+@click.option(
+    "--iteration",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Number of the training step; enters the seeds that are not in the file.",
+)
 @click.option("--skip-bad", is_flag=True, help="Leave out bad prompt lines, list them, roll out the rest.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the summary here too.")
 def run_command(
-    config: Config, prompts: Path, out: Path, overwrite: bool, skip_bad: bool, json_file: Path | None
+    config: Config,
+    prompts: Path,
+    out: Path,
+    overwrite: bool,
+    iteration: int,
+    skip_bad: bool,
+    json_file: Path | None,
 ) -> None:
     """Roll out the prompts of a file under CONFIG.
 
@@ -45,32 +63,41 @@ def run_command(
       trace.jsonl        every event and every decision; replays
       summary.json       throughput, tail time, preemptions, recomputed tokens, ...
 
+    The same prompts with the same --iteration repeat their responses, with another they do not.
+
+    Ctrl-C (exit status 130) and SIGTERM (143) keep what has finished, and the summary says so.
+
     \b
     Example:
       seer run examples/tiny_reasoner/demo.toml \\
           --prompts examples/tiny_reasoner/prompts.jsonl --out out/first
     """
+    check_apart(json_file, *(out / name for name in RUN_FILES))
     assembly = assemble(config)
     pool = assembly.pool
     read = read_prompts(
-        prompts, config.rollout, pool.model, pool.tokenizer, seed=config.seer.seed, skip_bad=skip_bad
+        prompts,
+        config.rollout,
+        pool.model,
+        pool.tokenizer,
+        seed=config.seer.seed,
+        iteration=iteration,
+        skip_bad=skip_bad,
     )
     for bad in read.skipped:
-        click.echo(f"skipped {prompts}:{bad.line}: {bad.reason}", err=True)
-    if json_file is not None:
-        check_writable(json_file)
-    with OutputDir(out, sum(group.n for group in read.groups), overwrite) as output:
-        result, pool_stats = run_async(_roll_out(config, assembly, read, output))
-        document = _document(config, read, result.summary, pool_stats)
-        output.summary(document)
+        click.echo(f"skipped {printable(str(prompts))}:{bad.line}: {bad.reason}", err=True)
+    check_writable(json_file)
+    with OutputDir(out, _requested(read), overwrite) as output:
+        summary, pool_stats, document = run_async(_roll_out(config, assembly, read, iteration, output))
     if json_file is not None:
         write_json(json_file, document)
-    _print(result.summary, pool_stats, out)
+    _print(summary, pool_stats, out)
 
 
 async def _roll_out(
-    config: Config, assembly: Assembly, read: PromptsFile, output: OutputDir
-) -> tuple[RolloutResult, PoolStats | None]:
+    config: Config, assembly: Assembly, read: PromptsFile, iteration: int, output: OutputDir
+) -> Ending:
+    """Roll out, and write down what has finished and how it ended, however it ends."""
     display = Display("rollout")
     trace: Slot[Observer] = Slot("observer", CORE, output.trace)
     strategies = assembly.strategies
@@ -81,14 +108,34 @@ async def _roll_out(
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         before = None if kv_pool is None else kv_pool.stats()
         rollout = runtime.rollout(read.groups)
+        output.begin()
+
+        def finish(ended: str, error: str | None = None) -> Ending:
+            for completion in rollout.unread():
+                output.completion(completion)
+            summary = rollout.result.summary
+            stats = None if kv_pool is None or before is None else kv_pool.stats().since(before)
+            how = {"ended": ended, "error": error, "requested": _requested(read), "iteration": iteration}
+            document = {**how, **_document(config, read, summary, stats)}
+            output.summary(document)
+            return summary, stats, document
+
         try:
             with display:
                 async for completion in rollout:
                     output.completion(completion)
-        finally:
-            for completion in rollout.unread():
-                output.completion(completion)
-        return rollout.result, None if kv_pool is None or before is None else kv_pool.stats().since(before)
+        except asyncio.CancelledError:
+            finish("interrupted")
+            raise
+        except Exception as error:
+            with contextlib.suppress(SeerError):  # the first error is the one to tell
+                finish("failed", str(error))
+            raise
+        return finish("finished")
+
+
+def _requested(read: PromptsFile) -> int:
+    return sum(group.n for group in read.groups)
 
 
 def _document(
@@ -114,6 +161,8 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
         f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
     )
+    if summary.instances_given_up:
+        click.echo(f"{summary.instances_given_up} instances GIVEN UP; see instance_given_up above")
     if pool_stats is not None and pool_stats.put_bytes:
         click.echo(
             f"KV of {summary.pool_tokens:,} tokens came from the pool, of {summary.cached_tokens:,} from the"
@@ -139,7 +188,10 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
             f" {summary.acceptance_length:.2f} tokens per request and step;"
             f" {summary.drafting_share:.1%} of the step time spent drafting"
         )
-    click.echo(f"results in {out}")
+    if summary.troubles:
+        told = ", ".join(f"{printable(what)} ({count})" for what, count in summary.troubles.items())
+        click.echo(f"TROUBLE with {told}: instances went on without; see instance_troubled above")
+    click.echo(f"results in {printable(str(out))}")
 
 
 def _mib(size: int) -> str:

@@ -11,8 +11,13 @@ __all__ = ["run_within"]
 T = TypeVar("T")
 
 
-def run_within(limit_s: float, wait: Coroutine[Any, Any, T], what: str) -> T:
-    """Run a coroutine and return its answer; an AssertionError names ``what`` if it takes longer."""
+def run_within(
+    limit_s: float, wait: Coroutine[Any, Any, T], what: str, loop: asyncio.AbstractEventLoop | None = None
+) -> T:
+    """Run a coroutine and return its answer; an AssertionError names ``what`` if it takes longer.
+
+    It runs on ``loop``, which stays open, or on one of its own.
+    """
 
     async def bounded() -> T:
         try:
@@ -20,4 +25,4 @@ def run_within(limit_s: float, wait: Coroutine[Any, Any, T], what: str) -> T:
         except TimeoutError:
             raise AssertionError(f"{what} took more than {limit_s} s") from None
 
-    return asyncio.run(bounded())
+    return asyncio.run(bounded()) if loop is None else loop.run_until_complete(bounded())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from seer_core.guard import guard
 from seer_core.model import GroupContext, Request, RequestState
 from seer_core.policy import Prioritizer
+from seer_core.testing.rig import watched
 
 __all__ = ["RolloutByHand"]
 
@@ -14,11 +16,12 @@ class RolloutByHand:
     """Groups whose requests wait, run and finish when a test says so; no scheduler, no engine.
 
     Tells one prioritizer, or several that must agree, such as a fast one and a plain one that is known to be
-    right.  ``running`` and ``waiting`` are requests, in the order in which they began to.
+    right.  ``running`` and ``waiting`` are requests, in the order in which they began to.  A queue that
+    changes what it is given raises ``PluginError``.
     """
 
     def __init__(self, *queues: Prioritizer, max_tokens: int) -> None:
-        self.queues = queues
+        self.queues = [watched("prioritizer", queue) for queue in queues]
         self.max_tokens = max_tokens
         self.groups = 0
         self.requests = 0
@@ -29,9 +32,12 @@ class RolloutByHand:
         """Let the requests of one more group wait; return the group."""
         longest = self.max_tokens if max_tokens is None else max_tokens
         group = GroupContext(f"g{self.groups}", self.groups, size, PROMPT_TOKENS, longest, left=size)
+        guard(group)
         self.groups += 1
         for index in range(size):
-            self.push(Request(f"{group.id}/{index}", self.requests, index, group))
+            request = Request(f"{group.id}/{index}", self.requests, index, group)
+            guard(request)
+            self.push(request)
             self.requests += 1
         return group
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seer_core.errors import EngineError
-from seer_core.events import InstanceReported
+from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob, ChunkOutput, Clock, Engine, EnginePool, Tokenizer
 from seer_core.testing.bounds import run_within
@@ -28,12 +28,17 @@ class EngineContract:
 
     It needs two engines at least, with room for 64 tokens a response.  ``exact``: the same seed gives the
     same tokens, however a response is divided and wherever it runs.  ``weights`` is what ``update_weights``
-    takes.
+    takes.  ``shared``: tests that stop and change nothing use the same started engines, which pays where a
+    start takes seconds.
     """
 
     patience_s: float = 60.0
     exact: bool = True
     weights: str = "other weights"
+    shared: bool = False
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _started: _Stage | None = None
 
     def make(self) -> EnginePool:
         """Return a new pool of two engines or more, nothing of it started."""
@@ -110,14 +115,18 @@ class EngineContract:
             async with self._stage() as stage:
                 [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
                 whole = list(output.token_ids)
-            async with self._stage() as stage:
+            async with self._stage(self.make()) as stage:
                 divided: list[int] = []
-                for number in range(len(whole)):
-                    job = stage.job(3, name=f"part {number}", max_tokens=5, generated=divided)
+                number = 0
+                while len(divided) < TOKENS:
+                    tokens = min(5, TOKENS - len(divided))
+                    job = stage.job(3, name=f"part {number}", max_tokens=tokens, generated=divided)
                     [output] = await stage.run([job], on=number % 2)
                     divided += output.token_ids
-                    if output.stopped or len(divided) >= TOKENS:
+                    number += 1
+                    if output.stopped:
                         break
+                    assert len(output.token_ids) == tokens, "neither stopped nor full"
                 [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
                 assert list(output.token_ids) == whole, "two runs gave other tokens"
                 assert divided == whole, "divided and moved, it gave other tokens"
@@ -172,7 +181,7 @@ class EngineContract:
         """By ``reset_cache``, by other weights, and by a restart."""
 
         async def story() -> None:
-            async with self._stage() as stage:
+            async with self._stage(self.make()) as stage:
                 engine = stage.pool.engines[0]
                 for turn, forget in enumerate(("reset_cache", "update_weights", "stop")):
                     await stage.run([stage.job(0, name=f"{turn} before", prompt=40, version=stage.version)])
@@ -198,7 +207,7 @@ class EngineContract:
         async def story() -> None:
             for engine in self.make().engines:
                 await engine.stop()
-            async with self._stage() as stage:
+            async with self._stage(self.make()) as stage:
                 first, second = stage.pool.engines[:2]
                 job = stage.job(0)
                 stage.submit(job)
@@ -227,32 +236,59 @@ class EngineContract:
         self._tell(story)
 
     def test_steps_are_measured_on_the_grid_asked_for(self) -> None:
-        """Or the engine says that it cannot; sizes it cannot run are left out."""
+        """With as much context as asked for, or as it likes; or it says that it cannot."""
 
         async def story() -> None:
             async with self._stage() as stage:
-                try:
-                    times = await stage.pool.engines[0].measure_steps((1, 2), (0,))
-                except EngineError:
-                    return
-                assert set(times.batch) <= {1, 2}
-                assert times.draft_tokens == (0,)
+                engine = stage.pool.engines[0]
+                for context in ((), (16,)):
+                    try:
+                        times = await engine.measure_steps((1, 2), (0,), *context)
+                    except EngineError:
+                        continue
+                    assert set(times.batch) <= {1, 2}
+                    assert times.draft_tokens == (0,)
 
         self._tell(story)
 
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Stop the engines that the tests have shared; pytest calls it after the last one."""
+        if cls._loop is not None:
+            if cls._started is not None:
+                cls._loop.run_until_complete(cls._started.stop())
+            cls._loop.close()
+        cls._loop = cls._started = None
+
     @asynccontextmanager
     async def _stage(self, pool: EnginePool | None = None) -> AsyncIterator[_Stage]:
-        """Start all engines of a pool, and stop them in the end."""
-        stage = _Stage(self.make() if pool is None else pool)
-        try:
-            starts = (engine.start(stage.sink) for engine in stage.pool.engines)
-            stage.infos += await asyncio.gather(*starts)
-            yield stage
-        finally:
-            await asyncio.gather(*(engine.stop() for engine in stage.pool.engines))
+        """Start all engines of a pool, and stop them in the end; without a pool, those that tests share."""
+        if self.shared and pool is None:
+            cls = type(self)
+            if cls._started is None:
+                cls._started = await _started(self.make())
+            stage, cls._started = cls._started, None
+            stage.sink.clear()
+            try:
+                yield stage
+            except BaseException:  # who knows how the test has left them
+                await stage.stop()
+                raise
+            cls._started = stage
+        else:
+            stage = await _started(self.make() if pool is None else pool)
+            try:
+                yield stage
+            finally:
+                await stage.stop()
 
     def _tell(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        run_within(self.patience_s, story(), "an answer")
+        if self.shared:
+            cls = type(self)
+            cls._loop = cls._loop or asyncio.new_event_loop()
+            run_within(self.patience_s, story(), "an answer", cls._loop)
+        else:
+            run_within(self.patience_s, story(), "an answer")
 
 
 class _Sink:
@@ -264,6 +300,11 @@ class _Sink:
         self.changed = asyncio.Event()
         self.calling: str | None = None
 
+    def clear(self) -> None:
+        """Forget what was said."""
+        self.answers.clear()
+        self.losses.clear()
+
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
         self._answer(output.job_id, output)
 
@@ -271,6 +312,9 @@ class _Sink:
         self._answer(job_id, reason)
 
     def reported(self, report: InstanceReported) -> None:
+        self.changed.set()
+
+    def troubled(self, trouble: InstanceTroubled) -> None:
         self.changed.set()
 
     def lost(self, instance_id: str, reason: str) -> None:
@@ -328,6 +372,10 @@ class _Stage:
         self.pool.engines[on].abort(job_id)
         self.sink.calling = None
 
+    async def stop(self) -> None:
+        """Stop all engines."""
+        await asyncio.gather(*(engine.stop() for engine in self.pool.engines))
+
     async def answered(self, jobs: Sequence[ChunkJob]) -> None:
         """Wait until each of these has an answer."""
         while missing := [job.id for job in jobs if not self.sink.answers[job.id]]:
@@ -347,6 +395,17 @@ class _Stage:
             assert isinstance(answer, ChunkOutput), f"gave chunk {job.id!r} back: {answer}"
             outputs.append(answer)
         return outputs
+
+
+async def _started(pool: EnginePool) -> _Stage:
+    """Start all engines of a pool; stop them if one does not start."""
+    stage = _Stage(pool)
+    try:
+        stage.infos += await asyncio.gather(*(engine.start(stage.sink) for engine in pool.engines))
+    except BaseException:
+        await stage.stop()
+        raise
+    return stage
 
 
 def _check_account(job: ChunkJob, output: ChunkOutput, vocabulary: int) -> None:

@@ -106,7 +106,8 @@ class Lab:
         ``[engine.sim]``.
 
         Raises:
-            SeerError: what ``seer run`` would end with.
+            SeerError: what ``seer run --debug`` would end with; also where a plug-in changes what it was
+                given, or an observer raises.
             AssertionError: a response is missing, there twice or of another length, or the runs differ.
         """
         if SIMULATOR not in installed():
@@ -123,7 +124,13 @@ class Lab:
             "kv_capacity_tokens": RESPONSES_PER_INSTANCE * longest,
         }
         tables = {
-            "seer": {"plugins": list(plugins), "engine": SIMULATOR, "kv_pool": "none", "seed": seed},
+            "seer": {
+                "plugins": list(plugins),
+                "engine": SIMULATOR,
+                "kv_pool": "none",
+                "seed": seed,
+                "debug": True,
+            },
             "engine": {SIMULATOR: {**sizes, **engine}},
             "plugin": dict(settings or {}),
         }

@@ -12,8 +12,9 @@ from hypothesis import given
 
 from seer_core.defaults import WholeRequests
 from seer_core.model import GroupContext, Request
-from seer_core.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.policy import LivingObserver, Observer, Placer, Prioritizer, Splitter
 from seer_core.scheduler import Policies
+from seer_core.testing.bounds import run_within
 from seer_core.testing.rig import watched
 from seer_core.testing.rollouts import Pieces, quiet, roll_out_at_random
 from seer_core.testing.stories import (
@@ -50,18 +51,20 @@ class SplitterContract:
     def test_a_chunk_has_a_token_at_least_and_no_more_than_are_left(
         self, limit: int, prompt: int, data: st.DataObject
     ) -> None:
-        """Wherever a request stands, its next chunk is an int in 1 .. ``remaining_tokens``."""
+        """Wherever a request stands, its next chunk is an int, or numpy's, in 1 .. ``remaining_tokens``."""
         group = GroupContext("g", 0, 2, prompt, limit, left=2)
         for index in range(2):
             generated = data.draw(st.integers(0, limit - 1))
             request = Request(f"g/{index}", index, index, group, generated_tokens=generated)
             tokens = self.make().split(request)
-            assert type(tokens) is int, f"answered {tokens!r}, which is no int"
+            kind = type(tokens)
+            whole = kind is not bool and hasattr(kind, "__index__")
+            assert whole, f"answered {tokens!r}, a {kind.__name__}, which is no int"
             assert 1 <= tokens <= limit - generated
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """The request belongs to the scheduler."""
-        splitter = watched(self.make())
+        splitter = watched("splitter", self.make())
         for request in new_requests(2, 3):
             splitter.split(request)
 
@@ -139,7 +142,7 @@ class PrioritizerContract:
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests and groups belong to the scheduler."""
-        queue = watched(self.make())
+        queue = watched("prioritizer", self.make())
         waiting = new_requests(3, 3)
         push_all(queue, waiting)
         drain(queue, waiting)
@@ -215,7 +218,7 @@ class PlacerContract:
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests, instances and their list belong to the scheduler."""
-        fleet_story(Fleet(watched(self.make())))
+        fleet_story(Fleet(watched("placer", self.make())))
 
     def test_told_alike_two_decide_alike(self) -> None:
         """Without this, no trace replays."""
@@ -231,7 +234,9 @@ class PlacerContract:
 
 
 class ObserverContract:
-    """Tests of an ``Observer``; ``make`` returns a new one."""
+    """Tests of an ``Observer``; ``make`` returns a new one, not yet started."""
+
+    patience_s: float = 30.0
 
     def make(self) -> Observer:
         """Return a new observer."""
@@ -242,14 +247,28 @@ class ObserverContract:
         assert isinstance(self.make(), Observer)
 
     def test_it_takes_every_kind_of_event(self) -> None:
-        """It raises at none; the rollout would end there."""
+        """It raises at none; it would be left out from there on."""
         observer = self.make()
         for number, (event, commands) in enumerate(every_event()):
             observer.observe(float(number), event, commands)
 
+    def test_it_starts_again_after_its_stop(self) -> None:
+        """If it has a life: the lab rolls out twice, and each arm of a comparison begins one."""
+
+        async def live() -> None:
+            observer = self.make()
+            for _ in range(2):
+                if isinstance(observer, LivingObserver):
+                    await observer.start()
+                observer.observe(0.0, *every_event()[0])
+                if isinstance(observer, LivingObserver):
+                    await observer.stop()
+
+        run_within(self.patience_s, live(), "start() or stop()")
+
     def test_what_it_is_shown_is_not_changed(self) -> None:
         """The commands are carried out after it has seen them."""
-        observer = watched(self.make())
+        observer = watched("observer", self.make())
         for number, (event, commands) in enumerate(every_event()):
             observer.observe(float(number), event, commands)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-import attrs
 import msgspec
 
 from seer_core.events import (
@@ -21,9 +19,11 @@ from seer_core.events import (
     GroupsSubmitted,
     InstanceLost,
     InstanceStarted,
+    InstanceStopped,
     RequestAborted,
 )
-from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
+from seer_core.guard import Watched
+from seer_core.model import InstanceInfo
 from seer_core.scheduler import Policies, Scheduler
 
 __all__ = ["Rig", "TwinRig", "watched"]
@@ -35,7 +35,7 @@ class Rig:
     """A scheduler, driven by hand, with books of its own that are compared after every event."""
 
     def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
-        self.scheduler = Scheduler(policies, max_failures)
+        self.scheduler = Scheduler(policies, max_failures, debug=True)
         self.broken = False
         self.groups: dict[str, GroupSpec] = {}
         self.generated: dict[str, int] = {}
@@ -43,9 +43,11 @@ class Rig:
         self.completed: dict[str, str] = {}
         self.instances: dict[str, InstanceInfo] = {}
 
-    def start(self, name: str, kv: int = 1000, block: int = 1, slots: int = 8) -> list[Command]:
+    def start(
+        self, name: str, kv: int = 1000, block: int = 1, slots: int = 8, shares_prompts: bool = False
+    ) -> list[Command]:
         """Start an instance with so many KV tokens, tokens per block, and slots."""
-        info = InstanceInfo(name, kv, block, slots, kv)
+        info = InstanceInfo(name, kv, block, slots, kv, shares_prompts=shares_prompts)
         self.instances[name] = info
         return self.handle(InstanceStarted(info))
 
@@ -54,6 +56,11 @@ class Rig:
         del self.instances[name]
         self.flights = {key: chunk for key, chunk in self.flights.items() if chunk.instance_id != name}
         return self.handle(InstanceLost(name, "a test took it"))
+
+    def stop(self, name: str) -> list[Command]:
+        """Stop an instance on which nothing is in flight."""
+        del self.instances[name]
+        return self.handle(InstanceStopped(name))
 
     def submit(self, *groups: GroupSpec) -> list[Command]:
         """Submit groups in one event."""
@@ -131,7 +138,7 @@ class Rig:
         for name, status in scheduler.instances.items():
             here = [chunk for chunk in self.flights.values() if chunk.instance_id == name]
             assert status.running == len(here)
-            assert status.reserved_kv_tokens == sum(chunk.kv_tokens for chunk in here)
+            assert status.reserved_kv_tokens == self._needed(name, here)
             assert set(scheduler.buffer.on_instance.get(name, {})) == {chunk.request_id for chunk in here}
         unfinished = set(self.generated) - set(self.completed)
         assert {request.id for request in scheduler.buffer} == unfinished
@@ -142,13 +149,24 @@ class Rig:
         open_groups = {request_id.rpartition("/")[0] for request_id in unfinished}
         assert {context.id for context in scheduler.contexts} == open_groups
 
+    def _needed(self, name: str, here: list[Dispatch]) -> int:
+        """Return the KV tokens of the chunks on an instance, with each prompt that is shared counted once."""
+        needed = sum(chunk.kv_tokens for chunk in here)
+        info = self.instances[name]
+        if info.shares_prompts:
+            groups = [chunk.request_id.rpartition("/")[0] for chunk in here]
+            for group in set(groups):
+                prompt = (self.groups[group].prompt_tokens - 1) // info.block_tokens * info.block_tokens
+                needed -= (groups.count(group) - 1) * prompt
+        return needed
+
 
 class TwinRig(Rig):
     """A rig with a second scheduler, whose strategies are made alike and have to decide the same."""
 
     def __init__(self, make: Callable[[], Policies], max_failures: int = 3) -> None:
         super().__init__(make(), max_failures)
-        self.twin = Scheduler(make(), max_failures)
+        self.twin = Scheduler(make(), max_failures, debug=True)
 
     def _handle(self, event: Event) -> list[Command]:
         commands = super()._handle(event)
@@ -159,8 +177,8 @@ class TwinRig(Rig):
         return commands
 
 
-class _Watched:
-    """A strategy whose calls have to leave what they are given as it was."""
+class _Unchanging:
+    """A strategy whose calls have to leave lists, events and commands as they were."""
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
@@ -184,24 +202,20 @@ class _Watched:
         return len(self.strategy)
 
 
-def watched(strategy: S) -> S:
-    """Return ``strategy`` behind a guard: a call that changes one of its arguments is an AssertionError."""
-    return cast("S", _Watched(strategy))
+def watched(slot: str, strategy: S) -> S:
+    """Return ``strategy`` behind a guard: a call that changes what it was ever given raises.
 
+    ``guard`` has to know the requests, groups and instances.
 
-FIELDS: dict[type, Callable[[Any], Any]] = {
-    kind: attrgetter(*(field.name for field in attrs.fields(kind)))
-    for kind in (GroupContext, InstanceStatus, Request)
-}
-"""What can be seen of each kind of object that belongs to the scheduler."""
+    Raises:
+        PluginError, AssertionError: from the call.
+    """
+    guarded = Watched(type(strategy).__name__, slot, strategy)
+    return cast("S", _Unchanging(guarded))
 
 
 def _look(value: Any) -> Any:
-    """Return all that can be seen of an argument, to be compared later."""
-    if isinstance(value, Request):
-        return FIELDS[Request](value), FIELDS[GroupContext](value.group)
-    if type(value) in FIELDS:
-        return FIELDS[type(value)](value)
+    """Return what can be seen of an argument and is not guarded, to be compared later."""
     if isinstance(value, list | tuple):
         return [_look(each) for each in value]
     return msgspec.msgpack.encode(value) if isinstance(value, msgspec.Struct) else value

@@ -96,9 +96,10 @@ def roll_out_at_random(
             blocks=st.integers(SMALLEST_KV // 16, 20),
             block=st.sampled_from([1, 4, 16]),
             slots=st.integers(1, 4),
+            shares_prompts=st.booleans(),
         )
-        def start(self, blocks: int, block: int, slots: int) -> None:
-            self.rig.start(self.name(), blocks * 16, block, slots)
+        def start(self, blocks: int, block: int, slots: int, shares_prompts: bool) -> None:
+            self.rig.start(self.name(), blocks * 16, block, slots, shares_prompts)
             check(self.rig)
 
         @precondition(lambda self: self.rig.instances)
@@ -109,7 +110,9 @@ def roll_out_at_random(
             self.rig.lose(name)
             check(self.rig)
             if back:
-                self.rig.start(name, info.kv_capacity_tokens, info.block_tokens, info.max_running)
+                self.rig.start(
+                    name, info.kv_capacity_tokens, info.block_tokens, info.max_running, info.shares_prompts
+                )
                 check(self.rig)
 
         @precondition(lambda self: self.rig.flights)

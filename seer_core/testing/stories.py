@@ -8,11 +8,12 @@ from itertools import count
 from typing import Any
 
 from seer_core.defaults import FirstComeFirstServed, LeastLoaded
-from seer_core.events import Command, Event, InstanceReported
+from seer_core.events import Command, Event, InstanceGivenUp, InstanceReported, InstanceTroubled
+from seer_core.guard import guard
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.policy import Placer, Prioritizer
 from seer_core.scheduler import Policies, Slot
-from seer_core.testing.rig import Rig, watched
+from seer_core.testing.rig import Rig
 from seer_core.testing.rollouts import Pieces
 
 __all__ = [
@@ -33,7 +34,7 @@ STEPS = 300
 
 def slot(name: str, strategy: Any) -> Slot[Any]:
     """Fill a slot; its owner is named as authors know it."""
-    return Slot(name, type(strategy).__name__, watched(strategy))
+    return Slot(name, type(strategy).__name__, strategy)
 
 
 def new_requests(*sizes: int, numbers: Iterable[int] | None = None) -> list[Request]:
@@ -44,7 +45,9 @@ def new_requests(*sizes: int, numbers: Iterable[int] | None = None) -> list[Requ
         number = next(numbers)
         lengths = tuple(5 + 11 * i % 45 for i in range(size))
         group = GroupContext(f"g{number}", number, size, 10, 50, lengths, left=size)
+        guard(group)
         requests += [Request(f"{group.id}/{i}", number * 100 + i, i, group) for i in range(size)]
+    guard(*requests)
     return requests
 
 
@@ -127,6 +130,7 @@ class Fleet:
         """Start an instance with so many KV tokens, tokens per block, and slots."""
         info = InstanceInfo(name or f"i{self.started}", kv, block, slots, kv)
         instance = InstanceStatus(info, self.started)
+        guard(instance)
         self.started += 1
         self.instances.append(instance)
         self.placer.instance_changed(instance)
@@ -142,6 +146,7 @@ class Fleet:
         """Offer a chunk of a new request that has run on ``home`` before; book it where it is placed."""
         group = GroupContext(f"g{self.requests}", self.requests, 1, prompt, 60, left=1)
         request = Request(f"{group.id}/0", self.requests, 0, group, instance=home)
+        guard(group, request)
         self.requests += 1
         instance = self.placer.place(request, tokens, self.instances)
         if instance is None:
@@ -204,7 +209,10 @@ def every_event() -> list[tuple[Event, list[Command]]]:
     rig.finish("g/0")
     rig.fail("g/1")
     rig.handle(InstanceReported("a", 2, 0, 0.5, 1.0, 0.1, {"tokens": 3.0}))
+    rig.handle(InstanceTroubled("b", "drafting", "its server is gone"))
     rig.abort("g/2")
     rig.lose("b")
+    rig.handle(InstanceGivenUp("b", "a test took it"))
     rig.finish_all()
+    rig.stop("a")
     return seen

@@ -50,6 +50,23 @@ def test_a_footprint_is_the_fewest_whole_blocks_that_hold_everything(block, prom
     assert footprint - block < prompt + generated + chunk <= footprint
 
 
+@given(block=st.integers(1, 64), prompt=st.integers(1, 500), chunk=st.integers(1, 500))
+def test_a_footprint_beside_siblings_lacks_the_full_blocks_of_their_prompt(block, prompt, chunk):
+    group = GroupContext("g", 0, 2, prompt, 1000)
+    request = Request("g/0", 0, 0, group)
+    sharing, other = (
+        InstanceStatus(InstanceInfo(name, 4096, block, 8, 4096, shares_prompts=shares), 0)
+        for name, shares in (("a", True), ("b", False))
+    )
+    alone = sharing.footprint(request, chunk)
+    group.in_flight = {"a": 1, "b": 1}
+    assert other.footprint(request, chunk) == alone
+    shared = alone - sharing.footprint(request, chunk)
+    assert shared == sharing.shared_kv_tokens(group) == sharing.prompt_kv_tokens(group)
+    assert shared % block == 0
+    assert shared < prompt <= shared + block
+
+
 def test_free_kv_is_negative_when_over_committed():
     status = InstanceStatus(InstanceInfo("a", 100, 1, 8, 100), 0, running=9, reserved_kv_tokens=130)
     assert (status.free_kv_tokens, status.free_slots) == (-30, -1)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import attrs
 import pytest
 
@@ -18,7 +20,7 @@ from seer_core.events import (
     InstanceStarted,
     RequestAborted,
 )
-from seer_core.model import InstanceInfo, InstanceStatus
+from seer_core.model import InstanceInfo, InstanceStatus, Request
 from seer_core.scheduler import Policies, Scheduler, Slot
 
 
@@ -155,6 +157,36 @@ def test_a_reservation_is_the_whole_chunk_in_whole_blocks(rig):
     (dispatch,) = rig.group("g", max_tokens=20, prompt=13)
     assert dispatch.kv_tokens == 48
     assert rig.scheduler.instances["a"].free_kv_tokens == 112
+
+
+def test_siblings_reserve_their_prompt_once_where_it_is_shared(rig):
+    rig.start("a", block=16, kv=320, shares_prompts=True)
+    status = rig.scheduler.instances["a"]
+    # Of 33 tokens 32 in two blocks are shared; each has the last one and 20 more in two blocks of its own.
+    dispatches = rig.group("g", n=3, max_tokens=20, prompt=33)
+    assert [dispatch.kv_tokens for dispatch in dispatches] == [64] * 3
+    free = [status.free_kv_tokens]
+    for index, end in enumerate((rig.finish, rig.fail, rig.abort)):
+        end(f"g/{index}")
+        free.append(status.free_kv_tokens)
+    assert free == [192, 224, 224, 256]
+    rig.finish_all()
+    assert status.free_kv_tokens == 320
+
+
+def test_siblings_reserve_their_prompt_each_where_it_is_not_shared(rig):
+    rig.start("a", block=16, kv=320)
+    rig.group("g", n=3, max_tokens=20, prompt=33)
+    assert rig.scheduler.instances["a"].free_kv_tokens == 320 - 3 * 64
+
+
+def test_a_lost_instance_takes_its_prompts_with_it(rig):
+    rig.start("a", block=16, kv=320, shares_prompts=True)
+    rig.group("g", n=3, max_tokens=20, prompt=33)
+    rig.lose("a")
+    assert all(request.group.in_flight == {} for request in rig.scheduler.buffer)
+    rig.start("a", block=16, kv=320, shares_prompts=True)
+    assert rig.scheduler.instances["a"].free_kv_tokens == 192
 
 
 def test_reservations_balance_to_zero(make_rig):
@@ -498,6 +530,36 @@ def test_a_plug_in_that_raises_is_named_with_slot_and_request(make_rig, slot, ba
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
+def test_a_splitter_that_wants_to_know_is_told_of_instances_before_anything_runs_there(make_rig):
+    told = []
+
+    class Told(WholeRequests):
+        def instance_started(self, instance):
+            told.append(("started", instance.id, instance.running))
+
+        def instance_lost(self, instance):
+            told.append(("lost", instance.id))
+
+    rig = make_rig(policies(splitter=Told()))
+    rig.group("g")
+    rig.start("a")
+    rig.start("b")
+    rig.lose("a")
+    assert told == [("started", "a", 0), ("started", "b", 0), ("lost", "a")]
+
+
+def test_a_splitter_that_raises_when_told_of_an_instance_is_named(make_rig):
+    class Broken(Pieces):
+        def instance_started(self, instance):
+            raise ZeroDivisionError("oh")
+
+        def instance_lost(self, instance):
+            pass
+
+    with pytest.raises(PluginError, match="plug-in 'mine', slot 'splitter': raised ZeroDivisionError: oh"):
+        make_rig(policies(splitter=Broken(10))).start("a")
+
+
 def test_a_plug_in_s_own_seer_error_is_passed_on(make_rig):
     rig = make_rig(policies(placer=broken(LeastLoaded, "instance_changed", ConfigError("too small"))))
     with pytest.raises(ConfigError, match="too small"):
@@ -520,6 +582,86 @@ def test_a_placer_may_only_answer_a_living_instance(make_rig, answer):
     rig.start("a")
     with pytest.raises(PluginError, match=r"'mine', slot 'placer' for request 'g/0'.*no living instance"):
         rig.group("g")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [(150.5, "150.5, which is a float"), (True, "a bool"), ("4", "a str")]
+)
+def test_a_size_that_is_no_whole_number_is_named_by_its_type(make_rig, answer, words):
+    rig = make_rig(policies(splitter=broken(WholeRequests, "split", answer)))
+    rig.start("a")
+    with pytest.raises(PluginError, match=words):
+        rig.group("g")
+
+
+def test_numpy_s_whole_numbers_are_sizes(make_rig):
+    numpy = pytest.importorskip("numpy")
+    rig = make_rig(policies(splitter=broken(WholeRequests, "split", numpy.int64(32))))
+    rig.start("a")
+    [dispatch] = rig.group("g")
+    assert (dispatch.max_tokens, type(dispatch.max_tokens)) == (32, int)
+
+
+def test_what_a_strategy_raises_is_told_on_one_line_with_the_place_where_it_was_raised(make_rig):
+    class Wordy(WholeRequests):
+        def split(self, request):
+            return self.helper()
+
+        def helper(self):
+            raise ValueError("first\n  second")
+
+    rig = make_rig(policies(splitter=Wordy()))
+    rig.start("a")
+    line = Wordy.helper.__code__.co_firstlineno + 1
+    with pytest.raises(
+        PluginError, match=rf"raised ValueError: first second at \S*test_scheduler.py:{line}; "
+    ):
+        rig.group("g")
+
+
+class Meddler(FirstComeFirstServed):
+    """It changes a request while it only looks."""
+
+    def peek(self):
+        request = super().peek()
+        if request is not None:
+            request.generated_tokens += 1
+        return request
+
+
+def test_in_debug_whoever_changes_what_he_was_given_is_told_where():
+    scheduler = Scheduler(policies(prioritizer=Meddler()), debug=True)
+    scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
+    with pytest.raises(PluginError) as caught:
+        scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 2, 100),)), 0.0)
+    line = Meddler.peek.__code__.co_firstlineno + 3
+    assert "plug-in 'mine', slot 'prioritizer': peek() changed what it was given" in str(caught.value)
+    assert "generated_tokens of request 'g/0' from 0 to 1" in str(caught.value)
+    assert f"test_scheduler.py:{line};" in str(caught.value)
+
+
+def test_in_debug_copies_are_their_maker_s_and_may_be_changed(make_rig):
+    class Dreamer(LeastLoaded):
+        def place(self, request, chunk_tokens, instances):
+            for one in (attrs.evolve(request), copy.copy(request), copy.deepcopy(request)):
+                one.generated_tokens += 5
+                assert request.generated_tokens == 0
+            copy.deepcopy(request).group.left = 0
+            copy.copy(instances[0]).running = 7
+            return super().place(request, chunk_tokens, instances)
+
+    rig = make_rig(policies(placer=Dreamer()))
+    assert rig.scheduler.debug
+    rig.start("a")
+    assert len(rig.group("g")) == 1
+
+
+def test_without_debug_nothing_is_guarded_and_nothing_watched():
+    given = policies(prioritizer=FirstComeFirstServed())
+    scheduler = Scheduler(given)
+    assert scheduler.policies is given
+    scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 1, 100),)), 0.0)
+    assert type(given.prioritizer.strategy.peek()) is Request
 
 
 def test_the_trace_keeps_the_placer_s_reason_if_it_gives_one(make_rig):

@@ -18,8 +18,8 @@ prioritizers = st.sampled_from(
     + [lambda guard=guard: ContextAware(guard) for guard in (0, 1, 2, 5)]
 )
 placers = st.sampled_from(
-    [LeastLoaded, GroupRoundRobin, lambda: KvAware(32, 0.25, 0.75)]
-    + [lambda stay=stay: KvAware(32, stay) for stay in (0.0, 0.25, 1.0)]
+    [LeastLoaded, GroupRoundRobin, lambda: KvAware(0.25, 0.75)]
+    + [lambda stay=stay: KvAware(stay) for stay in (0.0, 0.25, 1.0)]
 )
 
 

@@ -13,9 +13,12 @@ from seer_core.events import (
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
+    InstanceGivenUp,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
+    InstanceStopped,
+    InstanceTroubled,
     RequestAborted,
 )
 from seer_core.model import InstanceInfo
@@ -29,7 +32,7 @@ def make_scheduler(chunk_tokens=16, guard_interval=3):
         Policies(
             Slot("splitter", "divided_rollout", Chunks(chunk_tokens)),
             Slot("prioritizer", "context_sched", ContextAware(guard_interval)),
-            Slot("placer", "divided_rollout", KvAware(chunk_tokens, 0.25)),
+            Slot("placer", "divided_rollout", KvAware(0.25)),
         )
     )
 
@@ -62,8 +65,13 @@ def trace(tmp_path, make_rig):
             rig.abort(next(iter(rig.flights)))
             rig.fail(next(iter(rig.flights)))
             rig.start("a", kv=512, block=16, slots=4)
+            rig.start("d", kv=512, block=16, slots=4)
+            rig.lose("d")
+            rig.handle(InstanceGivenUp("d", "a test took it"))
             rig.handle(InstanceReported("b", 1, 0, 0.25))
+            rig.handle(InstanceTroubled("b", "drafting", "no server", "b.log"))
     rig.finish_all()
+    rig.stop("a")
     writer.close()
     return path
 
@@ -81,8 +89,11 @@ def test_everything_happens_in_that_trace(trace):
     assert {type(record.event) for record in records} == {
         GroupsSubmitted,
         InstanceStarted,
+        InstanceStopped,
         InstanceLost,
+        InstanceGivenUp,
         InstanceReported,
+        InstanceTroubled,
         ChunkFinished,
         ChunkFailed,
         RequestAborted,

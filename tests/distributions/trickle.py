@@ -11,19 +11,25 @@ from msgspec import Struct
 
 from seer_core.clock import RealClock
 from seer_core.errors import EngineError
+from seer_core.events import InstanceTroubled
 from seer_core.hookspecs import hookimpl
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkOutput, ModelInfo
 
 
 class Settings(Struct, frozen=True):
-    """``signal_after`` responses the process gets ``signal``; ``stuck`` instances never come up."""
+    """``signal_after`` responses the process gets ``signal``; ``stuck`` instances never come up.
+
+    Every chunk is given back for the reason ``refusal``, and each start tells the ``trouble``, if any.
+    """
 
     instances: int = 1
     stuck: int = 0
     signal: int = 0
     signal_after: int = 1
     die: bool = False
+    refusal: str = ""
+    trouble: str = ""
 
 
 class Trickle:
@@ -44,7 +50,7 @@ class Trickle:
     def forget_group(self, group_id):
         pass
 
-    async def measure_steps(self, batch, draft_tokens):
+    async def measure_steps(self, batch, draft_tokens, context_tokens=None):
         raise EngineError("it takes no time")
 
     async def start(self, sink):
@@ -53,10 +59,15 @@ class Trickle:
         print(f"{self.id} is coming up", file=sys.stderr, flush=True)
         if self.stuck or (self.settings.die and self.starts > 1):
             await asyncio.Event().wait()
+        if self.settings.trouble:
+            sink.troubled(InstanceTroubled(self.id, "drafting", self.settings.trouble, "trickle.log"))
         return InstanceInfo(self.id, 512, 16, 8, 512)
 
     def submit(self, job):
-        if job.request_id.endswith("/0"):
+        if self.settings.refusal:
+            give_back = self.sink.chunk_failed
+            asyncio.get_running_loop().call_soon(give_back, self.id, job.id, self.settings.refusal)
+        elif job.request_id.endswith("/0"):
             asyncio.get_running_loop().call_later(0.001, self.finish, job)
 
     def finish(self, job):

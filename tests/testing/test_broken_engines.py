@@ -42,6 +42,9 @@ class Spoilt:
     def reported(self, report):
         self.sink.reported(report)
 
+    def troubled(self, trouble):
+        self.sink.troubled(trouble)
+
     def lost(self, instance_id, reason):
         self.sink.lost(instance_id, reason)
 
@@ -71,6 +74,21 @@ class TestSpoiltInOrder(engine(Spoilt)):
     pass
 
 
+class Talkative(Spoilt):
+    """It has more to say than the contract asks for, as models have."""
+
+    def submit(self, job):
+        super().submit(msgspec.structs.replace(job, known_tokens=1000))
+
+
+class TestAnEngineThatWouldGoOn(engine(Talkative)):
+    pass
+
+
+class TestSpoiltAndShared(engine(Spoilt)):
+    shared = True
+
+
 class SameName(Spoilt):
     def __init__(self, engine):
         super().__init__(engine)
@@ -84,8 +102,8 @@ class OddCapacity(Spoilt):
 
 class Twice(Spoilt):
     def chunk_finished(self, instance_id, output):
-        super().chunk_finished(instance_id, output)
-        super().chunk_finished(instance_id, output)
+        Spoilt.chunk_finished(self, instance_id, output)
+        Spoilt.chunk_finished(self, instance_id, output)
 
 
 class Forgetful(Spoilt):
@@ -161,7 +179,7 @@ class Sociable(Spoilt):
 
 
 class Approximate(Spoilt):
-    async def measure_steps(self, batch, draft_tokens):
+    async def measure_steps(self, batch, draft_tokens, context_tokens=None):
         return StepTimes((1, 4), (0,), ((0.001,), (0.002,)))
 
 
@@ -278,6 +296,41 @@ def test_the_fault_is_found_and_named(contract, test, words, catches):
 @pytest.mark.parametrize(("contract", "broken"), [(EngineContract, ENGINES), (ClockContract, CLOCKS)])
 def test_every_test_of_the_contract_finds_a_fault(contract, broken, uncaught):
     assert not uncaught(contract, broken)
+
+
+def test_an_engine_that_cannot_be_told_a_length_of_context_is_found():
+    class Old(Spoilt):
+        async def measure_steps(self, batch, draft_tokens):
+            return await self.engine.measure_steps(batch, draft_tokens)
+
+    with pytest.raises(TypeError, match="measure_steps"):
+        engine(Old)().test_steps_are_measured_on_the_grid_asked_for()
+
+
+def test_shared_engines_start_once_and_stop_in_the_end_or_when_a_test_fails():
+    class Counted(Spoilt):
+        starts = stops = 0
+
+        async def start(self, sink):
+            type(self).starts += 1
+            return await super().start(sink)
+
+        async def stop(self):
+            type(self).stops += 1
+            await self.engine.stop()
+
+    contract = type("Shared", (engine(Counted),), {"shared": True})
+    for _ in range(3):
+        contract().test_every_chunk_is_answered_once()
+    assert (Counted.starts, Counted.stops) == (2, 0)
+    Counted.chunk_finished = Twice.chunk_finished
+    with pytest.raises(AssertionError, match="2 times"):
+        contract().test_every_chunk_is_answered_once()
+    assert (Counted.starts, Counted.stops) == (2, 2)
+    Counted.chunk_finished = Spoilt.chunk_finished
+    contract().test_every_chunk_is_answered_once()
+    contract.teardown_class()
+    assert (Counted.starts, Counted.stops) == (4, 4)
 
 
 def test_an_engine_that_promises_no_equal_tokens_is_not_asked_for_them():

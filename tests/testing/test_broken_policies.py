@@ -1,8 +1,11 @@
 """Splitters, prioritizers, placers and observers that break their contract in one way each."""
 
+import asyncio
 import re
+from contextlib import suppress
 
 import attrs
+import numpy
 import pytest
 
 from seer_core.defaults import LeastLoaded
@@ -13,7 +16,8 @@ from seer_core.testing import ObserverContract, PlacerContract, PrioritizerContr
 
 def contract_of(base, make):
     """Return a contract whose strategies are made like that."""
-    return type(f"{base.__name__} of {make.__name__}", (base,), {"make": lambda self: make()})
+    methods = {"make": lambda self: make(), "patience_s": 0.2}
+    return type(f"{base.__name__} of {make.__name__}", (base,), methods)
 
 
 # Splitters
@@ -26,6 +30,16 @@ class NoSplitter:
 class Half:
     def split(self, request):
         return request.remaining_tokens / 2
+
+
+class OfNumpy:
+    def split(self, request):
+        return numpy.int64(request.remaining_tokens)
+
+
+class TestOfNumpy(SplitterContract):
+    def make(self):
+        return OfNumpy()
 
 
 class Nothing:
@@ -151,6 +165,27 @@ class Marker(Queue):
         group.drafted += 1
 
 
+class Peeker(Queue):
+    def peek(self):
+        if self.waiting:
+            self.waiting[-1].generated_tokens += 1
+        return super().peek()
+
+
+class Counter(Queue):
+    def __len__(self):
+        for request in self.waiting:
+            request.group.left = 1
+        return super().__len__()
+
+
+class Sly(Queue):
+    def take(self, request):
+        super().take(request)
+        with suppress(Exception):
+            request.failures = 0
+
+
 class MoodyQueue(Queue):
     made = 0
 
@@ -220,6 +255,11 @@ class Sorter(LeastLoaded):
         return super().place(request, chunk_tokens, instances)
 
 
+class Padder(LeastLoaded):
+    def instance_changed(self, instance):
+        instance.reserved_kv_tokens += 16
+
+
 class MoodyPlacer(LeastLoaded):
     made = 0
 
@@ -248,6 +288,27 @@ class Squeamish:
             raise AssertionError("cannot see that")
 
 
+class Mayfly:
+    """It has one life."""
+
+    lives = 1
+
+    async def start(self):
+        assert self.lives, "out of lives"
+        self.lives -= 1
+
+    async def stop(self):
+        pass
+
+    def observe(self, now, event, commands):
+        pass
+
+
+class Sleeper(Mayfly):
+    async def stop(self):
+        await asyncio.Event().wait()
+
+
 class Censor:
     def observe(self, now, event, commands):
         commands.clear()
@@ -269,6 +330,11 @@ FAULTS = {
         (TooMuch, SIZE, ""),
         (TooMuch, RANDOM, "'TooMuch'.*answered .*; a chunk has 1 to .* tokens here"),
         (Scribbler, UNCHANGED, "split\\(\\) changed what it was given"),
+        (
+            Scribbler,
+            RANDOM,
+            "'Scribbler', slot 'splitter': split\\(\\) .*: chunks of request .* from 0 to 1 at .*cies.py:",
+        ),
         (Moody, ALIKE, ""),
         (Raising, RANDOM, "'Raising', slot 'splitter' for request '.*': raised ZeroDivisionError"),
     ],
@@ -293,6 +359,14 @@ FAULTS = {
         (Popper, "test_a_request_that_was_not_offered_can_be_taken", ""),
         (Once, "test_a_request_may_come_back_as_often_as_it_has_chunks", "has length 0 when 1 wait"),
         (Marker, UNCHANGED, "group_changed\\(\\) changed"),
+        (
+            Peeker,
+            UNCHANGED,
+            "peek\\(\\) changed what it was given: generated_tokens of request 'g1/2' from 0 to 1",
+        ),
+        (Peeker, RANDOM, "'Peeker', slot 'prioritizer': peek\\(\\) changed what it was given"),
+        (Counter, UNCHANGED, "__len__\\(\\) changed what it was given: left of group 'g0' from 3 to 1"),
+        (Sly, UNCHANGED, "take\\(\\) changed what it was given: failures of request 'g0/0'"),
         (MoodyQueue, ALIKE, ""),
         (MoodyQueue, RANDOM, "strategies made alike and told alike decided differently"),
         (Hoarder, "test_what_is_over_is_forgotten", "holds 800 of 800 requests"),
@@ -308,12 +382,20 @@ FAULTS = {
         (Faithful, "test_a_lost_instance_is_not_chosen_again", "not one of the living"),
         (Faithful, RANDOM, "which is no living instance"),
         (Sorter, UNCHANGED, "place\\(\\) changed"),
+        (Sorter, RANDOM, "raised AttributeError: 'tuple' object has no attribute 'sort' at .*policies.py:"),
+        (
+            Padder,
+            UNCHANGED,
+            "instance_changed\\(\\) changed what it was given: reserved_kv_tokens of instance",
+        ),
         (MoodyPlacer, ALIKE, ""),
         (Brooder, RANDOM, "gives 7 for a reason"),
     ],
     ObserverContract: [
         (NoObserver, "test_it_is_an_observer", ""),
         (Squeamish, "test_it_takes_every_kind_of_event", "cannot see that"),
+        (Mayfly, "test_it_starts_again_after_its_stop", "out of lives"),
+        (Sleeper, "test_it_starts_again_after_its_stop", "took more than 0.2 s"),
         (Censor, "test_what_it_is_shown_is_not_changed", "observe\\(\\) changed"),
     ],
 }

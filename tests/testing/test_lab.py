@@ -1,5 +1,6 @@
 """The lab: what it checks, what it hides, and what it needs."""
 
+import socket
 import subprocess
 import sys
 
@@ -67,6 +68,15 @@ def test_plug_ins_are_found_by_name_and_set_by_tables(lab):
     assert result.summary.chunks == 4 + 2
 
 
+def test_its_defaults_suit_those_of_divided_rollout(lab):
+    result = lab.run(["divided_rollout"])
+    assert (result.preemptions, len(result.order)) == (0, 16)
+
+
+def test_the_defaults_of_divided_rollout_suit_the_lab(lab):
+    assert len(lab.run(["divided_rollout"]).completions) == 16
+
+
 def test_engines_are_set_by_keywords(lab):
     result = lab.run(groups=[(9, 9, 9)], instances=1, max_running=1)
     assert result.order == ["g0/0", "g0/1", "g0/2"]
@@ -94,6 +104,60 @@ def test_a_policy_that_does_not_repeat_itself_is_found(lab, distribution):
     distribution("moody", MOODY)
     with pytest.raises(AssertionError, match="two equal runs differ from event"):
         lab.run(["moody"])
+
+
+WRITING = f"""{HEAD}
+class Writing(FirstComeFirstServed):
+    def peek(self):
+        request = super().peek()
+        if request is not None and request.index == 1:
+            request.generated_tokens += 1
+        return request
+
+@hookimpl
+def seer_make_prioritizer():
+    return Writing()
+"""
+
+SERVING = f"""{HEAD}
+import socket
+
+class Serving:
+    async def start(self):
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", PORT))
+
+    async def stop(self):
+        self.socket.close()
+
+    def observe(self, now, event, commands):
+        assert now < LIMIT_S
+
+@hookimpl
+def seer_make_observer():
+    return Serving()
+"""
+
+
+def test_a_policy_that_changes_a_request_is_named(lab, distribution):
+    distribution("writing", WRITING)
+    fact = r"'writing', slot 'prioritizer': peek\(\) changed what it was given: generated_tokens of request"
+    with pytest.raises(PluginError, match=rf"{fact} 'g0/1' from 0 to 1 at \S*writing_module.py:\d+;"):
+        lab.run(["writing"])
+
+
+def test_an_observer_that_serves_a_port_can_do_so_twice(lab, distribution):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    distribution("serving", SERVING.replace("PORT", str(port)).replace("LIMIT_S", "1e9"))
+    assert len(lab.run(["serving"]).completions) == 16
+
+
+def test_an_observer_that_raises_is_named(lab, distribution):
+    distribution("serving", SERVING.replace("PORT", "0").replace("LIMIT_S", "0.01"))
+    with pytest.raises(PluginError, match="'serving', slot 'observer': raised AssertionError"):
+        lab.run(["serving"])
 
 
 def test_a_policy_that_stalls_is_named(lab, distribution):

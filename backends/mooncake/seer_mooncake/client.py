@@ -43,11 +43,15 @@ class Client:
     """A ``MooncakeDistributedStore`` that ``make`` sets up, in a thread of its own.
 
     ``make`` is called again, every second, until it succeeds; it raises if it cannot.  ``on_away`` is told
-    whenever the client goes away.
+    why whenever the client goes away.
     """
 
     def __init__(
-        self, make: Callable[[], Any], start_timeout_s: float, timeout_s: float, on_away: Callable[[], None]
+        self,
+        make: Callable[[], Any],
+        start_timeout_s: float,
+        timeout_s: float,
+        on_away: Callable[[str], None],
     ) -> None:
         self._make, self._timeout_s, self._on_away = make, timeout_s, on_away
         self._store: Any = None
@@ -95,7 +99,7 @@ class Client:
 
     def _leave(self, why: str) -> None:
         self._away, self._retry_at = True, time.monotonic() + RETRY_S
-        self._on_away()
+        self._on_away(why)
         _say(f"the KV pool is away, everything is a miss: {why}")
 
     def _look(self) -> None:

@@ -55,6 +55,7 @@ class Control:
     def __init__(self, instances: Sequence[str]) -> None:
         self.rows = {name: row for row, name in enumerate(instances)}
         self._fd = os.memfd_create("seer-mooncake", os.MFD_CLOEXEC)
+        os.fchmod(self._fd, 0o600)
         os.ftruncate(self._fd, (1 + len(instances)) * ROW_WORDS * 8)
         self._words = _words(mmap.mmap(self._fd, 0))
 

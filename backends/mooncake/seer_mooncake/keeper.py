@@ -67,9 +67,7 @@ def main(directory: str, command: list[str]) -> None:
     """Keep, then remove the directory."""
     if directory:
         sweep(Path(directory).parent)
-        os.makedirs(directory)
-        lock = os.open(directory, os.O_RDONLY)  # held until this process ends
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        claim(Path(directory))
     if command:
         Keeper(command).keep()
     while os.read(0, 1):
@@ -93,17 +91,39 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def sweep(root: Path) -> None:
-    """Remove directories of runs that were killed together with their keeper."""
-    for left in root.glob(PREFIX + "*"):
-        fd = os.open(left, os.O_RDONLY)
+def claim(directory: Path) -> None:
+    """Make a directory and lock it until this process ends, though somebody may sweep it in between."""
+    while True:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return
+        os.close(lock)
+
+
+def sweep(root: Path) -> None:
+    """Remove directories of runs that were killed together with their keeper; only what such a run made.
+
+    Everybody may write where temporary files go: what has such a name and is no directory, or another
+    user's, or gone meanwhile because another keeper sweeps too, is left alone.
+    """
+    for left in root.glob(PREFIX + "*"):
+        try:
+            fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if os.fstat(fd).st_uid == os.geteuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else its run is alive, or it is being swept
+                remove(left)
         except BlockingIOError:
-            continue  # its run is alive
+            pass
         finally:
             os.close(fd)
-        remove(left)
 
 
 def remove(directory: Path) -> None:

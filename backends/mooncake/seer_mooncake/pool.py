@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import uuid
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from seer_mooncake.keeper import PREFIX
 from seer_mooncake.master import Master
 from seer_mooncake.settings import Settings
 from seer_mooncake.system import checks, master_binary
+from seer_mooncake.values import SECRET_BYTES
 
 __all__ = ["MooncakePool"]
 
@@ -37,7 +39,7 @@ class MooncakePool:
         self._control: Control | None = None
         self._master = Master()
         self._stopped = threading.Event()
-        self._run = ""
+        self._run = self._secret = self._off = ""
         self._on = False
         self._figures: dict[str, float] = {}
         self._evicted_before = 0.0  # by masters that have died
@@ -52,12 +54,14 @@ class MooncakePool:
         await self.stop()
         self._control = Control(instances)
         self._run = uuid.uuid4().hex[:12]
+        self._secret = secrets.token_hex(SECRET_BYTES)
         self._figures, self._evicted_before = {}, 0.0
         trouble = await asyncio.to_thread(self._begin)
         self._on = trouble is None
         if trouble is None:
             return
         fact, remedy = trouble
+        self._off = fact
         if self.settings.on_failure == "fail":
             await self.stop()
             raise PluginError(f'{fact}; {remedy}; or set kv_pool = "local"')
@@ -77,7 +81,7 @@ class MooncakePool:
         """Return what an instance needs to find the master; none of it, if there is no master."""
         assert self._control is not None
         if not self._on:
-            return StoreSpec("seer_mooncake.store:NoStore", {})
+            return StoreSpec("seer_mooncake.store:NoStore", {"reason": self._off})
         settings = self.settings
         count = len(self._control.rows)
         directory = self._run_directory
@@ -86,6 +90,7 @@ class MooncakePool:
             {
                 "master": self._master.address,
                 "run": self._run,
+                "secret": self._secret,
                 "control": self._control.path,
                 "row": self._control.rows[instance_id],
                 "segment_bytes": settings.capacity_bytes // count,

@@ -49,7 +49,7 @@ class NoStore:
     """A ``KVStore`` that has nothing, for a run that goes on without its master."""
 
     def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
-        pass
+        host.tell(f"the run goes on without its KV pool: {settings['reason']}")
 
     def find(self, keys: Sequence[bytes]) -> int:
         """Find none."""
@@ -84,6 +84,8 @@ class MooncakeStore:
         self._settings = settings
         self._row_bytes = HEADER_BYTES + host.block_bytes
         self._block_bytes = host.block_bytes
+        self._tell = host.tell
+        self._secret = bytes.fromhex(settings["secret"])
         if settings["segment_bytes"] < 2 * self._row_bytes:
             raise EngineError(
                 f"the KV pool is too small: a block of {host.block_tokens} tokens takes {host.block_bytes}"
@@ -110,7 +112,7 @@ class MooncakeStore:
             self._set_up,
             settings["start_timeout_s"],
             settings["timeout_s"],
-            lambda: self._counts.add(Word.AWAY, 1),
+            self._on_away,
         )
 
     def find(self, keys: Sequence[bytes]) -> int:
@@ -132,7 +134,7 @@ class MooncakeStore:
         for begin in range(0, len(keys), len(self._rows)):
             some = range(begin, min(begin + len(self._rows), len(keys)))
             for row, i in zip(self._rows, some, strict=False):
-                pack(keys[i], blocks[i], row)
+                pack(self._secret, keys[i], blocks[i], row)
             kept = self._put_rows(names[some.start : some.stop])
             self._counts.add(Word.PUT_BYTES, kept * self._block_bytes)
             if kept < len(some):
@@ -150,7 +152,7 @@ class MooncakeStore:
             whole = 0
             for row, code in zip(self._rows, codes, strict=False):
                 at = copied + whole
-                if code != self._row_bytes or not unpack(keys[at], row, blocks[at]):
+                if code != self._row_bytes or not unpack(self._secret, keys[at], row, blocks[at]):
                     self._counts.add(Word.TORN, 1)
                     if code >= 0 or code == TOO_LONG:  # it is no good, and in the way of a good one
                         self._remove(names[at])
@@ -201,6 +203,10 @@ class MooncakeStore:
             time.sleep(pause_s)
         self._impatient_until = time.monotonic() + IMPATIENT_S
         return done
+
+    def _on_away(self, why: str) -> None:
+        self._counts.add(Word.AWAY, 1)
+        self._tell(f"the KV pool is away, and everything a miss until it is back: {why}")
 
     def _remove(self, name: str) -> None:
         self._client.later(lambda store: store.remove(name, True))

@@ -1,51 +1,56 @@
-"""A block as a value in the store: behind a header that says what it should be.
+"""A block as a value in the store: behind a header that says what it should be, and proves who wrote it.
 
-Mooncake checks nothing: a value may have been cut off, replaced, or written by somebody else, and memory of
-a lease that ran out may be overwritten while it is copied.  So a value names its key, its length and the
-format, and carries a checksum of all that and of the block.
+Mooncake checks nothing, and asks nobody who he is: a value may have been cut off, replaced, or written by
+anybody who reaches an instance's port, and memory of a lease that ran out may be overwritten while it is
+copied.  So a value names its key, its length and the format, and carries a digest of all that and of the
+block, keyed (BLAKE3) by a secret that only this run's instances know.
 """
 
 from __future__ import annotations
 
+import hmac
+
 import numpy as np
-import xxhash
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from seer_core.kv import KEY_BYTES
 
-__all__ = ["HEADER_BYTES", "pack", "unpack"]
+__all__ = ["HEADER_BYTES", "SECRET_BYTES", "pack", "unpack"]
 
 Bytes = NDArray[np.uint8]
 
-FORMAT = b"seerkv01"
+FORMAT = b"seerkv02"
+DIGEST_BYTES = 16
+SECRET_BYTES = 32
 HEADER_BYTES = 64
-"""A checksum, the format, the block's length and eight bytes of zero, then the key."""
+"""A digest, the format, the block's length, then the key."""
 
 
-def pack(key: bytes, block: Bytes, row: Bytes) -> None:
+def pack(secret: bytes, key: bytes, block: Bytes, row: Bytes) -> None:
     """Write a value for ``block`` into ``row``, which is longer by the header."""
-    row[8:HEADER_BYTES] = np.frombuffer(_about(key, block.size), np.uint8)
+    row[DIGEST_BYTES:HEADER_BYTES] = np.frombuffer(_about(key, block.size), np.uint8)
     row[HEADER_BYTES:] = block
-    row[:8] = np.frombuffer(_digest(row[8:HEADER_BYTES], row[HEADER_BYTES:]), np.uint8)
+    row[:DIGEST_BYTES] = np.frombuffer(_digest(secret, row[DIGEST_BYTES:]), np.uint8)
 
 
-def unpack(key: bytes, row: Bytes, block: Bytes) -> bool:
+def unpack(secret: bytes, key: bytes, row: Bytes, block: Bytes) -> bool:
     """Copy the block out of ``row``; return whether the copy is whole, and what was packed under this key."""
     about = _about(key, block.size)
-    if row[8:HEADER_BYTES].tobytes() != about:
+    if row[DIGEST_BYTES:HEADER_BYTES].tobytes() != about:
         return False
     block[:] = row[HEADER_BYTES:]
-    return row[:8].tobytes() == _digest(
-        np.frombuffer(about, np.uint8), block
-    )  # of the copy: a row may change
+    digest = _digest(secret, np.frombuffer(about, np.uint8), block)  # of the copy: a row may change
+    return hmac.compare_digest(row[:DIGEST_BYTES].tobytes(), digest)
 
 
 def _about(key: bytes, block_bytes: int) -> bytes:
     assert len(key) == KEY_BYTES
-    return FORMAT + block_bytes.to_bytes(8, "little") + bytes(8) + key
+    return FORMAT + block_bytes.to_bytes(8, "little") + key
 
 
-def _digest(about: Bytes, block: Bytes) -> bytes:
-    digest = xxhash.xxh3_64(about.data)
-    digest.update(block.data)
-    return digest.digest()
+def _digest(secret: bytes, *parts: Bytes) -> bytes:
+    digest = blake3(key=secret)
+    for part in parts:
+        digest.update(part.data)
+    return digest.digest(DIGEST_BYTES)

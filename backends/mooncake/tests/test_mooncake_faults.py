@@ -12,8 +12,10 @@ import pytest
 import seer_mooncake.pool
 from seer_mooncake import MooncakePool, Settings
 from seer_mooncake.control import Word
+from seer_mooncake.store import NoStore
 
 from seer_core.errors import PluginError
+from seer_core.kv import StoreHost
 
 BLOCK_BYTES = 4096
 
@@ -26,14 +28,17 @@ def test_a_killed_master_is_a_miss_until_it_is_back_without_its_keys(
     make_pool, open_store, blocks, got, until, master_of
 ):
     pool = make_pool(timeout_s=0.5)
-    a, b = open_store(pool, "a"), open_store(pool, "b")
+    told = []
+    a, b = open_store(pool, "a"), open_store(pool, "b", tell=told.append)
     keys, data = blocks(20)
     a.put(keys, data)
     assert b.find(keys) == 20
+    assert told == []
     first = master_of(pool)
     first.kill()
     first.wait()
     until(lambda: b.find(keys) == 0)
+    assert told[0].startswith("the KV pool is away, and everything a miss until it is back: ")
     until(lambda: len(got(b, keys)) == 0)
     a.put(keys, data)
     a.drop(keys)
@@ -102,7 +107,10 @@ def test_a_master_that_was_never_there_ends_the_run_at_its_start(nobody):
 
 def test_or_the_run_goes_on_without_a_pool(make_pool, nobody):
     pool = make_pool(("a",), master=nobody, start_timeout_s=0.3, on_failure="go_on")
-    assert pool.store("a").path == "seer_mooncake.store:NoStore"
+    told, spec = [], pool.store("a")
+    assert spec.path == "seer_mooncake.store:NoStore"
+    NoStore(spec.settings, StoreHost("a", BLOCK_BYTES, 32, told.append))
+    assert told == [f"the run goes on without its KV pool: no Mooncake master answers at {nobody}"]
     assert pool.stats().capacity_bytes == 0
 
 

@@ -3,12 +3,14 @@
 import asyncio
 
 import numpy as np
+import psutil
 import pytest
 from seer_mooncake.control import Word
 from seer_mooncake.store import MooncakeStore
+from seer_mooncake.values import HEADER_BYTES, SECRET_BYTES, pack
 
 from seer_core.errors import EngineError
-from seer_core.kv import KVPool, StoreHost
+from seer_core.kv import KEY_BYTES, KVPool, StoreHost
 
 BLOCK_BYTES = 4096
 
@@ -30,6 +32,18 @@ def b(pool, open_store):
 
 def name_of(store, key):
     return store._names([key])[0]
+
+
+def forged(value, block):
+    """Return what somebody would write who knows all but the secret: another block under the same key."""
+    row = np.empty(len(value), np.uint8)
+    pack(
+        bytes(SECRET_BYTES),
+        value[HEADER_BYTES - KEY_BYTES : HEADER_BYTES],
+        np.frombuffer(block, np.uint8),
+        row,
+    )
+    return row.tobytes()
 
 
 def test_what_one_instance_puts_every_instance_gets_in_any_number(pool, a, b, blocks, got):
@@ -75,6 +89,7 @@ def test_no_keys_are_no_question(a):
         lambda value, other: b"somebody else's",
         lambda value, other: bytes(len(value)),
         lambda value, other: other,
+        lambda value, other: forged(value, other[HEADER_BYTES:]),
     ],
     ids=[
         "a bit",
@@ -86,6 +101,7 @@ def test_no_keys_are_no_question(a):
         "foreign",
         "empty",
         "other key",
+        "forged",
     ],
 )
 def test_a_value_that_is_not_what_it_should_be_is_a_miss_and_can_be_put_again(
@@ -105,6 +121,15 @@ def test_a_value_that_is_not_what_it_should_be_is_a_miss_and_can_be_put_again(
     assert b.lacks(keys) == [1]  # and not the damaged one
     b.put([keys[1]], data[1:2])
     assert np.array_equal(got(a, keys), data)
+
+
+def test_the_secret_is_another_for_each_run_and_on_no_command_line(pool, make_pool):
+    secret = pool.store("a").settings["secret"]
+    assert secret == pool.store("b").settings["secret"]
+    assert secret != make_pool(("a",)).store("a").settings["secret"]
+    assert len(secret) == 2 * SECRET_BYTES
+    for process in psutil.Process().children(recursive=True):
+        assert secret not in " ".join(process.cmdline())
 
 
 def test_a_value_gone_between_look_up_and_copy_is_a_miss(pool, a, b, raw, blocks, got):

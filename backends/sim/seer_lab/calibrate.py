@@ -6,14 +6,14 @@ machine; what all of that adds to a step is one number here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from seer_sim.cost import CostModel
 
 from seer_core.errors import PromptError
+from seer_core.numbers import Seconds
+from seer_core.reading import Form
 from seer_lab.policies import Policy
 from seer_lab.simulate import simulate
 from seer_lab.twin import Twin
@@ -21,8 +21,29 @@ from seer_lab.twin import Twin
 __all__ = ["calibrated", "plugins_of", "slowed"]
 
 CLOSE_ENOUGH = 1e-3
+MOST_FACTOR = 1000.0
+"""Between a machine and its profile; real ones are below 2."""
+
 ROUNDS = 5
 """Times grow nearly in proportion to the factor, so two rounds are usual."""
+
+
+class _Enabled(msgspec.Struct, frozen=True):
+    """A plug-in of the recorded run."""
+
+    name: str
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """What is needed of a run's summary."""
+
+    total_time_s: Seconds
+    plugins: tuple[_Enabled, ...]
+
+
+_SUMMARY = Form[_Recorded](
+    _Recorded, "no summary of a run", "name the directory of a `seer run`", PromptError
+)
 
 
 def slowed(twin: Twin, factor: float) -> Twin:
@@ -46,29 +67,29 @@ def calibrated(twin: Twin, run: Path) -> tuple[Twin, float]:
     """Return the twin slowed by the factor with which it takes as long as ``run`` did, and that factor.
 
     Raises:
-        PromptError: the run has no summary.
+        PromptError: the run has no summary, or cannot have been on such engines.
     """
     summary = _summary(run)
     policy = Policy("recorded", plugins_of(run))
     slow, factor = twin, 1.0
     for _ in range(ROUNDS):
-        ratio = summary["total_time_s"] / simulate(slow, policy).summary.total_time_s
+        ratio = summary.total_time_s / simulate(slow, policy).summary.total_time_s
         if abs(ratio - 1) < CLOSE_ENOUGH:
             break
         factor *= ratio
+        if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
+            raise PromptError(
+                f"{run} took {factor:.3g} times as long as its twin, so the profile is not of those engines;"
+                " measure again: `seer profile CONFIG`"
+            )
         slow = slowed(twin, factor)
     return slow, factor
 
 
 def plugins_of(run: Path) -> tuple[str, ...]:
     """Return the plug-ins of a recorded run."""
-    return tuple(plugin["name"] for plugin in _summary(run)["plugins"])
+    return tuple(plugin.name for plugin in _summary(run).plugins)
 
 
-def _summary(run: Path) -> Mapping[str, Any]:
-    path = run / "summary.json"
-    try:
-        summary: Mapping[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
-        raise PromptError(f"cannot read {path}: {error}; name the directory of a `seer run`") from error
-    return summary
+def _summary(run: Path) -> _Recorded:
+    return _SUMMARY.read(run / "summary.json")

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from seer_core.config import nearest, structure
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
+from seer_core.reading import UNREADABLE, is_text
 from seer_lab.lengths import DrawnLengths
 from seer_lab.traces import read_lengths
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
@@ -17,6 +18,9 @@ from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded
 __all__ = ["choose_workload"]
 
 INSTANCES = 4
+MOST_RESPONSES = 10_000_000
+"""Ten times as many as have ever been simulated."""
+
 PRESSURE = 3.0
 """Where a user says nothing: between the paper's 1.8 (Moonlight) and 3.9 (Qwen2-VL-72B)."""
 
@@ -55,8 +59,8 @@ def choose_workload(
         return workload if scale is None else scaled(workload, scale)
     _not_for(name, "has no size of its own; use --instances", scale=scale)
     known = (*WORKLOADS, "synthetic")
-    if name != "synthetic" and not Path(name).exists():
-        raise ConfigError(f"{name!r} is neither a workload nor a file{nearest(name, known)}")
+    if name != "synthetic" and not _exists(name):
+        raise ConfigError(f"{quote(name)} is neither a workload nor a file{nearest(name, known)}")
     if on is not None and on not in CLUSTERS:
         raise ConfigError(f"--on {on}: no such engines{nearest(on, CLUSTERS)}")
     cluster = CLUSTERS[on or "qwen2-vl-72b"]
@@ -69,21 +73,33 @@ def choose_workload(
     return crowded(Path(name).name, recorded, cluster, instances or INSTANCES, pressure or PRESSURE)
 
 
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
 def _changed(lengths: Any, changes: Sequence[str]) -> DrawnLengths:
     fields: dict[str, Any] = msgspec.structs.asdict(lengths)
     for change in changes:
         key, equals, value = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--lengths {change}: give KEY=VALUE, such as sigma=1.2")
+        if not equals or not is_text(change):
+            raise ConfigError(f"--lengths {quote(change)}: give KEY=VALUE, such as sigma=1.2")
         try:
             fields[key] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             fields[key] = value
     drawn = structure(fields, DrawnLengths, "lengths")
     if drawn.mean_tokens > drawn.cap_tokens:
         raise ConfigError(
             f"--lengths: mean_tokens = {drawn.mean_tokens:g} exceeds cap_tokens = {drawn.cap_tokens};"
             " lower it"
+        )
+    if drawn.groups * drawn.group_size > MOST_RESPONSES:
+        raise ConfigError(
+            f"--lengths: {drawn.groups:,} groups of {drawn.group_size:,} are more than {MOST_RESPONSES:,}"
+            " responses; lower groups or group_size"
         )
     return drawn
 

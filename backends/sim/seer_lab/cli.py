@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 from seer_sim.plugin import Settings
 
-from seer_core.cli.common import main_options, table_console
+from seer_core.cli.common import FiniteRange, debugged, main_options, table_console
 from seer_core.cli.display import Display
 from seer_core.cli.output import check_writable, write_json
 from seer_core.config import structure
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
 from seer_core.plugins import fill_slots
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths
@@ -58,7 +58,7 @@ POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLIC
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat.")
 @click.option(
-    "--scale", type=click.FloatRange(0, min_open=True), help="So much of the paper's groups and instances."
+    "--scale", type=FiniteRange(0, 1000, min_open=True), help="So much of the paper's groups and instances."
 )
 @click.option(
     "--lengths",
@@ -73,7 +73,7 @@ POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLIC
 @click.option("--instances", type=click.IntRange(min=1), metavar="N", help="How many.  [default: 4]")
 @click.option(
     "--pressure",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(1e-3, 1e6),
     help="KV that all responses would fill, over the KV there is.  [default: 3]",
 )
 @click.option(
@@ -107,12 +107,16 @@ def sim_command(
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy divided --policy context
       seer sim lengths.jsonl --instances 8 --policy verl --policy mine=divided_rollout,my_plugin
     """
+    check_writable(json_file, plot, inputs=[Path(workload)])
+    overrides = debugged(overrides)
     chosen = [parse_policy(text) for text in policies or ("verl", "context")]
     chosen += [parse_policy(text, knows_lengths=True) for text in oracles]
     names = [policy.name for policy in chosen]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two policies are called {name!r}; give one another name: NAME=PLUGIN,...")
+            raise ConfigError(
+                f"two policies are called {quote(name)}; give one another name: NAME=PLUGIN,..."
+            )
     load = choose_workload(
         workload, where=where, lengths=lengths, scale=scale, on=on, instances=instances, pressure=pressure
     )
@@ -123,9 +127,6 @@ def sim_command(
     for policy in chosen:
         fill_slots(load.config(policy.plugins, overrides))
     draw = None if plot is None else _drawing(plot)
-    for path in (json_file, plot):
-        if path is not None:
-            check_writable(path)
     runs = []
     for number in range(repeat):
         for policy in chosen:

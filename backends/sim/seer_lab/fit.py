@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from seer_sim.cost import CostModel
 
+from seer_core.drafting import LEAST_STEP_S, MOST_STEP_S
 from seer_core.errors import ConfigError
 from seer_core.profile import Profile
 
@@ -77,9 +78,14 @@ def fit(profile: Profile) -> Fit:
         )
     measured = np.array([cell.seconds for cell in cells])
     prefill_s = info.prefill_s_per_token
+    if prefill_s and not LEAST_STEP_S <= prefill_s <= MOST_STEP_S:
+        raise ConfigError(
+            f"the profile's prefill_s_per_token is {prefill_s:g}, which no engine takes; measure again:"
+            " `seer profile CONFIG`"
+        )
     best: tuple[float, tuple[int, int], np.ndarray] | None = None
     for knees in _knees(cells):
-        rows = np.array([_features(cell, *knees) for cell in cells]) / measured[:, None]
+        rows = np.array([_features(cell, *knees) for cell in cells], float) / measured[:, None]
         if prefill_s > 0:
             rows = np.vstack([rows, [0, 0, 0, 1 / prefill_s, 0]])
         solution, error = _non_negative(rows)
@@ -87,7 +93,7 @@ def fit(profile: Profile) -> Fit:
             best = error, knees, solution
     assert best is not None
     _, knees, solution = best
-    modelled = np.array([_features(cell, *knees) for cell in cells]) @ solution
+    modelled = np.array([_features(cell, *knees) for cell in cells], float) @ solution
     errors = np.abs(modelled / measured - 1).tolist()
     return Fit(_cost(solution, knees, info.kv_bytes_per_token), median(errors), max(errors))
 

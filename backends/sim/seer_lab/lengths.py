@@ -9,8 +9,9 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from seer_sim.lengths import Lengths
+from seer_sim.lengths import Lengths, Sigma
 
+from seer_core.numbers import MOST, Share
 from seer_core.ports import ChunkJob
 
 __all__ = ["DrawnLengths", "GroupLengths", "TrueLengths"]
@@ -46,10 +47,10 @@ class DrawnLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     groups: Annotated[int, Meta(ge=1)]
     group_size: Annotated[int, Meta(ge=1)]
-    mean_tokens: Annotated[float, Meta(ge=1)]
+    mean_tokens: Annotated[float, Meta(ge=1, le=MOST)]
     cap_tokens: Annotated[int, Meta(ge=1)]
-    sigma: Annotated[float, Meta(ge=0)]
-    group_share: Annotated[float, Meta(ge=0, le=1)]
+    sigma: Sigma
+    group_share: Share
     prompt_tokens: Annotated[int, Meta(ge=1)] = 1024
 
     def draw(self, seed: int) -> list[GroupLengths]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from seer_core.errors import OutputError
+from seer_core.cli.output import replacing
 from seer_lab.simulate import Simulation
 from seer_lab.timeline import InstanceTimeline, Sample
 
@@ -54,10 +54,8 @@ def draw(path: Path, runs: Sequence[Simulation]) -> None:
     finished.axhline(TAIL_SHARE, color="grey", linewidth=0.5)
     kv.set_xlim(0, end_s)
     figure.axes[-1].set_xlabel("seconds (simulated)")
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; name another place") from error
+    with replacing(path) as new:
+        figure.savefig(new)
 
 
 def _at(instance: InstanceTimeline, times: Sequence[float]) -> list[Sample]:

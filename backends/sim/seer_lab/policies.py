@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from seer_core.config import nearest
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
 
 __all__ = ["POLICIES", "Policy", "parse_policy"]
 
@@ -91,11 +91,11 @@ def parse_policy(text: str, *, knows_lengths: bool = False) -> Policy:
     if not equals:
         if name not in POLICIES:
             raise ConfigError(
-                f"--policy {text}: no policy is called {name!r}{nearest(name, POLICIES)};"
+                f"--policy {quote(text)}: no policy is called {quote(name)}{nearest(name, POLICIES)};"
                 " for one of your own give its plug-ins, such as mine=divided_rollout,my_plugin"
             )
         return POLICIES[name]
     names = tuple(plugin.strip() for plugin in plugins.split(",") if plugin.strip())
     if not name or len(set(names)) < len(names):
-        raise ConfigError(f"--policy {text}: give a name and plug-ins, each once: NAME=PLUGIN,PLUGIN")
+        raise ConfigError(f"--policy {quote(text)}: give a name and plug-ins, each once: NAME=PLUGIN,PLUGIN")
     return Policy(name, names, knows_lengths=knows_lengths)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from seer_core.result import is_something
 from seer_lab.simulate import Simulation
 
 __all__ = ["FIGURES", "Row", "rows_of", "table_of", "to_json"]
@@ -70,9 +71,9 @@ class Row(msgspec.Struct, frozen=True):
         return statistics.median(self.values(name))
 
     def ratio(self, name: str, first: Row) -> float | None:
-        """Return the median over the runs of this row's figure divided by the first's; None at 0."""
+        """Return the median over the runs of this row's figure divided by the first's; None at nothing."""
         pairs = list(zip(self.values(name), first.values(name), strict=True))
-        if not all(other for _, other in pairs):
+        if not all(is_something(name, other) for _, other in pairs):
             return None
         return statistics.median(mine / other for mine, other in pairs)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from seer_core.config import explain
-from seer_core.errors import PromptError
+from seer_core.errors import PromptError, quote
 from seer_core.events import ChunkFinished, Complete, GroupSpec, GroupsSubmitted
+from seer_core.reading import UNREADABLE, flaw, read_bytes
 from seer_core.trace import read_trace
 from seer_lab.lengths import GroupLengths
 
@@ -19,7 +19,8 @@ __all__ = ["read_lengths"]
 
 SHOWN_PROBLEMS = 10
 
-Tokens = Annotated[int, Meta(ge=1)]
+Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
+"""Of a prompt or a response; more than any model takes."""
 
 
 class LengthsLine(msgspec.Struct, frozen=True):
@@ -47,12 +48,8 @@ def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[Group
     """
     path = Path(path)
     path = path / "trace.jsonl" if path.is_dir() else path
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise PromptError(
-            f"cannot read {path}: {error.strerror}; name a workload, a JSON-lines file or a run's directory"
-        ) from error
+    remedy = "name a workload, a JSON-lines file or a run's directory"
+    lines = read_bytes(path, remedy, PromptError).split(b"\n")
     first = next((line for line in lines if line.strip()), b"")
     if b'"event":' in first:
         return [_of_run(path)]
@@ -87,7 +84,7 @@ def _selection(text: str) -> Callable[[bytes], bool]:
     """Return a function that tells whether a line says KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise PromptError(f"--where {text}: give KEY=VALUE, such as workload=mine or iteration=0")
+        raise PromptError(f"--where {quote(text)}: give KEY=VALUE, such as workload=mine or iteration=0")
 
     def keep(line: bytes) -> bool:
         record = _json(line)
@@ -100,16 +97,15 @@ def _selection(text: str) -> Callable[[bytes], bool]:
 def _json(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PromptError(f"not valid JSON: {error}") from error
+    except UNREADABLE as error:
+        raise PromptError(f"not valid JSON: {flaw(error, line)}") from error
 
 
 def _decode(line: bytes) -> LengthsLine:
     try:
         return msgspec.convert(_json(line), LengthsLine)
     except msgspec.ValidationError as error:
-        key, fact = explain(error)
-        raise PromptError(f"{key}: {fact}" if key else fact) from error
+        raise PromptError(flaw(error)) from error
 
 
 def _contradictions(found: Sequence[tuple[int, LengthsLine]]) -> Iterator[tuple[int, str]]:
@@ -120,7 +116,7 @@ def _contradictions(found: Sequence[tuple[int, LengthsLine]]) -> Iterator[tuple[
         if name in seen:
             yield (
                 number,
-                f"group {line.group!r} of iteration {line.iteration} is in line {seen[name]} already",
+                f"group {quote(line.group)} of iteration {line.iteration} is in line {seen[name]} already",
             )
         seen.setdefault(name, number)
         longest = max(line.output_tokens)
@@ -165,16 +161,28 @@ def _of_run(path: Path) -> list[GroupLengths]:
         }
     groups = []
     for spec in specs:
-        names = [f"{spec.id}/{index}" for index in range(spec.n)]
-        for name in names:
-            reason = over.get(name, "unfinished")
+        names = []
+        for index in range(spec.n):
+            names.append(f"{spec.id}/{index}")
+            reason = over.get(names[-1], "unfinished")
             if reason not in ("stop", "length"):
                 raise PromptError(
-                    f"{path}: request {name!r} is {reason}, so its length is unknown; use a run that finished"
+                    f"{path}: request {quote(names[-1])} is {reason}, so its length is unknown; use a run"
+                    " that finished"
                 )
-        groups.append(
-            GroupLengths(spec.id, spec.prompt_tokens, tuple(lengths[name] for name in names), spec.max_tokens)
-        )
+        tokens = [lengths.get(name, 0) for name in names]
+        fields = {
+            "prompt_tokens": spec.prompt_tokens,
+            "output_tokens": tokens,
+            "max_tokens": spec.max_tokens,
+        }
+        try:
+            line = msgspec.convert({"group": spec.id, **fields}, LengthsLine)
+        except msgspec.ValidationError as error:
+            raise PromptError(
+                f"{path}: group {quote(spec.id)}: {flaw(error)}; use a run that finished"
+            ) from error
+        groups.append(GroupLengths(spec.id, line.prompt_tokens, line.output_tokens, spec.max_tokens))
     if not groups:
         raise PromptError(f"{path}: nothing to simulate: no group was submitted")
     return groups

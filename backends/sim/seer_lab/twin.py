@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from seer_sim.acceptance import POSITIONS
 from seer_sim.drafts import Drafts
 
 from seer_core.config import Config
-from seer_core.errors import ConfigError, PromptError
+from seer_core.errors import ConfigError, PromptError, quote
 from seer_core.events import InstanceReported, InstanceStarted
-from seer_core.model import Completion, InstanceInfo
+from seer_core.model import ChunkRecord, Completion, InstanceInfo
 from seer_core.profile import Profile
+from seer_core.reading import Form
 from seer_core.trace import read_trace
 from seer_lab.fit import Fit, fit
 from seer_lab.traces import read_lengths
@@ -33,6 +34,11 @@ LEAST_STEPS = 500
 
 POOL_BYTES = 10**15
 """Room of the simulated KV pool: more than any."""
+
+
+_COMPLETIONS = Form[Completion](
+    Completion, "not a completion", "name the directory of a `seer run`", PromptError
+)
 
 
 class Twin(Workload, frozen=True):
@@ -55,8 +61,8 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     """
     if profile.engine and profile.engine != config.seer.engine:
         raise ConfigError(
-            f"the profile is of engine {profile.engine!r}, the config says {config.seer.engine!r}; measure"
-            " again: `seer profile CONFIG`"
+            f"the profile is of engine {quote(profile.engine)}, the config says {config.seer.engine!r};"
+            " measure again: `seer profile CONFIG`"
         )
     fitted = fit(profile)
     info = profile.info
@@ -71,6 +77,8 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
         "block_tokens": info.block_tokens,
         "max_running": info.max_running,
         "max_model_tokens": info.max_model_tokens,
+        "chunk_s": info.chunk_s,
+        "chunk_s_per_token": info.chunk_s_per_token,
         "cost": msgspec.structs.asdict(fitted.cost),
     }
     if engine.get("max_batched_tokens"):
@@ -178,10 +186,22 @@ class _Row:
 
 def _completions(run: Path) -> list[Completion]:
     path = run / "completions.jsonl"
-    try:
-        return msgspec.json.Decoder(Completion).decode_lines(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise PromptError(f"cannot read {path}: {error}; name the directory of a `seer run`") from error
+    completions = []
+    for number, completion in _COMPLETIONS.lines(path):
+        if not all(map(_counts, completion.chunks)):
+            raise PromptError(
+                f"{path}:{number}: a chunk accepted more drafts than it made, or more at a later position;"
+                " name the directory of a `seer run`"
+            )
+        completions.append(completion)
+    return completions
+
+
+def _counts(chunk: ChunkRecord) -> bool:
+    """Say whether a chunk's drafts can be: fewer at each position, accepted as many as made at most."""
+    made, taken = chunk.drafted_at, chunk.accepted_at
+    falls = all(a >= b for counts in (made, taken) for a, b in pairwise([*counts, 0]))
+    return falls and all(a >= b for a, b in zip_longest(made, taken, fillvalue=0))
 
 
 def _rows(completions: Sequence[Completion]) -> Iterator[tuple[int, _Row]]:
@@ -194,7 +214,8 @@ def _rows(completions: Sequence[Completion]) -> Iterator[tuple[int, _Row]]:
             siblings = bisect_left(finishes[completion.group_id], chunk.dispatched_s)
             # The first token of a chunk comes of computing its context, without drafts.
             steps = max(0, chunk.steps - 1)
-            yield siblings, _Row(steps, chunk.drafted_at, chunk.accepted_at)
+            rejected = [0] * (len(chunk.drafted_at) - len(chunk.accepted_at))  # at positions never accepted
+            yield siblings, _Row(steps, chunk.drafted_at, [*chunk.accepted_at, *rejected])
 
 
 def _drafting_s(run: Path) -> float:

@@ -11,12 +11,15 @@ import msgspec
 from rich.table import Table
 
 from seer_core.cli.common import config_options, main_options, table_console
-from seer_core.cli.output import check_writable, write_json
+from seer_core.cli.output import InputPath, check_writable, write_json
 from seer_core.compare import Arm, arms_of
 from seer_core.config import Config, nearest
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
+from seer_core.numbers import NotNegative
 from seer_core.plugins import fill_slots
 from seer_core.profile import read_profile
+from seer_core.reading import Form
+from seer_core.result import is_something
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.policies import Policy
 from seer_lab.simulate import simulate
@@ -35,24 +38,39 @@ FIGURES = {
 """What is predicted, how it is called and how shown."""
 
 
+class _MeasuredArm(msgspec.Struct, frozen=True):
+    """What is compared of an arm of ``seer compare --json``."""
+
+    name: str
+    total_time_s: NotNegative
+    tail_time_s: NotNegative
+    throughput_tokens_per_s: NotNegative
+    preemptions: NotNegative
+    recomputed_tokens: NotNegative
+    acceptance_length: NotNegative
+
+
+_MEASURED = Form[list[_MeasuredArm]](
+    list[_MeasuredArm], "no comparison", "write one with `seer compare --json`", ConfigError
+)
+
+
 @click.command("twin", context_settings={"default_map": {"log_level": "warning"}})
 @main_options
 @config_options
 @click.option(
     "--profile",
     required=True,
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     help="Of `seer profile CONFIG`, with several --context.",
 )
 @click.option(
     "--lengths",
     required=True,
-    type=click.Path(path_type=Path),
+    type=InputPath(),
     help="Directory of a finished `seer run CONFIG`, or a file as for `seer sim`.",
 )
-@click.option(
-    "--compare", "measured_file", type=click.Path(path_type=Path), help="Measured: `seer compare --json`."
-)
+@click.option("--compare", "measured_file", type=InputPath(), help="Measured: `seer compare --json`.")
 @click.option(
     "--calibrate",
     is_flag=True,
@@ -78,9 +96,8 @@ def twin_command(
       seer run CONFIG --prompts prompts.jsonl --out out/first
       seer twin CONFIG --profile profile.json --lengths out/first
     """
+    check_writable(json_file)
     measured = None if measured_file is None else _read_measured(config, measured_file)
-    if json_file is not None:
-        check_writable(json_file)
     rows, about = predict(config, profile, lengths, measured, calibrate=calibrate)
     if json_file is not None:
         write_json(json_file, rows)
@@ -91,7 +108,7 @@ def predict(
     config: Config,
     profile: Path,
     lengths: Path,
-    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    measured: Mapping[str, Mapping[str, float]] | None = None,
     *,
     calibrate: bool = False,
 ) -> tuple[list[dict[str, Any]], str]:
@@ -117,11 +134,13 @@ def predict(
         row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
         if calibrate:
             row["slowed_by"] = factor
-            row["is_recorded_run"] = set(arm.plugins) == recorded
+            row["is_recorded_run"] = set(arm.plugins) == recorded.difference(arm.observers)
         if measured is not None and arm.name in measured:
-            row["measured"] = {name: float(measured[arm.name][name]) for name in FIGURES}
+            row["measured"] = {name: measured[arm.name][name] for name in FIGURES}
             row["error"] = {
-                name: predicted[name] / value - 1 for name, value in row["measured"].items() if value
+                name: predicted[name] / value - 1
+                for name, value in row["measured"].items()
+                if is_something(name, value)
             }
         rows.append(row)
     about = (
@@ -140,24 +159,17 @@ def predict_arm(twin: Twin, arm: Arm) -> dict[str, float]:
     return {name: float(getattr(summary, name)) for name in FIGURES}
 
 
-def _read_measured(config: Config, path: Path) -> dict[str, dict[str, Any]]:
+def _read_measured(config: Config, path: Path) -> dict[str, dict[str, float]]:
     """Return what ``seer compare --json`` wrote, by arm.
 
     Raises:
         ConfigError: it is no such file, or speaks of an arm that CONFIG has not.
     """
-    try:
-        documents = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-        measured = {str(document["name"]): document for document in documents}
-        missing = [name for document in documents for name in FIGURES if name not in document]
-    except (OSError, msgspec.DecodeError, KeyError) as error:
-        raise ConfigError(f"--compare {path}: {error!r}; write one with `seer compare --json`") from error
-    if missing:
-        raise ConfigError(f"--compare {path}: an arm lacks {missing[0]!r}; measure again with `seer compare`")
+    measured = {arm.name: {name: getattr(arm, name) for name in FIGURES} for arm in _MEASURED.read(path)}
     known = [arm.name for arm in arms_of(config)]
     for name in measured:
         if name not in known:
-            raise ConfigError(f"--compare {path}: the config has no arm {name!r}{nearest(name, known)}")
+            raise ConfigError(f"--compare {path}: the config has no arm {quote(name)}{nearest(name, known)}")
     return measured
 
 

@@ -43,9 +43,6 @@ LONGEST_PROMPT_TOKENS = 4096
 """Room for a prompt beside the longest response (assumed; the paper does not say)."""
 
 
-CHUNKS = 20
-"""Chunks of the longest context (assumed; the paper does not say)."""
-
 DRAFTING_S = 10e-3
 """What a step that drafts takes longer: it waits on the host for the tokens of the last one, leaves CUDA
 graphs, and samples again.  Assumed, see docs/reproduction.md."""
@@ -160,7 +157,6 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
             }
         },
         "plugin": {
-            "divided_rollout": {"chunk_tokens": _whole_blocks(max(BLOCK_TOKENS, context_tokens // CHUNKS))},
             "vanilla_sd": {"method": cluster.vanilla_sd},
             "grouped_spec": {"servers": 0},  # nobody asks them: what simulated drafts are worth is given
         },

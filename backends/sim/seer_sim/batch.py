@@ -79,7 +79,7 @@ class Batch:
         """Return the run of a chunk that has ``tokens`` and will generate ``new_tokens``, to be queued."""
         run = Run(job, tokens, new_tokens, stopped)
         # A prompt's last token is always computed, for its logits.
-        run.prompt_blocks = (job.prompt_tokens - 1) // self._block
+        run.prompt = job.group_id, (job.prompt_tokens - 1) // self._block
         return run
 
     def push(self, run: Run) -> None:
@@ -89,8 +89,7 @@ class Batch:
     def reusable_blocks(self, run: Run) -> tuple[int, int]:
         """Return the blocks that a run need not compute if somebody has them, and how many this one has."""
         reusable = (run.tokens - 1) // self._block
-        job = run.job
-        return reusable, self.pool.found(job.request_id, job.group_id, run.prompt_blocks, reusable)
+        return reusable, self.pool.found(run.job.request_id, run.prompt, reusable)
 
     @property
     def may_admit(self) -> bool:
@@ -98,7 +97,7 @@ class Batch:
         return (
             bool(self.waiting)
             and len(self.running) < self._max_running
-            and self._blocks(self.waiting[0].tokens) <= self.pool.free
+            and self._missing(self.waiting[0]) <= self.pool.free
         )
 
     def begin(self) -> Segment | None:
@@ -205,16 +204,17 @@ class Batch:
     def _admit(self, budget: int) -> None:
         while budget > 0 and self.may_admit:
             run = self.waiting.popleft()
-            job = run.job
             reusable = (run.tokens - 1) // self._block
             blocks = self._blocks(run.tokens)
-            found = self.pool.admit(job.request_id, job.group_id, run.prompt_blocks, blocks, reusable)
+            found = self.pool.admit(run.job.request_id, run.prompt, blocks, reusable)
             run.computed = found * self._block
             if not run.preemptions:
                 run.cached = run.computed
                 if run.fetched_blocks > found:
-                    run.computed = run.fetched_blocks * self._block
-                    run.pool_tokens = run.computed - run.cached
+                    fetched = run.fetched_blocks * self._block
+                    self._share(run, fetched)
+                    run.computed = fetched
+                    run.pool_tokens = fetched - run.cached
             self.running[run] = None
             budget -= self._fill(run, budget)
 
@@ -224,9 +224,16 @@ class Batch:
         computed = run.computed + tokens
         self._filled.append((run, tokens))
         self._filling = run if computed < run.tokens else None
-        if run.prompt_blocks and computed >= run.prompt_blocks * self._block:
-            self.pool.hold_prompt(run.job.request_id, run.job.group_id)
+        self._share(run, computed)
         return tokens
+
+    def _share(self, run: Run, computed: int) -> None:
+        """Let siblings share the run's prompt if it has all of it with so many tokens, and had not before.
+
+        They can in the very step that computes it: vLLM looks for cached blocks when it schedules.
+        """
+        if run.computed < run.prompt[1] * self._block <= computed:
+            self.pool.share(run.prompt)
 
     def _decode(self, run: Run) -> None:
         """Let a run whose context is computed, and whose next token is out, join its lockstep."""
@@ -249,8 +256,7 @@ class Batch:
             held = self._blocks(run.computed)
         elif run is self._filling:
             self._filling = None
-        job = run.job
-        self.pool.release(job.request_id, job.group_id, run.prompt_blocks, held, run.computed // self._block)
+        self.pool.release(run.job.request_id, run.prompt, held, run.computed // self._block)
         run.computed = 0
 
     def _like_steps(self, growth_tokens: float) -> int:
@@ -276,6 +282,10 @@ class Batch:
         for lockstep in self._moving:
             blocks += lockstep.growth(steps, since)
         return blocks
+
+    def _missing(self, run: Run) -> int:
+        """Return the free blocks that a run takes when it is admitted."""
+        return self.pool.missing(run.prompt, self._blocks(run.tokens))
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block)

@@ -18,10 +18,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from seer_core.numbers import NotNegative, Positive
+
 __all__ = ["PRESETS", "CostModel"]
 
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 

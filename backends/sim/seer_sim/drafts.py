@@ -8,9 +8,11 @@ from typing import Any, Literal
 import msgspec
 
 from seer_core.drafting import SourceSpec
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, printable
+from seer_core.numbers import NotNegative
+from seer_core.reading import SHOWN, flaw
 from seer_sim.acceptance import Acceptance
-from seer_sim.cost import PRESETS, CostModel, NotNegative
+from seer_sim.cost import PRESETS, CostModel
 
 __all__ = ["ENGINE", "METHODS", "Class", "Drafts", "make_methods", "method_of"]
 
@@ -82,7 +84,7 @@ def make_methods(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Drafts]:
         try:
             methods[name] = msgspec.convert({**preset, **table}, Drafts)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"engine.sim.drafts.{name}: {error}") from error
+            raise ConfigError(f"engine.sim.drafts.{printable(name, SHOWN)}: {flaw(error)}") from error
     return methods
 
 

@@ -32,6 +32,9 @@ from seer_sim.tokens import generate
 
 __all__ = ["SimEngine"]
 
+TYPICAL_RUNNING = 32
+"""Requests of the step whose time an instance tells (``InstanceInfo.step_s``)."""
+
 
 class SimEngine:
     """An Engine that computes times and counts as vLLM would spend them, and makes tokens up.
@@ -61,8 +64,10 @@ class SimEngine:
         report_interval_s: float = 1.0,
     ) -> None:
         self.id = info.id
+        running = min(TYPICAL_RUNNING, info.max_running)
         self._info = msgspec.structs.replace(
             info,
+            step_s=cost.pass_s(running, running, running),
             kv_bytes_per_token=round(cost.kv_bytes_per_token),
             prefill_s_per_token=cost.pass_s(max_batched_tokens) / max_batched_tokens,
         )

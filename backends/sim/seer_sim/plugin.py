@@ -10,10 +10,12 @@ import attrs
 import msgspec
 from msgspec import Meta
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
 from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import InstanceInfo
+from seer_core.numbers import NotNegative
 from seer_core.ports import Clock, Engine, EnginePool, ModelInfo, Tokenizer
+from seer_core.reading import flaw
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS, CostModel
 from seer_sim.drafts import Drafts, make_methods
@@ -24,25 +26,27 @@ from seer_sim.tokens import ByteTokenizer
 __all__ = ["Kill", "Settings", "SimPool", "make_pool", "seer_make_engines"]
 
 Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(ge=0)]
+Instances = Annotated[int, Meta(ge=1, le=65536)]
 
 
 class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Lose ``instance`` at ``at_s``; it can be up again ``restart_after_s`` later."""
 
     instance: str
-    at_s: Seconds
-    restart_after_s: Seconds = 0.0
+    at_s: NotNegative
+    restart_after_s: NotNegative = 0.0
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys of ``[engine.sim]``.  All times are virtual; capacities are per instance.
 
     ``cost`` overrides single constants of the preset's CostModel, ``drafts`` those of a method of drafting,
-    by its name.  Instances are named ``sim-0``, ``sim-1`` and so on.
+    by its name.  ``chunk_s`` and ``chunk_s_per_token`` are what instances say of a chunk's end (see
+    ``InstanceInfo``), 0 where unknown; they take no virtual time.  Instances are named ``sim-0``, ``sim-1``
+    and so on.
     """
 
-    instances: Count = 2
+    instances: Instances = 2
     kv_capacity_tokens: Count = 16384
     block_tokens: Count = 16
     max_running: Count = 64
@@ -54,8 +58,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lengths: Lengths = Lengths()
     acceptance: Drafts = Drafts()
     drafts: dict[str, dict[str, Any]] = {}
-    start_s: Seconds = 0.0
-    report_interval_s: Seconds = 1.0
+    chunk_s: NotNegative = 0.0
+    chunk_s_per_token: NotNegative = 0.0
+    start_s: NotNegative = 0.0
+    report_interval_s: NotNegative = 1.0
     kill_at_s: tuple[Kill, ...] = ()
 
 
@@ -87,6 +93,9 @@ def make_pool(settings: Settings) -> SimPool:
                 block_tokens=settings.block_tokens,
                 max_running=settings.max_running,
                 max_model_tokens=settings.max_model_tokens,
+                shares_prompts=True,
+                chunk_s=settings.chunk_s,
+                chunk_s_per_token=settings.chunk_s_per_token,
             ),
             clock,
             cost,
@@ -103,7 +112,7 @@ def make_pool(settings: Settings) -> SimPool:
     for kill in settings.kill_at_s:
         if kill.instance not in engines:
             known = ", ".join(engines)
-            raise ConfigError(f"engine.sim.kill_at_s: no instance {kill.instance!r}; there are {known}")
+            raise ConfigError(f"engine.sim.kill_at_s: no instance {quote(kill.instance)}; there are {known}")
         die = partial(engines[kill.instance].kill, "killed by engine.sim.kill_at_s", kill.restart_after_s)
         clock.call_at(kill.at_s, die)
     model = ModelInfo(vocab_size=settings.vocab_size, max_model_tokens=settings.max_model_tokens)
@@ -122,7 +131,7 @@ def _cost(settings: Settings) -> CostModel:
         return msgspec.convert(constants, CostModel)
     except msgspec.ValidationError as error:
         known = ", ".join(CostModel.__struct_fields__)
-        raise ConfigError(f"engine.sim.cost: {error}; its keys are {known}") from error
+        raise ConfigError(f"engine.sim.cost: {flaw(error)}; its keys are {known}") from error
 
 
 def _check(settings: Settings) -> None:

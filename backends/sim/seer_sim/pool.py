@@ -15,12 +15,11 @@ from msgspec import Meta, Struct
 from seer_core.errors import EngineError
 from seer_core.hookspecs import Startup, hookimpl
 from seer_core.kv import PoolStats, StoreSpec
+from seer_core.numbers import NotNegative, Positive
 
 __all__ = ["Settings", "SimKVPool", "seer_make_kv_pool"]
 
 Bytes = Annotated[int, Meta(ge=0)]
-Rate = Annotated[float, Meta(gt=0)]
-Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,9 +31,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     dram_bytes: Bytes = 2 * 10**12
     ssd_bytes: Bytes = 4 * 10**12
-    bandwidth_bytes_per_s: Rate = 25e9
-    ssd_bytes_per_s: Rate = 3e9
-    latency_s: Seconds = 2e-3
+    bandwidth_bytes_per_s: Positive = 25e9
+    ssd_bytes_per_s: Positive = 3e9
+    latency_s: NotNegative = 2e-3
 
 
 class _Kept(Struct, frozen=True):

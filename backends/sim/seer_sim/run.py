@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from seer_core.ports import ChunkJob
+from seer_sim.kv import Prompt
 
 if TYPE_CHECKING:
     from seer_sim.lockstep import Lockstep
@@ -39,7 +40,7 @@ class Run:
         "phase",
         "pool_tokens",
         "preemptions",
-        "prompt_blocks",
+        "prompt",
         "stopped",
         "tokens",
         "verified",
@@ -53,7 +54,7 @@ class Run:
         self.stopped = stopped
         self.tokens = tokens
         self.final_tokens = tokens + new_tokens
-        self.prompt_blocks = 0
+        self.prompt: Prompt = ("", 0)
         self.computed = 0
         self.cached = 0
         self.fetched_blocks = 0

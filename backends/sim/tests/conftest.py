@@ -37,6 +37,9 @@ class RecordingSink:
     def reported(self, report):
         self.reports.append((self.clock.now(), report))
 
+    def troubled(self, trouble):
+        raise AssertionError(f"a simulated instance complains: {trouble}")
+
     def lost(self, instance_id, reason):
         self.losses.append((instance_id, reason))
 

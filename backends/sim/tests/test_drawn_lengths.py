@@ -5,7 +5,10 @@ from statistics import fmean, pvariance
 
 import msgspec
 import pytest
+from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths, TrueLengths
+
+from seer_core.errors import ConfigError
 
 DRAWN = DrawnLengths(400, 16, 7615, 40960, sigma=1.0, group_share=0.7)
 
@@ -51,3 +54,11 @@ def test_groups_say_prompt_and_limit():
 
 def test_true_lengths_answer_by_request(chunk_job):
     assert TrueLengths(by_request={"ra": 12}).of(chunk_job("a", known=None)) == 12
+
+
+@pytest.mark.parametrize(
+    "change", ["sigma=40", "sigma=nan", "mean_tokens=1e999", "groups=1000000000000", "sigma=" + "[" * 5000]
+)
+def test_lengths_that_cannot_be_drawn_are_refused(change):
+    with pytest.raises(ConfigError):
+        choose_workload("synthetic", lengths=[change])

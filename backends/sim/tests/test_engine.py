@@ -105,6 +105,42 @@ def test_siblings_compute_their_prompt_once(simulate, chunk_job):
     assert [sink.outputs[name].cached_tokens for name in "abc"] == [0, 8, 8]
 
 
+def test_siblings_keep_their_prompt_once(simulate, chunk_job):
+    # 17 tokens of prompt: four blocks for all, and two for each with the 7 tokens that it generates.
+    blocks = 4 + 3 * 2
+
+    def most_running(*jobs):
+        sink = submit_all(simulate(kv_blocks=blocks, block=4, report_interval_s=0.0), *jobs)
+        return max(report.running for _, report in sink.reports), max(
+            output.preemptions for output in sink.outputs.values()
+        )
+
+    assert most_running(*(chunk_job(name, prompt=17, max_tokens=7, group="g") for name in "abc")) == (3, 0)
+    assert most_running(*(chunk_job(name, prompt=17, max_tokens=7) for name in "abc")) == (2, 1)
+
+
+def test_a_prompt_stays_in_use_until_the_last_sibling_leaves(simulate, chunk_job):
+    sim = simulate(kv_blocks=12, block=4)
+    pool = sim.engine._batch.pool
+    free = []
+    sim.sink.on_finish = lambda output: free.append(pool.free)
+    lengths = {"a": 3, "b": 9}
+    jobs = [chunk_job(name, prompt=17, max_tokens=lengths[name], known=99, group="g") for name in lengths]
+    submit_all(sim, *jobs)
+    # When a leaves, b has the prompt's four blocks and one of its own.
+    assert free == [12 - 5, 12]
+
+
+def test_a_preempted_request_whose_sibling_goes_on_finds_the_prompt_again(simulate, chunk_job):
+    sim = simulate(kv_blocks=8, block=4)
+    jobs = [chunk_job(name, prompt=17, max_tokens=12, known=12, group="g") for name in "ab"]
+    sink = submit_all(sim, *jobs)
+    assert [name for name, _ in sink.finished] == ["a", "b"]
+    # Both have 24 tokens in six blocks, four of them common, when the ninth is missing.
+    assert (sink.outputs["b"].preemptions, sink.outputs["b"].cached_tokens) == (1, 16)
+    assert sink.outputs["b"].computed_tokens < 1 + 17 + 11
+
+
 def test_overwritten_blocks_are_not_found_again(simulate, chunk_job):
     sim = simulate(kv_blocks=8, block=4)
     tokens = submit_all(sim, chunk_job("a0", request="r", max_tokens=5, known=99)).outputs["a0"].token_ids

@@ -85,11 +85,12 @@ def test_a_profile_that_says_too_little_is_refused_with_the_command_that_says_mo
 
 
 def test_what_two_instances_measured_of_moving_is_averaged():
-    slow = msgspec.structs.replace(INFO, prefill_s_per_token=3e-5, fetch_s_per_token=2e-6)
+    slow = msgspec.structs.replace(INFO, prefill_s_per_token=3e-5, fetch_s_per_token=2e-6, chunk_s=1e-3)
     quick = msgspec.structs.replace(slow, id="sim-1", prefill_s_per_token=1e-5, fetch_s_per_token=4e-6)
     mean = mean_info([slow, quick])
     assert (mean.id, mean.prefill_s_per_token) == ("sim-0", pytest.approx(2e-5))
     assert mean.fetch_s_per_token == pytest.approx(3e-6)
+    assert mean.chunk_s == pytest.approx(1e-3)
     assert mean_info([INFO]) == INFO
 
 

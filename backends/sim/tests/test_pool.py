@@ -65,6 +65,26 @@ def test_one_that_stays_takes_nothing_from_the_pool(move):
     assert pool.stats().got_bytes == 0
 
 
+def test_siblings_share_a_prompt_that_was_brought(simulate, chunk_job):
+    pool = pool_of()
+    first = simulate(kv_pool=pool)
+    first.engine.submit(chunk_job("a0", request="a", prompt=17, max_tokens=20, known=99, group="g"))
+    tokens = list(first.run().outputs["a0"].token_ids)
+    second = simulate(kv_pool=pool, name="sim-1", clock=first.clock, kv_blocks=4 + 6 + 1)
+    second.engine.submit(
+        chunk_job("a1", request="a", prompt=17, generated=tokens, max_tokens=4, known=99, group="g")
+    )
+    second.clock.call_at(
+        first.clock.now() + 0.1,
+        lambda: second.engine.submit(chunk_job("b", request="b", prompt=17, max_tokens=3, group="g")),
+    )
+    outputs = second.run().outputs
+    assert counts(outputs["a1"]) == (0, 36, 1)
+    assert counts(outputs["b"]) == (16, 0, 1)
+    free = second.engine._batch.pool
+    assert free.free == free.capacity
+
+
 def test_a_response_that_is_over_leaves_nothing(simulate, chunk_job):
     pool = pool_of()
     sim = simulate(kv_pool=pool)

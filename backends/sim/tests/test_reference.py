@@ -40,7 +40,7 @@ class NaiveRun:
         self.tokens = len(job.token_ids)
         self.final = self.tokens + new_tokens
         self.computed = self.cached = self.work = self.preemptions = 0
-        self.blocks = 0
+        self.blocks = self.shown = 0
         self.decoding = False
         self.steps = self.drafted = 0
 
@@ -51,7 +51,11 @@ class NaiveRun:
 
 
 class NaiveInstance:
-    """vLLM's schedule(), step by step; free blocks are a list of what each still holds, oldest first.
+    """vLLM's schedule(), step by step and block by block.
+
+    ``free`` says what each free block holds, oldest first: nothing, or (owner, number), where a prompt's full
+    blocks are its group's and those behind are the request's own.  ``holders`` has how many requests use a
+    computed block of a prompt.
 
     Drafts give each pace a number of tokens per step, now more, now less, whose sum is never a whole token
     behind the expected one.
@@ -66,6 +70,7 @@ class NaiveInstance:
         self.max_running = max_running
         self.max_batched = max_batched
         self.free = [None] * kv_blocks
+        self.holders = {}
         self.waiting = []
         self.running = []
         self.finished = []
@@ -77,31 +82,48 @@ class NaiveInstance:
                 self.free.remove(None)
             else:
                 owner = self.free[0][0]
-                self.free.remove(max(entry for entry in self.free if entry[0] == owner))
+                self.free.remove(max(block for block in self.free if block[0] == owner))
             run.blocks += 1
+
+    def shared(self, run):
+        """A prompt's last token is always computed, for its logits."""
+        return (run.job.prompt_tokens - 1) // self.block
+
+    def content(self, run, number):
+        owner = f"prompt of {run.job.group_id}" if number < self.shared(run) else run.job.request_id
+        return owner, number
+
+    def show(self, run):
+        """Let siblings find those blocks of the prompt that this run has computed."""
+        for number in range(run.shown, min(run.computed // self.block, self.shared(run))):
+            block = self.content(run, number)
+            self.holders[block] = self.holders.get(block, 0) + 1
+            run.shown += 1
 
     def release(self, run):
         full = run.computed // self.block
-        self.free += [(run.job.request_id, number) for number in range(full)]
-        self.free += [None] * (run.blocks - full)
-        run.blocks = run.computed = 0
+        prompt, shared = [], 0
+        for block in (self.content(run, number) for number in range(run.shown)):
+            self.holders[block] -= 1
+            if self.holders[block]:
+                shared += 1
+            else:
+                del self.holders[block]
+                prompt.append(block)
+        self.free += [self.content(run, number) for number in range(run.shown, full)] + prompt
+        self.free += [None] * (run.blocks - max(full, run.shown))
+        run.blocks = run.computed = run.shown = 0
         run.decoding = False
 
     def found(self, run):
-        """Full blocks of the run's context that its own or a sibling's content covers."""
-        reusable = (run.tokens - 1) // self.block
-        own = sum(entry is not None and entry[0] == run.job.request_id for entry in self.free)
-        prompt = (run.job.prompt_tokens - 1) // self.block
-        siblings = {
-            r.job.request_id: r.computed // self.block
-            for r in self.running
-            if r.job.group_id == run.job.group_id
-        }
-        for entry in self.free:
-            if entry and self.groups[entry[0]] == run.job.group_id:
-                siblings[entry[0]] = siblings.get(entry[0], 0) + 1
-        shared = prompt if any(blocks >= prompt for blocks in siblings.values()) else 0
-        return min(own, reusable), shared
+        """Return the computed blocks that the run's context begins with."""
+        found = []
+        while len(found) < (run.tokens - 1) // self.block:
+            block = self.content(run, len(found))
+            if block not in self.holders and block not in self.free:
+                break
+            found.append(block)
+        return found
 
     def draft(self):
         """Return, by pace, this step's draft tokens and the tokens they give in expectation."""
@@ -150,25 +172,29 @@ class NaiveInstance:
             budget -= take
         for run, _, gain in takes:
             run.computed += gain
+            self.show(run)
         while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_running:
             run = self.waiting[0]
             blocks = math.ceil(run.tokens / self.block)
-            if blocks > len(self.free):
+            found = self.found(run)
+            if blocks - sum(block in self.holders for block in found) > len(self.free):
                 break
-            own, shared = self.found(run)
-            kept = [entry for entry in self.free if entry and entry[0] == run.job.request_id]
-            for entry in kept:
-                self.free.remove(entry)
-            self.free += [None] * (len(kept) - own)
-            run.blocks = own
-            self.take(run, blocks - own)
-            run.computed = max(own, shared) * self.block
+            for block in found:
+                if block not in self.holders:
+                    self.free.remove(block)
+            # What it kept behind that is of no use any more.
+            self.free = [None if block and block[0] == run.job.request_id else block for block in self.free]
+            run.blocks = len(found)
+            self.take(run, blocks - len(found))
+            run.computed = len(found) * self.block
             if not run.preemptions:
                 run.cached = run.computed
+            self.show(run)
             self.waiting.pop(0)
             self.running.append(run)
             take = min(run.tokens - run.computed, budget)
             run.computed += take
+            self.show(run)
             takes.append((run, take, take))
             budget -= take
         sampled = sum(take if run.decoding else 1 for run, take, _ in takes)
@@ -203,7 +229,6 @@ class NaiveInstance:
                 self.finished.append((run, self.now))
 
     def play(self, arrivals):
-        self.groups = {job.request_id: job.group_id for _, job in arrivals}
         pending = sorted(arrivals, key=lambda arrival: arrival[0])
         while pending or self.running or self.waiting:
             if not self.running and not self.waiting:

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from seer_lab.choose import choose_workload
 from seer_lab.lengths import GroupLengths
 from seer_lab.traces import read_lengths
 
-from seer_core.errors import PromptError
+from seer_core.errors import ConfigError, PromptError
 
 LINE = {"group": 7, "prompt_tokens": 3, "output_tokens": [5, 9]}
 
@@ -106,3 +107,68 @@ def test_a_selection_must_be_key_and_value(write, where):
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(PromptError, match=r"cannot read .*No such file"):
         read_lengths(tmp_path / "nowhere.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'{"group": "\xff", "prompt_tokens": 3, "output_tokens": [5]}', "byte 0xff at 11 is not UTF-8"),
+        (b'{"group": ' + b"[" * 5000, "nested too deeply"),
+        (b"\xef\xbb\xbf{}", "byte-order mark"),
+    ],
+    ids=range(3),
+)
+def test_a_line_that_no_reader_survives_is_named_too(tmp_path, raw, words):
+    path = tmp_path / "lengths.jsonl"
+    path.write_bytes(json.dumps(LINE).encode() + b"\n" + (raw if raw[0] == 123 else b"") + b"\n")
+    if raw[0] != 123:
+        path.write_bytes(raw)
+    with pytest.raises(PromptError, match=words):
+        read_lengths(path)
+    if raw[0] == 123:
+        with pytest.raises(PromptError, match=words):
+            read_lengths(path, ["group=7"])
+
+
+@pytest.mark.parametrize("text", ["not\0a file", "x" * 5000])
+def test_what_is_no_name_of_a_file_is_no_workload(text):
+    with pytest.raises(ConfigError, match="is neither a workload nor a file"):
+        choose_workload(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"n": 10**12}, "request 'g/1' is unfinished"),
+        ({"n": 0}, "output_tokens: expected `array` of length >= 1"),
+        ({"prompt_tokens": -5}, "prompt_tokens: expected `int` >= 1"),
+        ({"prompt_tokens": 10**12}, "prompt_tokens: expected `int` <= 10000000"),
+    ],
+    ids=str,
+)
+def test_a_trace_of_groups_that_cannot_be_is_refused(tmp_path, spec, words):
+    group = {"id": "g", "prompt_tokens": 3, "n": 1, "max_tokens": 9} | spec
+    finished = {
+        "type": "ChunkFinished",
+        "request_id": "g/0",
+        "instance_id": "i",
+        "tokens": 4,
+        "stopped": True,
+    }
+    over = {"type": "Complete", "request_id": "g/0", "finish_reason": "stop"}
+    records = [
+        {"now": 0.0, "event": {"type": "GroupsSubmitted", "groups": [group]}, "commands": []},
+        {"now": 1.0, "event": finished, "commands": [over]},
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(PromptError, match=words):
+        read_lengths(tmp_path)
+
+
+def test_a_trace_in_which_a_response_is_over_without_a_chunk_is_refused(tmp_path):
+    group = {"id": "g", "prompt_tokens": 3, "n": 1, "max_tokens": 9}
+    over = {"type": "Complete", "request_id": "g/0", "finish_reason": "stop"}
+    record = {"now": 0.0, "event": {"type": "GroupsSubmitted", "groups": [group]}, "commands": [over]}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(record))
+    with pytest.raises(PromptError, match=r"group 'g': output_tokens\[0\]: expected `int` >= 1"):
+        read_lengths(tmp_path)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths, GroupLengths
-from seer_lab.workloads import CLUSTERS, WORKLOADS, crowded, scaled
+from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, crowded, scaled
 
 from seer_core.errors import ConfigError
 
@@ -50,11 +50,9 @@ def test_an_instance_has_room_for_the_longest_response_of_all_iterations():
     assert (engine["kv_capacity_tokens"], engine["max_model_tokens"]) == (912, 910)
 
 
-def test_a_chunk_is_a_twentieth_of_the_longest_context():
-    for longest, chunk in ((100, 16), (4000, 192), (60000, 2992)):
-        iterations = [[GroupLengths("a", 100, (longest,), longest)]]
-        tables = crowded("mine", iterations, CLUSTERS["moonlight"], 4, 3.0).tables
-        assert tables["plugin"]["divided_rollout"]["chunk_tokens"] == chunk
+def test_the_length_of_chunks_is_left_to_the_plug_in():
+    for workload in (*WORKLOADS.values(), crowded("mine", SYNTHETIC, CLUSTERS["moonlight"], 4, 3.0)):
+        assert "divided_rollout" not in workload.tables["plugin"]
 
 
 def test_a_scaled_workload_is_as_crowded():

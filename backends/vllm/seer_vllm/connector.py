@@ -83,6 +83,8 @@ class StoreConnector(KVConnectorBase_V1):
             )
         self.block_tokens = groups[0].kv_cache_spec.block_size
         self.block_bytes = groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names)
+        self.saves = True
+        """False after a step with log-probs that are not finite, whose KV is no better."""
         self._blocks = kv_cache_config.num_blocks
         self._store = Guarded(None)
         self._read: Callable[[list[int]], Bytes] | None = None
@@ -98,9 +100,12 @@ class StoreConnector(KVConnectorBase_V1):
 
     # In the scheduler.
 
-    def attach(self, store: KVStore, read: Callable[[list[int]], Bytes]) -> None:
-        """Use a store; ``read`` returns the worker's blocks of these numbers, uint8 [n, block_bytes]."""
-        self._store, self._read = Guarded(store), read
+    def attach(self, store: KVStore, read: Callable[[list[int]], Bytes], tell: Callable[[str], None]) -> None:
+        """Use a store; ``read`` returns the worker's blocks of these numbers, uint8 [n, block_bytes].
+
+        ``tell`` is told why, if the store is given up.
+        """
+        self._store, self._read = Guarded(store, tell), read
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
@@ -174,6 +179,8 @@ class StoreConnector(KVConnectorBase_V1):
         return blocks[: store.get(keys[:found], blocks)]
 
     def _save(self, request: Request, block_ids: Sequence[int]) -> None:
+        if not self.saves:
+            return
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
         keys = self._keys(request)[: computed // self.block_tokens]
 

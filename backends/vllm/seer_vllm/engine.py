@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import attrs
 
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
-from seer_core.events import InstanceReported
+from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, EngineSink
@@ -31,6 +32,7 @@ from seer_vllm.wire import (
     ResetCache,
     Start,
     Submit,
+    Troubled,
     UpdateWeights,
     WireError,
 )
@@ -38,13 +40,15 @@ from seer_vllm.wire import (
 __all__ = ["Launch", "VllmEngine"]
 
 LOSS_GRACE_S = 2.0
+LONGEST_TURN_S = 1.0
+"""A wait for the worker is cut into turns, so that one in which the event loop was blocked is known."""
 
 
 @attrs.frozen
 class Launch:
     """How an instance is started, and how long it may take for what.
 
-    ``silence_timeout_s`` bounds how long it may say nothing while it has chunks; ``discard_log``: its log
+    ``silence_timeout_s`` bounds how long it may send nothing while it has chunks; ``discard_log``: its log
     is of no interest unless something goes wrong.
     """
 
@@ -71,6 +75,7 @@ class VllmEngine:
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[Called]] = deque()
         self._chunks: set[str] = set()
+        self._busy_since_s = 0.0
         self._troubled = False
 
     @property
@@ -108,16 +113,19 @@ class VllmEngine:
         launch = self._launch
         launch.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
-        source = None if self._drafter is None else self._drafter.source()
-        store = None if self._kv_pool is None else self._kv_pool.store(self.id)
-        worker.send(Start(self.id, dict(launch.engine_args), launch.report_interval_s, source, store))
         try:
+            source = None if self._drafter is None else self._drafter.source()
+            store = None if self._kv_pool is None else self._kv_pool.store(self.id)
+            arguments, scratch = dict(launch.engine_args), str(worker.scratch)
+            worker.send(Start(self.id, arguments, launch.report_interval_s, scratch, source, store))
             async with asyncio.timeout(launch.start_timeout_s):
-                info = await _ready(worker)
+                info = await self._ready(worker, sink)
         except (EOFError, WireError, TimeoutError) as error:
             self._troubled = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
-            if isinstance(error, TimeoutError):
+            if isinstance(error, WireError):
+                how = f"its worker and it do not understand each other: {error}"
+            elif isinstance(error, TimeoutError):
                 how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
             self._worker = None
             raise EngineError(f"instance {self.id!r} did not start: {how}\n{worker.last_words()}") from error
@@ -131,6 +139,8 @@ class VllmEngine:
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""
         if self._worker is not None:
+            if not self._chunks:
+                self._busy_since_s = monotonic()
             self._chunks.add(job.id)
             self._worker.send(Submit(job))
 
@@ -161,13 +171,16 @@ class VllmEngine:
         """Forget all cached KV and all drafts; an EngineError if the instance is busy or down."""
         await self._call(ResetCache())
 
-    async def update_weights(self, source: str, version: int) -> None:
+    async def update_weights(self, source: str, version: int) -> str | None:
         """Load the safetensors in the directory ``source`` as weight version ``version``.
 
         Raises:
-            EngineError: the instance is down, chunks are running, or the directory holds no safetensors.
+            EngineError: the instance is down, chunks are running, or the directory does not hold the model's
+                tensors, finite and of their shapes: then nothing has changed.  Or a layer does not answer by
+                what was loaded: then the instance ends.
         """
-        await self._call(UpdateWeights(str(Path(source).absolute()), version))
+        answer = await self._call(UpdateWeights(str(Path(source).absolute()), version))
+        return answer.fingerprint
 
     async def stop(self) -> None:
         """End the worker and all it started, within ``stop_timeout_s`` and a few seconds more."""
@@ -185,20 +198,22 @@ class VllmEngine:
                 with suppress(OSError):  # another instance's log is still there
                     self._launch.log_path.parent.rmdir()
 
+    async def _ready(self, worker: WorkerProcess, sink: EngineSink) -> InstanceInfo:
+        """Pass on what the worker says until it is ready, and return what it can hold."""
+        info = None
+        while info is None:
+            for message in await worker.receive():
+                if isinstance(message, Ready):
+                    info = message.info
+                else:
+                    self._dispatch(message, sink)
+        return info
+
     async def _listen(self, worker: WorkerProcess, sink: EngineSink) -> None:
         """Pass on what the worker says, until it is gone; then say so, once."""
-        silence_s = self._launch.silence_timeout_s
         try:
             while True:
-                try:
-                    # Not wait_for: on Python 3.11 it can swallow the cancellation that ``stop`` relies on.
-                    async with asyncio.timeout(silence_s):
-                        messages = await worker.receive()
-                except TimeoutError:
-                    if self._chunks:
-                        raise
-                    continue
-                for message in messages:
+                for message in await self._hear(worker):
                     self._dispatch(message, sink)
         except EOFError:
             reason = await worker.end(LOSS_GRACE_S)
@@ -207,11 +222,39 @@ class VllmEngine:
             reason = f"its worker spoke nonsense: {error}"
         except TimeoutError:
             await worker.end()
-            reason = f"silent for silence_timeout_s = {silence_s:g} with {len(self._chunks)} chunks"
+            silence_s, chunks = self._launch.silence_timeout_s, len(self._chunks)
+            reason = f"silent for silence_timeout_s = {silence_s:g} with {chunks} chunks"
         self._troubled = True
         self._worker = self._listener = None
         self._fail_calls(reason)
         sink.lost(self.id, reason)
+
+    async def _hear(self, worker: WorkerProcess) -> list[FromWorker]:
+        """Wait for the next messages.
+
+        Only time in which the worker has chunks, and in which this loop would have heard it, is silence: a
+        turn that took longer than it should is not counted, for somebody blocked the loop, and what the
+        worker sent meanwhile is read next.
+
+        Raises:
+            TimeoutError: the worker has sent no byte for ``silence_timeout_s``.
+        """
+        silence_s = self._launch.silence_timeout_s
+        turn_s = min(LONGEST_TURN_S, silence_s / 4)
+        silent_s = 0.0
+        while True:
+            begun_s, received = monotonic(), worker.received_bytes
+            try:
+                # Not wait_for: on Python 3.11 it can swallow the cancellation that ``stop`` relies on.
+                async with asyncio.timeout(turn_s if silent_s < silence_s else 0):
+                    return await worker.receive()
+            except TimeoutError:
+                if not self._chunks or worker.received_bytes != received:
+                    silent_s = 0.0
+                elif silent_s >= silence_s:
+                    raise
+                elif monotonic() - begun_s < 2 * turn_s:
+                    silent_s += monotonic() - max(begun_s, self._busy_since_s)
 
     def _dispatch(self, message: FromWorker, sink: EngineSink) -> None:
         match message:
@@ -225,6 +268,9 @@ class VllmEngine:
                 sink.reported(
                     InstanceReported(self.id, running, waiting, kv_usage, stepping_s, drafting_s, drafting)
                 )
+            case Troubled(what, reason):
+                self._troubled = True
+                sink.troubled(InstanceTroubled(self.id, what, reason, str(self._launch.log_path)))
             case Called():
                 call = self._calls.popleft()
                 if not call.done():
@@ -254,10 +300,3 @@ class VllmEngine:
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(Called(reason))
-
-
-async def _ready(worker: WorkerProcess) -> InstanceInfo:
-    while True:
-        for message in await worker.receive():
-            if isinstance(message, Ready):
-                return message.info

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from msgspec import structs
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
 from seer_core.drafting import DraftHost, SourceSpec
 from seer_core.ports import ChunkJob
-from seer_vllm import sampling
+from seer_vllm import sampling, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import SOURCE, Drafting, Proposer
+from seer_vllm.wire import Troubled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +48,25 @@ class WorkerExtension:
         else:
             self._seer_wrap(drafter)
 
+    def seer_load(self, path: str, version: int) -> str:
+        """Load a directory of safetensors; return the fingerprint of the weights."""
+        return weights.load(self, path, version)
+
+    def seer_fingerprint(self) -> str:
+        """Return the fingerprint of the weights the worker was started with."""
+        return weights.fingerprint(self.model_runner.get_model(), 0)
+
+    def seer_ties(self) -> list[list[str]]:
+        """Return the names of parameters that are one and the same."""
+        return weights.ties(self.model_runner.get_model())
+
+    @torch.inference_mode()
+    def seer_clear_kv(self) -> None:
+        """Write zeros over all KV memory."""
+        for layer in self.model_runner.kv_caches:
+            for part in layer if isinstance(layer, list | tuple) else [layer]:
+                part.zero_()
+
     def seer_read_kv(self, block_ids: list[int]) -> NDArray[np.uint8]:
         """Return blocks of KV, uint8 [n, block_bytes]."""
         connector = get_kv_transfer_group()
@@ -54,6 +76,8 @@ class WorkerExtension:
     def seer_attach(self, spec: SourceSpec, host: DraftHost) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""
         if self.rank == 0:
+            assert self._seer_drafting is not None
+            host = structs.replace(host, tell=self._seer_drafting.troubles.tell)
             source = SOURCE.make(spec.path, spec.settings, host)
             self.model_runner.drafter.attach(source, lambda: self.model_runner.input_batch.req_ids)
 
@@ -92,6 +116,10 @@ class WorkerExtension:
         if self._seer_drafting.failed:
             figures = {"failed": 1.0}
         return self._seer_drafting.seconds, figures
+
+    def seer_troubles(self) -> list[Troubled]:
+        """Return what drafting complains of, since it was last asked."""
+        return [] if self._seer_drafting is None else self._seer_drafting.troubles.take()
 
     def seer_stop_drafting(self) -> None:
         """Stop the source."""

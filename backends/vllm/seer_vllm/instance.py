@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,18 +26,23 @@ from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_vllm import checkpoint
 from seer_vllm.connector import StoreConnector
 from seer_vllm.moving import MoveMeter
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
 from seer_vllm.steps import StepMeter, default_grid
 from seer_vllm.stores import STORE
-from seer_vllm.wire import Called, Failed, Finished, Load, Start
+from seer_vllm.troubles import Troubles
+from seer_vllm.wire import Called, Failed, Finished, Load, Start, Troubled
 
 __all__ = ["Instance"]
 
 EXTENSION = "seer_vllm.extension.WorkerExtension"
 SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
+NOT_FINITE = (
+    "its log-probs are no finite numbers; if that comes again, the model's values are too large for its dtype"
+)
 KV_TRANSFER = KVTransferConfig(
     kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
 )
@@ -71,13 +77,19 @@ class Instance:
         self._scheduler = scheduler
         self._running: dict[str, _Running] = {}
         self._weight_version = 0
+        self._poisoned = False
+        self._tensors = checkpoint.read_headers(Path(self._engine.vllm_config.model_config.model))
         self._stepping_s = 0.0
+        self._pool_troubles = Troubles("kv_pool")
         self._drafts = source is not None
         self._opens = source is not None and own_method(source) is None
         self.info = self._describe(start.instance_id)
         connector = scheduler.connector
         self._connector = connector if isinstance(connector, StoreConnector) else None
         self._store = None if start.store is None else self._share(start.store)
+        measured = MoveMeter(self._engine, self._scheduler, self._meter(), self._connector).measure()
+        print("measured", ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in measured.items()), flush=True)
+        self.info = structs.replace(self.info, **measured)
         if source is not None and self._opens:
             self._attach(source)
 
@@ -139,7 +151,10 @@ class Instance:
         ended = [output for output in outputs if isinstance(output, RequestOutput) and output.finished]
         if ended and self._opens:
             self._call("seer_close", [self._running[output.request_id].vllm_id for output in ended])
-        return [self._finish(output) for output in ended]
+        results = [self._finish(output) for output in ended]
+        if self._poisoned:
+            results += self._cleanse()
+        return results
 
     def load(self) -> Load:
         """Return the instance's load as vLLM sees it."""
@@ -147,6 +162,11 @@ class Instance:
         drafting_s, drafting = self._call("seer_drafting")[0] if self._drafts else (0.0, {})
         kv_usage = self._scheduler.get_kv_cache_usage()
         return Load(running, waiting, kv_usage, self._stepping_s, drafting_s, drafting)
+
+    def troubles(self) -> list[Troubled]:
+        """Return what the draft source and the KV store complain of, since this was last asked."""
+        drafting: list[Troubled] = self._call("seer_troubles")[0] if self._drafts else []
+        return self._pool_troubles.take() + drafting
 
     def forget_group(self, group_id: str) -> None:
         """Let the draft source and the KV pool forget a group."""
@@ -175,18 +195,27 @@ class Instance:
             self._connector.reset()
         return self._reset_prefix_cache()
 
-    def update_weights(self, source: str, version: int) -> str | None:
-        """Load the safetensors of a directory; return why not, if not.
+    def update_weights(self, source: str, version: int) -> Called:
+        """Load the safetensors of a directory, if they are the model's tensors, and let the layers prove it.
 
         An error half-way leaves a broken model: it is raised, and ends the process.
         """
         if self._running:
-            return f"{len(self._running)} chunks are running"
-        if not any(Path(source).glob("*.safetensors")):
-            return f"no safetensors in {source!r}"
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": source})
+            return Called(f"{len(self._running)} chunks are running")
+        try:
+            tensors = checkpoint.read_headers(Path(source))
+            if not tensors:
+                return Called(f"no safetensors in {source!r}")
+            dtype: Any = self._engine.vllm_config.model_config.dtype  # a torch.dtype by now
+            checkpoint.check(tensors, self._tensors, self._call("seer_ties")[0], dtype)
+        except EngineError as error:
+            return Called(str(error))
+        fingerprint = self._fingerprint("seer_load", source, version)
         self._weight_version = version
-        return self.reset_cache()
+        refusal = self.reset_cache()
+        if refusal is not None:
+            raise EngineError(refusal)
+        return Called(fingerprint=fingerprint)
 
     def close(self) -> None:
         """End the draft source, the store, and the processes vLLM started; all else goes with this one."""
@@ -201,6 +230,25 @@ class Instance:
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of ``WorkerExtension`` in every worker."""
         return self._engine.collective_rpc(method, args=arguments)
+
+    def _fingerprint(self, method: str, *arguments: Any) -> str:
+        """Return what all workers say of their weights."""
+        return "-".join(self._call(method, *arguments))
+
+    def _cleanse(self) -> list[Failed]:
+        """Clear KV memory after values that are not finite, which masks and zeros do not stop.
+
+        What is running begins its chunk anew, and comes to the same tokens; what cannot is returned.
+        """
+        self._poisoned = False
+        jobs = [running.job for running in self._running.values()]
+        for job in jobs:
+            self.abort(job.id)
+        unreset = self._reset_prefix_cache()
+        if unreset is not None:
+            raise EngineError(unreset)
+        self._call("seer_clear_kv")
+        return [refusal for job in jobs if (refusal := self.submit(job)) is not None]
 
     def _reset_prefix_cache(self) -> str | None:
         return None if self._engine.reset_prefix_cache() else "vLLM could not reset its prefix cache"
@@ -229,17 +277,13 @@ class Instance:
         self._call("seer_attach", source, host)
 
     def _share(self, spec: StoreSpec) -> KVStore:
-        """Make this instance's end of the KV pool, let vLLM use it, and measure what a move costs."""
+        """Make this instance's end of the KV pool, and let vLLM use it."""
         connector = self._connector
         assert connector is not None
-        host = StoreHost(self.info.id, connector.block_bytes, connector.block_tokens)
+        tell = self._pool_troubles.tell
+        host = StoreHost(self.info.id, connector.block_bytes, connector.block_tokens, tell)
         store = STORE.make(spec.path, spec.settings, host)
-        connector.attach(store, lambda block_ids: self._call("seer_read_kv", block_ids)[0])
-        measured = MoveMeter(self._engine, self._scheduler, connector).measure()
-        if measured is not None:
-            prefill_s, fetch_s = measured
-            print(f"a token: {prefill_s * 1e6:.1f} us prefilled, {fetch_s * 1e6:.1f} us fetched", flush=True)
-            self.info = structs.replace(self.info, prefill_s_per_token=prefill_s, fetch_s_per_token=fetch_s)
+        connector.attach(store, lambda block_ids: self._call("seer_read_kv", block_ids)[0], tell)
         return store
 
     def _describe(self, instance_id: str) -> InstanceInfo:
@@ -253,6 +297,8 @@ class Instance:
             max_running=config.scheduler_config.max_num_seqs,
             max_model_tokens=config.model_config.max_model_len,
             kv_bytes_per_token=self._kv_bytes_per_token(),
+            fingerprint=self._fingerprint("seer_fingerprint"),
+            shares_prompts=config.cache_config.enable_prefix_caching,
         )
 
     def _kv_bytes_per_token(self) -> int:
@@ -269,6 +315,9 @@ class Instance:
         if completion.finish_reason not in ("stop", "length"):
             return Failed(job.id, f"vLLM ended the chunk: {completion.finish_reason}")
         assert isinstance(completion.logprobs, FlatLogprobs)
+        if not math.isfinite(sum(completion.logprobs.logprobs)):
+            self._poisoned = True
+            return Failed(job.id, NOT_FINITE)
         cached_tokens = (result.num_cached_tokens or 0) - account.pool_tokens
         return Finished(
             ChunkOutput(

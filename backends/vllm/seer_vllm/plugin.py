@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import tempfile
@@ -11,12 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import attrs
+import msgspec
 from msgspec import Meta, Struct
 
 from seer_core.clock import RealClock
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Check, Startup, hookimpl
+from seer_core.numbers import Seconds
 from seer_core.ports import Clock, ModelInfo
+from seer_core.reading import UNREADABLE, flaw
 from seer_vllm.doctor import installation, machine
 from seer_vllm.engine import Launch, VllmEngine
 from seer_vllm.tokenizer import ModelTokenizer
@@ -24,7 +26,10 @@ from seer_vllm.tokenizer import ModelTokenizer
 __all__ = ["Settings", "VllmPool", "seer_doctor", "seer_make_engines"]
 
 Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
+Few = Annotated[int, Meta(ge=1, le=10_000)]
+
+MAX_TEMPERATURE = 2.0
+"""vLLM's ``SamplingParams`` refuses more."""
 
 OWN_ENGINE_ARGS = {
     "async_scheduling": "Seer needs it off",
@@ -46,6 +51,22 @@ OWN_ENGINE_ARGS = {
 }
 
 
+NAME_A_MODEL = "give a directory with a Hugging Face model's files; nothing is downloaded"
+
+
+class TextConfig(Struct, frozen=True):
+    """What is needed of a language model's ``config.json``."""
+
+    vocab_size: Positive | None = None
+    max_position_embeddings: Positive | None = None
+
+
+class ModelConfig(TextConfig, frozen=True):
+    """The same, of a model that may see as well."""
+
+    text_config: TextConfig | None = None
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """``[engine.vllm]``.
 
@@ -59,15 +80,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     model: str
-    instances: Positive = 1
+    instances: Few = 1
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32
     max_model_tokens: Annotated[int, Meta(ge=0)] = 0
     max_running: Positive = 64
     max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    threads: Positive = 1
-    tensor_parallel: Positive = 1
+    threads: Few = 1
+    tensor_parallel: Annotated[int, Meta(ge=1, le=128)] = 1
     visible_devices: tuple[str, ...] = ()
     enforce_eager: bool = True
     start_timeout_s: Seconds = 180.0
@@ -134,20 +155,33 @@ def read_model_info(model_dir: Path, max_model_tokens: int) -> ModelInfo:
         ConfigError: there is no such model, or ``max_model_tokens`` is more than it can take.
     """
     path = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise ConfigError(f"engine.vllm.model: {model_dir} is no directory; {NAME_A_MODEL}")
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"engine.vllm.model: {path} cannot be read: {error}") from error
-    text = config.get("text_config", config)
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"engine.vllm.model: {path} cannot be read: {flaw(error)}; {NAME_A_MODEL}"
+        ) from error
     try:
-        vocab_size, limit = int(text["vocab_size"]), int(text["max_position_embeddings"])
-    except KeyError as error:
-        raise ConfigError(f"engine.vllm.model: {path} does not say {error}") from error
+        config = msgspec.json.decode(raw, type=ModelConfig)
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"engine.vllm.model: {path} is no model's configuration: {flaw(error, raw)}; {NAME_A_MODEL}"
+        ) from error
+    text = config.text_config or config
+    for name in ("vocab_size", "max_position_embeddings"):
+        if getattr(text, name) is None:
+            raise ConfigError(f"engine.vllm.model: {path} does not say {name!r}; {NAME_A_MODEL}")
+    assert text.vocab_size is not None
+    assert text.max_position_embeddings is not None
+    limit = text.max_position_embeddings
     if max_model_tokens > limit:
         raise ConfigError(
-            f"engine.vllm.max_model_tokens = {max_model_tokens}, but the model in {model_dir} takes {limit}"
+            f"engine.vllm.max_model_tokens = {max_model_tokens}, but the model in {model_dir} takes {limit};"
+            " lower it"
         )
-    return ModelInfo(vocab_size, max_model_tokens or limit)
+    return ModelInfo(text.vocab_size, max_model_tokens or limit, MAX_TEMPERATURE)
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +31,16 @@ class WorkerProcess:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         log_path: Path,
+        log_start: int,
+        scratch: Path,
     ) -> None:
+        self.scratch = scratch
+        """A directory of the worker's own, gone with it."""
+        self.received_bytes = 0
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._log_path = log_path
+        self._log_path, self._log_start = log_path, log_start
         self._loop = asyncio.get_running_loop()
         self._frames: Frames[FromWorker] = Frames(FromWorker)
         self._outbox: list[bytes] = []
@@ -43,9 +50,11 @@ class WorkerProcess:
     async def spawn(cls, environment: Mapping[str, str], log_path: Path) -> WorkerProcess:
         """Start a worker; its output is appended to ``log_path``."""
         ours, theirs = socket.socketpair()
+        arguments = ("seer_vllm.worker", str(theirs.fileno()), str(os.getpid()))
         with theirs, log_path.open("ab") as log:
+            log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "seer_vllm.worker", str(theirs.fileno()), str(os.getpid())),
+                *(sys.executable, "-P", "-m", *arguments),  # -P: nothing is imported from where it runs
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -54,7 +63,8 @@ class WorkerProcess:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return cls(process, reader, writer, log_path)
+        scratch = Path(tempfile.mkdtemp(prefix="seer-vllm-"))
+        return cls(process, reader, writer, log_path, log_start, scratch)
 
     @property
     def pid(self) -> int:
@@ -81,6 +91,7 @@ class WorkerProcess:
                 raise EOFError from error
             if not data:
                 raise EOFError
+            self.received_bytes += len(data)
             messages = list(self._frames.feed(data))
             for message in messages:
                 if isinstance(message, Fatal):
@@ -108,14 +119,15 @@ class WorkerProcess:
                 self._signal(then)
         self._signal(signal.SIGKILL)
         self._writer.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
         return self._reason()
 
     def last_words(self) -> str:
-        """Return the last lines of the log, unless the worker said itself what was wrong."""
+        """Return the last lines of its log, unless the worker said itself what was wrong."""
         if self._fatal is not None:
             return f"its log is {self._log_path}"
         with self._log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join([f"the last lines of {self._log_path}:", *lines[-LOG_TAIL_LINES:]])
 

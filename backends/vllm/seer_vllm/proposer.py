@@ -2,12 +2,11 @@
 
 vLLM calls its proposer after each step, with the tokens just sampled.  ``Drafting`` is what both kinds share:
 the time they take, the switch to made-up drafts while steps are measured, and what happens when they fail.
-A method that fails is not called again; the instance goes on without drafts, and says so in its telemetry.
+A method that fails is not called again; the instance goes on without drafts, and tells the runtime why.
 """
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from seer_core.drafting import DraftBatch, DraftSource, SourceSpec
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_vllm.loader import Kind
+from seer_vllm.troubles import Troubles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,6 +69,7 @@ class Drafting:
         self.draft_tokens = draft_tokens
         self.seconds = 0.0
         self.failed = False
+        self.troubles = Troubles("drafting")
         self.made_up: int | None = None
         """While it is not None: so many tokens of no meaning for everyone, instead of drafts."""
         self._nonsense: list[int] = np.random.default_rng(0).integers(0, vocab_size, 1 << 12).tolist()
@@ -90,10 +91,10 @@ class Drafting:
             self.seconds += perf_counter() - begun
 
     def fail(self, error: Exception) -> None:
-        """Draft no more, and say why."""
+        """Draft no more, and tell why."""
         self.failed = True
-        print("drafting failed; the instance goes on without drafts", file=sys.stderr)
         traceback.print_exception(error)
+        self.troubles.tell(f"the draft source failed: {type(error).__name__}: {error}")
 
     def _make_up(self, tokens: int) -> list[int]:
         self._offset = (self._offset + tokens) % (len(self._nonsense) - self.draft_tokens)

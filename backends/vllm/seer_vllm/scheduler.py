@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -64,6 +65,9 @@ class AccountingScheduler(Scheduler):
             for request_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items()
             if (account := self._accounts.get(request_id)) is not None
         ]
+        logprobs = model_runner_output.logprobs
+        if isinstance(self.connector, StoreConnector) and logprobs is not None:
+            self.connector.saves = bool(np.isfinite(logprobs.logprobs).all())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for account, drafts, before in drafted:
             kept = account.request.output_token_ids[before:]

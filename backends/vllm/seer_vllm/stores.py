@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 from seer_core.kv import KVStore
+from seer_core.ports import tell_nobody
 from seer_vllm.loader import Kind
 
 __all__ = ["STORE", "Guarded"]
@@ -20,17 +20,17 @@ STORE: Kind[KVStore] = Kind("KV store", KVStore, 'correct what [seer].kv_pool na
 class Guarded:
     """A store, as long as it works; without it everything is a miss."""
 
-    def __init__(self, store: KVStore | None) -> None:
-        self._store = store
+    def __init__(self, store: KVStore | None, tell: Callable[[str], None] = tell_nobody) -> None:
+        self._store, self._tell = store, tell
 
     def ask(self, work: Callable[[KVStore], T], otherwise: T) -> T:
-        """Do something with the store; give the store up if that raises, and say so."""
+        """Do something with the store; give the store up if that raises, and tell."""
         if self._store is None:
             return otherwise
         try:
             return work(self._store)
-        except Exception:
-            traceback.print_exc()
-            print("the KV pool failed; this instance goes on without it", file=sys.stderr, flush=True)
+        except Exception as error:
+            traceback.print_exception(error)
             self._store = None
+            self._tell(f"the KV store failed: {type(error).__name__}: {error}")
             return otherwise

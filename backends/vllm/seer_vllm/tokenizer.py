@@ -9,13 +9,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from seer_core.errors import PromptError
+from seer_core.errors import ConfigError, PromptError, SeerError
+from seer_core.reading import Form, flaw, read_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
 
 __all__ = ["ModelTokenizer"]
+
+
+REMEDY = "copy the model's files anew"
+
+_CONFIG = Form[dict[str, Any]](dict[str, Any], "no tokenizer's configuration", REMEDY, ConfigError)
 
 
 class ModelTokenizer:
@@ -26,12 +32,20 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
-        return list(self._tokenizer.encode(text).ids)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the ids of a chat, with the model's template and the generation prompt."""
         text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except SeerError:
+            raise
+        except Exception as error:  # the library raises no other kind
+            raise PromptError(f"the tokenizer in {self._dir} refused the text: {flaw(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
@@ -41,18 +55,28 @@ class ModelTokenizer:
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(self._dir / "tokenizer.json"))
+        path = self._dir / "tokenizer.json"
+        raw = read_bytes(path, REMEDY, ConfigError)
+        try:
+            return Tokenizer.from_buffer(raw)
+        # The library raises bare exceptions, and where Rust panics what is no Exception.
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ConfigError(f"{path} is no tokenizer: {flaw(error, raw)}; {REMEDY}") from error
 
     @cached_property
     def _config(self) -> dict[str, Any]:
         path = self._dir / "tokenizer_config.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return _CONFIG.read(path) if path.exists() else {}
 
     @property
     def _special_tokens(self) -> dict[str, str]:
         """The named special tokens, which chat templates refer to."""
         named = {key: value for key, value in self._config.items() if key.endswith("_token")}
-        plain = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+        plain = {
+            key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()
+        }
         return {key: value for key, value in plain.items() if isinstance(value, str)}
 
     @cached_property
@@ -62,7 +86,10 @@ class ModelTokenizer:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         path = self._dir / "chat_template.jinja"
-        source = path.read_text() if path.exists() else self._config.get("chat_template")
+        try:
+            source = path.read_text("utf-8") if path.exists() else self._config.get("chat_template")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is no chat template: {flaw(error)}; {REMEDY}") from error
         if not isinstance(source, str):
             raise PromptError(f"{self._dir} has no chat template; give prompts as text or token ids")
 
@@ -75,4 +102,8 @@ class ModelTokenizer:
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        return environment.from_string(source)
+        try:
+            return environment.from_string(source)
+        # Jinja raises TemplateSyntaxError, or what Python's own compiler makes of what it generates.
+        except Exception as error:
+            raise ConfigError(f"{self._dir}: its chat template is broken: {flaw(error)}; {REMEDY}") from error

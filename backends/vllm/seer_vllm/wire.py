@@ -15,6 +15,7 @@ from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.kv import StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.reading import UNREADABLE, flaw
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -34,6 +35,7 @@ __all__ = [
     "Start",
     "Submit",
     "ToWorker",
+    "Troubled",
     "UpdateWeights",
     "WireError",
     "encode",
@@ -50,11 +52,12 @@ class WireError(Exception):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message: build the engine."""
+    """The first message: build the engine; files that need not outlive it belong into ``scratch``."""
 
     instance_id: str
     engine_args: dict[str, Any]
     report_interval_s: float
+    scratch: str
     source: SourceSpec | None = None
     store: StoreSpec | None = None
 
@@ -134,10 +137,21 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):
-    """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked."""
+    """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked.
+
+    ``fingerprint`` stands for the weights just loaded.
+    """
 
     refusal: str | None = None
     step_times: StepTimes | None = None
+    fingerprint: str | None = None
+
+
+class Troubled(msgspec.Struct, frozen=True, tag=True):
+    """A part of the instance, ``drafting`` or ``kv_pool``, fails; the instance works on without it."""
+
+    what: str
+    reason: str
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
@@ -146,14 +160,21 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker = Ready | Finished | Failed | Load | Called | Fatal
+FromWorker = Ready | Finished | Failed | Load | Called | Troubled | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """Return ``message`` as one frame."""
-    body = _encoder.encode(message)
+    """Return ``message`` as one frame.
+
+    Raises:
+        WireError: it is too long, or nested too deeply.
+    """
+    try:
+        body = _encoder.encode(message)
+    except RecursionError as error:
+        raise WireError(f"a {type(message).__name__} is nested too deeply") from error
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
     return len(body).to_bytes(HEADER_BYTES, "big") + body
@@ -184,6 +205,6 @@ class Frames(Generic[Message]):
             del self._buffer[:end]
             try:
                 message = self._decoder.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise WireError(f"not a message: {error}") from error
+            except UNREADABLE as error:
+                raise WireError(f"not a message: {flaw(error)}") from error
             yield message

@@ -1,4 +1,4 @@
-"""The process of one instance: ``python -m seer_vllm.worker FD PARENT_PID``.
+"""The process of one instance: ``python -P -m seer_vllm.worker FD PARENT_PID``.
 
 A plain loop around vLLM's synchronous engine, whose core runs in this very process: take every message
 that has arrived, make one step, send what has finished.
@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from seer_vllm.wire import (
     Submit,
     ToWorker,
     UpdateWeights,
+    WireError,
     encode,
 )
 
@@ -52,9 +54,10 @@ class Link:
         self._socket = connection
         self._frames: Frames[ToWorker] = Frames(ToWorker)
 
-    def send(self, message: FromWorker) -> None:
-        """Send one message."""
-        self._socket.sendall(encode(message))
+    def send(self, *messages: FromWorker) -> None:
+        """Send messages, in order."""
+        if messages:
+            self._socket.sendall(b"".join(map(encode, messages)))
 
     def receive(self, *, wait: bool) -> list[ToWorker]:
         """Return every message that has arrived; with ``wait``, at least some bytes' worth.
@@ -89,7 +92,7 @@ def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
                 case ResetCache():
                     link.send(Called(instance.reset_cache()))
                 case UpdateWeights(source, version):
-                    link.send(Called(instance.update_weights(source, version)))
+                    link.send(instance.update_weights(source, version))
                 case MeasureSteps(batch, draft_tokens, context_tokens):
                     link.send(instance.measure_steps(batch, draft_tokens, context_tokens))
                 case Shutdown():
@@ -98,10 +101,13 @@ def serve(link: Link, instance: Instance, report_interval_s: float) -> None:
                     raise ValueError("started twice")
         if not instance.busy:
             continue
-        for result in instance.step():
-            link.send(result)
-        if not instance.busy or monotonic() >= next_report:
-            link.send(instance.load())
+        results = instance.step()
+        report = not instance.busy or monotonic() >= next_report
+        load = [instance.load()] if report else []
+        # Troubles first: the rollout may be over, and summed up, with the last result.
+        troubles = instance.troubles() if results or report else []
+        link.send(*troubles, *results, *load)
+        if report:
             next_report = monotonic() + report_interval_s
 
 
@@ -117,14 +123,16 @@ def main(fd: int, parent_pid: int) -> int:
             raise ValueError("the first message must be Start, alone")
         if start.source is not None:
             speculative_config(start.source)  # complains before vLLM is imported, which takes seconds
+        from seer_vllm import patches
         from seer_vllm.instance import Instance
 
+        patches.install(Path(start.scratch))
         instance = Instance(start)
-        link.send(Ready(instance.info))
+        link.send(*instance.troubles(), Ready(instance.info))
         serve(link, instance, start.report_interval_s)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
-    except EngineError as error:
+    except (EngineError, WireError) as error:
         link.send(Fatal(str(error)))
         return 1
     except Exception:

@@ -19,7 +19,7 @@ from seer_vllm.engine import VllmEngine
 from seer_vllm.plugin import Settings, VllmPool, seer_make_engines
 
 from seer_core.drafting import SourceSpec, StepTimes
-from seer_core.events import InstanceReported
+from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.hookspecs import Startup
 from seer_core.kv import KVPool
 from seer_core.model import Sampling
@@ -35,8 +35,11 @@ MAX_MODEL_TOKENS = 1024
 STEP_TIMES = StepTimes((1,), (0,), ((0.001,),))
 
 
-def write_model(directory: Path, seed: int) -> Path:
-    """Write a random float32 Qwen3 with a word-level tokenizer; its logits are as spread as a real one's."""
+def write_model(directory: Path, seed: int, tied: bool = False) -> Path:
+    """Write a random float32 Qwen3 with a word-level tokenizer; its logits are as spread as a real one's.
+
+    ``tied``: its output head is its embeddings.
+    """
     safetensors = pytest.importorskip("safetensors.numpy")
     tokenizers = pytest.importorskip("tokenizers")
     random = np.random.default_rng(seed)
@@ -48,10 +51,11 @@ def write_model(directory: Path, seed: int) -> Path:
         return np.ones(size, np.float32)
 
     weights = {
-        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN, 4),
+        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN, 2 if tied else 4),
         "model.norm.weight": ones(HIDDEN),
-        "lm_head.weight": matrix(VOCAB, HIDDEN, 2),
     }
+    if not tied:
+        weights["lm_head.weight"] = matrix(VOCAB, HIDDEN, 2)
     for layer in range(LAYERS):
         p = f"model.layers.{layer}."
         weights |= {
@@ -83,7 +87,7 @@ def write_model(directory: Path, seed: int) -> Path:
         "rope_theta": 10000.0,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
         "torch_dtype": "float32",
         "eos_token_id": EOS,
         "bos_token_id": 1,
@@ -112,6 +116,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two models that differ in their weights only."""
     root = tmp_path_factory.mktemp("models")
     return write_model(root / "a", 1), write_model(root / "b", 2)
+
+
+@pytest.fixture(scope="session")
+def tied_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models whose output heads are their embeddings, and that differ in their weights only."""
+    root = tmp_path_factory.mktemp("tied")
+    return write_model(root / "a", 1, tied=True), write_model(root / "b", 2, tied=True)
 
 
 @pytest.fixture(scope="session")
@@ -157,6 +168,7 @@ class Harness:
         self.engine.share_kv(kv_pool)
         self.group = "group"
         self.reports: list[InstanceReported] = []
+        self.troubles: list[InstanceTroubled] = []
         self.losses: list[str] = []
         self.failures: dict[str, str] = {}
         self.outputs: dict[str, ChunkOutput] = {}
@@ -180,6 +192,10 @@ class Harness:
 
     def reported(self, report: InstanceReported) -> None:
         self.reports.append(report)
+        self._happened.set()
+
+    def troubled(self, trouble: InstanceTroubled) -> None:
+        self.troubles.append(trouble)
         self._happened.set()
 
     def lost(self, instance_id: str, reason: str) -> None:

@@ -2,15 +2,22 @@
 
 import json
 import random
+import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
+from seer_vllm.blocks import Layers
+
+from seer_core.errors import EngineError
 
 VOCAB = 128
 
 
 class Scripted:
-    """Drafts as the name of the group says: perfect, garbage, mixed, raise, beyond, foreign; else nothing.
+    """Drafts as the name of the group says: perfect, garbage, mixed, complain, raise, beyond,
+    foreign; else nothing.
 
     ``perfect`` and ``mixed`` read the responses from the file ``answers.json``, a list by seed.
     """
@@ -24,6 +31,8 @@ class Scripted:
         self.answers = {}
         self.handle = 0
         self.proposals = 0
+        if "complaint" in settings:
+            host.tell(settings["complaint"])
         self.note("made", host.draft_tokens, host.vocab_size, host.max_running, host.max_model_tokens)
 
     def note(self, *words):
@@ -68,6 +77,8 @@ class Scripted:
             case "mixed":
                 true = self.answers[handle][length : length + self.random.randint(0, limit)]
                 return [token if self.random.random() < 0.8 else 7 for token in true]
+            case "complain":
+                self.host.tell("no idea for chunk of seed 0")
             case "raise":
                 raise ValueError("no draft today")
             case "foreign":
@@ -106,3 +117,76 @@ class Broken(Scripted):
 
     def __init__(self, settings, host):
         raise RuntimeError("the draft server is not there")
+
+
+class Saboteur(Scripted):
+    """Breaks its worker from within, where a test could not reach.
+
+    Each new weights are loaded with a fault for every kind there is, first; what became of that is written to
+    ``faults.json``.  The KV of the first chunk of the group ``poisoned`` becomes NaN in one step.
+    """
+
+    def __init__(self, settings, host):
+        super().__init__(settings, host)
+        from seer_vllm import sampling, weights
+
+        self.load = weights.load
+        self.weights = weights
+        weights.load = self.load_with_faults
+        positions = sampling.KeyedSampler._positions
+
+        def poison_and_go_on(sampler, device):
+            self.poison(sampler._runner)
+            return positions(sampler, device)
+
+        sampling.KeyedSampler._positions = poison_and_go_on
+
+    def load_with_faults(self, worker, path, version):
+        faults = {}
+        old = worker.vllm_config.model_config.model
+        for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head", "nothing"):
+            self.load(worker, old, version)
+            try:
+                with self.stale(worker, name):
+                    faults[name] = self.load(worker, path, version)
+            except EngineError as error:
+                faults[name] = str(error)
+        (self.notes / "faults.json").write_text(json.dumps(faults))
+        return self.load(worker, path, version)
+
+    @contextmanager
+    def stale(self, worker, name):
+        """Let a layer of this name keep the packed copy of its old weights."""
+        from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+        if name == "lm_head":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(self.weights, "_tied", lambda layers: [])
+                yield
+            return
+        modules = worker.model_runner.get_model().named_modules()
+        broken = [layer for path, layer in modules if re.fullmatch(rf"model\.layers\.2\..*{name}", path)]
+        pack = UnquantizedLinearMethod.process_weights_after_loading
+
+        def forgetful(method, layer):
+            old = layer.cpu_linear
+            pack(method, layer)
+            if layer in broken:
+                layer.cpu_linear = old
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UnquantizedLinearMethod, "process_weights_after_loading", forgetful)
+            yield
+
+    def poison(self, runner):
+        done = self.notes / "poisoned"
+        if not done.exists():
+            for id in runner.input_batch.req_ids:
+                request = runner.requests[id]
+                if request.sampling_params.extra_args.get("group") == "poisoned":
+                    layers = {str(number): layer for number, layer in enumerate(runner.kv_caches)}
+                    kv = Layers(layers, runner.kv_cache_config.num_blocks)
+                    block_ids = request.block_ids[0]
+                    nothing = np.full(kv.read(block_ids).shape, 0xFF, np.uint8)  # which is NaN in every dtype
+                    kv.write(block_ids, nothing)
+                    done.touch()

@@ -75,11 +75,12 @@ def test_a_store_that_fails_is_not_asked_again(capsys):
             self.asked += 1
             raise RuntimeError("out of order")
 
-    store = Broken()
-    guarded = Guarded(store)
+    store, told = Broken(), []
+    guarded = Guarded(store, told.append)
     assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
     assert store.asked == 1
-    assert "goes on without it" in capsys.readouterr().err
+    assert told == ["the KV store failed: RuntimeError: out of order"]
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A real vLLM with drafts: the same tokens as without, in fewer steps, and an honest account of them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -219,10 +220,25 @@ def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, n
     assert harness.whole(prompts(4), PLAIN, 80) == expected
     harness.run(harness.engine.reset_cache())
     assert harness.reports[-1].drafting == {"failed": 1.0}
-    log = harness.engine._launch.log_path.read_text()
-    assert log.count("drafting failed; the instance goes on without drafts") == 1
-    assert log.count("ValueError: no draft today") == 1
+    [trouble] = harness.troubles
+    assert (trouble.instance_id, trouble.what) == ("vllm-0", "drafting")
+    assert trouble.reason == "the draft source failed: ValueError: no draft today"
     harness.run(harness.engine.stop())
+    log = Path(trouble.log)  # kept, for there was trouble
+    assert log.read_text().count("ValueError: no draft today") == 1
+    log.unlink()
+    log.parent.rmdir()
+
+
+def test_a_source_tells_what_it_lacks_before_its_instance_is_ready_and_later(start, models, notes, prompts):
+    settings = {"notes": str(notes), "complaint": "the draft server is far away"}
+    harness = start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 2, TIMES))
+    assert [(each.what, each.reason) for each in harness.troubles] == [("drafting", settings["complaint"])]
+    harness.group = "complain"
+    harness.whole(prompts(4), PLAIN, 40)
+    assert [each.reason for each in harness.troubles[1:]] == ["no idea for chunk of seed 0"]
+    harness.run(harness.engine.stop())
+    assert Path(harness.troubles[0].log).exists()
 
 
 @pytest.mark.parametrize(

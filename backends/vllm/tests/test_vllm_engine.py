@@ -1,11 +1,13 @@
 """A real vLLM: the same tokens however the work is cut, and an honest account of the work."""
 
+import math
 from pathlib import Path
 
 import pytest
+from seer_vllm.plugin import MAX_TEMPERATURE
 
 from seer_core.errors import EngineError
-from seer_core.model import Sampling
+from seer_core.model import GroupContext, InstanceStatus, Request, Sampling
 
 pytestmark = pytest.mark.engine
 
@@ -79,16 +81,17 @@ def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts
     too_long = roomy.job(prompt, 1024, 0, PLAIN)
     empty = roomy.job([], 5, 0, PLAIN)
     foreign = roomy.job([5000], 5, 0, PLAIN)
-    hot = roomy.job(prompt, 5, 0, Sampling(-1.0))
-    fine = roomy.job(prompt, 5, 0, PLAIN)
-    for job in (too_long, empty, foreign, hot, fine):
+    cold = roomy.job(prompt, 5, 0, Sampling(-1.0))
+    hot = roomy.job(prompt, 5, 0, Sampling(math.nextafter(MAX_TEMPERATURE, math.inf)))
+    fine = roomy.job(prompt, 5, 0, Sampling(MAX_TEMPERATURE))
+    jobs = (too_long, empty, foreign, cold, hot, fine)
+    for job in jobs:
         roomy.engine.submit(job)
-    roomy.run(
-        roomy.until(lambda: all(job.id in roomy.answers for job in (too_long, empty, foreign, hot, fine)))
-    )
+    roomy.run(roomy.until(lambda: all(job.id in roomy.answers for job in jobs)))
     assert roomy.failures[too_long.id] == "the chunk needs 1064 tokens, max_model_tokens is 1024"
     assert "vLLM refuses the chunk" in roomy.failures[empty.id]
     assert "vLLM refuses the chunk" in roomy.failures[foreign.id]
+    assert "temperature" in roomy.failures[cold.id]
     assert "temperature" in roomy.failures[hot.id]
     assert len(roomy.outputs[fine.id].token_ids) == 5
 
@@ -116,9 +119,35 @@ def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
     assert (idle.running, idle.waiting, idle.kv_usage) == (0, 0, 0.0)
 
 
-def test_preemptions_change_no_token_and_are_accounted_for(start, models, roomy, prompts):
+@pytest.fixture(scope="module")
+def tight(start, models):
+    """An instance of the first model with KV memory for few."""
     per_token = 4 * 2 * 2 * 32 * 4
     tight = start(models[0], max_model_tokens=512, kv_cache_bytes=900 * per_token)
+    yield tight
+    tight.run(tight.engine.stop())
+
+
+def test_as_many_siblings_as_can_reserve_run_together_and_none_is_preempted(tight, prompts):
+    tight.run(tight.engine.reset_cache())
+    tight.reports.clear()
+    [prompt] = prompts(1, tokens=321)
+    status, group = InstanceStatus(tight.info, 0), GroupContext("g", 0, 16, len(prompt), 63)
+    jobs = []
+    while status.footprint(Request("g", 0, 0, group), 63) <= status.free_kv_tokens:
+        status.reserved_kv_tokens += status.footprint(Request("g", 0, 0, group), 63)
+        group.in_flight = {status.id: len(jobs) + 1}
+        jobs.append(tight.job(prompt, 63, len(jobs), PLAIN))
+    # Ten blocks of prompt for all of them and two for each; without sharing two would fit.
+    assert len(jobs) == (27 - 10) // 2
+    outputs = tight.run(tight.chunks(jobs))
+    assert [output.preemptions for output in outputs] == [0] * len(jobs)
+    assert sorted(output.cached_tokens for output in outputs) == [0] + [320] * (len(jobs) - 1)
+    assert max(report.running for report in tight.reports) == len(jobs)
+
+
+def test_preemptions_change_no_token_and_are_accounted_for(tight, roomy, prompts):
+    tight.outputs.clear()
     assert tight.info.kv_capacity_tokens == (900 // BLOCK - 1) * BLOCK
     assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
     outputs = list(tight.outputs.values())
@@ -127,7 +156,6 @@ def test_preemptions_change_no_token_and_are_accounted_for(start, models, roomy,
     for output in outputs:
         once = output.prefilled_tokens + len(output.token_ids) - 1
         assert (output.computed_tokens > once) == (output.preemptions > 0)
-    tight.run(tight.engine.stop())
 
 
 def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts):

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec import structs
 
 from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.kv import StoreSpec
 from seer_core.model import Sampling
 
 pytestmark = pytest.mark.engine
@@ -169,11 +171,15 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     b.group = "mixed"
 
 
-def test_an_instance_says_what_a_token_of_kv_takes_and_where_it_is_shared_what_a_move_costs(pair, roomy):
+def test_an_instance_says_what_a_token_a_step_and_a_chunk_take_and_what_a_move_costs_where_kv_is_shared(
+    pair, roomy
+):
     for here in (*pair, roomy):
         assert here.info.kv_bytes_per_token == BLOCK_BYTES // BLOCK
-    for here in pair:
         assert here.info.prefill_s_per_token > 0
+        assert here.info.step_s > 0
+        assert min(here.info.chunk_s, here.info.chunk_s_per_token) >= 0
+    for here in pair:
         assert here.info.fetch_s_per_token is not None
         assert 0 <= here.info.move_cost <= 1
     assert roomy.info.fetch_s_per_token is None
@@ -252,6 +258,23 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, co
         first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
     ] == expected
     assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+
+
+def test_an_instance_tells_what_its_store_complains_of_and_that_it_is_given_up(start, models, roomy, prompts):
+    class Pool:
+        def store(self, instance_id):
+            return StoreSpec("kv_stores:Failing", {})
+
+    harness = start(models[0], kv_pool=Pool())
+    assert [each.reason for each in harness.troubles] == ["the pool's disk is full"]
+    expected = roomy.whole(prompts(4), PLAIN, 100)
+    assert harness.divided(prompts(4), PLAIN, 100, chunk_tokens=40) == expected
+    assert [(each.instance_id, each.what, each.reason) for each in harness.troubles[1:]] == [
+        ("vllm-0", "kv_pool", "the KV store failed: OSError: the pool is gone")
+    ]
+    harness.run(harness.engine.stop())
+    log = Path(harness.troubles[0].log)
+    assert log.read_text().count("OSError: the pool is gone") == 1
 
 
 def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_pool, models, roomy, prompts):

@@ -1,12 +1,16 @@
 """A worker's life: it starts in time or says why not, its death is noticed once, it leaves nothing behind."""
 
+import asyncio
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from seer_core.drafting import SourceSpec, StepTimes
@@ -38,7 +42,26 @@ def is_group_empty(group):
     return False
 
 
-def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, prompts):
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """An empty directory that is the temporary one, here and in workers started from now on."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def left_in(directory):
+    """Return the files in a directory, caches of what is compiled aside."""
+    return [
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and not path.relative_to(directory).parts[0].startswith("torchinductor")
+    ]
+
+
+def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, prompts, temporary):
     harness = start(models[0])
     before = harness.whole(prompts(3), PLAIN, 60)
     first, job = harness.engine.pid, harness.job(prompts(1)[0], 500, 0, PLAIN)
@@ -48,6 +71,8 @@ def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, promp
     assert harness.losses == ["killed by SIGKILL"]
     assert harness.engine.pid is None
     assert is_group_empty(first)
+    log = harness.engine._launch.log_path
+    assert left_in(temporary) == [log]
     with pytest.raises(EngineError, match="ResetCache on instance 'vllm-0': it is not running"):
         harness.run(harness.engine.reset_cache())
 
@@ -60,6 +85,7 @@ def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, promp
     harness.run(harness.engine.stop())
     harness.run(harness.engine.stop())
     assert is_group_empty(second)
+    assert left_in(temporary) == [log]
     assert harness.losses == ["killed by SIGKILL"]
     assert job.id not in harness.answers
 
@@ -74,6 +100,49 @@ def test_a_loss_ends_a_control_call_that_waits(start, models):
     assert len(harness.losses) == 1
 
 
+@pytest.fixture
+def impatient(roomy):
+    """The shared instance, that may be silent for three seconds."""
+    launch = roomy.engine._launch
+    roomy.engine._launch = attrs.evolve(launch, silence_timeout_s=3.0)
+    roomy.run(roomy.engine.reset_cache())  # the wait under way, of the old length, ends
+    yield roomy
+    roomy.engine._launch = launch
+
+
+def test_an_instance_outlives_an_event_loop_that_does_not_listen(impatient, prompts):
+    expected = impatient.whole(prompts(8), PLAIN, 200)
+
+    async def block():
+        jobs = [impatient.job(prompt, 200, seed, PLAIN) for seed, prompt in enumerate(prompts(8))]
+        for job in jobs:
+            impatient.engine.submit(job)
+        for _ in range(2):
+            await asyncio.sleep(0)
+            time.sleep(3.5)  # a reward that computes, say
+        await impatient.until(lambda: all(job.id in impatient.answers for job in jobs))
+        return [impatient.outputs[job.id].token_ids for job in jobs]
+
+    assert impatient.run(block()) == expected
+    assert impatient.losses == []
+
+
+def test_idle_time_is_no_silence(impatient, prompts):
+    impatient.run(asyncio.sleep(2.6))
+    os.kill(impatient.engine.pid, signal.SIGSTOP)
+    job = impatient.job(prompts(1)[0], 20, 0, PLAIN)
+
+    async def pause():
+        impatient.engine.submit(job)
+        await asyncio.sleep(1.2)
+        os.kill(impatient.engine.pid, signal.SIGCONT)
+        await impatient.until(lambda: job.id in impatient.answers or bool(impatient.losses))
+
+    impatient.run(pause())
+    assert impatient.losses == []
+    assert job.id in impatient.outputs
+
+
 def test_a_worker_that_falls_silent_while_it_has_chunks_is_lost(start, models, prompts):
     harness = start(models[0], silence_timeout_s=5.0)
     harness.whole(prompts(2), PLAIN, 20)
@@ -85,13 +154,13 @@ def test_a_worker_that_falls_silent_while_it_has_chunks_is_lost(start, models, p
     assert is_group_empty(worker)
 
 
-def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models, tmp_path):
+def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models, prompts):
     harness = start(models[0])
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(EngineError, match=r"(?s)UpdateWeights on instance 'vllm-0': .*SafetensorError"):
-        harness.run(harness.engine.update_weights(str(tmp_path), 1))
+    harness.engine.submit(harness.job(prompts(1)[0], 500, 2**63, PLAIN))  # a seed that no tensor can hold
+    harness.run(harness.until(lambda: bool(harness.losses)))
     [reason] = harness.losses
-    assert "SafetensorError" in reason
+    assert "sampling.py" in reason
+    assert "ValueError: Overflow" in reason
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two CPUs")
@@ -108,12 +177,53 @@ def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
     assert harness.divided(prompts(3), PLAIN, 40, chunk_tokens=16) == whole == without
     assert any(output.drafted_at for output in harness.outputs.values())
     assert harness.reports[-1].drafting["proposals"] > 0
+    harness.group = "raise"
+    assert harness.whole(prompts(3), PLAIN, 40) == without
+    assert [each.reason for each in harness.troubles] == [
+        "the draft source failed: ValueError: no draft today"
+    ]
+    before, harness.group = harness.info.fingerprint, "group"
+    assert harness.run(harness.engine.update_weights(str(models[0]), 0)) == before
+    assert harness.whole(prompts(3), PLAIN, 40) == whole
+    assert harness.run(harness.engine.update_weights(str(models[1]), 0)) != before
     leader = harness.engine.pid
     children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
     assert len(children) >= 2
     harness.kill()
     harness.run(harness.until(lambda: bool(harness.losses)))
     assert all(wait_until_dead(pid) for pid in children)
+
+
+def test_nothing_is_imported_from_where_a_worker_runs(loop, make_pool, models, tmp_path, monkeypatch):
+    for name in ("msgspec", "numpy", "structlog", "torch", "vllm"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was here')")
+    monkeypatch.chdir(tmp_path)
+    pool = make_pool(models[0], engine_args={"no_such_argument": 1})
+    with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
+        loop.run_until_complete(pool.engines[0].start(None))
+
+
+def test_the_last_lines_are_those_of_the_life_that_ended(loop, make_pool, models, tmp_path):
+    log = tmp_path / "vllm-0.log"
+    log.write_text("what an earlier life said\n")
+    pool = make_pool(models[0], start_timeout_s=0.2, log_dir=str(tmp_path))
+    with pytest.raises(EngineError, match="not ready after") as caught:
+        loop.run_until_complete(pool.engines[0].start(None))
+    assert f"the last lines of {log}:" in str(caught.value)
+    assert "earlier life" not in str(caught.value)
+    assert log.read_text().startswith("what an earlier life said\n")
+
+
+def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make_pool, models):
+    deep = None
+    for _ in range(100_000):
+        deep = [deep]
+    pool = make_pool(models[0])
+    [engine] = pool.engines
+    engine._launch = attrs.evolve(engine._launch, engine_args={"hf_overrides": deep})
+    with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
+        loop.run_until_complete(engine.start(None))
+    assert engine.pid is None
 
 
 def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_pool, models):
@@ -123,10 +233,20 @@ def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_pool, mo
     assert pool.engines[0].pid is None
 
 
-def test_too_little_kv_memory_fails_the_start_in_vllms_words(loop, make_pool, models):
+def test_too_little_kv_memory_fails_the_start_in_bytes_and_tokens(loop, make_pool, models):
     pool = make_pool(models[0], kv_cache_bytes=1 << 20)
-    with pytest.raises(EngineError, match="KV cache"):
+    with pytest.raises(EngineError) as caught:
         loop.run_until_complete(pool.engines[0].start(None))
+    block = 32 * 2048
+    missing = 1024 * 2048 - ((1 << 20) - block)
+    for fact in (
+        "a request of max_model_tokens = 1024 takes 2,097,152 bytes",
+        f"{(1 << 20) - block:,} are there",
+        "hold 480 tokens",
+        f"raise kv_cache_bytes by {missing:,}, or lower max_model_tokens to 480",
+    ):
+        assert fact in str(caught.value)
+    assert "Traceback" not in str(caught.value)
 
 
 def test_a_start_that_takes_too_long_is_ended(loop, make_pool, models):

@@ -15,6 +15,8 @@ class Worker:
 
     pid = 0
 
+    received_bytes = 0
+
     def __init__(self):
         self.word = asyncio.get_running_loop().create_future()
         self.ended = False

@@ -6,6 +6,7 @@ import sys
 
 import msgspec
 import pytest
+from seer_vllm.doctor import on_cpu
 from seer_vllm.plugin import (
     Settings,
     engine_args,
@@ -14,10 +15,13 @@ from seer_vllm.plugin import (
     share_devices,
     worker_environment,
 )
+from seer_vllm.tokenizer import ModelTokenizer
 
+from seer_core.config import RolloutTable
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup
 from seer_core.ports import Engine, EnginePool, ModelInfo, Tokenizer
+from seer_core.prompts import read_prompts
 
 
 def settings(**fields):
@@ -41,7 +45,9 @@ def test_a_wrong_setting_is_named(fields, complaint):
 
 
 def test_the_model_is_described_from_its_config(models):
-    assert read_model_info(models[0], 0) == ModelInfo(vocab_size=128, max_model_tokens=8192)
+    assert read_model_info(models[0], 0) == ModelInfo(
+        vocab_size=128, max_model_tokens=8192, max_temperature=2.0
+    )
     assert read_model_info(models[0], 512).max_model_tokens == 512
 
 
@@ -130,3 +136,93 @@ print({{"torch", "vllm", "transformers"}} & set(sys.modules))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+HUB_NAME = "Qwen/Qwen3-0.6B"
+
+
+def test_a_hub_name_is_told_that_nothing_is_downloaded(tmp_path):
+    with pytest.raises(ConfigError, match=r"is no directory; give a directory .* nothing is downloaded"):
+        read_model_info(tmp_path / HUB_NAME, 0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "fact"),
+    [
+        (b"[]", "expected `object`, got `array`"),
+        (b'{"vocab_size": "x", "max_position_embeddings": 5}', "vocab_size: expected `int"),
+        (b'{"vocab_size": 0, "max_position_embeddings": 5}', "vocab_size: expected `int` >= 1"),
+        (b'{"vocab_size": "\xff"}', "vocab_size"),
+        (b"version https://git-lfs/spec/v1", "git-lfs pointer"),
+        (b"", "truncated"),
+    ],
+    ids=range(6),
+)
+def test_a_config_json_that_is_none_is_a_config_error_with_its_remedy(tmp_path, raw, fact):
+    (tmp_path / "config.json").write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"is no model's configuration: .*; give a directory") as caught:
+        read_model_info(tmp_path, 0)
+    assert fact in str(caught.value)
+
+
+@pytest.fixture
+def copied(models, tmp_path):
+    """A copy of a model's small files, to be broken, and a function that reads a chat with it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((models[0] / name).read_bytes())
+
+    def chat():
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "w5"}]}))
+        tokenizer = ModelTokenizer(tmp_path)
+        return read_prompts(prompts, RolloutTable(max_tokens=5), ModelInfo(128, 512), tokenizer).groups
+
+    assert len(chat()) == 1
+    return tmp_path, chat
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "fact"),
+    [
+        (
+            "tokenizer.json",
+            b"version https://git-lfs/spec/v1\noid sha256:0",
+            "no tokenizer: it is a git-lfs pointer",
+        ),
+        ("tokenizer.json", b"{}", "tokenizer.json is no tokenizer: "),
+        ("tokenizer.json", b"\xff", "tokenizer.json is no tokenizer: "),
+        ("tokenizer_config.json", b"[1]", "is no tokenizer's configuration: expected `object`, got `array`"),
+        ("tokenizer_config.json", b'{"chat_template": "{% for"}', "its chat template is broken: "),
+        (
+            "chat_template.jinja",
+            b"\xff",
+            "chat_template.jinja is no chat template: byte 0xff at 0 is not UTF-8",
+        ),
+        ("chat_template.jinja", b"{{ a", "its chat template is broken: "),
+    ],
+    ids=range(7),
+)
+def test_a_broken_tokenizer_is_named_as_a_file_and_not_as_a_refused_chat(copied, name, raw, fact):
+    directory, chat = copied
+    (directory / name).write_bytes(raw)
+    with pytest.raises(ConfigError) as caught:
+        chat()
+    assert fact in str(caught.value)
+    assert str(caught.value).endswith("; copy the model's files anew")
+    assert "refused" not in str(caught.value)
+
+
+def test_on_a_cpu_the_doctor_asks_for_kv_cache_bytes(models, tmp_path):
+    startup = Startup(seed=0, base_dir=tmp_path)
+    without = [check for check in seer_doctor(settings(model=str(models[0])), startup) if not check.ok]
+    given = seer_doctor(settings(model=str(models[0]), kv_cache_bytes=1 << 25), startup)
+    assert [check.finding for check in without if "kv_cache_bytes" in check.finding] == (
+        ["no kv_cache_bytes, and vLLM is built for CPUs"] if on_cpu() else []
+    )
+    assert [check for check in given if "no kv_cache_bytes" in check.finding] == []
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel", "instances", "threads"])
+def test_counts_that_would_hang_the_start_are_refused(key):
+    with pytest.raises(msgspec.ValidationError, match=rf"`int` <= .*{key}"):
+        settings(**{key: 10**12})

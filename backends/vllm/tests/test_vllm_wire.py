@@ -20,6 +20,7 @@ from seer_vllm.wire import (
     Start,
     Submit,
     ToWorker,
+    Troubled,
     UpdateWeights,
     WireError,
     encode,
@@ -32,8 +33,8 @@ from seer_core.ports import ChunkJob, ChunkOutput
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
 TIMES = StepTimes((1, 4), (0, 2), ((0.25, 0.5), (0.5, 0.75)))
 TO_WORKER = [
-    Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2),
-    Start("i", {}, 0.2, SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
+    Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2, "/tmp/x"),
+    Start("i", {}, 0.2, "/tmp/x", SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
     Submit(JOB),
     Abort("j"),
     ForgetGroup("g"),
@@ -50,6 +51,7 @@ FROM_WORKER = [
     Called(),
     Called("busy"),
     Called(None, TIMES),
+    Troubled("drafting", "no server"),
     Fatal("oh"),
 ]
 
@@ -74,6 +76,8 @@ def test_every_message_survives_the_wire_in_pieces_of_any_size(kind, messages, p
         msgspec.msgpack.encode({"type": "Abort"}),
         msgspec.msgpack.encode({"type": "Abort", "job_id": 7}),
         encode(Fatal("the other direction"))[4:],
+        b"\x82\xa4type\xa5Start\xabengine_args" + b"\x81\xa1a" * 100_000 + b"\xc0",
+        b"\x82\xa4type\xa5Abort\xa5extra" + b"\x91" * 100_000 + b"\xc0",
     ],
 )
 def test_a_frame_that_is_no_message_is_an_error(body):
@@ -86,7 +90,25 @@ def test_an_oversize_frame_is_refused_before_it_is_read():
         list(Frames(ToWorker).feed((wire.MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
 
 
+def test_a_message_nested_too_deeply_is_not_sent():
+    deep = None
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(WireError, match="a Start is nested too deeply"):
+        encode(Start("i", {"hf_overrides": deep}, 0.2, "/tmp/x"))
+
+
 def test_an_oversize_message_is_not_sent(monkeypatch):
     monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 10)
     with pytest.raises(WireError, match="a Submit of"):
         encode(Submit(JOB))
+
+
+def test_a_message_nested_too_deeply_is_an_error_and_what_it_says_is_harmless():
+    start = encode(Start("i", {"model": "deep"}, 0.2, "here"))[4:]
+    deep = start.replace(msgspec.msgpack.encode("deep"), b"\x91" * 100_000 + b"\xc0")
+    rude = msgspec.msgpack.encode({"type": "\x1b[2J"})
+    for body, fact in ((deep, "nested too deeply"), (rude, r"x1b\[2J")):
+        with pytest.raises(WireError, match=f"not a message: .*{fact}") as caught:
+            list(Frames(ToWorker).feed(len(body).to_bytes(4, "big") + body))
+        assert str(caught.value).isprintable()

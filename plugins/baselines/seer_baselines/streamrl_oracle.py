@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import attrs
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from seer_core.errors import PromptError
 from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import GroupContext, InstanceStatus, Request
+from seer_core.numbers import Share
 
 __all__ = ["Settings", "StreamRLOracle"]
 
@@ -28,7 +28,7 @@ class Settings(Struct, frozen=True, eq=False, weakref=True):
     The default is assumed: neither paper says how many buckets there are, or where they part.
     """
 
-    long_share: Annotated[float, Meta(ge=0, le=1)] = 0.3
+    long_share: Share = 0.3
 
 
 @attrs.define(eq=False)

@@ -5,14 +5,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from seer_core.hookspecs import Startup, hookimpl
+from seer_core.numbers import NotNegative, Share
 from seer_divided_rollout.placer import KvAware
-from seer_divided_rollout.splitter import Chunks
+from seer_divided_rollout.splitter import AffordableChunks, Chunks
 
-__all__ = ["Chunks", "KvAware", "Settings"]
+__all__ = ["AffordableChunks", "Chunks", "KvAware", "Settings"]
 
 
 class Settings(Struct, frozen=True):
-    """``chunk_tokens`` is the most a chunk may generate.
+    """``chunk_tokens`` is the most a chunk may generate; ``auto``: as few as pay (``AffordableChunks``).
 
     ``stay_kv_fraction``: a request stays on the instance that has its KV while that instance's free
     KV is at most this share of its capacity below the emptiest instance's.  ``growth_headroom``: another
@@ -20,18 +21,19 @@ class Settings(Struct, frozen=True):
     multiplied by what a move costs where instances share KV, as a share of prefilling again.
     """
 
-    chunk_tokens: Annotated[int, Meta(ge=1)] = 2048
-    stay_kv_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    growth_headroom: Annotated[float, Meta(ge=0)] = 0.75
+    chunk_tokens: Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern="^auto$")] = "auto"
+    stay_kv_fraction: Share = 0.25
+    growth_headroom: NotNegative = 0.75
 
 
 @hookimpl
-def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks:
+def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks | AffordableChunks:
     """Cut requests into chunks."""
-    return Chunks(settings.chunk_tokens)
+    tokens = settings.chunk_tokens
+    return Chunks(tokens) if isinstance(tokens, int) else AffordableChunks()
 
 
 @hookimpl
 def seer_make_placer(settings: Settings, startup: Startup) -> KvAware:
     """Place chunks by free KV."""
-    return KvAware(settings.chunk_tokens, settings.stay_kv_fraction, settings.growth_headroom)
+    return KvAware(settings.stay_kv_fraction, settings.growth_headroom)

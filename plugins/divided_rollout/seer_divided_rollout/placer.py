@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
-from seer_core.errors import ConfigError
 from seer_core.model import InstanceStatus, Request
 
 __all__ = ["KvAware"]
@@ -13,22 +13,36 @@ __all__ = ["KvAware"]
 Key = tuple[int, int, int]
 HOME = "home"
 
+SIBLINGS = 8
+"""Instances with siblings in flight that a decision looks at, the longest there first."""
+
+COPIES = 2
+"""Prompts that stay free where a prompt is kept that another instance keeps already.
+
+With 0 every fourth prompt of half the context is a copy, with 2 every eighth; more leave too much free
+(``benchmarks/prompt_shares.py``).
+"""
+
 
 class KvAware:
     """Chooses the instance with the most free KV, or the request's own while loads are close.
 
     A request whose KV is not there is let in only if, for each request in flight there,
-    ``growth_headroom`` chunks stay free: an instance filled to the brim has no room for anyone's next
-    chunk, so all would have to move.  Both this and how far loads may be apart hold for moves that prefill
-    everything again; where instances share KV they shrink to what a move costs there, as a share of that
-    (``InstanceInfo.move_cost``).  Among equals the least recently chosen wins.
+    ``growth_headroom`` chunks like its own stay free: an instance filled to the brim has no room for
+    anyone's next chunk, so all would have to move.  Both this and how far loads may be apart hold for moves
+    that prefill everything again; where instances share KV they shrink to what a move costs there, as a share
+    of that (``InstanceInfo.move_cost``).  Among equals the least recently chosen wins.
+
+    Where siblings share their prompt, what they hold of it counts as free to each of them.  A request without
+    a home to stay at joins siblings rather than go where most is free, while its group saves what these are
+    apart and they are no more than ``stay_kv_fraction`` apart; a further copy of a prompt is made only where
+    ``COPIES`` of it stay free.  Otherwise it waits, for its siblings give way.
 
     A heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs O(log n) over n
     instances.
     """
 
-    def __init__(self, chunk_tokens: int, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
-        self.chunk_tokens = chunk_tokens
+    def __init__(self, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
         self._instances: dict[int, InstanceStatus] = {}
@@ -38,9 +52,9 @@ class KvAware:
         self._choices = 0
         self._heap: list[Key] = []
         self.why = ""
-        """Why the last choice: ``home``, the request's own instance; otherwise the emptiest one, for the
-        request is ``new`` or its own is ``lost``, is ``full``, or has so much less free that they are too far
-        ``apart``.  With one instance ``only``."""
+        """Why the last choice: ``home``, the request's own instance; otherwise the emptiest one or one where
+        siblings run, for the request is ``new`` or its own is ``lost``, is ``full``, or has so much less free
+        that they are too far ``apart``.  With one instance ``only``."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -69,38 +83,73 @@ class KvAware:
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
     ) -> InstanceStatus | None:
         """Return the instance for this chunk, or None while it fits nowhere."""
-        best = self._emptiest()
-        if best is None:
+        emptiest = self._emptiest()
+        if emptiest is None:
             return None
-        free = -self._heap[0][0]
         home = self._by_id.get(request.instance) if request.instance is not None else None
+        best = self._joined(home, emptiest, request, chunk_tokens)
         why = self._why_not(home, best, request, chunk_tokens)
         if home is not None and why == HOME:
             best = home
-        else:
-            needed = best.footprint(request, chunk_tokens)
-            if needed > free or (home is not best and needed + self._headroom(best) > free):
-                return None
+        elif not self._admits(best, home, request, chunk_tokens):
+            return None
         self.why = "only" if len(self._instances) == 1 else why
         self._choices += 1
         self._chosen[best.seq] = self._choices
         return best
 
+    def _joined(
+        self, home: InstanceStatus | None, emptiest: InstanceStatus, request: Request, chunk_tokens: int
+    ) -> InstanceStatus:
+        """Return the instance whose siblings a request joins if it leaves home, or the emptiest."""
+        group = request.group
+        saved = emptiest.prompt_kv_tokens(group)
+        if not (saved and group.in_flight):
+            return emptiest
+        best, most = None, 0
+        for instance_id in islice(group.in_flight, SIBLINGS):
+            instance = self._by_id.get(instance_id)
+            if instance is None or instance is home or instance.free_slots <= 0:
+                continue
+            room = self._room(instance, request)
+            if (best is None or room > most) and self._admits(instance, home, request, chunk_tokens):
+                best, most = instance, room
+        if best is None or not self._admits(emptiest, home, request, chunk_tokens):
+            return best or emptiest
+        near = min(saved * group.left, self.stay_kv_fraction * emptiest.info.kv_capacity_tokens)
+        return best if self._room(emptiest, request) - most <= near else emptiest
+
+    @staticmethod
+    def _room(instance: InstanceStatus, request: Request) -> int:
+        """Return the KV tokens that a request could have: free ones, and what siblings hold of its prompt."""
+        return instance.free_kv_tokens + instance.shared_kv_tokens(request.group)
+
+    def _admits(
+        self, instance: InstanceStatus, home: InstanceStatus | None, request: Request, chunk_tokens: int
+    ) -> bool:
+        """Return whether a chunk fits there whole, and leaves free what a stranger or a copy has to."""
+        free = instance.free_kv_tokens - instance.footprint(request, chunk_tokens)
+        if instance is home or free < 0:
+            return free >= 0
+        group = request.group
+        copies = COPIES if group.in_flight and instance.id not in group.in_flight else 0
+        return free >= self._headroom(instance, chunk_tokens) + copies * instance.prompt_kv_tokens(group)
+
     def _why_not(
         self, home: InstanceStatus | None, best: InstanceStatus, request: Request, chunk_tokens: int
     ) -> str:
-        """Return why a request leaves its home for the emptiest instance, or that it does not."""
+        """Return why a request leaves its home for the best other instance, or that it does not."""
         if home is None:
             return "new" if request.instance is None else "lost"
         if home.free_slots <= 0 or home.footprint(request, chunk_tokens) > home.free_kv_tokens:
             return "full"
-        apart = best.free_kv_tokens - home.free_kv_tokens
+        apart = self._room(best, request) - self._room(home, request)
         near = self.stay_kv_fraction * best.info.move_cost * home.info.kv_capacity_tokens
         return HOME if apart <= near else "apart"
 
-    def _headroom(self, instance: InstanceStatus) -> float:
+    def _headroom(self, instance: InstanceStatus, chunk_tokens: int) -> float:
         """KV tokens to leave free for a stranger's sake, so that what runs there can go on growing."""
-        return self.growth_headroom * instance.info.move_cost * self.chunk_tokens * instance.running
+        return self.growth_headroom * instance.info.move_cost * chunk_tokens * instance.running
 
     def _emptiest(self) -> InstanceStatus | None:
         while self._heap:
@@ -111,13 +160,6 @@ class KvAware:
         return None
 
     def _admit(self, instance: InstanceStatus) -> None:
-        block = instance.info.block_tokens
-        if -(-self.chunk_tokens // block) * block > instance.info.kv_capacity_tokens:
-            raise ConfigError(
-                f"[plugin.divided_rollout].chunk_tokens is {self.chunk_tokens}, but the KV cache of"
-                f" instance {instance.id!r} holds {instance.info.kv_capacity_tokens} tokens; make chunks"
-                " smaller or give the engine more KV"
-            )
         self._instances[instance.seq] = self._by_id[instance.id] = instance
         self._chosen[instance.seq] = 0
         self._keys[instance.seq] = None

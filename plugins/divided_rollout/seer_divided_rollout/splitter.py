@@ -1,8 +1,26 @@
-"""The splitter: chunks of one size, the last one shorter."""
+"""The splitters: chunks of one length that a user gives, or as fine as what they cost allows."""
 
-from seer_core.model import Request
+from __future__ import annotations
 
-__all__ = ["Chunks"]
+from math import sqrt
+from statistics import fmean
+
+from seer_core.errors import ConfigError
+from seer_core.model import InstanceInfo, InstanceStatus, Request
+
+__all__ = ["AffordableChunks", "Chunks"]
+
+FEWEST_BLOCKS = 4
+"""Blocks of the shortest chunk: KV is reserved in whole blocks, so finer chunks hardly reserve less."""
+
+BLOCK_TOKENS = 16
+"""Taken for a block while no instance has started."""
+
+MOVES = 0.05
+"""Part of the chunks that are taken to be followed by a move."""
+
+STEP_S, CHUNK_S, CHUNK_S_PER_TOKEN = 20e-3, 1e-3, 0.5e-6
+"""Assumed where it was not measured: a step of a large model, and vLLM's work on the host for a chunk."""
 
 
 class Chunks:
@@ -10,7 +28,95 @@ class Chunks:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
+        self.why = f"{chunk_tokens} tokens, as configured"
+
+    def instance_started(self, instance: InstanceStatus) -> None:
+        """Refuse an instance that can hold no chunk."""
+        block = instance.info.block_tokens
+        if -(-self.chunk_tokens // block) * block > instance.info.kv_capacity_tokens:
+            raise ConfigError(
+                f"[plugin.divided_rollout].chunk_tokens is {self.chunk_tokens}, but the KV cache of"
+                f" instance {instance.id!r} holds {instance.info.kv_capacity_tokens} tokens; make chunks"
+                ' smaller, write "auto", or give the engine more KV'
+            )
+
+    def instance_lost(self, instance: InstanceStatus) -> None:
+        """Do nothing: the length is given."""
 
     def split(self, request: Request) -> int:
         """Return the next chunk's ``max_tokens``."""
         return min(self.chunk_tokens, request.remaining_tokens)
+
+
+class AffordableChunks:
+    """Gives chunks of ``sqrt(2 K r)`` tokens, for K tokens of KV and r steps that a chunk's end costs.
+
+    A chunk of c tokens is reserved whole, so half of it is not used yet, on average.  With n requests of L
+    tokens each in an instance's KV that is a share c / 2L of it, and as many fewer requests run.  Of their
+    next c steps, n r are lost by the ends of n chunks.  With n = K / L both shares add up to
+    c / 2L + K r / Lc, which is least at ``c = sqrt(2 K r)``, where they are equal; L has dropped out.  (So is
+    a checkpoint's interval chosen: Young, CACM 1974.)
+
+    A chunk's end costs the host's work for the next chunk, and sometimes a move, which both grow with the
+    context.  So r is larger for longer contexts, and their chunks are.  Of several instances the mean of
+    2 K r counts.
+    """
+
+    def __init__(self) -> None:
+        self._instances: dict[str, InstanceInfo] = {}
+        self._block = BLOCK_TOKENS
+        self._most = self._block * FEWEST_BLOCKS
+        self._square, self._square_per_token = 0.0, 0.0
+
+    def instance_started(self, instance: InstanceStatus) -> None:
+        """Learn what a chunk's end costs there."""
+        self._instances[instance.id] = instance.info
+        self._weigh()
+
+    def instance_lost(self, instance: InstanceStatus) -> None:
+        """Forget the instance, unless no other is left."""
+        if len(self._instances) > 1:
+            del self._instances[instance.id]
+            self._weigh()
+
+    def split(self, request: Request) -> int:
+        """Return the next chunk's ``max_tokens``.
+
+        It ends one token behind a block's end.  That token is sampled and has not been run, so what has been
+        run fills whole blocks, which are found again: nothing is computed twice.
+        """
+        context_tokens = request.context_tokens
+        tokens = self.length(context_tokens)
+        over = (context_tokens + tokens - 1) % self._block
+        return min(max(1, tokens - over), request.remaining_tokens)
+
+    def length(self, context_tokens: int) -> int:
+        """Return how many tokens a chunk has that begins with so long a context, in whole blocks."""
+        best = sqrt(self._square + self._square_per_token * context_tokens)
+        blocks = max(round(best / self._block), FEWEST_BLOCKS)
+        return min(blocks * self._block, self._most)
+
+    @property
+    def why(self) -> str:
+        """The lengths chosen, for some contexts."""
+        contexts = (0, 1 << 10, 1 << 12, 1 << 14)
+        lengths = ", ".join(f"{self.length(tokens)} after {tokens}" for tokens in contexts)
+        return f"{lengths} tokens of context, by what a chunk's end costs"
+
+    def _weigh(self) -> None:
+        """Sum up all instances: 2 K r without a context, and what each token of one adds to it."""
+        infos = self._instances.values()
+        costs = [_steps_lost(info) for info in infos]
+        capacities = [info.kv_capacity_tokens for info in infos]
+        self._block = max(info.block_tokens for info in infos)
+        self._most = min(capacities)
+        self._square = fmean(2 * kv * cost for kv, (cost, _) in zip(capacities, costs, strict=True))
+        self._square_per_token = fmean(2 * kv * cost for kv, (_, cost) in zip(capacities, costs, strict=True))
+
+
+def _steps_lost(info: InstanceInfo) -> tuple[float, float]:
+    """Return how many steps a chunk's end costs on an instance, and how many more per token of context."""
+    step_s = info.step_s or STEP_S
+    chunk_s = info.chunk_s or CHUNK_S
+    token_s = info.chunk_s_per_token or CHUNK_S_PER_TOKEN
+    return chunk_s / step_s, (token_s + MOVES * info.move_cost * info.prefill_s_per_token) / step_s

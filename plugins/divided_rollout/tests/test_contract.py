@@ -1,6 +1,6 @@
 """The contracts of a splitter and of a placer, and what both are for, in the lab."""
 
-from seer_divided_rollout import Chunks, KvAware
+from seer_divided_rollout import AffordableChunks, Chunks, KvAware
 
 from seer_core.testing import PlacerContract, SplitterContract
 
@@ -12,14 +12,19 @@ class TestChunks(SplitterContract):
         return Chunks(7)
 
 
+class TestAffordableChunks(SplitterContract):
+    def make(self):
+        return AffordableChunks()
+
+
 class TestKvAware(PlacerContract):
     def make(self):
-        return KvAware(32, 0.25, 0.75)
+        return KvAware(0.25, 0.75)
 
 
 class TestKvAwareThatMovesFreely(PlacerContract):
     def make(self):
-        return KvAware(32, 0.0)
+        return KvAware(0.0)
 
 
 def test_nothing_is_preempted_where_whole_requests_are(lab):

@@ -10,7 +10,6 @@ import seer_divided_rollout
 from hypothesis import given, settings
 from seer_divided_rollout import KvAware, Settings
 
-from seer_core.errors import ConfigError
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.policy import Placer
 
@@ -30,22 +29,55 @@ class Reference:
         free = [instance for instance in instances if instance.free_slots > 0]
         if not free:
             return None
-        best = min(free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq))
-        cost = best.info.move_cost
-        for home in free:
-            gap = best.free_kv_tokens - home.free_kv_tokens
-            if (
-                home.id == request.instance
-                and self.fits(home, request, chunk_tokens)
-                and gap <= self.stay_kv_fraction * cost * home.info.kv_capacity_tokens
-            ):
-                best = home
-        growth = 0 if best.id == request.instance else self.growth_headroom * cost * CHUNK * best.running
-        if best.footprint(request, chunk_tokens) + growth > best.free_kv_tokens:
+        emptiest = min(
+            free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq)
+        )
+        home = next((status for status in instances if status.id == request.instance), None)
+        best = self.joined(request, chunk_tokens, free, emptiest, home)
+        near = self.stay_kv_fraction * best.info.move_cost
+        if (
+            home in free
+            and self.fits(home, request, chunk_tokens)
+            and self.room(best, request) - self.room(home, request) <= near * home.info.kv_capacity_tokens
+        ):
+            best = home
+        elif not self.admits(best, home, request, chunk_tokens):
             return None
         self.choices += 1
         self.chosen[best] = self.choices
         return best
+
+    def joined(self, request, chunk_tokens, free, emptiest, home):
+        group = request.group
+        saved = (group.prompt_tokens - 1) // emptiest.info.block_tokens * emptiest.info.block_tokens
+        if not saved or not emptiest.info.shares_prompts:
+            return emptiest
+        siblings = [
+            status
+            for status in free
+            if status.id in group.in_flight
+            and status is not home
+            and self.admits(status, home, request, chunk_tokens)
+        ]
+        if not siblings:
+            return emptiest
+        oldest_first = list(group.in_flight)
+        best = min(siblings, key=lambda status: (-self.room(status, request), oldest_first.index(status.id)))
+        apart = self.room(emptiest, request) - self.room(best, request)
+        near = min(saved * group.left, self.stay_kv_fraction * emptiest.info.kv_capacity_tokens)
+        return best if apart <= near or not self.admits(emptiest, home, request, chunk_tokens) else emptiest
+
+    def admits(self, status, home, request, chunk_tokens):
+        if status is home:
+            return self.fits(status, request, chunk_tokens)
+        spare = self.growth_headroom * status.info.move_cost * chunk_tokens * status.running
+        if request.group.in_flight and status.id not in request.group.in_flight:
+            spare += 2 * status.prompt_kv_tokens(request.group)
+        return status.footprint(request, chunk_tokens) + spare <= status.free_kv_tokens
+
+    @staticmethod
+    def room(status, request):
+        return status.free_kv_tokens + status.shared_kv_tokens(request.group)
 
     @staticmethod
     def fits(status, request, chunk_tokens):
@@ -55,16 +87,20 @@ class Reference:
 class Pool:
     """Instances with chunks on them; does the scheduler's books for a placer."""
 
-    def __init__(self, placer, fetch_s=None):
+    def __init__(self, placer, fetch_s=None, shares_prompts=False):
         self.placer = placer
         self.fetch_s = fetch_s
+        self.shares_prompts = shares_prompts
         self.instances = []
         self.chunks = []
         self.seen = 0
         self.requests = 0
 
     def start(self, name, kv=256, block=1, slots=8):
-        instance = InstanceStatus(InstanceInfo(name, kv, block, slots, kv, 0, 1.0, self.fetch_s), self.seen)
+        info = InstanceInfo(
+            name, kv, block, slots, kv, 0, 1.0, self.fetch_s, shares_prompts=self.shares_prompts
+        )
+        instance = InstanceStatus(info, self.seen)
         self.seen += 1
         self.placer.instance_changed(instance)
         self.instances.append(instance)
@@ -72,41 +108,51 @@ class Pool:
 
     def lose(self, instance):
         self.instances.remove(instance)
-        self.chunks = [chunk for chunk in self.chunks if chunk[1] is not instance]
         self.placer.instance_lost(instance)
+        for request, _, _ in [chunk for chunk in self.chunks if chunk[1] is instance]:
+            request.group.in_flight.pop(instance.id, None)
+        self.chunks = [chunk for chunk in self.chunks if chunk[1] is not instance]
 
     def load(self, instance, running, kv):
         instance.running += running
         instance.reserved_kv_tokens += kv
         self.placer.instance_changed(instance)
 
-    def request(self, prompt=10, home=None):
-        group = GroupContext("g", 0, 1, prompt, 1000)
+    def group(self, prompt=10, size=1):
+        return GroupContext("g", 0, size, prompt, 1000, left=size)
+
+    def request(self, prompt=10, home=None, group=None):
         self.requests += 1
-        return Request(f"g/{self.requests}", self.requests, 0, group, instance=home)
+        return Request(f"g/{self.requests}", self.requests, 0, group or self.group(prompt), instance=home)
 
     def place(self, request, tokens=CHUNK):
         instance = self.placer.place(request, tokens, self.instances)
         if instance is not None:
-            footprint = instance.footprint(request, tokens)
+            group = request.group
+            added = instance.footprint(request, tokens)
+            self.chunks.append((request, instance, added + instance.shared_kv_tokens(group)))
             request.instance = instance.id
-            self.chunks.append((request, instance, footprint))
-            self.load(instance, 1, footprint)
+            group.in_flight[instance.id] = group.in_flight.get(instance.id, 0) + 1
+            self.load(instance, 1, added)
         return instance
 
     def end(self, chunk):
         self.chunks.remove(chunk)
-        _, instance, footprint = chunk
-        self.load(instance, -1, -footprint)
+        request, instance, footprint = chunk
+        in_flight = request.group.in_flight
+        in_flight[instance.id] -= 1
+        if not in_flight[instance.id]:
+            del in_flight[instance.id]
+        self.load(instance, -1, instance.shared_kv_tokens(request.group) - footprint)
 
 
 @pytest.fixture
 def pool():
-    return Pool(KvAware(CHUNK, 0.25))
+    return Pool(KvAware(0.25))
 
 
 def test_it_is_a_placer():
-    assert isinstance(KvAware(1, 0.0), Placer)
+    assert isinstance(KvAware(0.0), Placer)
 
 
 def test_without_instances_nothing_is_placed(pool):
@@ -164,14 +210,14 @@ def test_a_request_leaves_home_when_loads_are_apart(pool):
 
 
 def test_a_request_leaves_a_home_that_is_full(pool):
-    pool = Pool(KvAware(CHUNK, 1.0))
+    pool = Pool(KvAware(1.0))
     a, b = pool.start("a"), pool.start("b")
     pool.load(a, 1, 256 - CHUNK)
     assert pool.place(pool.request(home="a")) is b
 
 
 def test_fraction_0_leaves_home_for_any_gain():
-    pool = Pool(KvAware(CHUNK, 0.0))
+    pool = Pool(KvAware(0.0))
     a, b = pool.start("a"), pool.start("b")
     pool.load(a, 1, 1)
     assert pool.place(pool.request(home="a")) is b
@@ -195,30 +241,18 @@ def test_an_instance_that_comes_back_under_its_name_is_a_new_one(pool):
     assert pool.place(pool.request(home="a")) is new
 
 
-def test_a_chunk_larger_than_an_instance_s_kv_is_a_config_error():
-    pool = Pool(KvAware(2048, 0.25))
-    with pytest.raises(
-        ConfigError, match=r"chunk_tokens is 2048, but the KV cache of instance 'a' holds 256"
-    ):
-        pool.start("a", kv=256)
-
-
-def test_the_last_block_of_a_chunk_counts_too():
-    Pool(KvAware(48, 0.25)).start("a", kv=48, block=16)
-    with pytest.raises(ConfigError, match="chunk_tokens"):
-        Pool(KvAware(49, 0.25)).start("a", kv=63, block=16)
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     stay=st.sampled_from([0.0, 0.1, 0.25, 1.0]),
     headroom=st.sampled_from([0.0, 0.5, 1.0]),
     fetch_s=st.sampled_from([None, 0.0, 0.5]),
     block=st.sampled_from([1, 16]),
+    shares=st.booleans(),
     data=st.data(),
 )
-def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s, block, data):
-    pool, reference = Pool(KvAware(CHUNK, stay, headroom), fetch_s), Reference(stay, headroom)
+def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s, block, shares, data):
+    pool, reference = Pool(KvAware(stay, headroom), fetch_s, shares), Reference(stay, headroom)
+    groups = [pool.group(data.draw(st.integers(1, 40)), size) for size in (1, 2, 6)]
     homes = st.sampled_from([None, "a", "b", "c", "d"])
     for _ in range(data.draw(st.integers(5, 60))):
         steps = ["place", "place", "place"]
@@ -234,7 +268,8 @@ def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s
         elif step == "end":
             pool.end(data.draw(st.sampled_from(pool.chunks)))
         else:
-            request = pool.request(data.draw(st.integers(1, 40)), data.draw(homes))
+            group = data.draw(st.sampled_from(groups) | st.none())
+            request = pool.request(data.draw(st.integers(1, 40)), data.draw(homes), group)
             tokens = data.draw(st.integers(1, CHUNK))
             expected = reference.place(request, tokens, pool.instances)
             assert pool.place(request, tokens) is expected
@@ -244,7 +279,7 @@ def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s
 
 
 def test_a_newcomer_leaves_room_for_the_next_chunk_of_those_in_flight():
-    pool = Pool(KvAware(CHUNK, 0.25, 1.0))
+    pool = Pool(KvAware(0.25, 1.0))
     pool.start("a", kv=7 * CHUNK, block=CHUNK)
     assert pool.place(pool.request()) is not None
     assert pool.place(pool.request()) is not None
@@ -253,19 +288,19 @@ def test_a_newcomer_leaves_room_for_the_next_chunk_of_those_in_flight():
 
 
 def test_where_kv_is_shared_a_newcomer_leaves_as_much_less_room_as_its_move_costs_less():
-    pool = Pool(KvAware(CHUNK, 0.25, 1.0), fetch_s=0.5)
+    pool = Pool(KvAware(0.25, 1.0), fetch_s=0.5)
     pool.start("a", kv=7 * CHUNK, block=CHUNK)
     for _ in range(2):
         assert pool.place(pool.request()) is not None
     assert pool.place(pool.request()) is not None
-    free = Pool(KvAware(CHUNK, 0.25, 1.0), fetch_s=0.0)
+    free = Pool(KvAware(0.25, 1.0), fetch_s=0.0)
     free.start("a", kv=6 * CHUNK, block=CHUNK)
     for _ in range(3):
         assert free.place(free.request()) is not None
 
 
 def test_where_kv_is_shared_a_request_leaves_home_as_much_sooner_as_its_move_costs_less():
-    pool = Pool(KvAware(CHUNK, 0.25), fetch_s=0.5)
+    pool = Pool(KvAware(0.25), fetch_s=0.5)
     a, b = pool.start("a"), pool.start("b")
     pool.load(a, 1, 32)
     assert pool.place(pool.request(home="a")) is a
@@ -293,6 +328,84 @@ def test_every_choice_says_why(pool):
     assert why("b") == "only"
 
 
+@pytest.fixture
+def sharing():
+    return Pool(KvAware(0.25), shares_prompts=True)
+
+
+def test_a_prompt_takes_room_once_where_siblings_share_it(sharing):
+    a = sharing.start("a", kv=100 + 3 * CHUNK, block=1)
+    group = sharing.group(prompt=101, size=4)
+    # 100 tokens of the prompt for all; its last one, and a chunk, for each.
+    for _ in range(2):
+        assert sharing.place(sharing.request(group=group), CHUNK - 1) is a
+    assert sharing.place(sharing.request(prompt=101), CHUNK - 1) is None
+    assert sharing.place(sharing.request(group=group), CHUNK - 1) is a
+    assert (a.free_kv_tokens, sharing.place(sharing.request(group=group), 1)) == (0, None)
+    while sharing.chunks:
+        sharing.end(sharing.chunks[0])
+        assert a.free_kv_tokens == (3 - len(sharing.chunks)) * CHUNK + 100 * (not sharing.chunks)
+
+
+def test_siblings_join_where_their_prompt_is(sharing):
+    a, b = sharing.start("a", kv=1024), sharing.start("b", kv=1024)
+    group = sharing.group(prompt=101, size=8)
+    assert [sharing.place(sharing.request(group=group)) for _ in range(6)] == [a] * 6
+    assert sharing.place(sharing.request(prompt=101)) is b
+
+
+def test_siblings_part_where_loads_are_too_far_apart(sharing):
+    a, b = sharing.start("a", kv=1024), sharing.start("b", kv=1024)
+    group = sharing.group(prompt=101, size=8)
+    assert sharing.place(sharing.request(group=group)) is a
+    sharing.load(a, 1, 256 - CHUNK - 1)
+    assert sharing.place(sharing.request(group=group)) is a
+    assert sharing.place(sharing.request(group=group)) is b
+
+
+def test_a_short_prompt_keeps_siblings_together_no_longer_than_it_is_worth(sharing):
+    a, b = sharing.start("a", kv=1024), sharing.start("b", kv=1024)
+    group = sharing.group(prompt=5, size=8)
+    placed = [sharing.place(sharing.request(group=group)) for _ in range(4)]
+    assert placed == [a, a, b, b]
+
+
+def test_a_second_copy_of_a_prompt_needs_room_for_more(sharing):
+    a, b = sharing.start("a", kv=256), sharing.start("b", kv=4 * 101)
+    sharing.load(b, 1, 150)
+    group = sharing.group(prompt=101, size=4)
+    assert sharing.place(sharing.request(group=group)) is a
+    sharing.load(a, 1, a.free_kv_tokens)
+    assert sharing.place(sharing.request(group=group)) is None
+    assert sharing.place(sharing.request(prompt=101)) is b
+    sharing.end(sharing.chunks[-1])
+    sharing.load(b, -1, -150)
+    assert sharing.place(sharing.request(group=group)) is b
+
+
+def test_a_request_leaves_home_for_siblings_that_hold_its_prompt(sharing):
+    a, b = sharing.start("a", kv=400), sharing.start("b", kv=400)
+    group = sharing.group(prompt=151, size=4)
+    assert sharing.place(sharing.request(group=group)) is a
+    sharing.load(b, 1, 150)
+    assert sharing.place(sharing.request(home="b")) is b
+    sharing.end(sharing.chunks[-1])
+    assert sharing.place(sharing.request(home="b", group=group)) is a
+    assert sharing.placer.why == "apart"
+
+
+def test_no_more_than_some_instances_of_siblings_are_looked_at(sharing):
+    looked = []
+    for number in range(40):
+        sharing.start(f"i{number}", kv=1024)
+    group = sharing.group(prompt=101, size=80)
+    group.in_flight = {f"i{number}": 1 for number in range(40)}
+    admits = sharing.placer._admits
+    sharing.placer._admits = lambda *asked: looked.append(asked) or admits(*asked)
+    assert sharing.place(sharing.request(group=group)) is not None
+    assert len(looked) <= 10
+
+
 def test_the_heap_stays_bounded(pool):
     rng = random.Random(0)
     for name in "abcdefgh":
@@ -313,9 +426,9 @@ def test_nothing_is_kept_of_lost_instances(pool):
 
 def test_the_hook_passes_its_settings_on():
     placer = seer_divided_rollout.seer_make_placer(
-        Settings(chunk_tokens=7, stay_kv_fraction=0.5), SimpleNamespace()
+        Settings(stay_kv_fraction=0.5, growth_headroom=2.0), SimpleNamespace()
     )
-    assert (placer.chunk_tokens, placer.stay_kv_fraction) == (7, 0.5)
+    assert (placer.stay_kv_fraction, placer.growth_headroom) == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(

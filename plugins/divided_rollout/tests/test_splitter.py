@@ -1,12 +1,31 @@
+from math import sqrt
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import seer_divided_rollout
 from hypothesis import given
 from hypothesis import strategies as st
-from seer_divided_rollout import Chunks, Settings
+from seer_divided_rollout import AffordableChunks, Chunks, Settings
 
-from seer_core.model import GroupContext, Request
+from seer_core.errors import ConfigError
+from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
+from seer_core.policy import InstanceAware
+
+INFO = InstanceInfo("a", 1 << 20, 16, 256, 1 << 17, step_s=0.02, chunk_s=0.001, chunk_s_per_token=1e-6)
+"""A chunk's end costs a twentieth of a step, and as much again after 1,000 tokens."""
+
+
+def request(context_tokens=10, limit=1 << 16):
+    group = GroupContext("g", 0, 1, 10, limit)
+    return Request("g/0", 0, 0, group, generated_tokens=context_tokens - 10)
+
+
+def splitter_on(*infos):
+    splitter = AffordableChunks()
+    for number, info in enumerate(infos):
+        splitter.instance_started(InstanceStatus(msgspec.structs.replace(info, id=f"i{number}"), number))
+    return splitter
 
 
 @given(chunk=st.integers(1, 5000), limit=st.integers(1, 5000), data=st.data())
@@ -27,6 +46,104 @@ def test_chunks_add_up_to_the_whole_request(limit, sizes):
     assert found == sizes
 
 
-def test_the_hook_passes_its_setting_on():
-    splitter = seer_divided_rollout.seer_make_splitter(Settings(chunk_tokens=7), SimpleNamespace())
-    assert splitter.chunk_tokens == 7
+def test_a_chunk_larger_than_an_instance_s_kv_is_a_config_error():
+    instance = InstanceStatus(InstanceInfo("a", 256, 1, 8, 256), 0)
+    with pytest.raises(
+        ConfigError, match=r"chunk_tokens is 2048, but the KV cache of instance 'a' holds 256"
+    ):
+        Chunks(2048).instance_started(instance)
+
+
+def test_the_last_block_of_a_chunk_counts_too():
+    Chunks(48).instance_started(InstanceStatus(InstanceInfo("a", 48, 16, 8, 48), 0))
+    with pytest.raises(ConfigError, match="chunk_tokens"):
+        Chunks(49).instance_started(InstanceStatus(InstanceInfo("a", 63, 16, 8, 63), 0))
+
+
+@given(
+    kv_blocks=st.integers(1, 1 << 16),
+    block=st.sampled_from([1, 16, 32]),
+    chunk_s=st.floats(0, 1),
+    token_s=st.floats(0, 1e-3),
+    prefill_s=st.floats(0, 1e-2),
+    fetch_s=st.none() | st.floats(0, 1e-2),
+    context=st.integers(10, 1 << 17),
+)
+def test_whatever_is_measured_a_chunk_has_whole_blocks_and_fits_the_kv(
+    kv_blocks, block, chunk_s, token_s, prefill_s, fetch_s, context
+):
+    kv = kv_blocks * block
+    info = InstanceInfo(
+        "a",
+        kv,
+        block,
+        8,
+        kv,
+        prefill_s_per_token=prefill_s,
+        fetch_s_per_token=fetch_s,
+        step_s=0.02,
+        chunk_s=chunk_s,
+        chunk_s_per_token=token_s,
+    )
+    tokens = splitter_on(info).length(context)
+    assert tokens % block == 0
+    assert min(4 * block, kv) <= tokens <= kv
+
+
+def test_a_chunk_is_as_long_as_makes_what_it_leaves_unused_cost_what_its_end_costs():
+    for context, steps_lost in ((0, 0.05), (1000, 0.1), (15_000, 0.8)):
+        tokens = splitter_on(INFO).length(context)
+        assert tokens == pytest.approx(sqrt(2 * INFO.kv_capacity_tokens * steps_lost), abs=8)
+        context = max(context, 1)
+        unused = tokens / 2 / context
+        lost = INFO.kv_capacity_tokens / context * steps_lost / tokens
+        assert unused == pytest.approx(lost, rel=0.1)
+
+
+@given(
+    context=st.integers(10, 1 << 17), block=st.sampled_from([1, 16, 32]), kv_blocks=st.integers(4, 1 << 16)
+)
+def test_a_chunk_that_is_not_the_last_leaves_whole_blocks_behind(context, block, kv_blocks):
+    kv = kv_blocks * block
+    splitter = splitter_on(msgspec.structs.replace(INFO, block_tokens=block, kv_capacity_tokens=kv))
+    tokens = splitter.split(request(context, limit=1 << 20))
+    assert (context + tokens - 1) % block == 0
+    assert splitter.length(context) - block < tokens <= splitter.length(context)
+
+
+def test_chunks_are_finer_where_kv_is_scarce_and_coarser_where_a_move_is_dear():
+    scarce = msgspec.structs.replace(INFO, kv_capacity_tokens=1 << 16)
+    alone = msgspec.structs.replace(INFO, prefill_s_per_token=1e-4)
+    shared = msgspec.structs.replace(alone, fetch_s_per_token=1e-6)
+    lengths = [splitter_on(info).length(4096) for info in (scarce, INFO, shared, alone)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[1] <= lengths[2] < lengths[3]
+
+
+def test_of_unlike_instances_the_mean_counts_while_they_live():
+    large, small = INFO, msgspec.structs.replace(INFO, kv_capacity_tokens=1 << 16, block_tokens=32)
+    splitter = splitter_on(large, small)
+    assert splitter_on(small).length(0) < splitter.length(0) < splitter_on(large).length(0)
+    assert splitter.length(0) % 32 == 0
+    splitter.instance_lost(InstanceStatus(msgspec.structs.replace(small, id="i1"), 1))
+    assert splitter.length(0) == splitter_on(large).length(0)
+    splitter.instance_lost(InstanceStatus(msgspec.structs.replace(large, id="i0"), 0))
+    assert splitter.length(0) == splitter_on(large).length(0)
+
+
+def test_what_was_not_measured_is_assumed():
+    unknown = InstanceInfo("a", 1 << 20, 16, 256, 1 << 17)
+    assert splitter_on(unknown).length(0) == splitter_on(INFO).length(0)
+
+
+def test_it_says_which_lengths_it_chose():
+    assert splitter_on(INFO).why.startswith("320 after 0, 464 after 1024, 736 after 4096, ")
+    assert Chunks(7).why == "7 tokens, as configured"
+
+
+def test_the_hook_leaves_the_length_to_the_splitter_unless_a_number_is_given():
+    given = seer_divided_rollout.seer_make_splitter(Settings(chunk_tokens=7), SimpleNamespace())
+    assert given.chunk_tokens == 7
+    chosen = seer_divided_rollout.seer_make_splitter(Settings(), SimpleNamespace())
+    assert isinstance(chosen, AffordableChunks)
+    assert isinstance(chosen, InstanceAware)

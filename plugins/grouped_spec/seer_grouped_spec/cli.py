@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from seer_core.errors import SeerError
+from seer_core.cli.common import main_options, table_console
+from seer_core.cli.output import InputPath, check_writable, write_json
+from seer_core.errors import quote
 from seer_grouped_spec.replay import Recording, ReplayError, ReplayRow, Siblings, load, replay
 
 __all__ = ["replay_command"]
 
 DEFAULT_SIBLINGS = (0, 1, 3, 7, 9)
-PLAIN_WIDTH = 130
 
 
 @click.command("replay")
-@click.argument("file", type=click.Path(path_type=Path))
+@main_options
+@click.argument("file", type=InputPath())
 @click.option(
     "--siblings",
     metavar="LIST",
@@ -60,27 +60,21 @@ def replay_command(
     Example:
       seer replay out/demo/completions.jsonl --siblings 0,3,7,live --min-probability 0.05
     """
-    try:
-        recordings = load(file)[:limit]
-        wanted = _siblings(siblings, recordings, control)
-        if json_file is not None and not json_file.parent.is_dir():
-            raise ReplayError(f"--json {json_file}: {json_file.parent} is no directory; make it first")
-        rows = []
-        for setting in wanted:
-            rows += replay(
-                recordings,
-                (setting,),
-                draft_tokens,
-                tree_nodes,
-                min_probability,
-                control=control,
-                progress=_show_progress,
-            )
-    except SeerError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
+    check_writable(json_file)
+    recordings = load(file)[:limit]
+    rows = []
+    for setting in _siblings(siblings, recordings, control):
+        rows += replay(
+            recordings,
+            (setting,),
+            draft_tokens,
+            tree_nodes,
+            min_probability,
+            control=control,
+            progress=_show_progress,
+        )
     if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+        write_json(json_file, rows)
     _print(rows, file)
 
 
@@ -94,7 +88,9 @@ def _siblings(text: str | None, recordings: Sequence[Recording], control: bool) 
     for word in text.split(","):
         word = word.strip()
         if word != "live" and not word.isdecimal():
-            raise ReplayError(f"--siblings {text}: {word!r} is neither a number nor live; try 0,3,live")
+            raise ReplayError(
+                f"--siblings {quote(text)}: {quote(word)} is neither a number nor live; try 0,3,live"
+            )
         wanted.append("live" if word == "live" else int(word))
     return wanted
 
@@ -134,5 +130,4 @@ def _print(rows: Sequence[ReplayRow], file: Path) -> None:
             f"{row.responses:,}",
             f"{row.tokens:,}",
         )
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+    table_console().print(table)

@@ -7,7 +7,7 @@ sleeps in between: every moment of it that holds the GIL is stolen from the engi
 
 from __future__ import annotations
 
-import os
+import select
 import threading
 import time
 from collections import deque
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 import structlog
-import zmq
 
+from seer_core.ports import tell_nobody
 from seer_grouped_spec.connection import Counts
 from seer_grouped_spec.link import Link
 from seer_grouped_spec.wire import MAX_TTL_S, TOKEN_BYTES, server_of
@@ -47,7 +47,8 @@ class DraftClient:
     ``deliver(group_id, request_id, prev_token_count, tokens)`` takes what others wrote, int32, read-only;
     it may repeat text that the engine has got meanwhile.  ``text(group_id, request_id, start, stop)``
     returns the engine's own text between two positions of a response, or less from the same start, or None
-    if it is gone; only then is text lost for others.  Both are called on the client's thread.
+    if it is gone; only then is text lost for others.  ``tell(reason)`` hears of whatever keeps text from
+    being shared, once of each.  All are called on the client's thread.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class DraftClient:
         *,
         deliver: Deliver,
         text: Text,
+        tell: Callable[[str], None] = tell_nobody,
         token: str | None = None,
         flush_s: float = 0.05,
         fetch_s: float = 0.1,
@@ -75,19 +77,15 @@ class DraftClient:
         self._dropped_tokens = self._bad_calls = 0
         self._cpu_s = 0.0
         self._stopping = False
-        self._poller = zmq.Poller()
-        self._context = zmq.Context()
-        client, now = os.urandom(16), time.monotonic()
+        now = time.monotonic()
         self._links = [
             Link(
                 endpoint,
-                self._context,
-                self._poller,
                 self._counts,
-                client=client,
-                key=b"" if token is None else token.strip().encode(),
+                token=b"" if token is None else token.strip().encode(),
                 deliver=deliver,
                 text=text,
+                tell=tell,
                 reply_timeout_s=reply_timeout_s,
                 queue_bytes=queue_bytes // len(endpoints),
                 now=now,
@@ -155,9 +153,7 @@ class DraftClient:
     def stop(self) -> None:
         """End the thread and close all connections, within ``STOP_S``; idempotent."""
         self._stopping = True
-        if self._thread.ident is None:
-            self._context.destroy(0)
-        elif self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
 
     def _run(self) -> None:
@@ -165,7 +161,7 @@ class DraftClient:
         next_tick = next_fetch = time.monotonic()
         while not self._stopping:
             nap_s = max(0.0, min(next_tick - time.monotonic(), LONGEST_NAP_S))
-            ready = dict(self._poller.poll(int(nap_s * 1000) + 1))
+            ready = self._poll(int(nap_s * 1000) + 1)
             now = time.monotonic()
             is_tick = now >= next_tick
             is_fetch = is_tick and now >= next_fetch
@@ -175,14 +171,22 @@ class DraftClient:
             if is_fetch:
                 next_fetch = now + self._fetch_s - self._flush_s / 2
             for link in links:
-                if link.socket in ready:
+                if link in ready:
                     self._guarded(link.receive, now, link=link)
                 if is_tick:
                     self._guarded(link.tick, now, link=link, fetch=is_fetch)
             self._cpu_s = time.thread_time()
         for link in links:
             link.close()
-        self._context.destroy(0)
+
+    def _poll(self, timeout_ms: int) -> list[Link]:
+        """Return the links that something has arrived for, or that may write on."""
+        poller, links = select.poll(), {}
+        for link in self._links:
+            if link.socket is not None:
+                links[link.socket.fileno()] = link
+                poller.register(link.socket, link.events)
+        return [links[descriptor] for descriptor, _ in poller.poll(timeout_ms)]
 
     def _drain(self, now: float) -> None:
         """Give what the engine's thread has queued to the links: joins, then text, then leaves."""

@@ -1,4 +1,4 @@
-"""What this plug-in needs of the machine: its compiled index, of the source as it is, and ZeroMQ."""
+"""What this plug-in needs of the machine: its compiled index, of the source as it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seer_core.hookspecs import Check
 
-__all__ = ["compiled_index", "source_digest", "zeromq"]
+__all__ = ["compiled_index", "source_digest"]
 
 PART = "grouped_spec"
 SOURCE = Path(__file__).parents[1] / "src"
@@ -39,15 +39,6 @@ def source_digest(source: Path) -> str:
     """Return the digest that ``CMakeLists.txt`` compiles in: of the digests of all files but the fuzzer."""
     files = sorted(path for path in source.glob("*.[ch]pp") if path.name != "fuzz.cpp")
     return sha256("".join(sha256(path.read_bytes()).hexdigest() for path in files).encode()).hexdigest()
-
-
-def zeromq() -> Check:
-    """Look for what the draft servers and their clients speak with."""
-    found = _version("pyzmq")
-    if found is None:
-        remedy = "pip install pyzmq, or set plugin.grouped_spec.servers = 0"
-        return Check(PART, False, "pyzmq, for the draft servers, is not installed", remedy)
-    return Check(PART, True, f"pyzmq {found}", "")
 
 
 def _version(name: str) -> str | None:

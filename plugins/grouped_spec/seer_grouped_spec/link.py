@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
-import zmq
 
-from seer_grouped_spec.connection import Connection, Counts
+from seer_grouped_spec.connection import Connection, Counts, Lost
 from seer_grouped_spec.outbox import Group, Outbox, Request
 from seer_grouped_spec.wire import (
     MAX_GROUPS,
@@ -30,10 +29,11 @@ from seer_grouped_spec.wire import (
     Unregister,
     Update,
     Updated,
-    WireError,
 )
 
 if TYPE_CHECKING:
+    import socket
+
     from numpy.typing import NDArray
 
     from seer_grouped_spec.outbox import Text
@@ -45,6 +45,8 @@ __all__ = ["Link"]
 
 INFOS_PER_FETCH = 20_000
 VAIN_REPAIRS = 3
+AWAY_S = 5.0
+"""A server that is away for longer is told of."""
 
 log = structlog.get_logger("seer.draft_client")
 
@@ -55,24 +57,22 @@ class Link:
     def __init__(
         self,
         endpoint: str,
-        context: zmq.Context[zmq.Socket[bytes]],
-        poller: zmq.Poller,
         counts: Counts,
         *,
-        client: bytes,
-        key: bytes,
+        token: bytes,
         deliver: Deliver,
         text: Text,
+        tell: Callable[[str], None],
         reply_timeout_s: float,
         queue_bytes: int,
         now: float,
     ) -> None:
         self.fetched_at = now
         self.unsent_since: float | None = None
-        self._counts, self._client, self._deliver = counts, client, deliver
-        self._connection = Connection(
-            endpoint, context, poller, counts, key=key, reply_timeout_s=reply_timeout_s
-        )
+        self._counts, self._deliver, self._tell = counts, deliver, tell
+        self._told: set[str] = set()
+        self._why_away = "it does not answer"
+        self._connection = Connection(endpoint, counts, token=token, reply_timeout_s=reply_timeout_s, now=now)
         self._outbox = Outbox(text, queue_bytes, counts)
         self._groups: dict[str, Group] = {}
         self._joining: dict[str, Group] = {}
@@ -80,9 +80,14 @@ class Link:
         self._leaving: dict[str, Group] = {}
 
     @property
-    def socket(self) -> zmq.Socket[bytes] | None:
+    def socket(self) -> socket.socket | None:
         """The socket to poll, while there is a connection."""
         return self._connection.socket
+
+    @property
+    def events(self) -> int:
+        """What to poll it for."""
+        return self._connection.events
 
     # What the engine has said.
 
@@ -137,7 +142,15 @@ class Link:
 
     def tick(self, now: float, *, fetch: bool) -> None:
         """Send what is due."""
-        self._talk(now, fetch)
+        try:
+            self._talk(now, fetch)
+        except Lost as error:
+            self._lost(now, error)
+        away_since = self._connection.away_since
+        if away_since is None:
+            self._told.discard("away")
+        elif now - away_since > AWAY_S:
+            self._tell_once("away", self._why_away)
         oldest = next(iter(self._outbox), None)
         self.unsent_since = None if oldest is None else oldest.waiting_since
 
@@ -145,17 +158,15 @@ class Link:
         """Take in every answer that has arrived."""
         while True:
             try:
-                message = self._connection.receive()
-            except WireError as error:
-                self._fail(now, f"it spoke nonsense: {error}")
-                continue
+                message = self._connection.receive(now)
+            except Lost as error:
+                self._lost(now, error)
+                return
             if message is None:
                 return
             if isinstance(message, Failure):
-                if message.seq == 0 or self._connection.awaits_answer(message.seq):
-                    soon = message.kind == "unknown_client"
-                    self._fail(now, f"{message.kind}: {message.reason}", soon=soon)
-                continue
+                self._lost(now, Lost(f"{message.kind}: {message.reason}", lasting=True))
+                return
             if not self._connection.answered(message.seq):
                 self._counts.server_errors += 1
                 continue
@@ -173,9 +184,13 @@ class Link:
                 case Stats():
                     pass
 
-    def reset(self, now: float, why: str, *, long: bool = False) -> None:
+    def reset(self, now: float, why: str, *, lasting: bool = False) -> None:
         """Leave the server, and meet it later with everything restated."""
-        self._connection.lose(now, why, long=long)
+        had_met = self._connection.away_since is None
+        self._why_away = why
+        self._connection.lose(now, why, lasting=lasting)
+        if not had_met:
+            return
         for group in list(self._groups.values()):
             if group.leaving:
                 self._forget(group)
@@ -201,7 +216,7 @@ class Link:
         while self._joining:
             some = list(self._joining.values())[:MAX_GROUPS]
             wanted = [(group.id, group.ttl_s) for group in some]
-            if not self._connection.send(Register(self._connection.next_seq(), self._client, wanted), now):
+            if not self._connection.send(Register(self._connection.next_seq(), wanted), now):
                 return
             for group in some:
                 group.registered = True
@@ -217,9 +232,17 @@ class Link:
         ):
             self._fetch(now)
 
-    def _fail(self, now: float, why: str, *, soon: bool = False) -> None:
-        self._counts.server_errors += 1
-        self.reset(now, why, long=not soon)
+    def _lost(self, now: float, error: Lost) -> None:
+        if error.lasting:
+            self._counts.server_errors += 1
+            self._tell_once("away", str(error))
+        self.reset(now, str(error), lasting=error.lasting)
+
+    def _tell_once(self, kind: str, why: str) -> None:
+        """Tell, at most once of each kind; of an absence once each time."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self._tell(f"draft server {self._connection.endpoint}: {why}")
 
     def _join(self, group: Group) -> None:
         group.lapsed = False
@@ -242,6 +265,7 @@ class Link:
     def _mute(self, group_id: str) -> None:
         group = self._groups.get(group_id)
         if group is not None and not group.mute:
+            self._tell_once("full", "it has no room for all groups, so some are not shared")
             group.mute = True
             self._joining.pop(group_id, None)
             for request in group.requests.values():
@@ -252,12 +276,12 @@ class Link:
         groups, tokens = self._outbox.take()
         if not groups:
             return
-        update = Update(self._connection.next_seq(), self._client, list(groups.items()))
+        update = Update.of(self._connection.next_seq(), groups.items())
         if self._connection.send(update, now):
             self._counts.updates += 1
             self._counts.tokens_sent += tokens
         else:
-            self.reset(now, "cannot be reached")
+            self.reset(now, "it does not read what it is sent")
 
     def _leave(self, now: float) -> None:
         """Unregister from groups with nothing left to send."""
@@ -265,9 +289,7 @@ class Link:
         gone = [group for id, group in self._leaving.items() if id not in busy or not group.registered]
         del gone[MAX_GROUPS:]
         told = [group.id for group in gone if group.registered]
-        if told and not self._connection.send(
-            Unregister(self._connection.next_seq(), self._client, told), now
-        ):
+        if told and not self._connection.send(Unregister(self._connection.next_seq(), told), now):
             return
         for group in gone:
             self._forget(group)
@@ -281,7 +303,7 @@ class Link:
             if group.registered:
                 infos[group.id] = {request.id: request.known for request in group.requests.values()}
                 room -= len(group.requests)
-        if self._connection.send(Fetch(self._connection.next_seq(), self._client, infos), now):
+        if self._connection.send(Fetch.of(self._connection.next_seq(), infos), now):
             for group_id in infos:
                 del self._restated[group_id]
 
@@ -306,6 +328,10 @@ class Link:
                 return
             case "disagreement":
                 self._counts.disagreements += 1
+                self._tell_once(
+                    "disagreement",
+                    f"it has another text of {refusal.request_id!r}; such requests are no longer shared",
+                )
         self._counts.refused += 1
         if refusal.kind == "evicted":
             self._mute(group.id)

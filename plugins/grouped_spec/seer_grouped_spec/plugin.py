@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +12,10 @@ import msgspec
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import ConfigError, PluginError
 from seer_core.hookspecs import Check, Startup, hookimpl
-from seer_grouped_spec.doctor import compiled_index, zeromq
+from seer_core.reading import Form, flaw
+from seer_grouped_spec.connection import Lost, address_of, try_server
+from seer_grouped_spec.doctor import compiled_index
+from seer_grouped_spec.handshake import WRONG_TOKEN
 from seer_grouped_spec.policy import MarginalBenefit
 from seer_grouped_spec.process import DraftServerError, DraftServerProcess
 from seer_grouped_spec.settings import Settings, SourceSettings
@@ -17,6 +23,9 @@ from seer_grouped_spec.settings import Settings, SourceSettings
 __all__ = ["GroupedDrafter", "Settings", "seer_doctor", "seer_make_drafter"]
 
 SOURCE = "seer_grouped_spec.source:GroupedSource"
+FIND_S = 5.0
+
+_PROFILE = Form[StepTimes](StepTimes, "no profile", "write one with `seer profile`", ConfigError)
 
 
 class GroupedDrafter:
@@ -30,17 +39,20 @@ class GroupedDrafter:
         self._endpoints: tuple[str, ...] = ()
 
     async def start(self, instances: int) -> None:
-        """Start the servers, unless there is one instance only or they run already.
+        """Start the servers, unless there is one instance only, or find those that run already.
 
         Raises:
-            PluginError: a server did not start.
+            PluginError: a server did not start, or is not where it should be, or has another token.
         """
         await self.stop()
-        self._endpoints = self._settings.endpoints
-        if self._endpoints or instances == 1:
+        if self._settings.endpoints:
+            await self._find(self._settings.endpoints)
             return
+        if instances == 1:
+            return
+        self._token = secrets.token_hex(32)
         self._servers = [
-            DraftServerProcess(memory_bytes=self._settings.memory_bytes)
+            DraftServerProcess(memory_bytes=self._settings.memory_bytes, token=self._token)
             for _ in range(self._settings.servers)
         ]
         try:
@@ -49,6 +61,21 @@ class GroupedDrafter:
             raise PluginError(
                 f"plug-in 'grouped_spec': {error}; run without sharing: plugin.grouped_spec.servers = 0"
             ) from error
+
+    async def _find(self, endpoints: Sequence[str]) -> None:
+        for endpoint in endpoints:
+            try:
+                await asyncio.to_thread(try_server, endpoint, self._token, FIND_S)
+            except Lost as error:
+                remedy = (
+                    "name the file with its token as token_file"
+                    if str(error) == WRONG_TOKEN
+                    else "start it, or correct endpoints"
+                )
+                raise PluginError(
+                    f"plug-in 'grouped_spec': the draft server {endpoint}: {error}; {remedy}"
+                ) from error
+        self._endpoints = tuple(endpoints)
 
     async def stop(self) -> None:
         """End the servers that were started."""
@@ -77,6 +104,13 @@ def seer_make_drafter(settings: Settings, startup: Startup) -> GroupedDrafter:
             f"plugin.grouped_spec.lookup_min = {settings.lookup_min} exceeds"
             f" lookup_max = {settings.lookup_max}; lower it"
         )
+    for endpoint in settings.endpoints:
+        try:
+            address_of(endpoint)
+        except ValueError as error:
+            raise ConfigError(
+                f"plugin.grouped_spec.endpoints: {error}; write it as the server prints it"
+            ) from error
     if settings.token_file and not settings.endpoints:
         raise ConfigError("plugin.grouped_spec.token_file is of no use without endpoints; name both")
     step_times = _read_profile(startup.path(settings.profile)) if settings.profile else None
@@ -86,25 +120,25 @@ def seer_make_drafter(settings: Settings, startup: Startup) -> GroupedDrafter:
 
 @hookimpl
 def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Check]:
-    """Look for the compiled index, and for ZeroMQ where servers may be asked for."""
-    shares = settings is None or settings.servers > 0 or bool(settings.endpoints)
-    return [compiled_index(), zeromq()] if shares else [compiled_index()]
+    """Look for the compiled index."""
+    return [compiled_index()]
 
 
 def _read_profile(path: Path) -> StepTimes:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StepTimes)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(
-            f"plugin.grouped_spec.profile: {path} is no profile: {error}; write one with `seer profile`"
-        ) from error
+        return _PROFILE.read(path)
+    except ConfigError as error:
+        raise ConfigError(f"plugin.grouped_spec.profile: {error}") from error
 
 
 def _read_token(path: Path) -> str:
     try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"plugin.grouped_spec.token_file: {path} cannot be read: {error}") from error
+        token = path.read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"plugin.grouped_spec.token_file: {path} cannot be read: {flaw(error)}; name the file with the"
+            " server's token"
+        ) from error
     if not token:
         raise ConfigError(f"plugin.grouped_spec.token_file: {path} is empty; write the token into it")
     return token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from typing import IO
 
 import msgspec
 
-from seer_grouped_spec.wire import TOKEN_VARIABLE, Listening
+from seer_grouped_spec.handshake import TOKEN_VARIABLE
+from seer_grouped_spec.server import Listening
 
 __all__ = ["DraftServerError", "DraftServerProcess"]
 
@@ -32,8 +34,9 @@ class DraftServerError(Exception):
 class DraftServerProcess:
     """One ``seer_grouped_spec.server``, which dies with this process.
 
-    Its complaints go to ``log_path``, or nowhere.  Linux ends it already with the *thread* that called
-    ``start``, so call it on one that lives as long.
+    ``token`` is what its clients must know: random, unless it is given.  It is handed over by the
+    environment, which other users cannot read.  Its complaints go to ``log_path``, or nowhere.  Linux ends it
+    already with the *thread* that called ``start``, so call it on one that lives as long.
     """
 
     def __init__(
@@ -47,10 +50,10 @@ class DraftServerProcess:
         log_path: Path | None = None,
     ) -> None:
         self._command = [
-            *(sys.executable, "-m", "seer_grouped_spec.server", "--host", host, "--port", str(port)),
+            *(sys.executable, "-P", "-m", "seer_grouped_spec.server", "--host", host, "--port", str(port)),
             *("--memory-mib", str(memory_bytes / (1 << 20)), "--parent-pid", str(os.getpid())),
-        ]
-        self._token = token
+        ]  # -P: the directory it is started in may hold anybody's modules
+        self.token = secrets.token_hex(32) if token is None else token
         self._start_timeout_s = start_timeout_s
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,9 +78,7 @@ class DraftServerProcess:
             DraftServerError: it died, or took longer than ``start_timeout_s``; with its last words.
         """
         await self.stop()
-        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        if self._token is not None:
-            environment[TOKEN_VARIABLE] = self._token
+        environment = {**os.environ, TOKEN_VARIABLE: self.token}
         with tempfile.TemporaryFile() if self._log_path is None else self._log_path.open("a+b") as words:
             self._process = process = subprocess.Popen(
                 self._command,

@@ -6,6 +6,8 @@ said, keep what agrees and one token more (the bonus token), and so on.  No mode
 
 from __future__ import annotations
 
+import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from seer_core.errors import SeerError
+from seer_core.errors import SeerError, printable
+from seer_core.reading import SHOWN, UNREADABLE, flaw
 from seer_grouped_spec._index import DraftIndex, Voting
 
 __all__ = ["Recording", "ReplayError", "ReplayRow", "load", "replay"]
@@ -84,6 +87,8 @@ def replay(
     """
     if draft_tokens < 1 or tree_nodes < 0:
         raise ReplayError(f"{draft_tokens} draft tokens, {tree_nodes} tree nodes: pass at least 1 and 0")
+    if not 0 <= min_probability <= 1:
+        raise ReplayError(f"a least probability of {min_probability}: pass one from 0 to 1")
     chosen = _voting(voting, min_probability, common)
     rows = []
     for setting in siblings:
@@ -268,27 +273,21 @@ def load(path: Path | str) -> list[Recording]:
     path = Path(path)
     try:
         recordings = _load_npz(path) if path.suffix == ".npz" else _load_lines(path)
-    except OSError as error:
-        raise ReplayError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise ReplayError(f"{path} cannot be read: {flaw(error)}; name a file of responses") from error
     if not any(len(text) for recording in recordings for text in recording.responses):
         raise ReplayError(f"{path} holds no response tokens; give a file with at least one response")
     return recordings
 
 
 def _load_npz(path: Path) -> list[Recording]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            tokens, offsets, groups, numbers = (
-                np.asarray(file[key]) for key in ("tokens", "offsets", "group", "response")
-            )
-    except KeyError as error:
-        raise ReplayError(
-            f"{path} has no array {error}; it needs tokens, offsets, group, response"
-        ) from error
-    except (ValueError, EOFError) as error:
-        raise ReplayError(f"{path} is not an .npz of plain arrays: {error}") from error
+    tokens, offsets, groups, numbers = _arrays(path, ("tokens", "offsets", "group", "response"))
     if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (tokens, offsets, numbers)):
-        raise ReplayError(f"{path}: tokens, offsets and response must be one-dimensional arrays of integers")
+        raise ReplayError(
+            f"{path}: tokens, offsets and response must be one-dimensional arrays of integers; save them so"
+        )
+    if groups.ndim != 1:
+        raise ReplayError(f"{path}: group has {groups.ndim} dimensions; save a one-dimensional array")
     if not len(offsets) == len(groups) + 1 == len(numbers) + 1:
         raise ReplayError(
             f"{path}: {len(groups)} groups, {len(numbers)} responses and {len(offsets)} offsets do not fit;"
@@ -301,8 +300,32 @@ def _load_npz(path: Path) -> list[Recording]:
     for at, (group, number) in enumerate(zip(groups.tolist(), numbers.tolist(), strict=True)):
         text = _tokens(tokens[offsets[at] : offsets[at + 1]], f"{path}, text {at}")
         if texts.setdefault(str(group), {}).setdefault(number, text) is not text:
-            raise ReplayError(f"{path}: group {group} has response {number} twice")
+            raise ReplayError(
+                f"{path}: group {printable(str(group), SHOWN)} has response {number} twice; leave one out"
+            )
     return [_recording(group, numbered) for group, numbered in texts.items()]
+
+
+def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
+    if not zipfile.is_zipfile(path):
+        fact = flaw(ValueError("it is no zip archive, or was cut"), path.read_bytes()[:100])
+        raise ReplayError(f"{path} is not an .npz of plain arrays: {fact}; save it anew")
+    try:
+        # Opened here, for numpy leaves a file open that it cannot read.
+        with (
+            path.open("rb") as file,
+            warnings.catch_warnings(action="ignore"),
+            np.load(file, allow_pickle=False) as archive,
+        ):
+            missing = [name for name in names if name not in archive.files]
+            arrays = [] if missing else [archive[name] for name in names]
+    # numpy raises what its parsers happen to raise: of zip, zlib, struct and of Python's own.
+    except Exception as error:
+        fact = "it holds Python objects" if "allow_pickle" in str(error) else flaw(error)
+        raise ReplayError(f"{path} is not an .npz of plain arrays: {fact}; save it anew") from error
+    if missing:
+        raise ReplayError(f"{path} has no array {missing[0]!r}; it needs {', '.join(names)}")
+    return arrays
 
 
 class _Line(msgspec.Struct):
@@ -314,20 +337,28 @@ class _Line(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
+_DECODER = msgspec.json.Decoder(_Line)
+
+
 def _load_lines(path: Path) -> list[Recording]:
-    decoder = msgspec.json.Decoder(_Line)
     texts: dict[str, dict[int, Tokens]] = {}
     for number, raw in enumerate(path.read_bytes().splitlines(), 1):
         if not raw.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            line = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ReplayError(f"{where} is not a JSON object of a group or a completion: {error}") from error
+            line = _DECODER.decode(raw)
+        except UNREADABLE as error:
+            raise ReplayError(
+                f"{where} is not a JSON object of a group or a completion: {flaw(error, raw)}; mend it or"
+                " leave it out"
+            ) from error
         if line.group is not None and line.responses is not None:
             if str(line.group) in texts:
-                raise ReplayError(f"{where}: group {line.group} occurs twice; put its responses in one line")
+                raise ReplayError(
+                    f"{where}: group {printable(str(line.group), SHOWN)} occurs twice;"
+                    " put its responses in one line"
+                )
             numbered = {-1: _tokens(line.prompt_token_ids, f"{where}, prompt_token_ids")}
             for i, response in enumerate(line.responses):
                 numbered[i] = _tokens(response, f"{where}, response {i}")
@@ -335,7 +366,10 @@ def _load_lines(path: Path) -> list[Recording]:
         elif line.group_id is not None and line.index is not None and line.token_ids is not None:
             numbered = texts.setdefault(line.group_id, {})
             if line.index in numbered:
-                raise ReplayError(f"{where}: group {line.group_id} has response {line.index} twice")
+                raise ReplayError(
+                    f"{where}: group {printable(line.group_id, SHOWN)} has response {line.index} twice;"
+                    " leave one out"
+                )
             numbered[line.index] = _tokens(line.token_ids, where)
         else:
             raise ReplayError(

@@ -6,23 +6,24 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from seer_core.numbers import MOST, Seconds, Share
+from seer_grouped_spec.wire import Ttl
+
 __all__ = ["Settings", "SourceSettings"]
 
 Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the plug-in and its half in each worker both know."""
 
     policy: Literal["token", "class"] = "token"
-    priority_factor: Annotated[float, Meta(ge=1)] = 2.0
+    priority_factor: Annotated[float, Meta(ge=1, le=MOST)] = 2.0
     lookup_min: Positive = 1
     lookup_max: Annotated[int, Meta(ge=1, le=64)] = 64
     min_probability: Share = 0.0
     memory_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
-    group_ttl_s: Seconds = 3600.0
+    group_ttl_s: Ttl = 3600.0
     endpoints: tuple[str, ...] = ()
     flush_s: Seconds = 0.05
     fetch_s: Seconds = 0.1

@@ -47,10 +47,11 @@ INDEX_FIGURES = ("bytes", "tokens", "groups", "dropped_for_memory", "dropped_by_
 class _Text:
     """One request's text in the index, and how much of its response the servers have been given."""
 
-    group_id: str
+    group_name: str
     request_id: str
     handle: int
     shared: int = 0
+    runs: bool = False
 
 
 @attrs.define(eq=False)
@@ -93,17 +94,25 @@ class GroupedSource:
                 chosen.endpoints,
                 deliver=self._deliver,
                 text=self._text,
+                tell=host.tell,
                 token=chosen.token or None,
                 flush_s=chosen.flush_s,
                 fetch_s=chosen.fetch_s,
             )
             self._client.start()
+        self._tell = host.tell
+        self._rollout_id = ""
+        self._mismatches_told = False
 
     def open(self, job: ChunkJob) -> int:
         """Put the chunk's text so far into the index, as far as it is not there, and return a handle.
 
-        Where there is no memory for it, the chunk runs without drafts.
+        Where there is no memory for it, the chunk runs without drafts.  The first chunk of another rollout
+        ends all groups of the last one: their ids may come again, with other text.
         """
+        if job.rollout_id != self._rollout_id:
+            self._forget_all()
+            self._rollout_id = job.rollout_id
         try:
             text = self._catch_up(job, self._text_of(job))
         except DraftIndexError:
@@ -112,6 +121,8 @@ class GroupedSource:
             self._add_slots(len(self._texts))
         slot = self._free.pop()
         self._texts[slot] = text
+        if text is not None:
+            text.runs = True
         self._requests[slot] = NO_REQUEST if text is None else text.handle
         self._choice.open(slot, job.probe)
         return slot
@@ -143,30 +154,29 @@ class GroupedSource:
     def close(self, handle: int) -> None:
         """Hand over what is left of the chunk's text and free the handle; the text stays."""
         text, self._texts[handle] = self._texts[handle], None
+        if text is not None:
+            text.runs = False
         self._requests[handle] = NO_REQUEST
         self._free.append(handle)
         self._share(text)
 
     def forget(self, group_id: str) -> None:
         """Drop a group here; the servers drop it when no instance wants it any more."""
-        with self._lock:
-            group = self._groups.pop(group_id, None)
-        if group is None:
-            return
-        with suppress(DraftIndexError):  # gone for memory already
-            self._index.drop_group(group.handle)
-        if self._client is not None:
-            self._client.unregister_group(group_id)
+        self._drop(self._name(group_id))
 
     def reset(self) -> None:
         """Drop everything, here and, for this instance's part, on the servers."""
-        for group_id in list(self._groups):
-            self.forget(group_id)
+        self._forget_all()
         self._index.clear()
 
     def stats(self) -> dict[str, float]:
         """Return figures of the index, of what drafting costs a step, and of the client, by prefix."""
         index = self._index.stats()
+        if index.mismatched and not self._mismatches_told:
+            self._mismatches_told = True
+            self._tell(
+                "the draft index has another text of some request than the engine, and no drafts for it"
+            )
         figures = {f"index_{name}": float(getattr(index, name)) for name in INDEX_FIGURES}
         if isinstance(self._choice, TokenChoice):
             request, context_token, token = self._choice.steps.costs(max(1, self._batch_size))
@@ -184,6 +194,24 @@ class GroupedSource:
         if self._client is not None:
             self._client.stop()
 
+    def _name(self, group_id: str) -> str:
+        """Return what a group is called here and on the servers, where no other rollout's group is."""
+        return f"{self._rollout_id}/{group_id}"
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            group = self._groups.pop(name, None)
+        if group is None:
+            return
+        with suppress(DraftIndexError):  # gone for memory already
+            self._index.drop_group(group.handle)
+        if self._client is not None:
+            self._client.unregister_group(name)
+
+    def _forget_all(self) -> None:
+        for name in list(self._groups):
+            self._drop(name)
+
     def _add_slots(self, count: int) -> None:
         """Make room for so many more open chunks."""
         self._free += range(len(self._texts), len(self._texts) + count)
@@ -192,13 +220,14 @@ class GroupedSource:
 
     def _text_of(self, job: ChunkJob) -> _Text:
         """Return the request's text, opened now if it is new or its group was dropped meanwhile."""
-        group = self._groups.get(job.group_id)
+        name = self._name(job.group_id)
+        group = self._groups.get(name)
         if group is None:
             return self._new_group(job)
         text = group.texts.get(job.request_id)
         try:
             if text is None:
-                text = self._new_text(group, job.group_id, job.request_id)
+                text = self._new_text(group, name, job.request_id)
             else:
                 self._index.length(text.handle)
             self._index.touch_group(group.handle, time.monotonic())
@@ -210,32 +239,40 @@ class GroupedSource:
         prompt = np.array(job.token_ids[: job.prompt_tokens], np.int32)
         ttl_s = self._settings.group_ttl_s
         group = _Group(self._index.open_group(prompt, time.monotonic(), ttl_s))
+        name = self._name(job.group_id)
         with self._lock:
-            self._groups[job.group_id] = group
+            self._groups[name] = group
         if self._client is not None:
-            self._client.unregister_group(job.group_id)  # if it is known, all of it is to come again
-            self._client.register_group(job.group_id, ttl_s)
-        return self._new_text(group, job.group_id, job.request_id)
+            self._client.unregister_group(name)  # if it is known, all of it is to come again
+            self._client.register_group(name, ttl_s)
+        return self._new_text(group, name, job.request_id)
 
-    def _new_text(self, group: _Group, group_id: str, request_id: str) -> _Text:
-        text = _Text(group_id, request_id, self._index.open_request(group.handle))
+    def _new_text(self, group: _Group, name: str, request_id: str) -> _Text:
+        text = _Text(name, request_id, self._index.open_request(group.handle))
         with self._lock:
             return group.texts.setdefault(request_id, text)
 
     def _catch_up(self, job: ChunkJob, text: _Text) -> _Text:
-        """Append what the request wrote elsewhere; a text that differs is replaced: the chunk is right."""
+        """Append what the request wrote elsewhere; a text that differs is replaced: the chunk is right.
+
+        So is one that goes on further, as an instance that was lost had written it: there it stays in the
+        group as a sibling's, and drafts what is now written again.
+        """
         response = np.array(job.token_ids[job.prompt_tokens :], np.int32)
         try:
+            fits = self._index.length(text.handle) <= len(response)
             self._index.append(text.handle, 0, response)
         except DraftIndexError:
-            group = self._groups[job.group_id]
+            fits = False
+        if not fits:
+            group = self._groups[text.group_name]
             with self._lock:
                 del group.texts[job.request_id]
-            text = self._new_text(group, job.group_id, job.request_id)
+            text = self._new_text(group, text.group_name, job.request_id)
             self._index.append(text.handle, 0, response)
         text.shared = max(text.shared, len(response))  # whoever wrote it has shared it
         if self._client is not None:
-            self._client.appended(text.group_id, text.request_id, text.shared, response[:0])
+            self._client.appended(text.group_name, text.request_id, text.shared, response[:0])
         return text
 
     def _share(self, text: _Text | None) -> None:
@@ -246,30 +283,32 @@ class GroupedSource:
             written = self._index.length(text.handle)
             if written > text.shared:
                 tokens = self._index.tokens(text.handle, text.shared, written)
-                self._client.appended(text.group_id, text.request_id, text.shared, tokens)
+                self._client.appended(text.group_name, text.request_id, text.shared, tokens)
                 text.shared = written
         except DraftIndexError:
             pass  # dropped for memory; it will be opened anew
 
-    def _deliver(self, group_id: str, request_id: str, prev_token_count: int, tokens: Int32) -> None:
+    def _deliver(self, name: str, request_id: str, prev_token_count: int, tokens: Int32) -> None:
         """Take in what another instance wrote; called on the client's thread.
 
         What raises, for its group was dropped for memory or its text replaced, is not delivered again.
         """
         with self._lock:
-            group = self._groups.get(group_id)
+            group = self._groups.get(name)
             text = group.texts.get(request_id) if group is not None else None
         if group is None:
             return
         if text is None:
-            text = self._new_text(group, group_id, request_id)
+            text = self._new_text(group, name, request_id)
+        if text.runs:  # the last words of an instance that was lost: they are being written again, here
+            return
         self._index.append(text.handle, prev_token_count, tokens)
         text.shared = max(text.shared, prev_token_count + len(tokens))
 
-    def _text(self, group_id: str, request_id: str, start: int, stop: int) -> Int32 | None:
+    def _text(self, name: str, request_id: str, start: int, stop: int) -> Int32 | None:
         """Return tokens that a server asks for again; called on the client's thread."""
         with self._lock:
-            group = self._groups.get(group_id)
+            group = self._groups.get(name)
             text = group.texts.get(request_id) if group is not None else None
         if text is None:
             return None
@@ -281,5 +320,5 @@ class GroupedSource:
     def _expire(self) -> None:
         """Forget the groups that the index dropped because their time was over."""
         gone = set(self._index.expire(time.monotonic()))
-        for group_id in [name for name, group in self._groups.items() if group.handle in gone]:
-            self.forget(group_id)
+        for name in [name for name, group in self._groups.items() if group.handle in gone]:
+            self._drop(name)

@@ -1,16 +1,14 @@
-"""What a draft server and its clients say to each other: one frame per message, msgpack, never pickle.
+"""What a draft server and its clients say to each other once they have met: msgpack, never pickle.
 
-A frame is the magic bytes, the protocol's version, the length of the key, the key, and one message.  The
-version comes before anything that may ever change, and the key before anything that must be parsed.
-Both directions are tagged unions, checked on arrival; anything else is a ``WireError``.
-
-Every request is answered once, by a message with its ``seq``.  Tokens travel as int32, little-endian.
+A frame is its length, four bytes, and one message.  Both directions are tagged unions, checked on arrival;
+anything else is a ``WireError``.  Every request is answered once, in order, by a message with its ``seq``.
+Tokens travel as int32, little-endian.  How two sides meet is told in ``handshake.py``.
 """
 
 from __future__ import annotations
 
-import hmac
 import zlib
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -20,21 +18,18 @@ __all__ = [
     "MAX_APPEND_TOKENS",
     "MAX_GROUPS",
     "MAX_ID_BYTES",
-    "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_REQUESTS",
     "MAX_TTL_S",
-    "PROTOCOL_VERSION",
     "TOKEN_BYTES",
-    "TOKEN_VARIABLE",
     "Append",
     "Codec",
     "Done",
     "Failure",
     "Fetch",
     "Fetched",
+    "Frames",
     "FromServer",
-    "Listening",
     "Refusal",
     "Register",
     "Stats",
@@ -44,60 +39,41 @@ __all__ = [
     "Update",
     "Updated",
     "WireError",
+    "read_appends",
+    "read_info",
     "server_of",
 ]
 
-PROTOCOL_VERSION = 1
-MAGIC = b"SDG"
-HEADER_BYTES = len(MAGIC) + 2 + 1
-
+HEADER_BYTES = 4
 TOKEN_BYTES = 4
-MAX_MESSAGE_BYTES = 4 << 20
-MAX_KEY_BYTES = 255
+MAX_MESSAGE_BYTES = 2 << 20
 MAX_ID_BYTES = 512
 MAX_GROUPS = 4096
 MAX_REQUESTS = 4096
 MAX_APPENDS = 4096
-MAX_APPEND_TOKENS = 1 << 18
+"""In one message, over all groups."""
+MAX_APPEND_TOKENS = 1 << 17
 MAX_TTL_S = 30 * 86400.0
 
-TOKEN_VARIABLE = "SEER_DRAFT_TOKEN"
-"""Environment variable that gives a server the key it is to ask for."""
-
-
-class Listening(msgspec.Struct, frozen=True):
-    """The line that a server prints, as JSON, when it can be reached."""
-
-    endpoint: str
-    pid: int
-    protocol: int
-
-
 Message = TypeVar("Message")
+Read = TypeVar("Read")
 
 
 class WireError(Exception):
-    """The other side sent something that is no message; ``kind`` is that of the ``Failure`` to answer."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind = kind
+    """The other side sent something that is no message."""
 
 
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_BYTES)]
-ClientId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Tokens = Annotated[bytes, msgspec.Meta(max_length=TOKEN_BYTES * MAX_APPEND_TOKENS)]
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL_S)]
-CacheInfo = Annotated[dict[Id, Count], msgspec.Meta(max_length=MAX_REQUESTS)]
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Take part in groups, until unregistered or unused for ``ttl_s``; answered by ``Done``."""
 
     seq: Seq
-    client: ClientId
     groups: Annotated[list[tuple[Id, Ttl]], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
@@ -105,7 +81,6 @@ class Unregister(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Take part in groups no more; the last one out drops the group.  Answered by ``Done``."""
 
     seq: Seq
-    client: ClientId
     groups: Annotated[list[Id], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
@@ -121,26 +96,36 @@ class Append(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The paper's ``update_cst``, for many requests at once, by group; answered by ``Updated``."""
+    """The paper's ``update_cst``, for many requests at once, by group; answered by ``Updated``.
+
+    Written with a list of ``Append`` per group; as read, each list is still to be read by ``read_appends``,
+    so that a message of many small entries never takes many times its length.
+    """
 
     seq: Seq
-    client: ClientId
-    groups: Annotated[
-        list[tuple[Id, Annotated[list[Append], msgspec.Meta(max_length=MAX_APPENDS)]]],
-        msgspec.Meta(max_length=MAX_GROUPS),
-    ]
+    groups: Annotated[list[tuple[Id, msgspec.Raw]], msgspec.Meta(max_length=MAX_GROUPS)]
+
+    @classmethod
+    def of(cls, seq: int, groups: Iterable[tuple[str, list[Append]]]) -> Update:
+        """Return an update to be sent."""
+        return cls(seq, list(groups))  # type: ignore[arg-type]  # a list is written as its Raw would be
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The paper's ``fetch_cst``: what others wrote in the groups of this client; answered by ``Fetched``.
 
     ``draft_cache_infos`` are, by group and request, the numbers of tokens that the client has, where the
-    server cannot know them from what it sent and received: after a reconnection, not otherwise.
+    server cannot know them from what it sent and received: after a reconnection, not otherwise.  As read,
+    those of each group are still to be read by ``read_info``.
     """
 
     seq: Seq
-    client: ClientId
-    draft_cache_infos: Annotated[dict[Id, CacheInfo], msgspec.Meta(max_length=MAX_GROUPS)]
+    draft_cache_infos: Annotated[dict[Id, msgspec.Raw], msgspec.Meta(max_length=MAX_GROUPS)]
+
+    @classmethod
+    def of(cls, seq: int, infos: Mapping[str, Mapping[str, int]]) -> Fetch:
+        """Return a fetch to be sent."""
+        return cls(seq, infos)  # type: ignore[arg-type]  # as in ``Update.of``
 
 
 class StatsAsked(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -198,7 +183,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag=4):
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The whole request was refused; seq 0 if it could not be read.
 
-    Kinds: ``message``, ``version``, ``key``, ``unknown_client`` (register again), ``internal``.
+    Kinds: ``message``, ``internal``.
     """
 
     seq: Seq
@@ -209,51 +194,89 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=5):
 FromServer = Done | Updated | Fetched | Stats | Failure
 
 _encoder = msgspec.msgpack.Encoder()
+_appends = msgspec.msgpack.Decoder(Annotated[list[Append], msgspec.Meta(max_length=MAX_APPENDS)])
+_info = msgspec.msgpack.Decoder(Annotated[dict[Id, Count], msgspec.Meta(max_length=MAX_REQUESTS)])
 
 
 class Codec(Generic[Message]):
-    """Frames of the union ``kind``; with a ``key``, every frame read must carry it."""
+    """Messages of the union ``kind``."""
 
-    def __init__(self, kind: Any, key: bytes = b"") -> None:
-        if len(key) > MAX_KEY_BYTES:
-            raise ValueError(f"a key of {len(key)} bytes exceeds {MAX_KEY_BYTES}")
+    def __init__(self, kind: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
-        self._key = key
 
-    def decode(self, frame: bytes) -> Message:
-        """Return the message in ``frame``.
+    def decode(self, body: bytes) -> Message:
+        """Return the message that a frame holds.
 
         Raises:
-            WireError: it is of another protocol or version, has another key, or is no message.
+            WireError: it is no message.
         """
-        if frame[: len(MAGIC)] != MAGIC or len(frame) < HEADER_BYTES:
-            raise WireError("message", "not a frame of this protocol")
-        if len(frame) > MAX_MESSAGE_BYTES:
-            raise WireError("message", f"a frame of {len(frame)} bytes exceeds {MAX_MESSAGE_BYTES}")
-        version = int.from_bytes(frame[len(MAGIC) : len(MAGIC) + 2], "big")
-        if version != PROTOCOL_VERSION:
-            raise WireError("version", f"protocol version {version}; this side speaks {PROTOCOL_VERSION}")
-        body = HEADER_BYTES + frame[HEADER_BYTES - 1]
-        if not hmac.compare_digest(frame[HEADER_BYTES:body], self._key):
-            raise WireError("key", "the key is wrong or missing")
-        try:
-            return self._decoder.decode(memoryview(frame)[body:])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise WireError("message", f"not a message: {error}") from error
+        return _read(self._decoder, body)
 
     @staticmethod
-    def encode(message: ToServer | FromServer, key: bytes = b"") -> bytes:
-        """Return ``message`` as a frame with ``key``."""
-        frame = bytearray(MAGIC)
-        frame += PROTOCOL_VERSION.to_bytes(2, "big")
-        frame.append(len(key))
-        frame += key
-        _encoder.encode_into(message, frame, len(frame))
-        if len(frame) > MAX_MESSAGE_BYTES:
-            raise WireError("message", f"a frame of {len(frame)} bytes exceeds {MAX_MESSAGE_BYTES}")
+    def encode(message: ToServer | FromServer) -> bytes:
+        """Return ``message`` as a frame."""
+        frame = bytearray(HEADER_BYTES)
+        _encoder.encode_into(message, frame, HEADER_BYTES)
+        size = len(frame) - HEADER_BYTES
+        if size > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message of {size} bytes exceeds {MAX_MESSAGE_BYTES}")
+        frame[:HEADER_BYTES] = size.to_bytes(HEADER_BYTES, "big")
         return bytes(frame)
+
+
+class Frames:
+    """Cuts what arrives into the bodies of frames; ``len`` is what it holds, less than a frame if read up."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, data: bytes) -> None:
+        """Take what has arrived."""
+        self._held += data
+
+    def cut(self, size: int) -> bytes | None:
+        """Take the next ``size`` bytes, None if they are not there yet."""
+        if len(self._held) < size:
+            return None
+        data = bytes(memoryview(self._held)[:size])
+        del self._held[:size]
+        return data
+
+    def next(self) -> bytes | None:
+        """Take the next frame's body, None if it is not there yet.
+
+        Raises:
+            WireError: the frame is larger than any message.
+        """
+        if len(self._held) < HEADER_BYTES:
+            return None
+        size = int.from_bytes(self._held[:HEADER_BYTES], "big")
+        if size > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message of {size} bytes exceeds {MAX_MESSAGE_BYTES}")
+        frame = self.cut(HEADER_BYTES + size)
+        return None if frame is None else frame[HEADER_BYTES:]
+
+
+def read_appends(raw: msgspec.Raw) -> list[Append]:
+    """Return the appends to one group of an ``Update``, or raise ``WireError``."""
+    return _read(_appends, raw)
+
+
+def read_info(raw: msgspec.Raw) -> dict[str, int]:
+    """Return what a ``Fetch`` says of one group, or raise ``WireError``."""
+    return _read(_info, raw)
 
 
 def server_of(group_id: str, servers: int) -> int:
     """Return which of so many servers keeps a group: the same everywhere, always."""
     return zlib.crc32(group_id.encode()) % servers
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Read], data: bytes | msgspec.Raw) -> Read:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from error

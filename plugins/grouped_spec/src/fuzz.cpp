@@ -1,6 +1,6 @@
 // Random operations, malformed ones among them, from a seed, under AddressSanitizer and UBSan.
 //
-//   draft_index_fuzz SECONDS [SEED]
+//   fuzz SECONDS [SEED]
 //
 // Every buffer is a heap allocation of its exact size, so that reading or writing one item too many is
 // caught.  Beside that: counts within limits, drafts only of tokens that were ever passed in, and no more
@@ -206,7 +206,7 @@ void choose(TokenChoice& choice) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 2) return std::fprintf(stderr, "usage: draft_index_fuzz SECONDS [SEED]\n"), 2;
+  if (count < 2) return std::fprintf(stderr, "usage: fuzz SECONDS [SEED]\n"), 2;
   const double seconds = std::atof(arguments[1]);
   const uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;
   const auto start = std::chrono::steady_clock::now();

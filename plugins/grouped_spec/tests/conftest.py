@@ -1,15 +1,17 @@
 """Real draft servers, clients that note what they are given, and waits that end."""
 
 import asyncio
+import socket
 import time
 from collections import defaultdict
 
 import numpy as np
 import pytest
-import zmq
 from seer_grouped_spec.client import DraftClient
+from seer_grouped_spec.connection import address_of
+from seer_grouped_spec.handshake import GREETING_BYTES, WELCOME_BYTES, Handshake
 from seer_grouped_spec.process import DraftServerProcess
-from seer_grouped_spec.wire import Codec, FromServer, StatsAsked
+from seer_grouped_spec.wire import Codec, Frames, FromServer, StatsAsked
 
 WAIT_S = 10.0
 
@@ -63,8 +65,10 @@ class Engine:
         self.texts = defaultdict(lambda: np.empty(0, np.int32))
         self.given = defaultdict(int)
         self.asked = 0
+        self.told = []
         self.remembers = True
         options = {"flush_s": 0.01, "fetch_s": 0.02, "reply_timeout_s": 1.0, **options}
+        options["tell"] = self.told.append
         self.client = DraftClient(endpoints, deliver=self._deliver, text=self._text, **options)
         self.client.start()
 
@@ -104,6 +108,7 @@ def engine():
 
     def make(*servers, **options):
         endpoints = [getattr(one, "endpoint", one) for one in servers]
+        options = {"token": getattr(servers[0], "token", None), **options}
         engines.append(Engine(endpoints, **options))
         return engines[-1]
 
@@ -114,36 +119,63 @@ def engine():
 
 
 class Raw:
-    """A socket that says to a server what it likes."""
+    """A socket that has met a server, unless ``token`` is None, and says to it what it likes."""
 
-    def __init__(self, endpoint):
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, int(WAIT_S * 1000))
-        self.socket.connect(endpoint)
+    def __init__(self, endpoint, token):
+        self.socket = socket.create_connection(address_of(endpoint), WAIT_S)
+        self._frames = Frames()
+        self._greeting = self._take(lambda: self._frames.cut(GREETING_BYTES))
+        if token is not None:
+            assert self.meet(token)
 
-    def say(self, *frames):
-        """Send frames and return the answer."""
-        self.socket.send_multipart(frames)
-        return Codec(FromServer).decode(self.socket.recv())
+    def meet(self, token):
+        """Say hello and return whether it was welcome, as both sides see it."""
+        handshake = Handshake(token.encode())
+        self.socket.sendall(handshake.hello(self._greeting))
+        welcome = self._take(lambda: self._frames.cut(WELCOME_BYTES))
+        if welcome == Handshake.refusal():
+            return False
+        handshake.welcomed(welcome)
+        return True
 
-    def ask(self, message, key=b""):
-        return self.say(Codec.encode(message, key))
+    def say(self, body):
+        """Send a frame and return the answer."""
+        self.socket.sendall(len(body).to_bytes(4, "big") + body)
+        return Codec(FromServer).decode(self._take(self._frames.next))
 
-    def figures(self, key=b""):
-        return self.ask(StatsAsked(1), key).figures
+    def ask(self, message):
+        return self.say(Codec.encode(message)[4:])
+
+    def figures(self):
+        return self.ask(StatsAsked(1)).figures
+
+    def is_over(self):
+        """Read until the server has closed the connection."""
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    def _take(self, cut):
+        while (data := cut()) is None:
+            received = self.socket.recv(1 << 20)
+            assert received, "the server has closed the connection"
+            self._frames.add(received)
+        return data
 
 
 @pytest.fixture
 def raw():
-    """Return a function that connects a ``Raw`` socket to a server."""
+    """Return a function that connects a ``Raw`` socket to a server, whose token it knows."""
     sockets = []
 
-    def connect(server):
-        sockets.append(Raw(getattr(server, "endpoint", server)))
+    def connect(server, **options):
+        token = options.get("token", getattr(server, "token", None))
+        sockets.append(Raw(getattr(server, "endpoint", server), token))
         return sockets[-1]
 
     yield connect
     for one in sockets:
-        one.context.destroy(0)
+        one.socket.close()

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
-import zmq
 from seer_grouped_spec.client import STOP_S, DraftClient
-from seer_grouped_spec.wire import Codec, Failure, server_of
+from seer_grouped_spec.handshake import HELLO_BYTES, Handshake
+from seer_grouped_spec.wire import Codec, Done, Failure, Frames, WireError, server_of
 
 TEXT = list(range(1000))
 
@@ -161,6 +162,9 @@ def test_a_disagreement_is_counted_and_costs_only_that_request(server, engine, w
     two.write("g", "r", [1, 9, 3, 4])
     two.write("g", "s", [5])
     wait_for(lambda: two.stat("disagreements") == 1)
+    assert [reason.split(": ", 1)[1] for reason in two.told] == [
+        "it has another text of 'r'; such requests are no longer shared"
+    ]
     wait_for(lambda: one.text("g", "s") == [5])
     two.write("g", "r", [6])
     two.write("g", "s", [6])
@@ -190,6 +194,7 @@ def test_a_group_too_big_for_the_server_is_let_go(start_server, engine, wait_for
     wait_for(lambda: figures.figures()["groups_evicted"] == 1)
     one.write("g", "r", TEXT[:5])
     wait_for(lambda: one.stat("refused") == 1)
+    assert ["no room" in reason for reason in one.told] == [True]
     sent = one.stat("tokens_sent")
     one.write("g", "r", TEXT[:5])
     one.write("h", "r", TEXT[:5])
@@ -234,9 +239,9 @@ def test_a_killed_server_is_missed_by_nobody_and_refilled_when_it_is_back(start_
     one.write("g", "r", TEXT[10:20])
     wait_for(lambda: one.stat("resets") >= 1, "the death was not noticed")
     assert two.text("g", "r") == TEXT[:10]
-    start_server(port=port)
+    again = start_server(port=port, token=server.token)
     one.write("g", "r", TEXT[20:30])
-    three = engine(f"tcp://127.0.0.1:{port}")
+    three = engine(again)
     three.join("g")
     wait_for(lambda: two.text("g", "r") == three.text("g", "r") == TEXT[:30])
     wait_for(lambda: three.text("g", "finished") == TEXT[:300])
@@ -265,19 +270,21 @@ def test_a_stopped_server_keeps_nobody_waiting_and_goes_on_where_it_was(start_se
 def test_a_killed_client_leaves_nothing_but_its_text(server, engine, wait_for, raw):
     script = (
         "import sys, time, numpy as np; from seer_grouped_spec.client import DraftClient\n"
-        "client = DraftClient([sys.argv[1]], deliver=print, text=print, flush_s=0.01); client.start()\n"
-        "client.register_group('g', 0.5)\n"
+        "server, token = sys.argv[1:]\n"
+        "client = DraftClient([server], deliver=print, text=print, token=token, flush_s=0.01)\n"
+        "client.start()\n"
+        "client.register_group('g', 3600)\n"
         "client.appended('g', 'r', 0, np.arange(7, dtype=np.int32)); time.sleep(60)"
     )
     one, figures = engine(server), raw(server)
     one.join("g")
-    with subprocess.Popen([sys.executable, "-c", script, server.endpoint]) as victim:
+    with subprocess.Popen([sys.executable, "-c", script, server.endpoint, server.token]) as victim:
         wait_for(lambda: one.text("g", "r") == TEXT[:7])
         victim.kill()
     one.write("g", "s", [1])
     wait_for(lambda: figures.figures()["tokens_in"] == 8)
     one.client.unregister_group("g")
-    wait_for(lambda: figures.figures()["groups"] == 0, "its part in the group outlived its ttl")
+    wait_for(lambda: figures.figures()["groups"] == 0, "its part in the group outlived it")
 
 
 def test_a_wrong_token_is_a_server_error_and_the_right_one_works(start_server, engine, wait_for):
@@ -289,50 +296,73 @@ def test_a_wrong_token_is_a_server_error_and_the_right_one_works(start_server, e
     wait_for(lambda: other.text("g", "r") == TEXT[:5])
     wait_for(lambda: wrong.stat("server_errors") == 1)
     assert wrong.text("g", "r") == []
+    assert wrong.told == [f"draft server {server.endpoint}: the token is wrong or missing"]
 
 
 class Impostor:
-    """Something else on a draft server's port: ``answer`` says what."""
+    """Something else on a draft server's port: ``answer`` says what it answers to each message."""
 
-    def __init__(self, answer):
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.ROUTER)
-        self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+    def __init__(self, answer, *, token="", knows=True):
+        self.token, self.handshake = token, lambda: Handshake((token if knows else "a guess").encode())
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(0.02)
+        self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self.answer, self.heard, self.over = answer, 0, False
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     def _run(self):
         while not self.over:
-            if self.socket.poll(20):
-                sender, *frames = self.socket.recv_multipart()
+            try:
+                connection, _ = self.listener.accept()
+            except TimeoutError:
+                continue
+            with connection, suppress(OSError):
+                self._serve(connection)
+
+    def _serve(self, connection):
+        frames, handshake, met = Frames(), self.handshake(), False
+        connection.settimeout(5)
+        connection.sendall(handshake.greeting())
+        while not self.over:
+            data = connection.recv(1 << 20)
+            if not data:
+                return
+            frames.add(data)
+            if not met and (hello := frames.cut(HELLO_BYTES)) is not None:
+                met = True
+                try:
+                    connection.sendall(handshake.welcome(hello))
+                except WireError:
+                    connection.sendall(b"\1" + bytes(32))  # claims to know the token
+            while met and frames.next() is not None:
                 self.heard += 1
-                for reply in self.answer(frames[-1]):
-                    self.socket.send_multipart([sender, *reply])
+                connection.sendall(self.answer)
 
     def stop(self):
         self.over = True
         self.thread.join()
-        self.context.destroy(0)
+        self.listener.close()
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        [b"garbage"],
-        [b"two", b"frames"],
-        [Codec.encode(Failure(0, "version", "protocol version 1; this side speaks 2"))],
-        [b"SDG\0\x02\0whatever version 2 says"],
+        b"garbage, and much of it",
+        (7).to_bytes(4, "big") + b"garbage",
+        Codec.encode(Failure(0, "message", "what was that?")),
+        Codec.encode(Done(1, [])) + (5 << 20).to_bytes(4, "big"),
     ],
 )
 def test_a_server_that_talks_garbage_is_counted_and_left_alone(reply, engine, wait_for):
-    impostor = Impostor(lambda frame: [reply])
+    impostor = Impostor(reply)
     try:
         one = engine(impostor)
         one.join("g")
         one.write("g", "r", TEXT[:5])
         wait_for(lambda: one.stat("server_errors") == 1 and one.stat("resets") == 1)
         one.write("g", "r", TEXT[5:10])
+        assert len(one.told) == 1
         one.client.stop()
         assert one.stat("server_errors") == 1
     finally:
@@ -340,12 +370,25 @@ def test_a_server_that_talks_garbage_is_counted_and_left_alone(reply, engine, wa
 
 
 def test_what_never_answers_is_left_again_and_again(engine, wait_for):
-    impostor = Impostor(lambda frame: [])
+    impostor = Impostor(b"")
     try:
         one = engine(impostor, reply_timeout_s=0.05)
         one.join("g")
         one.write("g", "r", TEXT[:5])
         wait_for(lambda: one.stat("resets") >= 3)
+    finally:
+        impostor.stop()
+
+
+def test_who_took_the_port_of_a_server_is_told_no_text_and_learns_no_token(engine, wait_for):
+    impostor = Impostor(b"", token="secret", knows=False)
+    try:
+        one = engine(impostor)
+        one.join("g")
+        one.write("g", "r", TEXT[:5])
+        wait_for(lambda: one.told)
+        assert "it does not know the token itself" in one.told[0]
+        assert (impostor.heard, one.stat("tokens_sent")) == (0, 0)
     finally:
         impostor.stop()
 
@@ -357,11 +400,16 @@ def test_what_is_no_draft_server_at_all_harms_nobody(engine, wait_for):
             one.join(name)
             one.write(name, "r", TEXT[:5])
         wait_for(lambda: one.stat("cpu_s") > 0 and one.stat("unsent_age_s") > 0)
+        wait_for(lambda: len(one.told) == 2, "an absence was not told")
         assert one.stat("tokens_sent") == 0
+    assert {reason.split(": ", 1)[1] for reason in one.told} == {
+        "it cannot be reached: Connection refused",
+        "no answer in 1 s",
+    }
 
 
 def test_two_servers_share_the_groups_and_one_may_die(start_server, engine, wait_for, raw):
-    servers = [start_server(), start_server()]
+    servers = [start_server(token="secret"), start_server(token="secret")]
     names = [f"group-{number}" for number in range(20)]
     one, two = engine(*servers), engine(*servers)
     for each in (one, two):
@@ -380,7 +428,7 @@ def test_two_servers_share_the_groups_and_one_may_die(start_server, engine, wait
 
 
 def test_two_servers_that_disagree_never_mix_a_text(start_server, engine, wait_for):
-    first, second = start_server(), start_server()
+    first, second = start_server(token="secret"), start_server(token="secret")
     old, new = engine(first), engine(second)
     for each, text in ((old, [1, 2, 3, 4]), (new, [1, 2, 9])):
         each.join("g")

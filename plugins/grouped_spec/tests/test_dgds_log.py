@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seer_grouped_spec import log
-from seer_grouped_spec.log import TokenLogs, UnknownClient
+from seer_grouped_spec.log import TokenLogs
 
-A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
+A, B, C = 1, 2, 3
 
 
 def data(*tokens):
@@ -20,15 +20,16 @@ def tokens(append):
 
 def fetch_all(logs, client, infos=None, now=0.0):
     """Fetch until there is no more; return the news as (group, request, prev, tokens)."""
-    news, more, infos = [], True, infos or {}
+    news, more = [], True
+    for group, info in (infos or {}).items():
+        logs.restate(client, group, info)
     while more:
-        found, _, more = logs.fetch_cst(client, infos, now)
+        found, _, more = logs.fetch_cst(client, now)
         news += [
             (group, one.request_id, one.prev_token_count, tokens(one))
             for group, ones in found
             for one in ones
         ]
-        infos = {}
     return news
 
 
@@ -90,8 +91,7 @@ def test_a_question_tells_that_the_client_has_the_text(logs):
 def test_a_strange_group_or_client_is_refused(logs):
     assert logs.update_cst(A, "h", "r", 0, data(1), 0.0).kind == "unknown_group"
     assert logs.update_cst(C, "g", "r", 0, data(1), 0.0).kind == "unknown_group"
-    with pytest.raises(UnknownClient):
-        logs.fetch_cst(C, {}, 0.0)
+    assert logs.fetch_cst(C, 0.0) == ([], [], False)
 
 
 def test_a_restated_cache_is_believed(logs):
@@ -111,10 +111,10 @@ def test_a_big_group_comes_in_slices_and_others_get_their_turn(logs):
     long = np.arange(100_000, dtype="<i4")
     logs.update_cst(A, "g", "r", 0, long.tobytes(), 0.0)
     logs.update_cst(A, "h", "s", 0, data(5), 0.0)
-    first, _, more = logs.fetch_cst(B, {}, 0.0)
+    first, _, more = logs.fetch_cst(B, 0.0)
     assert more
     assert sum(len(one.new_tokens) for _, ones in first for one in ones) <= 64 << 10
-    second, _, _ = logs.fetch_cst(B, {}, 0.0)
+    second, _, _ = logs.fetch_cst(B, 0.0)
     assert second[0][0] == "h"
     rest = [entry for entry in fetch_all(logs, B) if entry[0] == "g"]
     text = [t for _, ones in first for one in ones for t in tokens(one)]
@@ -144,11 +144,12 @@ def test_a_group_unused_for_its_ttl_expires_and_its_clients_hear_of_it(logs):
     fetch_all(logs, B, now=20.0)
     logs.update_cst(A, "g", "r", 0, data(1), 30.0)
     logs.expire(70.0)
-    assert logs.fetch_cst(B, {}, 70.0) == ([], ["g"], False)  # its own time had passed
+    assert logs.fetch_cst(B, 70.0) == ([], ["g"], False)  # its own time had passed
     logs.expire(89.0)
     assert logs.stats()["groups"] == 1
     logs.expire(90.0)
     assert logs.stats()["groups_expired"] == 1
+    assert logs.fetch_cst(A, 90.0) == ([], ["g"], False)
     assert logs.stats()["held_bytes"] == 0
     assert logs.update_cst(A, "g", "r", 1, data(2), 91.0).kind == "unknown_group"
 
@@ -161,13 +162,29 @@ def test_what_is_read_keeps_a_group_alive_for_the_reader(logs):
     assert logs.stats()["clients"] == 2
 
 
-def test_a_silent_client_is_forgotten(logs):
+def test_a_client_that_leaves_takes_part_in_nothing_and_the_last_one_s_groups_go_with_it(logs):
+    logs.register_group(A, "h", 60.0, 0.0)
+    logs.update_cst(A, "h", "r", 0, data(1, 2, 3), 0.0)
+    logs.update_cst(A, "g", "r", 0, data(1, 2, 3), 0.0)
+    logs.leave(A)
+    assert (logs.has_part(A), logs.has_part(B), logs.stats()["groups"]) == (False, True, 1)
+    assert fetch_all(logs, B) == [("g", "r", 0, [1, 2, 3])]
+    logs.leave(B)
+    logs.leave(C)
+    figures = logs.stats()
+    assert (figures["groups"], figures["clients"], figures["held_bytes"]) == (0, 0, 0)
+
+
+def test_a_client_that_never_hears_what_it_lost_is_counted_until_it_leaves(logs):
     logs.expire(1000.0)
-    assert logs.stats()["clients"] == 0
+    assert logs.stats()["held_bytes"] == 2 * log.BYTES_PER_LEASE
+    logs.leave(A)
+    assert logs.fetch_cst(B, 1000.0) == ([], ["g"], False)
+    assert (logs.stats()["held_bytes"], logs.stats()["clients"]) == (0, 0)
 
 
 def test_beyond_its_memory_the_least_recently_written_group_goes_first():
-    logs = TokenLogs(30_000)
+    logs = TokenLogs(38_000)
     for name in "xyz":
         logs.register_group(A, name, 60.0, 0.0)
     for name in "xyz":
@@ -177,14 +194,14 @@ def test_beyond_its_memory_the_least_recently_written_group_goes_first():
     assert logs.update_cst(A, "x", "s", 1000, data(1), 0.0) is None
     figures = logs.stats()
     assert figures["groups_evicted"] == 1
-    assert figures["held_bytes"] <= 30_000
+    assert figures["held_bytes"] <= 38_000
     assert logs.update_cst(A, "z", "r", 2000, bytes(40_000), 0.0).kind == "evicted"
-    assert logs.stats()["held_bytes"] <= 30_000
+    assert logs.stats()["held_bytes"] <= 38_000
 
 
 def test_groups_without_end_are_refused():
-    logs = TokenLogs(100 * log.BYTES_PER_GROUP)
-    taken = [logs.register_group(A, f"g{number}", 60.0, 0.0) for number in range(150)]
+    logs = TokenLogs(100 * (log.BYTES_PER_GROUP + log.BYTES_PER_LEASE + 3))
+    taken = [logs.register_group(A, f"g{number:02}", 60.0, 0.0) for number in range(150)]
     assert taken == [True] * 100 + [False] * 50
     assert logs.stats()["groups_refused"] == 50
 

@@ -1,4 +1,4 @@
-"""``seer doctor``: the compiled index and ZeroMQ, found, missing, or of another source."""
+"""``seer doctor``: the compiled index, found, missing, or of another source."""
 
 import shutil
 import subprocess
@@ -6,29 +6,20 @@ import sys
 
 import pytest
 from seer_grouped_spec import _index, doctor
-from seer_grouped_spec.plugin import Settings, seer_doctor
+from seer_grouped_spec.plugin import seer_doctor
 
 from seer_core.hookspecs import Check
 
 WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
-from importlib import metadata
 
 class Missing(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"zmq"} or name == "seer_grouped_spec._index":
+        if name == "seer_grouped_spec._index":
             raise ImportError(f"no {name} here")
 
 sys.meta_path.insert(0, Missing())
-version = metadata.version
-
-def missing(name):
-    if name == "pyzmq":
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-
-metadata.version = missing
 from seer_grouped_spec.plugin import seer_doctor
 for check in seer_doctor(None, None):
     print(check.ok, check.finding, check.remedy)
@@ -37,25 +28,16 @@ for check in seer_doctor(None, None):
 
 def test_an_installation_that_works_is_found_to():
     checks = seer_doctor(None, None)
-    assert [check.ok for check in checks] == [True, True]
+    assert [check.ok for check in checks] == [True]
     assert _index.VERSION in checks[0].finding
-
-
-def test_zeromq_is_looked_for_only_where_servers_may_run():
-    assert len(seer_doctor(Settings(servers=0), None)) == 1
-    assert len(seer_doctor(Settings(servers=0, endpoints=("tcp://127.0.0.1:1",)), None)) == 2
 
 
 def test_what_is_missing_is_reported_with_a_remedy():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    index, zeromq = done.stdout.splitlines()
+    (index,) = done.stdout.splitlines()
     assert index.startswith("False the compiled index cannot be loaded: no seer_grouped_spec._index here")
     assert "pip install" in index
-    assert zeromq == (
-        "False pyzmq, for the draft servers, is not installed pip install pyzmq, or set"
-        " plugin.grouped_spec.servers = 0"
-    )
 
 
 @pytest.fixture

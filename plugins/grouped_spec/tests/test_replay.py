@@ -168,7 +168,6 @@ def test_the_command_prints_a_table_and_writes_rows(tmp_path):
     [
         (["--siblings", "1,many"], "'many' is neither a number nor live"),
         (["--siblings", "7"], "no group has so many"),
-        (["--json", "/nowhere/at/all.json"], "is no directory"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(tmp_path, arguments, message):
@@ -176,3 +175,64 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, arguments, message):
     result = CliRunner().invoke(replay_command, [str(tmp_path / "completions.jsonl"), *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def npz(path, **changes):
+    arrays = {
+        "tokens": np.arange(3),
+        "offsets": np.array([0, 3]),
+        "group": np.array(["a"]),
+        "response": np.array([0]),
+    }
+    np.savez(path, **(arrays | changes))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets", "group", "response"])
+@pytest.mark.parametrize("array", [np.array(3), np.zeros((1, 1), int), np.array([{"a": 1}], object)])
+def test_arrays_of_other_dimensions_or_of_objects_are_errors(tmp_path, name, array):
+    npz(tmp_path / "r.npz", **{name: array})
+    with pytest.raises(ReplayError, match=r"dimension|holds Python objects") as caught:
+        load(tmp_path / "r.npz")
+    assert "allow_pickle" not in str(caught.value)
+
+
+def test_an_npz_that_was_cut_or_changed_anywhere_is_an_error_or_readable(tmp_path):
+    path = tmp_path / "r.npz"
+    whole = npz(path)
+    refusals = []
+    for at in range(0, len(whole), 5):
+        for data in (whole[:at], whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :]):
+            path.write_bytes(data)
+            try:
+                load(path)
+            except ReplayError as error:
+                refusals.append(str(error))
+    assert len(refusals) > len(whole) / 5
+    assert [text for text in refusals if "r.npz" not in text or not text.isprintable()] == []
+
+
+def test_a_git_lfs_pointer_is_called_one(tmp_path):
+    path = tmp_path / "r.npz"
+    path.write_bytes(b"version https://git-lfs/spec/v1\noid sha256:00\nsize 3\n")
+    with pytest.raises(
+        ReplayError, match="git-lfs pointer and not the file itself, fetch that with `git lfs"
+    ):
+        load(path)
+
+
+def test_lines_that_are_not_utf_8_or_too_deep_are_errors(tmp_path):
+    path = tmp_path / "r.jsonl"
+    for raw, fact in (
+        (b'{"group": "\xff", "responses": [[1]]}', "not UTF-8"),
+        (b"[" * 100_000, "JSON object"),
+    ):
+        path.write_bytes(raw)
+        with pytest.raises(ReplayError, match=f"line 1 is not a JSON object.*{fact}|line 1 is not a {fact}"):
+            load(path)
+
+
+@pytest.mark.parametrize("share", [float("nan"), -0.1, 1.1])
+def test_a_least_probability_is_a_share(share):
+    with pytest.raises(ReplayError, match="pass one from 0 to 1"):
+        replay(recordings(), (0,), min_probability=share)

@@ -15,6 +15,7 @@ from seer_core.ports import ChunkJob
 COSTLY = StepTimes((1, 64), (0, 8), ((1.0, 100.0), (1.0, 100.0)))
 PROMPT = [1, 2, 3, 4]
 PHRASE = list(range(100, 160))
+OTHER = list(range(130, 100, -1))
 
 
 class Rig:
@@ -27,9 +28,9 @@ class Rig:
         self.tokens = np.zeros((8, 512), np.int32)
         self.lengths = np.zeros(8, np.int32)
 
-    def open(self, row, request, response=(), group="g", probe=False):
+    def open(self, row, request, response=(), group="g", **more):
         ids = [*PROMPT, *response]
-        job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0, probe=probe)
+        job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0, **more)
         self.tokens[row, : len(ids)] = ids
         self.lengths[row] = len(ids)
         return self.source.open(job)
@@ -97,6 +98,22 @@ def test_a_request_s_text_goes_on_where_it_was_in_its_next_chunk(make_rig):
     assert draft == PHRASE[5:13]
 
 
+def test_a_request_that_is_set_back_is_drafted_from_what_had_been_written_of_it(make_rig):
+    rig = make_rig()
+    rig.source.close(rig.open(0, "g/0", PHRASE))  # by an instance that is lost with its chunk
+    again = rig.open(0, "g/0", PHRASE[:20])
+    assert rig.propose([again], [0]) == [PHRASE[20:28]]
+    assert rig.source.stats()["index_mismatched"] == 0
+
+
+def test_last_words_of_a_lost_instance_do_not_run_ahead_of_the_chunk_that_repeats_them(make_rig):
+    rig = make_rig()
+    again = rig.open(0, "g/0", PHRASE[:20])
+    rig.source._deliver("/g", "g/0", 20, np.array(PHRASE[20:], np.int32))
+    rig.propose([again], [0])
+    assert rig.source.stats()["index_mismatched"] == 0
+
+
 def test_a_text_that_differs_from_what_is_known_replaces_it(make_rig):
     rig = make_rig()
     first = rig.open(0, "g/0", PHRASE)
@@ -149,6 +166,18 @@ def test_a_forgotten_group_drafts_no_more_and_may_come_back(make_rig):
     rig.source.close(first)
     again = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
     assert rig.propose([again], [0]) == [PHRASE[5:13]]
+
+
+def test_ids_that_come_again_in_another_rollout_are_drafted_from_what_is_written_there(make_rig):
+    rig = make_rig()
+    rig.source.close(rig.open(0, "g/0", PHRASE, rollout_id="first"))
+    again = rig.open(0, "g/0", rollout_id="second")
+    rig.write(0, OTHER)
+    assert rig.propose([again], [0]) == [[]]
+    sibling = rig.open(1, "g/1", OTHER[:6], rollout_id="second")
+    assert rig.propose([sibling], [1]) == [OTHER[6:14]]
+    assert rig.source.stats()["index_groups"] == 1
+    assert rig.source.stats()["index_mismatched"] == 0
 
 
 def test_reset_drops_everything(make_rig):

@@ -161,6 +161,7 @@ def _share(total_bytes: int, instances: Sequence[str]) -> int:
 
 def _tier(name: str, size: int, disk_fd: int | None = None) -> Tier:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)  # it is made for everybody; the kernel already keeps others from our descriptors
     os.ftruncate(fd, size)
     memory = mmap.mmap(fd, 0 if disk_fd is None else PAGE)
     header = Header(memory)

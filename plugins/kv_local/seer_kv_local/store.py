@@ -26,6 +26,7 @@ class LocalStore:
 
     def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
         self._files: list[FileBlocks] = []
+        self._tell = host.tell
         self._spiller: Spiller | None = None
         try:
             self._open(dict(settings["areas"]), dict(settings["disks"]), host)
@@ -54,7 +55,7 @@ class LocalStore:
             self._spiller = Spiller(disk, max(1, self._own.slots // WAITING_SHARE))
 
     def _file(self, path: str, block_bytes: int) -> FileBlocks:
-        self._files.append(FileBlocks(path, block_bytes))
+        self._files.append(FileBlocks(path, block_bytes, self._tell))
         return self._files[-1]
 
     def _spill(

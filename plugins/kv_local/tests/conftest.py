@@ -37,8 +37,8 @@ def make_pool(tmp_path):
 def open_store():
     """Return a function that makes an instance's store as its engine would."""
 
-    def open_store(pool, name, block_bytes=BLOCK_BYTES):
-        return LocalStore(pool.store(name).settings, StoreHost(name, block_bytes, 32))
+    def open_store(pool, name, block_bytes=BLOCK_BYTES, **host):
+        return LocalStore(pool.store(name).settings, StoreHost(name, block_bytes, 32, **host))
 
     return open_store
 

@@ -186,9 +186,11 @@ def test_a_disk_that_cannot_be_read_is_a_miss_and_is_said_once(
     for i in range(3):
         a.put(keys[i : i + 1], data[i : i + 1])
     os.ftruncate(pool._disk["a"].disk_fd, 0)
-    b = open_store(pool, "b")
+    told = []
+    b = open_store(pool, "b", tell=told.append)
     assert len(got(b, keys)) == 0
     assert len(got(b, keys[1:])) == 0
+    assert [reason.startswith("the KV pool's disk failed: ") for reason in told] == [True]
     assert np.array_equal(got(b, keys[2:]), data[2:])
     assert pool.stats().disk_errors == 2
     assert capsys.readouterr().err.count("the KV pool's disk failed") == 1

@@ -114,6 +114,18 @@ def test_a_torn_block_is_a_miss_and_can_be_put_again(make_pool, open_store, bloc
     assert len(got(a, keys)) == 3
 
 
+@pytest.mark.parametrize("flips", [[7, 15], [7, 4095], [2007, 2015, 2023, 2031], range(7, 4096, 8)])
+def test_top_bits_that_have_flipped_are_noticed_however_many(make_pool, open_store, blocks, got, flips):
+    pool = make_pool()
+    a, b = open_store(pool, "a"), open_store(pool, "b")
+    keys, data = blocks(1)
+    a.put(keys, data)
+    a._own._blocks.rows[a._own._index[keys[0]][0], list(flips)] ^= 0x80
+    assert b.find(keys) == 1
+    assert len(got(b, keys)) == 0
+    assert pool.stats().torn_blocks == 1
+
+
 def test_a_block_under_another_key_is_a_miss(make_pool, open_store, blocks, got):
     pool = make_pool()
     a, b = open_store(pool, "a"), open_store(pool, "b")
@@ -276,6 +288,13 @@ def test_the_memory_goes_with_the_last_process_even_after_sigkill():
     owner.stdout.close()
     assert not os.path.exists(path)
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_no_other_user_may_open_its_memory_or_its_disk(make_pool):
+    settings = make_pool(disk_blocks=8).store("a").settings
+    for path in (settings["areas"]["a"], *settings["disks"]["a"]):
+        assert os.stat(path).st_mode & 0o077 == 0
+        assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0
 
 
 def test_a_stopped_pool_has_no_files_open_and_keeps_its_figures(make_pool, open_store, blocks):

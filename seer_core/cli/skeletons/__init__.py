@@ -8,6 +8,7 @@ from string import Template
 import attrs
 
 from seer_core.cli.skeletons.drafting import DRAFTER, DRAFTER_TESTS
+from seer_core.cli.skeletons.kv import KV_POOL, KV_POOL_TESTS
 from seer_core.cli.skeletons.policy import (
     OBSERVER,
     OBSERVER_TESTS,
@@ -115,6 +116,13 @@ SKELETONS: Mapping[str, Skeleton] = {
     ),
     "engines": Skeleton(
         "engines without a model, for a start", ENGINES, ENGINES_TESTS, enabled='engine = "$name"'
+    ),
+    "kv_pool": Skeleton(
+        "KV in a database of SQLite, for a start",
+        KV_POOL,
+        KV_POOL_TESTS,
+        ("seer-core", "numpy"),
+        'kv_pool = "$name"',
     ),
     "observer": Skeleton("counts chunks per instance and how responses ended", OBSERVER, OBSERVER_TESTS),
 }

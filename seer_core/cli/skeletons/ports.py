@@ -16,6 +16,7 @@ from seer_core.errors import EngineError
 from seer_core.hookspecs import hookimpl
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
+from seer_core.numbers import NotNegative
 from seer_core.ports import ChunkJob, ChunkOutput, EngineSink, ModelInfo
 
 MODEL = ModelInfo(vocab_size=1000, max_model_tokens=4096)
@@ -27,7 +28,7 @@ class Settings(Struct, frozen=True):
     """Keys of ``[engine.$name]``; a token takes ``token_s`` seconds."""
 
     instances: Annotated[int, Meta(ge=1)] = 2
-    token_s: Annotated[float, Meta(ge=0)] = 0.0001
+    token_s: NotNegative = 0.0001
 
 
 class $strategy:
@@ -75,7 +76,9 @@ class $strategy:
     def forget_group(self, group_id: str) -> None:
         """Drop what is remembered of a group: nothing."""
 
-    async def measure_steps(self, batch: Sequence[int], draft_tokens: Sequence[int]) -> StepTimes:
+    async def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes:
         """Refuse: there are no steps."""
         raise EngineError(f"instance {self.id!r} makes no steps that could be measured")
 

@@ -75,10 +75,8 @@ def reproduce_command(
     chosen = set(TABLES) if not names or "all" in names else set(names)
     if report is not None and chosen != set(TABLES):
         raise ConfigError("--report writes a page of all tables; leave the names out")
+    check_writable(json_file, report)
     draw = None if plots is None else _drawing(plots)
-    for path in (json_file, report):
-        if path is not None:
-            check_writable(path)
     rows = [row for row in ROWS if row.table in chosen]
     count = 1 if quick else seeds
     arms = [arm for row in rows for arm in row.arms]

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from seer_core.errors import OutputError
+from seer_core.cli.output import replacing
 from seer_lab.paper.numbers import ABLATION
 from seer_lab.paper.runs import Arm, Runs
 from seer_lab.paper.show import Outcome, by_table
@@ -56,7 +56,5 @@ def _bars(path: Path, name: str, outcomes: Sequence[Outcome]) -> None:
         axes.set_title(workload, loc="left")
     all_axes[0, 0].legend()
     figure.suptitle(name)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; name another place") from error
+    with replacing(path) as new:
+        figure.savefig(new)

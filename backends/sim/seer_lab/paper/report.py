@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from seer_core.errors import OutputError
+from seer_core.cli.output import replacing
 from seer_lab.paper.show import Outcome, markdown_of, summary_of
 
 __all__ = ["write_report"]
@@ -30,7 +30,6 @@ def write_report(path: Path, outcomes: Sequence[Outcome], seeds: int, command: s
         return markdown_of(outcomes, name)
 
     text = files("seer_lab.paper").joinpath(TEMPLATE).read_text()
-    try:
-        path.write_text(PLACE.sub(filled, text))
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; name another place") from error
+    page = PLACE.sub(filled, text)
+    with replacing(path) as new:
+        new.write_text(page)

@@ -1,0 +1,60 @@
+"""What Seer changes of vLLM 0.32 before it makes an engine: where a file lies, and what an error says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.executor import multiproc_executor, uniproc_executor
+
+from seer_core.errors import EngineError
+
+__all__ = ["install"]
+
+RENDEZVOUS = "get_file_store_init_method"
+CHECK = "_check_enough_kv_cache_memory"
+
+
+def install(scratch: Path) -> None:
+    """Have the processes of an engine meet in the directory ``scratch``, and too little KV be told in bytes.
+
+    vLLM puts the file by which they meet into the temporary directory, and nobody removes it.
+
+    Raises:
+        RuntimeError: this vLLM is not the one this module was written for.
+    """
+    for module, name in (
+        (uniproc_executor, RENDEZVOUS),
+        (multiproc_executor, RENDEZVOUS),
+        (kv_cache_utils, CHECK),
+    ):
+        if not hasattr(module, name):
+            raise RuntimeError(f"vLLM cannot be patched: {module.__name__} has no {name}")
+    # The name tells engines of this machine apart, also in shared memory.
+    address = f"file://{scratch / scratch.name}"
+    for executor in (uniproc_executor, multiproc_executor):
+        setattr(executor, RENDEZVOUS, lambda: address)
+    setattr(kv_cache_utils, CHECK, check_enough_kv)
+
+
+def check_enough_kv(
+    available_bytes: int,
+    needed_bytes: Callable[[], int],
+    max_model_tokens: int,
+    tokens_in: Callable[[int], int],
+) -> None:
+    """Refuse KV memory that does not hold one request of ``max_model_tokens``.
+
+    Raises:
+        EngineError: it does not; vLLM's own message counts in tenths of GiB.
+    """
+    needed = needed_bytes()
+    if needed <= available_bytes:
+        return
+    fits = tokens_in(available_bytes) if available_bytes > 0 else 0
+    raise EngineError(
+        f"too little KV memory: a request of max_model_tokens = {max_model_tokens} takes {needed:,} bytes;"
+        f" {max(0, available_bytes):,} are there, besides the block that vLLM keeps, and hold {fits} tokens:"
+        f" raise kv_cache_bytes by {needed - available_bytes:,}, or lower max_model_tokens to {fits}"
+    )

@@ -1,0 +1,18 @@
+"""Real vLLM keeps the contract of engines."""
+
+import pytest
+
+from seer_core.testing import EngineContract
+
+pytestmark = pytest.mark.engine
+
+
+class TestVllmEngine(EngineContract):
+    shared = True
+    patience_s = 300.0
+
+    @pytest.fixture(autouse=True)
+    def _model(self, models, make_pool):
+        pytest.importorskip("vllm")
+        self.make = lambda: make_pool(models[0], instances=2)
+        self.weights = str(models[1])

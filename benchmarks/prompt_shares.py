@@ -1,0 +1,151 @@
+"""How policies fare when prompts are long: simulated rollouts over shares of the context and group sizes.
+
+A prompt takes a share of the longest context; responses, at most as long as the rest, have the spread of
+Qwen2-VL-72B's.  Engines are that cluster's, with KV that the iteration's contexts would fill ``--pressure``
+times, each prompt counted once per group, as vLLM keeps it.  Every policy sees the same iterations, and
+ratios of throughput to veRL's policy are taken iteration by iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from seer_lab.lengths import DrawnLengths
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import simulate
+from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, on
+
+BASELINE, DIVIDED, CONTEXT = "verl", "divided", "context"
+SHARES = (0.01, 0.1, 0.25, 0.5)
+SIZES = (8, 16)
+CLUSTER = "qwen2-vl-72b"
+BLOCK_TOKENS = 16
+
+
+def workload(share: float, size: int, arguments: argparse.Namespace) -> Workload:
+    """Return groups of ``size`` whose prompts take ``share`` of the context, and engines for them."""
+    like = WORKLOADS[CLUSTER].lengths
+    assert isinstance(like, DrawnLengths)
+    prompt = round(share * arguments.context)
+    cap = arguments.context - prompt
+    lengths = msgspec.structs.replace(
+        like,
+        groups=arguments.requests // size,
+        group_size=size,
+        mean_tokens=cap * like.mean_tokens / like.cap_tokens,
+        cap_tokens=cap,
+        prompt_tokens=prompt,
+    )
+    needed = sum(prompt + sum(group.output_tokens) for group in lengths.draw(0))
+    capacity = max(needed / arguments.pressure / arguments.instances, arguments.context)
+    tables = on(CLUSTERS[CLUSTER], arguments.context)
+    tables["engine"]["sim"] |= {
+        "instances": arguments.instances,
+        "kv_capacity_tokens": -(-int(capacity) // BLOCK_TOKENS) * BLOCK_TOKENS,
+    }
+    return Workload(f"{share:.0%} prompts, groups of {size}", lengths, tables)
+
+
+def measure(case: Workload, policy: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Simulate one iteration and return its figures."""
+    run = simulate(case, POLICIES[policy], seed, overrides)
+    summary = run.summary
+    return {
+        "case": case.name,
+        "policy": policy,
+        "seed": seed,
+        "total_s": round(summary.total_time_s, 2),
+        "tail_s": round(summary.tail_time_s, 2),
+        "throughput": summary.throughput_tokens_per_s,
+        "preemptions": summary.preemptions,
+        "migrations": summary.migrations,
+        "recomputed_tokens": summary.recomputed_tokens,
+        "kv_usage": round(run.kv_usage, 3),
+    }
+
+
+def row_text(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]], shown: str) -> str:
+    """Return one line of the table: a policy in a cell, over its seeds."""
+    ratios = [mine["throughput"] / theirs["throughput"] for mine, theirs in zip(rows, baseline, strict=True)]
+    tails = [mine["tail_s"] / theirs["tail_s"] for mine, theirs in zip(rows, baseline, strict=True)]
+    figures = [
+        f"{statistics.median(row['total_s'] for row in rows):,.1f}",
+        f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]",
+        f"{statistics.median(tails):.2f}",
+        f"{statistics.median(row['preemptions'] for row in rows):,.0f}",
+        f"{statistics.median(row['migrations'] for row in rows):,.0f}",
+        f"{statistics.median(row['kv_usage'] for row in rows):.2f}",
+    ]
+    return f"| {shown} | {rows[0]['policy']} | {' | '.join(figures)} |"
+
+
+HEADER = """\
+| | policy | total, s | throughput to veRL's [least, most] | tail | preemptions | moves | KV in use |
+|---|---|---:|---:|---:|---:|---:|---:|"""
+
+
+def contest(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure every cell and print the table as it comes."""
+    table: list[dict[str, Any]] = []
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    print(HEADER)
+    for share in arguments.shares:
+        for size in arguments.sizes:
+            case = workload(share, size, arguments)
+            baseline: list[dict[str, Any]] = []
+            for policy in (BASELINE, *arguments.policies):
+                rows = [measure(case, policy, seed, arguments.set) for seed in seeds]
+                baseline = baseline or rows
+                print(row_text(rows, baseline, case.name if policy == BASELINE else ""), flush=True)
+                table += rows
+    return table
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  python benchmarks/prompt_shares.py --shares 0.25 --seeds 3 --json rows.json",
+    )
+    parser.add_argument(
+        "--policies", nargs="+", choices=list(POLICIES), default=[DIVIDED, CONTEXT], metavar="POLICY"
+    )
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the context, prompts")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="responses per group")
+    parser.add_argument("--context", type=int, default=8192, help="tokens of the longest context")
+    parser.add_argument("--requests", type=int, default=960, help="responses of an iteration")
+    parser.add_argument("--instances", type=int, default=4)
+    parser.add_argument("--pressure", type=float, default=4.0, help="KV needed over KV there is")
+    parser.add_argument("--seeds", type=int, default=5, help="iterations per cell")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the config of every run"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file, too")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the benchmark."""
+    arguments = parse(argv)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    command = shlex.join(["python", "benchmarks/prompt_shares.py", *argv])
+    table = contest(arguments)
+    print(f"reproduce: {command}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"command": command, "rows": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,126 @@
+"""The hooks of a plug-in: read off its module, checked, and told without importing it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from seer_core import hookspecs
+from seer_core.blame import one_line
+from seer_core.config import nearest
+from seer_core.errors import PluginError
+from seer_core.hookspecs import PROJECT
+
+__all__ = ["HOOKS", "offered_slots", "read_hooks"]
+
+FACTORY = "seer_make_"
+HOOKS = {
+    name.removeprefix(FACTORY) if name.startswith(FACTORY) else name.removeprefix("seer_"): name
+    for name in vars(hookspecs)
+    if name.startswith("seer_")
+}
+"""What a plug-in may implement, ``doctor`` or a slot, to the name of the hook; in the order of the calls."""
+
+
+def read_hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
+    """Return the hooks that a plug-in's module or object implements, by slot.
+
+    Raises:
+        PluginError: it implements none, or one that is not as it must be.
+    """
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    for attribute in dir(namespace):
+        if manager.parse_hookimpl_opts(namespace, attribute) is not None:
+            _check_hook(name, attribute, getattr(namespace, attribute))
+        elif attribute.startswith((FACTORY, "seer_doctor")):
+            raise PluginError(
+                f"plug-in {name!r}: {attribute!r} is not marked as a hook; decorate it with"
+                " @seer_core.hookspecs.hookimpl"
+            )
+    try:
+        manager.register(namespace, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(
+            f"plug-in {name!r} has a hook that fits no slot: {one_line(error)};"
+            f" hooks: {', '.join(HOOKS.values())}"
+        ) from error
+    hooks: dict[str, Callable[..., Any]] = {}
+    for slot, hook in HOOKS.items():
+        for impl in getattr(manager.hook, hook).get_hookimpls():
+            hooks[slot] = _with_accepted(impl)
+    if not hooks:
+        raise PluginError(
+            f"plug-in {name!r} implements no hook; mark its factories with @seer_core.hookspecs.hookimpl"
+        )
+    return hooks
+
+
+def _check_hook(name: str, hook: str, function: Any) -> None:
+    """Refuse what is marked as a hook and is none of ours, or could not be called as one."""
+    if hook not in HOOKS.values():
+        raise PluginError(f"plug-in {name!r}: there is no hook {hook!r}{nearest(hook, HOOKS.values())}")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise PluginError(
+            f"plug-in {name!r}: hook {hook!r} is async; make it a plain function, and let what it returns"
+            " wait in its `start`"
+        )
+    known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    for argument in inspect.signature(function).parameters:
+        if argument not in known:
+            raise PluginError(
+                f"plug-in {name!r}: hook {hook!r} asks for {argument!r}; a hook may ask for"
+                f" {' and '.join(known)} only"
+            )
+
+
+def _with_accepted(impl: Any) -> Callable[..., Any]:
+    """Call a hook with those of our arguments that it asks for, as pluggy does."""
+
+    def call(**arguments: Any) -> Any:
+        return impl.function(**{name: arguments[name] for name in impl.argnames})
+
+    return call
+
+
+def offered_slots(point: EntryPoint) -> tuple[str, ...]:
+    """Return the slots that a plug-in's source defines hooks for, in the order of their calls.
+
+    It is read, not imported; of one that has no source, or makes its hooks otherwise, nothing is known.
+    """
+    try:
+        path = _source(point.module)
+        tree = ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
+    except (ImportError, OSError, ValueError, SyntaxError, RecursionError):
+        return ()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.ImportFrom(names=imported):
+                names.update(each.asname or each.name for each in imported)
+    return tuple(slot for slot, hook in HOOKS.items() if slot != "doctor" and hook in names)
+
+
+def _source(module: str) -> Path | None:
+    """Return a module's file; of all that leads to it nothing is imported."""
+    head, *parts = module.split(".")
+    spec = find_spec(head)
+    for number in range(len(parts)):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        inner = ".".join([head, *parts[: number + 1]])
+        spec = PathFinder.find_spec(inner, list(spec.submodule_search_locations))
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin)

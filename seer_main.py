@@ -1,0 +1,35 @@
+"""The first lines of ``seer``: a signal is heard while the rest is still being imported.
+
+A module of its own, because to import anything of ``seer_core`` takes a good part of a second.
+"""
+
+import os
+import signal
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    hearing = [number for number in (signal.SIGINT, signal.SIGTERM) if _is_heard(number)]
+    for number in hearing:
+        signal.signal(number, _leave)
+    from seer_core.cli import main as command
+
+    for number in hearing:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        command()
+    finally:
+        for number in hearing:  # everything is written: what comes now may end the process as it is
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _is_heard(number: int) -> bool:
+    """Whether nobody told this process to ignore a signal, as ``nohup`` does."""
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _leave(number: int, frame: object) -> None:
+    os.write(2, b"interrupted before anything began\n")
+    os._exit(128 + number)
