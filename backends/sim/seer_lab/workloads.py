@@ -29,12 +29,11 @@ NODE_SSD_BYTES = 4e12
 GPU_WIRE_BYTES_PER_S = 25e9
 """What a GPU's share of its node's network moves: half of 400 Gbit/s (assumed)."""
 
-MEMORY_SHARE = 0.9
-"""Part of it that an engine uses for weights and KV: vLLM's default ``gpu_memory_utilization``, which the fit
-to veRL on Qwen2-VL-72B finds again."""
+MEMORY_SHARE = 0.8
+"""Part of it that an engine uses for weights and KV, fitted to veRL on Qwen2-VL-72B."""
 
-MAX_RUNNING = 256
-"""Requests that a rank runs at a time: vLLM's classic ``max_num_seqs``, found again by the same fit."""
+MAX_RUNNING = 192
+"""Requests that a rank runs at a time, by the same fit."""
 
 BLOCK_TOKENS = 16
 """vLLM's default ``block_size``."""
@@ -236,9 +235,9 @@ CLUSTERS = {
 # Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see
 # docs/reproduction.md).
 LENGTHS = {
-    "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.8, group_share=0.9),
-    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=0.9, group_share=0.9),
-    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.6, group_share=0.9),
+    "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.6, group_share=0.8),
+    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=1.0, group_share=0.8),
+    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.5, group_share=0.8),
 }
 
 WORKLOADS: Mapping[str, Workload] = {
