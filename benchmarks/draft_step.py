@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,7 +26,7 @@ from seer_grouped_spec.plugin import GroupedDrafter, Settings
 from seer_grouped_spec.replay import Recording, load
 from seer_grouped_spec.source import GroupedSource
 from seer_grouped_spec.testing import MEASURED
-from seer_vllm.proposer import Proposer
+from seer_host.drafts import SourceProposer
 
 from seer_core.drafting import DraftHost
 from seer_core.model import Sampling
@@ -81,14 +80,7 @@ class Play:
         drafter = GroupedDrafter(Settings(draft_tokens=DRAFT_TOKENS), None, "")
         host = DraftHost("a", batch, self.tokens.shape[1], 1 << 17, DRAFT_TOKENS, MEASURED)
         self.source: Any = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
-        model = SimpleNamespace(get_vocab_size=lambda: 1 << 17)
-        self.proposer = Proposer(
-            SimpleNamespace(
-                speculative_config=SimpleNamespace(num_speculative_tokens=DRAFT_TOKENS),
-                model_config=model,
-                scheduler_config=SimpleNamespace(max_num_seqs=batch),
-            )
-        )
+        self.proposer = SourceProposer(DRAFT_TOKENS, 1 << 17, batch)
         self.ids = [f"{g}/{i}" for g, i in live]
         self.proposer.attach(self.source, lambda: self.ids)
         for g, i in every:
@@ -154,7 +146,7 @@ class Play:
             for name in parts or {}:
                 parts[name] = 0.0  # type: ignore[index]
             begun = perf_counter()
-            self.drafts = self.proposer.propose(sampled, self.lengths, self.tokens)
+            self.drafts = self.proposer.propose_for(sampled, self.lengths, self.tokens)
             took = perf_counter() - begun
             if self.proposer.drafting.failed:
                 raise SystemExit("drafting failed")

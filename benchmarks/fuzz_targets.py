@@ -19,17 +19,17 @@ from typing import Any
 import attrs
 import msgspec
 import numpy as np
-import seer_vllm.wire
+import seer_host.wire
 from click.testing import CliRunner
 from seer_grouped_spec import wire as draft_wire
 from seer_grouped_spec.replay import load, replay
+from seer_host.tokenizer import ModelTokenizer
 from seer_lab.choose import choose_workload
 from seer_lab.fit import fit
 from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
 from seer_sim.tokens import ByteTokenizer
 from seer_vllm.plugin import read_model_info
-from seer_vllm.tokenizer import ModelTokenizer
 
 from seer_core.cli import main
 from seer_core.config import RolloutTable, load_config
@@ -376,9 +376,14 @@ TIMES = StepTimes((1, 2), (0, 2), ((1e-3, 2e-3), (2e-3, 3e-3)), 64)
 
 
 def _worker_frames(desk: Desk) -> list[bytes]:
-    w = seer_vllm.wire
+    w = seer_host.wire
     source = SourceSpec("a.b:C", {"x": [1, {"y": 2.5}]}, 8, TIMES)
-    to_worker = [w.Start("i", {"model": "m"}, 0.2, "here", source), w.Submit(JOB), w.Abort("j"), w.Shutdown()]
+    to_worker = [
+        w.Start("p.m:I", "i", {"model": "m"}, 0.2, "here", source),
+        w.Submit(JOB),
+        w.Abort("j"),
+        w.Shutdown(),
+    ]
     output = ChunkOutput("j", [4, 5], [-0.5, -1.5], False, 0, 3, 3, 0, 0)
     from_worker = [
         w.Ready(InstanceInfo("i", 1024, 16, 8, 512)),
@@ -386,8 +391,8 @@ def _worker_frames(desk: Desk) -> list[bytes]:
         w.Load(1, 2, 0.5),
         w.Failed("j", "no"),
     ]
-    start = w.encode(w.Start("i", {"model": "deep"}, 0.2, "here"))[4:]
-    deep = start.replace(msgspec.msgpack.encode("deep"), b"\x91" * 5000 + b"\xc0")
+    start_body = w.encode(w.Start("p.m:I", "i", {"model": "deep"}, 0.2, "here"))[4:]
+    deep = start_body.replace(msgspec.msgpack.encode("deep"), b"\x91" * 5000 + b"\xc0")
     return [
         *(w.encode(message) for message in (*to_worker, *from_worker)),
         len(deep).to_bytes(4, "big") + deep,
@@ -395,7 +400,7 @@ def _worker_frames(desk: Desk) -> list[bytes]:
 
 
 def _try_worker_frames(desk: Desk, data: bytes) -> None:
-    wire = seer_vllm.wire
+    wire = seer_host.wire
     kinds = wire.ToWorker, wire.FromWorker
     _one_of([lambda kind=kind: list(wire.Frames(kind).feed(data)) for kind in kinds], wire.WireError)
 
@@ -461,7 +466,7 @@ TARGETS = (
         _there("model/tokenizer_config.json"),
         _file("model/tokenizer_config.json", _Chat()),
     ),
-    Target("worker-wire", _worker_frames, _try_worker_frames, refusals=(seer_vllm.wire.WireError,)),
+    Target("worker-wire", _worker_frames, _try_worker_frames, refusals=(seer_host.wire.WireError,)),
     Target("draft-wire", _draft_frames, _try_draft_frames, refusals=(draft_wire.WireError,)),
     Target(
         "command",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import torch
+from seer_host.stores import Guarded
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -29,7 +30,6 @@ from vllm.v1.request import Request, RequestStatus
 from seer_core.errors import EngineError
 from seer_core.kv import KEY_BYTES, KVStore
 from seer_vllm.blocks import Layers
-from seer_vllm.stores import Guarded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

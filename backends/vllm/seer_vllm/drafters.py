@@ -17,7 +17,10 @@ from seer_core.drafting import DraftPolicy, SourceSpec, StepTimes
 from seer_core.hookspecs import hookimpl
 from seer_core.numbers import NotNegative, Share
 
-__all__ = ["NGRAM", "SUFFIX", "NgramSettings", "OwnDrafter", "SuffixSettings"]
+__all__ = ["NGRAM", "OWN_METHODS", "SUFFIX", "NgramSettings", "OwnDrafter", "SuffixSettings"]
+
+OWN_METHODS = ("vllm:ngram", "vllm:suffix")
+"""What a ``SourceSpec`` names instead of a class."""
 
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import structs
+from seer_host.drafts import SOURCE, Drafting
+from seer_host.wire import Troubled
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
@@ -13,8 +15,7 @@ from seer_core.drafting import DraftHost, SourceSpec
 from seer_core.ports import ChunkJob
 from seer_vllm import sampling, weights
 from seer_vllm.connector import StoreConnector
-from seer_vllm.proposer import SOURCE, Drafting, Proposer
-from seer_vllm.wire import Troubled
+from seer_vllm.proposer import Proposer
 
 if TYPE_CHECKING:
     import numpy as np

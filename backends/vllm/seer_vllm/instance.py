@@ -10,6 +10,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from msgspec import structs
+from seer_host import checkpoint
+from seer_host.instance import Refusal
+from seer_host.stores import STORE
+from seer_host.troubles import Troubles
+from seer_host.wire import Failed, Finished, Load, Start, Troubled
 from vllm import EngineArgs, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
@@ -21,20 +26,17 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from seer_core.drafting import DraftHost, SourceSpec
+from seer_core.drafting import DraftHost, SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
-from seer_vllm import checkpoint
+from seer_vllm import patches
 from seer_vllm.connector import StoreConnector
 from seer_vllm.moving import MoveMeter
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
 from seer_vllm.steps import StepMeter, default_grid
-from seer_vllm.stores import STORE
-from seer_vllm.troubles import Troubles
-from seer_vllm.wire import Called, Failed, Finished, Load, Start, Troubled
 
 __all__ = ["Instance"]
 
@@ -43,6 +45,7 @@ SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
 NOT_FINITE = (
     "its log-probs are no finite numbers; if that comes again, the model's values are too large for its dtype"
 )
+UNRESET = "vLLM could not reset its prefix cache"
 KV_TRANSFER = KVTransferConfig(
     kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
 )
@@ -57,9 +60,10 @@ class Instance:
     """A vLLM engine with its core in this process, and the chunks it is working on."""
 
     def __init__(self, start: Start) -> None:
+        patches.install(Path(start.scratch))
         source = start.source
         args = EngineArgs(
-            **start.engine_args,
+            **start.settings,
             speculative_config=None if source is None else speculative_config(source),
             kv_transfer_config=None if start.store is None else KV_TRANSFER,
             worker_extension_cls=EXTENSION,
@@ -79,7 +83,6 @@ class Instance:
         self._weight_version = 0
         self._poisoned = False
         self._tensors = checkpoint.read_headers(Path(self._engine.vllm_config.model_config.model))
-        self._stepping_s = 0.0
         self._pool_troubles = Troubles("kv_pool")
         self._drafts = source is not None
         self._opens = source is not None and own_method(source) is None
@@ -93,20 +96,8 @@ class Instance:
         if source is not None and self._opens:
             self._attach(source)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self._running)
-
-    def submit(self, job: ChunkJob) -> Failed | None:
-        """Queue a chunk; return the refusal if it cannot be run."""
-        if job.weight_version != self._weight_version:
-            wanted, loaded = job.weight_version, self._weight_version
-            return Failed(job.id, f"the chunk wants weight version {wanted}, loaded is {loaded}")
-        tokens = len(job.token_ids) + job.max_tokens
-        if tokens > self.info.max_model_tokens:
-            limit = self.info.max_model_tokens
-            return Failed(job.id, f"the chunk needs {tokens} tokens, max_model_tokens is {limit}")
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk."""
         try:
             params = SamplingParams(
                 temperature=job.sampling.temperature,
@@ -128,26 +119,22 @@ class Instance:
             prompt = tokens_input(job.token_ids, cache_salt=f"weights-{self._weight_version}")
             vllm_id = self._engine.add_request(job.id, prompt, params)
         except (VLLMClientError, ValueError) as error:
-            return Failed(job.id, f"vLLM refuses the chunk: {error}")
+            raise Refusal(f"vLLM refuses the chunk: {error}") from error
         self._running[job.id] = _Running(job, vllm_id)
         if self._opens:
             self._call("seer_open", vllm_id, job)
-        return None
 
     def abort(self, job_id: str) -> None:
-        """Drop a chunk, if it is still running."""
-        running = self._running.pop(job_id, None)
-        if running is not None:
-            self._engine.abort_request([job_id])
-            self._scheduler.settle(running.vllm_id)
-            if self._opens:
-                self._call("seer_close", [running.vllm_id])
+        """Drop a running chunk."""
+        running = self._running.pop(job_id)
+        self._engine.abort_request([job_id])
+        self._scheduler.settle(running.vllm_id)
+        if self._opens:
+            self._call("seer_close", [running.vllm_id])
 
     def step(self) -> list[Finished | Failed]:
         """Make one step; return the chunks it ended."""
-        begun = perf_counter()
         outputs = self._engine.step()
-        self._stepping_s += perf_counter() - begun
         ended = [output for output in outputs if isinstance(output, RequestOutput) and output.finished]
         if ended and self._opens:
             self._call("seer_close", [self._running[output.request_id].vllm_id for output in ended])
@@ -161,7 +148,7 @@ class Instance:
         running, waiting = self._scheduler.get_request_counts()
         drafting_s, drafting = self._call("seer_drafting")[0] if self._drafts else (0.0, {})
         kv_usage = self._scheduler.get_kv_cache_usage()
-        return Load(running, waiting, kv_usage, self._stepping_s, drafting_s, drafting)
+        return Load(running, waiting, kv_usage, drafting_s=drafting_s, drafting=drafting)
 
     def troubles(self) -> list[Troubled]:
         """Return what the draft source and the KV store complain of, since this was last asked."""
@@ -177,45 +164,42 @@ class Instance:
 
     def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
-    ) -> Called:
-        """Measure steps of these sizes, if no chunk is running."""
-        if self._running:
-            return Called(f"{len(self._running)} chunks are running")
+    ) -> StepTimes:
+        """Measure steps of these sizes."""
         times = self._meter().measure(batch, draft_tokens, context_tokens)
-        refusal = "it can run no size of this grid" if times is None else None
-        return Called(self._reset_prefix_cache() or refusal, times)
+        self._reset_prefix_cache()
+        if times is None:
+            raise Refusal("it can run no size of this grid")
+        return times
 
-    def reset_cache(self) -> str | None:
-        """Forget all cached KV and all drafts; return why not, if not."""
-        if self._running:
-            return f"{len(self._running)} chunks are running"
+    def reset_cache(self) -> None:
+        """Forget all cached KV and all drafts."""
         if self._drafts:
             self._call("seer_reset")
         if self._connector is not None:
             self._connector.reset()
-        return self._reset_prefix_cache()
+        self._reset_prefix_cache()
 
-    def update_weights(self, source: str, version: int) -> Called:
+    def update_weights(self, source: str, version: int) -> str:
         """Load the safetensors of a directory, if they are the model's tensors, and let the layers prove it.
 
-        An error half-way leaves a broken model: it is raised, and ends the process.
+        An error half-way leaves a broken model: it is no refusal, and ends the process.
         """
-        if self._running:
-            return Called(f"{len(self._running)} chunks are running")
         try:
             tensors = checkpoint.read_headers(Path(source))
             if not tensors:
-                return Called(f"no safetensors in {source!r}")
+                raise Refusal(f"no safetensors in {source!r}")
             dtype: Any = self._engine.vllm_config.model_config.dtype  # a torch.dtype by now
             checkpoint.check(tensors, self._tensors, self._call("seer_ties")[0], dtype)
         except EngineError as error:
-            return Called(str(error))
+            raise Refusal(str(error)) from error
         fingerprint = self._fingerprint("seer_load", source, version)
         self._weight_version = version
-        refusal = self.reset_cache()
-        if refusal is not None:
-            raise EngineError(refusal)
-        return Called(fingerprint=fingerprint)
+        try:
+            self.reset_cache()
+        except Refusal as error:
+            raise EngineError(str(error)) from error
+        return fingerprint
 
     def close(self) -> None:
         """End the draft source, the store, and the processes vLLM started; all else goes with this one."""
@@ -244,14 +228,20 @@ class Instance:
         jobs = [running.job for running in self._running.values()]
         for job in jobs:
             self.abort(job.id)
-        unreset = self._reset_prefix_cache()
-        if unreset is not None:
-            raise EngineError(unreset)
+        if not self._engine.reset_prefix_cache():
+            raise EngineError(UNRESET)
         self._call("seer_clear_kv")
-        return [refusal for job in jobs if (refusal := self.submit(job)) is not None]
+        failed = []
+        for job in jobs:
+            try:
+                self.submit(job)
+            except Refusal as refusal:
+                failed.append(Failed(job.id, str(refusal)))
+        return failed
 
-    def _reset_prefix_cache(self) -> str | None:
-        return None if self._engine.reset_prefix_cache() else "vLLM could not reset its prefix cache"
+    def _reset_prefix_cache(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise Refusal(UNRESET)
 
     def _meter(self) -> StepMeter:
         return StepMeter(self._engine, self._scheduler, self._drafts)

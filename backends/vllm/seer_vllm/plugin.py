@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import attrs
 import msgspec
 from msgspec import Meta, Struct
+from seer_host.engine import Launch, WorkerEngine
+from seer_host.tokenizer import ModelTokenizer
 
 from seer_core.clock import RealClock
 from seer_core.errors import ConfigError
@@ -20,8 +22,7 @@ from seer_core.numbers import Seconds
 from seer_core.ports import Clock, ModelInfo
 from seer_core.reading import UNREADABLE, flaw
 from seer_vllm.doctor import installation, machine
-from seer_vllm.engine import Launch, VllmEngine
-from seer_vllm.tokenizer import ModelTokenizer
+from seer_vllm.drafters import OWN_METHODS
 
 __all__ = ["Settings", "VllmPool", "seer_doctor", "seer_make_engines"]
 
@@ -30,6 +31,9 @@ Few = Annotated[int, Meta(ge=1, le=10_000)]
 
 MAX_TEMPERATURE = 2.0
 """vLLM's ``SamplingParams`` refuses more."""
+
+INSTANCE = "seer_vllm.instance:Instance"
+SPREAD = 'spreads its KV over {} devices, which pools cannot share yet; set [seer].kv_pool = "none"'
 
 OWN_ENGINE_ARGS = {
     "async_scheduling": "Seer needs it off",
@@ -104,7 +108,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 class VllmPool:
     """vLLM instances on the machine's clock."""
 
-    engines: Sequence[VllmEngine]
+    engines: Sequence[WorkerEngine]
     clock: Clock
     model: ModelInfo
     tokenizer: ModelTokenizer | None
@@ -119,11 +123,14 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
     log_dir = startup.path(settings.log_dir) if settings.log_dir else temporary
     arguments = engine_args(settings, model_dir)
     devices = share_devices(settings, os.environ)
+    parallel = settings.tensor_parallel
+    cannot_share_kv = None if parallel == 1 else SPREAD.format(parallel)
     engines = []
     for index in range(settings.instances):
         id = f"vllm-{index}"
         launch = Launch(
-            engine_args=arguments,
+            instance=INSTANCE,
+            settings=arguments,
             environment=worker_environment(os.environ, settings.threads, devices[index]),
             log_path=log_dir / f"{id}.log",
             discard_log=settings.log_dir is None,
@@ -132,8 +139,10 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
             stop_timeout_s=settings.stop_timeout_s,
             control_timeout_s=settings.control_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
+            own_methods=OWN_METHODS,
+            cannot_share_kv=cannot_share_kv,
         )
-        engines.append(VllmEngine(id, launch))
+        engines.append(WorkerEngine(id, launch))
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
     return VllmPool(engines, RealClock(), model, tokenizer)
 

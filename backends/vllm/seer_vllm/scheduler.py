@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
+from seer_host.account import Account
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from seer_vllm.account import Account
 from seer_vllm.connector import StoreConnector
 
-__all__ = ["AccountingScheduler"]
+__all__ = ["AccountingScheduler", "RequestAccount"]
+
+
+@attrs.define(eq=False)
+class RequestAccount(Account):
+    """The account of one of vLLM's requests."""
+
+    request: Request = attrs.field(kw_only=True)
 
 
 class AccountingScheduler(Scheduler):
@@ -25,7 +33,7 @@ class AccountingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, RequestAccount] = {}
         self.scheduled: tuple[int, int] = (0, 0)
         """Requests and positions of the last step planned."""
         if self.num_spec_tokens and self.dynamic_sd_lookup is None:
@@ -36,7 +44,7 @@ class AccountingScheduler(Scheduler):
     def add_request(self, request: Request) -> None:
         """Queue a request and open its account."""
         super().add_request(request)
-        self._accounts[request.request_id] = Account(request)
+        self._accounts[request.request_id] = RequestAccount(request=request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan one step and book its positions."""
@@ -75,6 +83,6 @@ class AccountingScheduler(Scheduler):
                 account.verified(drafts, kept)
         return outputs
 
-    def settle(self, request_id: str) -> Account:
+    def settle(self, request_id: str) -> RequestAccount:
         """Close the account of a finished or aborted request and return it."""
         return self._accounts.pop(request_id)

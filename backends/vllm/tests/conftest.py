@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
-from seer_vllm.engine import VllmEngine
+from seer_host.engine import WorkerEngine
 from seer_vllm.plugin import Settings, VllmPool, seer_make_engines
 
 from seer_core.drafting import SourceSpec, StepTimes
@@ -158,7 +158,7 @@ class Harness:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        engine: VllmEngine,
+        engine: WorkerEngine,
         drafter: Drafter | None = None,
         kv_pool: KVPool | None = None,
     ) -> None:

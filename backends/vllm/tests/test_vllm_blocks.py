@@ -1,14 +1,9 @@
-"""KV blocks of any layout, and stores that cannot be made or that fail."""
-
-import sys
-from types import SimpleNamespace
+"""KV blocks of any layout."""
 
 import numpy as np
 import pytest
-from seer_vllm.stores import STORE, Guarded
 
 from seer_core.errors import EngineError
-from seer_core.kv import StoreHost
 
 torch = pytest.importorskip("torch")
 
@@ -65,40 +60,3 @@ def test_kv_that_is_not_laid_out_block_by_block_is_refused(layer):
         EngineError, match=r"KV of layer.0 is laid out .* not block by block.*kv_pool = \"none\""
     ):
         layers(layer)
-
-
-def test_a_store_that_fails_is_not_asked_again(capsys):
-    class Broken:
-        asked = 0
-
-        def find(self, keys):
-            self.asked += 1
-            raise RuntimeError("out of order")
-
-    store, told = Broken(), []
-    guarded = Guarded(store, told.append)
-    assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
-    assert store.asked == 1
-    assert told == ["the KV store failed: RuntimeError: out of order"]
-    assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("path", "fact"),
-    [
-        ("nowhere:Store", "KV store 'nowhere:Store' cannot be imported"),
-        ("json:JSONDecoder", "is no KVStore: without close, drop, find, get, lacks, put"),
-        ("seer_core.kv:KVStore", "cannot be made: TypeError"),
-    ],
-)
-def test_a_store_that_cannot_be_made_is_named(path, fact):
-    with pytest.raises(EngineError, match=fact):
-        STORE.make(path, {}, StoreHost("vllm-0", 64, 32))
-
-
-def test_what_is_named_must_be_a_class(monkeypatch):
-    methods = ("close", "drop", "find", "get", "lacks", "put")
-    made = SimpleNamespace(**dict.fromkeys(methods, print))
-    monkeypatch.setitem(sys.modules, "strangers", SimpleNamespace(made=made))
-    with pytest.raises(EngineError, match="is no KVStore: an object, not a class"):
-        STORE.load("strangers:made")

@@ -220,7 +220,7 @@ def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make
         deep = [deep]
     pool = make_pool(models[0])
     [engine] = pool.engines
-    engine._launch = attrs.evolve(engine._launch, engine_args={"hf_overrides": deep})
+    engine._launch = attrs.evolve(engine._launch, settings={"hf_overrides": deep})
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
         loop.run_until_complete(engine.start(None))
     assert engine.pid is None

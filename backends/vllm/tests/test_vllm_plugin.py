@@ -6,6 +6,7 @@ import sys
 
 import msgspec
 import pytest
+from seer_host.tokenizer import ModelTokenizer
 from seer_vllm.doctor import on_cpu
 from seer_vllm.plugin import (
     Settings,
@@ -15,7 +16,6 @@ from seer_vllm.plugin import (
     share_devices,
     worker_environment,
 )
-from seer_vllm.tokenizer import ModelTokenizer
 
 from seer_core.config import RolloutTable
 from seer_core.errors import ConfigError

@@ -16,7 +16,7 @@ __all__ = ["Header", "check", "read_headers"]
 
 INDEX = "model.safetensors.index.json"
 PLAIN = ("F64", "F32", "F16", "BF16")
-"""What vLLM converts into one another while it loads."""
+"""What engines convert into one another while they load."""
 
 
 class Header(NamedTuple):
@@ -28,7 +28,7 @@ class Header(NamedTuple):
 
 
 def read_headers(directory: Path) -> dict[str, Header]:
-    """Return the tensors of the files vLLM would load: those of the index, or else of all.
+    """Return the tensors of the files an engine would load: those of the index, or else of all.
 
     Raises:
         EngineError: a file cannot be read, or two files hold a tensor of one name.
@@ -61,7 +61,7 @@ def check(
     Args:
         new: the checkpoint's.
         wanted: those of the directory from which the model was started; none of them: names and shapes
-            are vLLM's to judge.
+            are the engine's to judge.
         ties: names that stand for one tensor in the model.  One of them is enough; several must be equal.
         dtype: what the model computes in, which must be able to hold every value.
 

@@ -7,13 +7,12 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from seer_vllm.wire import Fatal, Frames, FromWorker, Shutdown, ToWorker, encode
+from seer_host.wire import Fatal, Frames, FromWorker, Shutdown, ToWorker, encode
 
 __all__ = ["WorkerProcess"]
 
@@ -23,7 +22,7 @@ LOG_TAIL_LINES = 15
 
 
 class WorkerProcess:
-    """One ``seer_vllm.worker`` in a process group of its own, on one end of a socket pair."""
+    """One ``seer_host.worker`` in a process group of its own, on one end of a socket pair."""
 
     def __init__(
         self,
@@ -47,14 +46,14 @@ class WorkerProcess:
         self._fatal: str | None = None
 
     @classmethod
-    async def spawn(cls, environment: Mapping[str, str], log_path: Path) -> WorkerProcess:
-        """Start a worker; its output is appended to ``log_path``."""
+    async def spawn(cls, interpreter: str, environment: Mapping[str, str], log_path: Path) -> WorkerProcess:
+        """Start a worker under this interpreter; its output is appended to ``log_path``."""
         ours, theirs = socket.socketpair()
-        arguments = ("seer_vllm.worker", str(theirs.fileno()), str(os.getpid()))
+        arguments = ("seer_host.worker", str(theirs.fileno()), str(os.getpid()))
         with theirs, log_path.open("ab") as log:
             log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", *arguments),  # -P: nothing is imported from where it runs
+                *(interpreter, "-P", "-m", *arguments),  # -P: nothing is imported from where it runs
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -63,7 +62,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        scratch = Path(tempfile.mkdtemp(prefix="seer-vllm-"))
+        scratch = Path(tempfile.mkdtemp(prefix="seer-worker-"))
         return cls(process, reader, writer, log_path, log_start, scratch)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from seer_vllm.wire import Troubled
+from seer_host.wire import Troubled
 
 __all__ = ["Troubles"]
 

@@ -1,4 +1,4 @@
-"""What the runtime and a vLLM worker say to each other: length-prefixed msgpack, never pickle.
+"""What the runtime and an engine's worker say to each other: length-prefixed msgpack, never pickle.
 
 A frame is four bytes of length, big-endian, and one msgpack-encoded message.  Both directions are
 tagged unions, checked on arrival; anything else is a ``WireError`` and ends the connection.
@@ -52,14 +52,21 @@ class WireError(Exception):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message: build the engine; files that need not outlive it belong into ``scratch``."""
+    """The first message: make the instance; files that need not outlive it belong into ``scratch``.
 
+    ``instance`` is ``package.module:Class``, an ``Instance`` called with this message; ``settings`` is plain
+    data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``, which a
+    source may name instead of a class.
+    """
+
+    instance: str
     instance_id: str
-    engine_args: dict[str, Any]
+    settings: dict[str, Any]
     report_interval_s: float
     scratch: str
     source: SourceSpec | None = None
     store: StoreSpec | None = None
+    own_methods: tuple[str, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

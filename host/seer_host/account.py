@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
 
 __all__ = ["Account"]
 
@@ -23,7 +19,6 @@ class Account:
     than j.
     """
 
-    request: Request
     computed_tokens: int = 0
     pool_tokens: int = 0
     spared_steps: int = 0

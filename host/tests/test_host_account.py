@@ -1,7 +1,7 @@
 """The account of a request's drafts."""
 
 import pytest
-from seer_vllm.account import Account
+from seer_host.account import Account
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from seer_vllm.account import Account
     ids=["all", "none", "one", "an accepted draft ends the response", "and the first one does"],
 )
 def test_a_step_books_what_it_verified_and_what_was_kept(drafts, kept, accepted, computed):
-    account = Account(None, computed_tokens=len(drafts) + 1)
+    account = Account(computed_tokens=len(drafts) + 1)
     account.verified(drafts, kept)
     assert account.drafted_at == [1] * len(drafts)
     assert account.accepted_at == accepted
@@ -25,7 +25,7 @@ def test_a_step_books_what_it_verified_and_what_was_kept(drafts, kept, accepted,
 
 
 def test_steps_with_drafts_of_other_lengths_add_up():
-    account = Account(None)
+    account = Account()
     account.verified([5], [5, 9])
     account.verified([1, 2, 3], [1, 2, 9])
     account.verified([4, 4], [9])

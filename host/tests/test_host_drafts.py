@@ -1,12 +1,10 @@
-"""Between vLLM's proposer and a draft source: what is asked, what is believed, what a failure does."""
-
-from types import SimpleNamespace
+"""Between an engine and a draft source: what is asked, what is believed, what a failure does."""
 
 import pytest
 
 np = pytest.importorskip("numpy")
 
-from seer_vllm.proposer import Proposer  # noqa: E402
+from seer_host.drafts import SourceProposer  # noqa: E402
 
 from seer_core.model import Sampling  # noqa: E402
 from seer_core.ports import ChunkJob  # noqa: E402
@@ -58,26 +56,21 @@ def job(name, tokens, max_tokens):
 
 
 class Engine:
-    """vLLM's side: the arrays and the batch."""
+    """The engine's side: the arrays and the batch."""
 
     def __init__(self):
         self.ids = []
         self.lengths = np.zeros(ROWS, np.int32)
         self.tokens = np.zeros((ROWS, LONGEST), np.int32)
         self.source = Source()
-        config = SimpleNamespace(
-            speculative_config=SimpleNamespace(num_speculative_tokens=DRAFT_TOKENS),
-            model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
-            scheduler_config=SimpleNamespace(max_num_seqs=ROWS),
-        )
-        self.proposer = Proposer(config)
+        self.proposer = SourceProposer(DRAFT_TOKENS, VOCAB, ROWS)
         self.proposer.attach(self.source, lambda: self.ids)
 
     def step(self, **sampled):
         self.ids = list(sampled)
         self.lengths[: len(sampled)] = [length for length, _ in sampled.values()]
         tokens = [[3] * count for _, count in sampled.values()]
-        return self.proposer.propose(tokens, self.lengths, self.tokens, slot_mappings=None)
+        return self.proposer.propose_for(tokens, self.lengths, self.tokens)
 
 
 @pytest.fixture
@@ -113,7 +106,7 @@ def test_handles_follow_requests_that_come_go_and_move(engine):
     assert engine.source.told == [("close", 71)]
 
 
-def test_what_the_source_writes_is_what_vllm_gets(engine):
+def test_what_the_source_writes_is_what_the_engine_gets(engine):
     def reply(batch):
         batch.drafts[:] = np.arange(batch.drafts.size).reshape(batch.drafts.shape)
         batch.counts[:] = [2, 0, 4]
@@ -199,12 +192,6 @@ def test_made_up_drafts_bypass_the_source_and_its_clock(engine):
 
 
 def test_without_a_source_there_are_no_drafts(engine):
-    bare = Proposer(
-        SimpleNamespace(
-            speculative_config=SimpleNamespace(num_speculative_tokens=2),
-            model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
-            scheduler_config=SimpleNamespace(max_num_seqs=2),
-        )
-    )
+    bare = SourceProposer(2, VOCAB, 2)
     bare.open("a", job("a", 10, 30))
-    assert bare.propose([[3]], engine.lengths, engine.tokens) == [[]]
+    assert bare.propose_for([[3]], engine.lengths, engine.tokens) == [[]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,8 +19,8 @@ from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, EngineSink
-from seer_vllm.process import WorkerProcess
-from seer_vllm.wire import (
+from seer_host.process import WorkerProcess
+from seer_host.wire import (
     Abort,
     Called,
     Failed,
@@ -37,7 +38,7 @@ from seer_vllm.wire import (
     WireError,
 )
 
-__all__ = ["Launch", "VllmEngine"]
+__all__ = ["Launch", "WorkerEngine"]
 
 LOSS_GRACE_S = 2.0
 LONGEST_TURN_S = 1.0
@@ -48,11 +49,17 @@ LONGEST_TURN_S = 1.0
 class Launch:
     """How an instance is started, and how long it may take for what.
 
-    ``silence_timeout_s`` bounds how long it may send nothing while it has chunks; ``discard_log``: its log
-    is of no interest unless something goes wrong.
+    ``instance`` is the import path of its class, an ``Instance``, and ``settings`` plain data for it.
+    ``interpreter`` runs the worker: another one than this process has, where the engine lives in another
+    environment, which then has ``seer_host`` too.  ``own_methods`` are the engine's methods of drafting, each
+    ``<engine>:<method>``.  ``cannot_draft`` and ``cannot_share_kv`` say why this instance cannot; with
+    ``ignores_kv_pool`` its engine knows no pool, which is no error.  ``silence_timeout_s`` bounds how long it
+    may send nothing while it has chunks; ``discard_log``: its log is of no interest unless something goes
+    wrong.
     """
 
-    engine_args: Mapping[str, Any]
+    instance: str
+    settings: Mapping[str, Any]
     environment: Mapping[str, str]
     log_path: Path
     discard_log: bool
@@ -61,10 +68,15 @@ class Launch:
     stop_timeout_s: float
     control_timeout_s: float
     silence_timeout_s: float
+    interpreter: str = sys.executable
+    own_methods: tuple[str, ...] = ()
+    cannot_draft: str | None = None
+    cannot_share_kv: str | None = None
+    ignores_kv_pool: bool = False
 
 
-class VllmEngine:
-    """One vLLM instance in a process of its own."""
+class WorkerEngine:
+    """One instance of an engine in a worker process of its own."""
 
     def __init__(self, id: str, launch: Launch) -> None:
         self.id = id
@@ -84,23 +96,25 @@ class VllmEngine:
         return None if self._worker is None else self._worker.pid
 
     def draft_with(self, drafter: Drafter | None) -> None:
-        """Speculate with this drafter, or not at all, from the next ``start`` on."""
+        """Speculate with this drafter, or not at all, from the next ``start`` on.
+
+        Raises:
+            EngineError: its engine does not draft.
+        """
+        if drafter is not None and self._launch.cannot_draft is not None:
+            raise EngineError(f"instance {self.id!r} {self._launch.cannot_draft}")
         self._drafter = drafter
 
     def share_kv(self, pool: KVPool | None) -> bool:
         """Share KV through this pool, or with nobody, from the next ``start`` on; return whether it will.
 
         Raises:
-            EngineError: the model is spread over several devices, so no process has whole blocks.
+            EngineError: it cannot as it is configured.
         """
-        parallel = self._launch.engine_args.get("tensor_parallel_size", 1)
-        if pool is not None and parallel > 1:
-            raise EngineError(
-                f"instance {self.id!r} spreads its KV over {parallel} devices, which pools cannot share yet;"
-                ' set [seer].kv_pool = "none"'
-            )
-        self._kv_pool = pool
-        return pool is not None
+        if pool is not None and self._launch.cannot_share_kv is not None:
+            raise EngineError(f"instance {self.id!r} {self._launch.cannot_share_kv}")
+        self._kv_pool = None if self._launch.ignores_kv_pool else pool
+        return self._kv_pool is not None
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Start the worker and load the model, as weight version 0; end an older worker first.
@@ -112,12 +126,24 @@ class VllmEngine:
         self._chunks.clear()
         launch = self._launch
         launch.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._worker = worker = await WorkerProcess.spawn(launch.environment, launch.log_path)
+        self._worker = worker = await WorkerProcess.spawn(
+            launch.interpreter, launch.environment, launch.log_path
+        )
         try:
             source = None if self._drafter is None else self._drafter.source()
             store = None if self._kv_pool is None else self._kv_pool.store(self.id)
-            arguments, scratch = dict(launch.engine_args), str(worker.scratch)
-            worker.send(Start(self.id, arguments, launch.report_interval_s, scratch, source, store))
+            worker.send(
+                Start(
+                    launch.instance,
+                    self.id,
+                    dict(launch.settings),
+                    launch.report_interval_s,
+                    str(worker.scratch),
+                    source,
+                    store,
+                    launch.own_methods,
+                )
+            )
             async with asyncio.timeout(launch.start_timeout_s):
                 info = await self._ready(worker, sink)
         except (EOFError, WireError, TimeoutError) as error:

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from seer_vllm.engine import Launch, VllmEngine
-from seer_vllm.wire import Load
+from seer_host.engine import Launch, WorkerEngine
+from seer_host.wire import Load
 
-LAUNCH = Launch({}, {}, Path("no.log"), True, 0.2, 5.0, 5.0, 5.0, 300.0)
+LAUNCH = Launch("nowhere:Instance", {}, {}, Path("no.log"), True, 0.2, 5.0, 5.0, 5.0, 300.0)
 
 
 class Worker:
@@ -41,7 +41,7 @@ class Sink:
 @pytest.mark.parametrize("turns", range(5))
 def test_a_word_spoken_while_the_engine_stops_does_not_keep_it_from_stopping(turns):
     async def scenario():
-        engine, worker = VllmEngine("vllm-0", LAUNCH), Worker()
+        engine, worker = WorkerEngine("i", LAUNCH), Worker()
         engine._worker = worker
         engine._listener = asyncio.create_task(engine._listen(worker, Sink()))
         await asyncio.sleep(0)

@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from seer_vllm import wire
-from seer_vllm.wire import (
+from seer_host import wire
+from seer_host.wire import (
     Abort,
     Called,
     Failed,
@@ -33,8 +33,9 @@ from seer_core.ports import ChunkJob, ChunkOutput
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
 TIMES = StepTimes((1, 4), (0, 2), ((0.25, 0.5), (0.5, 0.75)))
 TO_WORKER = [
-    Start("i", {"dtype": "float32", "max_num_seqs": 8}, 0.2, "/tmp/x"),
-    Start("i", {}, 0.2, "/tmp/x", SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
+    Start("p.m:I", "i", {"dtype": "float32", "max_running": 8}, 0.2, "/tmp/x"),
+    Start("p.m:I", "i", {}, 0.2, "/tmp/x", SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
+    Start("p.m:I", "i", {}, 0.2, "/tmp/x", SourceSpec("e:own", {}, 8), own_methods=("e:own",)),
     Submit(JOB),
     Abort("j"),
     ForgetGroup("g"),
@@ -95,7 +96,7 @@ def test_a_message_nested_too_deeply_is_not_sent():
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(WireError, match="a Start is nested too deeply"):
-        encode(Start("i", {"hf_overrides": deep}, 0.2, "/tmp/x"))
+        encode(Start("p.m:I", "i", {"hf_overrides": deep}, 0.2, "/tmp/x"))
 
 
 def test_an_oversize_message_is_not_sent(monkeypatch):
@@ -105,7 +106,7 @@ def test_an_oversize_message_is_not_sent(monkeypatch):
 
 
 def test_a_message_nested_too_deeply_is_an_error_and_what_it_says_is_harmless():
-    start = encode(Start("i", {"model": "deep"}, 0.2, "here"))[4:]
+    start = encode(Start("p.m:I", "i", {"model": "deep"}, 0.2, "here"))[4:]
     deep = start.replace(msgspec.msgpack.encode("deep"), b"\x91" * 100_000 + b"\xc0")
     rude = msgspec.msgpack.encode({"type": "\x1b[2J"})
     for body, fact in ((deep, "nested too deeply"), (rude, r"x1b\[2J")):

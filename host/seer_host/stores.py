@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from seer_core.kv import KVStore
 from seer_core.ports import tell_nobody
-from seer_vllm.loader import Kind
+from seer_host.loader import Kind
 
 __all__ = ["STORE", "Guarded"]
 

@@ -1,0 +1,1 @@
+"""What every real engine's process needs to work for Seer, whatever the engine."""

@@ -1,0 +1,84 @@
+"""What an engine's author writes: one instance of the engine, as its worker process drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from seer_core.drafting import StepTimes
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob
+from seer_host.loader import Kind
+from seer_host.wire import Failed, Finished, Load, Troubled
+
+__all__ = ["INSTANCE", "Instance", "Refusal"]
+
+
+class Refusal(EngineError):
+    """An instance will not do what it was asked for; nothing has changed, and it goes on."""
+
+
+class Instance(Protocol):
+    """One instance of an engine in a worker process, driven by one thread.
+
+    The worker makes it by ``Class(start)``, where ``start`` is the message ``seer_host.wire.Start``; an
+    ``EngineError`` tells why it cannot be made.  From then on the worker calls ``step`` as long as chunks are
+    running, and everything else between two steps.  It gives an instance only chunks of the weights that are
+    loaded and that are no longer than ``info.max_model_tokens``, and it calls ``measure_steps``,
+    ``reset_cache`` and ``update_weights`` only while no chunk is running.
+
+    Each method may raise a ``Refusal`` where its documentation says so.  Any other exception ends the
+    process, and the runtime learns that the instance is lost and why.
+    """
+
+    info: InstanceInfo
+    """What it can hold, and by which weights it answers; complete once the instance has been made."""
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk, which one of the next steps answers; a ``Refusal`` gives it back with the reason."""
+        ...
+
+    def abort(self, job_id: str) -> None:
+        """Drop a running chunk without an answer."""
+        ...
+
+    def step(self) -> Sequence[Finished | Failed]:
+        """Make one step; return the chunks that it ended."""
+        ...
+
+    def load(self) -> Load:
+        """Return the instance's load; the worker adds how long all steps have taken."""
+        ...
+
+    def troubles(self) -> list[Troubled]:
+        """Return what the draft source and the KV store complain of, since this was last asked."""
+        ...
+
+    def forget_group(self, group_id: str) -> None:
+        """Drop what drafting and the KV pool remember of a group."""
+        ...
+
+    def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> StepTimes:
+        """Time steps of these sizes, and leave no KV behind; a ``Refusal`` if none of them can be run."""
+        ...
+
+    def reset_cache(self) -> None:
+        """Forget all cached KV and all drafts; a ``Refusal`` says why not."""
+        ...
+
+    def update_weights(self, source: str, version: int) -> str | None:
+        """Load the weights in the directory ``source`` and forget all KV; return their fingerprint.
+
+        A ``Refusal`` names what is wrong with them, before anything has changed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the draft source, the store and other processes; the worker's own ends right afterwards."""
+        ...
+
+
+INSTANCE: Kind[Instance] = Kind("engine", Instance, "correct what its plug-in names, or install it")

@@ -1,0 +1,199 @@
+"""The process of one instance: ``python -P -m seer_host.worker FD PARENT_PID``.
+
+A plain loop around an ``Instance``: take every message that has arrived, make one step, send what has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from time import monotonic, perf_counter
+from typing import Any
+
+from msgspec import structs
+
+from seer_core.errors import EngineError
+from seer_core.ports import ChunkJob
+from seer_core.process import die_with
+from seer_host.drafts import check_source
+from seer_host.instance import INSTANCE, Instance, Refusal
+from seer_host.wire import (
+    Abort,
+    Called,
+    Failed,
+    Fatal,
+    ForgetGroup,
+    Frames,
+    FromWorker,
+    MeasureSteps,
+    Ready,
+    ResetCache,
+    Shutdown,
+    Start,
+    Submit,
+    ToWorker,
+    UpdateWeights,
+    WireError,
+    encode,
+)
+
+__all__ = ["Link", "Worker", "main"]
+
+EXIT_GRACE_S = 10
+TRACEBACK_LINES = 12
+
+
+class Link:
+    """The worker's end of the socket, blocking."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._frames: Frames[ToWorker] = Frames(ToWorker)
+
+    def send(self, *messages: FromWorker) -> None:
+        """Send messages, in order."""
+        if messages:
+            self._socket.sendall(b"".join(map(encode, messages)))
+
+    def receive(self, *, wait: bool) -> list[ToWorker]:
+        """Return every message that has arrived; with ``wait``, at least some bytes' worth.
+
+        Raises:
+            EOFError: the runtime is gone.
+        """
+        messages: list[ToWorker] = []
+        while wait or select.select([self._socket], [], [], 0)[0]:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise EOFError("the runtime closed the connection")
+            messages += self._frames.feed(data)
+            wait = False
+        return messages
+
+
+class Worker:
+    """Drives an instance: chunks in, answers out, and control calls only while it is idle."""
+
+    def __init__(self, link: Link, instance: Instance, report_interval_s: float) -> None:
+        self._link = link
+        self._instance = instance
+        self._report_interval_s = report_interval_s
+        self._running: set[str] = set()
+        self._weight_version = 0
+        self._stepping_s = 0.0
+
+    def serve(self) -> None:
+        """Work until the runtime says ``Shutdown``."""
+        next_report_s = 0.0
+        while True:
+            for message in self._link.receive(wait=not self._running):
+                if isinstance(message, Shutdown):
+                    return
+                self._obey(message)
+            if self._running:
+                next_report_s = self._step(next_report_s)
+
+    def _obey(self, message: ToWorker) -> None:
+        match message:
+            case Submit(job):
+                self._submit(job)
+            case Abort(job_id):
+                if job_id in self._running:
+                    self._running.remove(job_id)
+                    self._instance.abort(job_id)
+            case ForgetGroup(group_id):
+                self._instance.forget_group(group_id)
+            case ResetCache() | UpdateWeights() | MeasureSteps():
+                self._link.send(self._call(message))
+            case Start() | Shutdown():
+                raise ValueError("started twice")
+
+    def _submit(self, job: ChunkJob) -> None:
+        tokens, limit = len(job.token_ids) + job.max_tokens, self._instance.info.max_model_tokens
+        try:
+            if job.weight_version != self._weight_version:
+                wanted, loaded = job.weight_version, self._weight_version
+                raise Refusal(f"the chunk wants weight version {wanted}, loaded is {loaded}")
+            if tokens > limit:
+                raise Refusal(f"the chunk needs {tokens} tokens, max_model_tokens is {limit}")
+            self._instance.submit(job)
+        except Refusal as refusal:
+            self._link.send(Failed(job.id, str(refusal)))
+        else:
+            self._running.add(job.id)
+
+    def _call(self, message: ResetCache | UpdateWeights | MeasureSteps) -> Called:
+        if self._running:
+            return Called(f"{len(self._running)} chunks are running")
+        try:
+            match message:
+                case ResetCache():
+                    self._instance.reset_cache()
+                    return Called()
+                case MeasureSteps(batch, draft_tokens, context_tokens):
+                    times = self._instance.measure_steps(batch, draft_tokens, context_tokens)
+                    return Called(step_times=times)
+                case UpdateWeights(source, version):
+                    fingerprint = self._instance.update_weights(source, version)
+                    self._weight_version = version
+                    return Called(fingerprint=fingerprint)
+        except Refusal as refusal:
+            return Called(str(refusal))
+
+    def _step(self, next_report_s: float) -> float:
+        """Make a step, tell what came of it, and return when the next report is due."""
+        begun = perf_counter()
+        results = self._instance.step()
+        self._stepping_s += perf_counter() - begun
+        self._running -= {
+            result.job_id if isinstance(result, Failed) else result.output.job_id for result in results
+        }
+        report = not self._running or monotonic() >= next_report_s
+        load = [structs.replace(self._instance.load(), stepping_s=self._stepping_s)] if report else []
+        # Troubles first: the rollout may be over, and summed up, with the last result.
+        troubles = self._instance.troubles() if results or report else []
+        self._link.send(*troubles, *results, *load)
+        return monotonic() + self._report_interval_s if report else next_report_s
+
+
+def main(fd: int, parent_pid: int) -> int:
+    """Serve the runtime at the other end of ``fd``; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent_pid)
+    link = Link(socket.socket(fileno=fd))
+    instance: Instance | None = None
+    try:
+        start, *early = link.receive(wait=True)
+        if not isinstance(start, Start) or early:
+            raise ValueError("the first message must be Start, alone")
+        if start.source is not None:
+            check_source(start.source, start.own_methods)  # the engine's import takes seconds
+        make: Any = INSTANCE.load(start.instance)
+        instance = make(start)
+        link.send(*instance.troubles(), Ready(instance.info))
+        Worker(link, instance, start.report_interval_s).serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except (EngineError, WireError) as error:
+        link.send(Fatal(str(error)))
+        return 1
+    except Exception:
+        tail = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
+        traceback.print_exc()
+        link.send(Fatal("\n".join(tail)))
+        return 1
+    finally:
+        signal.alarm(EXIT_GRACE_S)
+        if instance is not None:
+            instance.close()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(status)  # the interpreter would tear down torch and the engine object by object, for seconds

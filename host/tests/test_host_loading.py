@@ -1,0 +1,67 @@
+"""What a worker loads by name: what cannot be made is named, and what fails is not asked again."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from seer_host.drafts import check_source
+from seer_host.stores import STORE, Guarded
+
+from seer_core.drafting import SourceSpec
+from seer_core.errors import EngineError
+from seer_core.kv import StoreHost
+
+
+def test_a_store_that_fails_is_not_asked_again(capsys):
+    class Broken:
+        asked = 0
+
+        def find(self, keys):
+            self.asked += 1
+            raise RuntimeError("out of order")
+
+    store, told = Broken(), []
+    guarded = Guarded(store, told.append)
+    assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
+    assert store.asked == 1
+    assert told == ["the KV store failed: RuntimeError: out of order"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "fact"),
+    [
+        ("nowhere:Store", "KV store 'nowhere:Store' cannot be imported"),
+        ("json:JSONDecoder", "is no KVStore: without close, drop, find, get, lacks, put"),
+        ("seer_core.kv:KVStore", "cannot be made: TypeError"),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_named(path, fact):
+    with pytest.raises(EngineError, match=fact):
+        STORE.make(path, {}, StoreHost("vllm-0", 64, 32))
+
+
+def test_what_is_named_must_be_a_class(monkeypatch):
+    methods = ("close", "drop", "find", "get", "lacks", "put")
+    made = SimpleNamespace(**dict.fromkeys(methods, print))
+    monkeypatch.setitem(sys.modules, "strangers", SimpleNamespace(made=made))
+    with pytest.raises(EngineError, match="is no KVStore: an object, not a class"):
+        STORE.load("strangers:made")
+
+
+@pytest.mark.parametrize(
+    ("path", "draft_tokens", "complaint"),
+    [
+        ("seer_core.kv:KVStore", 0, "0 draft tokens; it must be 1 at least"),
+        ("nowhere:Source", 4, "draft source 'nowhere:Source' cannot be imported"),
+        ("seer_core.kv:KVStore", 4, "is no DraftSource: without forget, open, propose, reset, stats, stop"),
+        ("mine:guess", 4, "of mine's methods only ngram, suffix will do"),
+    ],
+)
+def test_a_wrong_draft_source_is_named_before_an_engine_is_imported(path, draft_tokens, complaint):
+    with pytest.raises(EngineError, match=complaint):
+        check_source(SourceSpec(path, {}, draft_tokens), ("mine:ngram", "mine:suffix"))
+
+
+def test_an_engine_s_own_method_of_drafting_needs_no_class():
+    check_source(SourceSpec("mine:ngram", {}, 4), ("mine:ngram",))
