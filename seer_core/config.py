@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -17,12 +17,14 @@ from seer_core.errors import ConfigError, printable, quote
 from seer_core.model import MOST_RESPONSES, MOST_TOP_K
 from seer_core.numbers import NotNegative, Positive
 from seer_core.reading import SHOWN, UNREADABLE, explain, flaw, is_text, read_bytes
+from seer_core.scheduler import CORE
 
 __all__ = [
     "CompareTable",
     "Config",
     "RolloutTable",
     "SeerTable",
+    "SlotsTable",
     "load_config",
     "make_config",
     "nearest",
@@ -41,6 +43,36 @@ MOST_NESTED = 100
 
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
 """TOML's own limits, which Python's reader does not know."""
+
+
+Names = str | tuple[str, ...]
+
+
+class SlotsTable(Struct, frozen=True):
+    """``[seer.slots]``: which enabled plug-in fills a slot that several offer; empty: the one that offers it.
+
+    ``seer-core`` names what the core does without a plug-in.  Of a list, each strategy wraps the next one.
+    """
+
+    splitter: Names = ""
+    prioritizer: Names = ""
+    placer: Names = ""
+    drafter: str = ""
+
+    def chain(self, slot: str) -> tuple[str, ...]:
+        """Return the names that fill a slot, the outermost first; none where nothing is said."""
+        names: Names = getattr(self, slot)
+        if isinstance(names, str):
+            return (names,) if names else ()
+        return names
+
+    def only(self, kept: Callable[[str], bool]) -> SlotsTable:
+        """Return the same choice among the plug-ins that are kept."""
+        chains = {
+            slot: tuple(name for name in self.chain(slot) if name == CORE or kept(name))
+            for slot in self.__struct_fields__
+        }
+        return SlotsTable(**chains | {"drafter": "".join(chains["drafter"])})  # type: ignore[arg-type]
 
 
 class SeerTable(Struct, frozen=True):
@@ -65,6 +97,7 @@ class SeerTable(Struct, frozen=True):
     max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
     weights_dir: str = ""
     debug: bool = False
+    slots: SlotsTable = SlotsTable()
 
 
 class RolloutTable(Struct, frozen=True):
@@ -104,8 +137,9 @@ class Config(Struct, frozen=True):
     origins: Mapping[str, str]
 
     def with_plugins(self, plugins: Sequence[str]) -> Config:
-        """Return the same configuration with other plug-ins enabled."""
-        seer = msgspec.structs.replace(self.seer, plugins=tuple(plugins))
+        """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""
+        slots = self.seer.slots.only(lambda name: name in plugins)
+        seer = msgspec.structs.replace(self.seer, plugins=tuple(plugins), slots=slots)
         return msgspec.structs.replace(self, seer=seer)
 
 
@@ -154,9 +188,15 @@ def make_config(
                 f"-p no:{name}: {quote(name)} is not in [seer].plugins{nearest(name, seer.plugins)}"
             )
     if gone:
-        seer = msgspec.structs.replace(seer, plugins=tuple(name for name in seer.plugins if name not in gone))
+        seer = msgspec.structs.replace(
+            seer,
+            plugins=tuple(name for name in seer.plugins if name not in gone),
+            slots=seer.slots.only(lambda name: name not in gone),
+        )
         origins["seer.plugins"] = " ".join(f"-p no:{name}" for name in gone)
     _no_duplicates(seer.plugins, "[seer].plugins")
+    for slot in SlotsTable.__struct_fields__:
+        _no_duplicates(seer.slots.chain(slot), f"[seer.slots].{slot}")
     compare = structure(_table(tree, "compare"), CompareTable, "compare")
     for name in ("baseline", "techniques", "oracle"):
         _no_duplicates(getattr(compare, name), f"[compare].{name}")

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pluggy
 
 from seer_core import hookspecs
@@ -19,7 +20,7 @@ from seer_core.config import nearest
 from seer_core.errors import PluginError
 from seer_core.hookspecs import PROJECT
 
-__all__ = ["HOOKS", "offered_slots", "read_hooks"]
+__all__ = ["HOOKS", "Hook", "offered_slots", "read_hooks"]
 
 FACTORY = "seer_make_"
 HOOKS = {
@@ -30,7 +31,19 @@ HOOKS = {
 """What a plug-in may implement, ``doctor`` or a slot, to the name of the hook; in the order of the calls."""
 
 
-def read_hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
+@attrs.frozen
+class Hook:
+    """A plug-in's function for a hook, and those of our arguments that it asks for."""
+
+    function: Callable[..., Any]
+    accepts: tuple[str, ...]
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Call it as pluggy does: with what it asks for."""
+        return self.function(**{name: arguments[name] for name in self.accepts})
+
+
+def read_hooks(name: str, namespace: Any) -> dict[str, Hook]:
     """Return the hooks that a plug-in's module or object implements, by slot.
 
     Raises:
@@ -54,10 +67,10 @@ def read_hooks(name: str, namespace: Any) -> dict[str, Callable[..., Any]]:
             f"plug-in {name!r} has a hook that fits no slot: {one_line(error)};"
             f" hooks: {', '.join(HOOKS.values())}"
         ) from error
-    hooks: dict[str, Callable[..., Any]] = {}
+    hooks: dict[str, Hook] = {}
     for slot, hook in HOOKS.items():
         for impl in getattr(manager.hook, hook).get_hookimpls():
-            hooks[slot] = _with_accepted(impl)
+            hooks[slot] = Hook(impl.function, tuple(impl.argnames))
     if not hooks:
         raise PluginError(
             f"plug-in {name!r} implements no hook; mark its factories with @seer_core.hookspecs.hookimpl"
@@ -78,18 +91,9 @@ def _check_hook(name: str, hook: str, function: Any) -> None:
     for argument in inspect.signature(function).parameters:
         if argument not in known:
             raise PluginError(
-                f"plug-in {name!r}: hook {hook!r} asks for {argument!r}; a hook may ask for"
-                f" {' and '.join(known)} only"
+                f"plug-in {name!r}: hook {hook!r} asks for {argument!r}; it may ask for"
+                f" {', '.join(known[:-1])} and {known[-1]} only"
             )
-
-
-def _with_accepted(impl: Any) -> Callable[..., Any]:
-    """Call a hook with those of our arguments that it asks for, as pluggy does."""
-
-    def call(**arguments: Any) -> Any:
-        return impl.function(**{name: arguments[name] for name in impl.argnames})
-
-    return call
 
 
 def offered_slots(point: EntryPoint) -> tuple[str, ...]:
@@ -109,6 +113,8 @@ def offered_slots(point: EntryPoint) -> tuple[str, ...]:
                 names.add(name)
             case ast.ImportFrom(names=imported):
                 names.update(each.asname or each.name for each in imported)
+            case ast.Assign(targets=targets):
+                names.update(each.id for each in targets if isinstance(each, ast.Name))
     return tuple(slot for slot, hook in HOOKS.items() if slot != "doctor" and hook in names)
 
 

@@ -2,7 +2,9 @@
 
 Hooks called ``seer_make_<slot>`` are factories: each is called once, at start-up, for every enabled
 plug-in, and returns an object that fills a slot, or None to abstain.  After that the core calls plain
-methods only.
+methods only.  A function that is the hook of several slots, ``seer_make_placer = seer_make_prioritizer``, is
+called once, and the object it returns fills them all.  A hook that asks for ``inner`` is given the strategy
+that its own is to wrap: what the next name in ``[seer.slots]`` offers, or the core's own.
 A plug-in is a module or object named by an entry point of the group ``seer``; beside its hooks it may
 carry ``Settings``, a ``msgspec.Struct`` whose fields are the keys of its config table.
 """
@@ -68,29 +70,29 @@ def seer_make_kv_pool(settings: Any, startup: Startup) -> KVPool | None:
 
 
 @hookspec
-def seer_make_splitter(settings: Any, startup: Startup) -> Splitter | None:
+def seer_make_splitter(settings: Any, startup: Startup, inner: Splitter) -> Splitter | None:
     """Return the strategy that says how many tokens the next chunk may have, or None to abstain.
 
-    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
-    a configuration error that names both.  Without an answer, requests run whole.
+    Called once, in the order of ``[seer].plugins``.  One enabled plug-in fills the slot; where
+    two would, ``[seer.slots]`` says which.  Without an answer, requests run whole.
     """
 
 
 @hookspec
-def seer_make_prioritizer(settings: Any, startup: Startup) -> Prioritizer | None:
+def seer_make_prioritizer(settings: Any, startup: Startup, inner: Prioritizer) -> Prioritizer | None:
     """Return the queue that orders waiting requests, or None to abstain.
 
-    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
-    a configuration error that names both.  Without an answer, requests go first come first served.
+    Called once, in the order of ``[seer].plugins``.  One enabled plug-in fills the slot; where
+    two would, ``[seer.slots]`` says which.  Without an answer, requests go first come first served.
     """
 
 
 @hookspec
-def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:
+def seer_make_placer(settings: Any, startup: Startup, inner: Placer) -> Placer | None:
     """Return the strategy that chooses the instance of a chunk, or None to abstain.
 
-    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
-    a configuration error that names both.  Without an answer, the least loaded instance is chosen.
+    Called once, in the order of ``[seer].plugins``.  One enabled plug-in fills the slot; where
+    two would, ``[seer.slots]`` says which.  Without an answer, the least loaded instance is chosen.
     """
 
 
@@ -98,8 +100,8 @@ def seer_make_placer(settings: Any, startup: Startup) -> Placer | None:
 def seer_make_drafter(settings: Any, startup: Startup) -> Drafter | None:
     """Return what drafts tokens for all instances of the run, or None to abstain.
 
-    Called once, in the order of ``[seer].plugins``.  At most one enabled plug-in may answer; two are
-    a configuration error that names both.  Must start nothing: the runtime calls ``Drafter.start``
+    Called once, in the order of ``[seer].plugins``.  One enabled plug-in fills the slot; where
+    two would, ``[seer.slots]`` says which.  Must start nothing: the runtime calls ``Drafter.start``
     before it starts the engines.  Without an answer, engines do not speculate.
     """
 

@@ -1,9 +1,9 @@
-"""Plug-ins: discover what is installed, load only what the config names, fill the slots, freeze."""
+"""Plug-ins: discover what is installed, load only what the config names, fill the slots."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
@@ -13,17 +13,17 @@ from msgspec import Struct
 
 from seer_core.blame import fault
 from seer_core.config import Config, nearest, structure
-from seer_core.drafting import Drafter
-from seer_core.errors import ConfigError, PluginError, SeerError, printable, quote
+from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.hooks import HOOKS, offered_slots, read_hooks
-from seer_core.hookspecs import PROJECT, Check, Startup
+from seer_core.hookspecs import PROJECT, Startup
 from seer_core.kv import KVPool
-from seer_core.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.ports import Engine, EnginePool
-from seer_core.scheduler import CORE, Policies, Slot
+from seer_core.scheduler import CORE, Slot
+from seer_core.slots import SLOTS, Factories, Plugin, Strategies, fill
 
 __all__ = [
     "HOOKS",
+    "SLOTS",
     "Assembly",
     "Plugin",
     "Strategies",
@@ -38,50 +38,12 @@ __all__ = [
     "unknown_plugin",
 ]
 
-SLOTS: Mapping[str, type] = {
-    "engines": EnginePool,
-    "kv_pool": KVPool,
-    "splitter": Splitter,
-    "prioritizer": Prioritizer,
-    "placer": Placer,
-    "drafter": Drafter,
-    "observer": Observer,
-}
-"""Slot name to the Protocol its strategy satisfies."""
-
 NO_POOL = "none"
 """What ``[seer].kv_pool`` says where instances are to share no KV."""
 
 
 class NoSettings(Struct, frozen=True):
     """Settings of a plug-in that has none."""
-
-
-@attrs.frozen
-class Plugin:
-    """A loaded plug-in: its name in the config, its module, its checked settings, and its hooks by slot."""
-
-    name: str
-    module: str
-    settings: Any
-    hooks: Mapping[str, Callable[..., Any]]
-    doctor: Callable[..., list[Check]] | None
-
-
-@attrs.frozen
-class Strategies:
-    """Every slot but the engines' and the KV pool's, filled; the drafter's may stay empty."""
-
-    policies: Policies
-    observers: tuple[Slot[Observer], ...] = ()
-    drafter: Slot[Drafter] | None = None
-
-    @property
-    def slots(self) -> list[Slot[Any]]:
-        """All that are filled, the core's defaults included."""
-        policies = self.policies
-        drafters = () if self.drafter is None else (self.drafter,)
-        return [policies.splitter, policies.prioritizer, policies.placer, *drafters, *self.observers]
 
 
 @attrs.frozen
@@ -228,91 +190,36 @@ def fill_slots(config: Config) -> Strategies:
     """Call the factory hooks of every enabled plug-in and return the filled slots.
 
     Raises:
-        ConfigError: a slot has two owners, or a plug-in is configured wrongly.
+        ConfigError: a slot has two owners, ``[seer.slots]`` names what cannot fill one, or a plug-in is
+            configured wrongly.
         PluginError: a factory raised, or returned something its slot does not take.
     """
-    startup = Startup(config.seer.seed, config.base_dir)
     _known_tables(config)
-    plugins = _load_plugins(config)
-    owned: dict[str, Slot[Any]] = {}
-    for slot in ("splitter", "prioritizer", "placer", "drafter"):
-        answers = _answers(plugins, slot, startup)
-        if len(answers) > 1:
-            names = " and ".join(repr(answer.owner) for answer in answers)
-            raise ConfigError(f"slot {slot!r} is claimed by {names}; keep one in [seer].plugins")
-        if answers:
-            owned[slot] = answers[0]
-    drafter = owned.pop("drafter", None)
-    return Strategies(Policies(**owned), tuple(_answers(plugins, "observer", startup)), drafter)
+    return fill(config.seer.slots, _load_plugins(config), Startup(config.seer.seed, config.base_dir))
 
 
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
-    startup = Startup(config.seer.seed, config.base_dir)
+    factories = Factories(Startup(config.seer.seed, config.base_dir))
     plugin = _load_engine(config)
-    pools = _answers([plugin], "engines", startup)
-    if not pools:
+    pool = factories.make(plugin, "engines")
+    if pool is None:
         raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
-    _check_engines(pools[0])
-    return Assembly(pools[0].strategy, fill_slots(config), _make_kv_pool(config, startup))
+    _check_engines(pool)
+    return Assembly(pool.strategy, fill_slots(config), _make_kv_pool(config, factories))
 
 
-def _make_kv_pool(config: Config, startup: Startup) -> Slot[KVPool] | None:
+def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
     plugin = _load_kv_pool(config)
     if plugin is None:
         return None
-    answers = _answers([plugin], "kv_pool", startup)
-    if not answers:
+    answer = factories.make(plugin, "kv_pool")
+    if answer is None:
         raise ConfigError(
             f"plug-in {plugin.name!r} makes no KV pool; [seer].kv_pool must name one that does,"
             f" or {NO_POOL!r}"
         )
-    return answers[0]
-
-
-def _answers(plugins: Sequence[Plugin], slot: str, startup: Startup) -> list[Slot[Any]]:
-    answers = []
-    for plugin in plugins:
-        if slot not in plugin.hooks:
-            continue
-        try:
-            strategy = plugin.hooks[slot](settings=plugin.settings, startup=startup)
-        except SeerError:
-            raise
-        except Exception as error:
-            raise PluginError(
-                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}': {fault(error, plugin.module)};"
-                f" run without it: {_without(plugin.name, slot)}"
-            ) from error
-        if strategy is None:
-            continue
-        _check_type(plugin.name, slot, strategy)
-        answers.append(Slot(slot, plugin.name, strategy))
-    return answers
-
-
-def _without(name: str, slot: str) -> str:
-    """Return the option that leaves a plug-in out, or what to name instead of it."""
-    if slot == "engines":
-        return "name another one in [seer].engine"
-    return "--set seer.kv_pool=none" if slot == "kv_pool" else f"-p no:{name}"
-
-
-def _check_type(name: str, slot: str, strategy: Any) -> None:
-    protocol = SLOTS[slot]
-    if isinstance(strategy, type):
-        raise PluginError(
-            f"plug-in {name!r} answered hook 'seer_make_{slot}' with the class {strategy.__name__};"
-            " return an object of it"
-        )
-    if not isinstance(strategy, protocol):
-        members = {*vars(protocol), *protocol.__annotations__}
-        public = {member for member in members if not member.startswith("_")} | ({"__len__"} & members)
-        missing = sorted(member for member in public if not hasattr(strategy, member))
-        raise PluginError(
-            f"plug-in {name!r} answered hook 'seer_make_{slot}' with a {type(strategy).__name__}, which"
-            f" is no {protocol.__name__}: it lacks {', '.join(missing)}"
-        )
+    return answer
 
 
 def _check_engines(slot: Slot[EnginePool]) -> None:

@@ -50,15 +50,22 @@ S = TypeVar("S")
 
 @attrs.frozen
 class Slot(Generic[S]):
-    """A strategy and the plug-in it came from, so that errors can name it."""
+    """A strategy and the plug-in it came from, so that errors can name it; ``inner`` is what it wraps."""
 
     name: str
     owner: str
     strategy: S
+    inner: Slot[S] | None = None
+
+    @property
+    def links(self) -> list[Slot[S]]:
+        """This slot and those that it wraps, the outermost first."""
+        return [self, *(self.inner.links if self.inner is not None else ())]
 
     def watched(self) -> Slot[S]:
-        """Return the same slot, its strategy unable to change what is guarded."""
-        return Slot(self.name, self.owner, cast("S", Watched(self.owner, self.name, self.strategy)))
+        """Return the same slot, its strategies unable to change what is guarded."""
+        strategy = cast("S", Watched(self.owner, self.name, self.strategy))
+        return Slot(self.name, self.owner, strategy, self.inner and self.inner.watched())
 
 
 @attrs.frozen

@@ -86,6 +86,7 @@ def test_a_stranger_s_distribution_is_seen_by_the_command_line(
         "version": "1.0",
         "enabled": True,
         "slots": ["prioritizer"],
+        "passed_over": [],
     }
     assert not rows["context_sched"]["enabled"]
 
@@ -108,7 +109,8 @@ def test_two_owners_of_a_slot_are_both_named(distribution, write_config):
     with pytest.raises(ConfigError) as caught:
         fill_slots(load_config(config))
     assert str(caught.value) == (
-        "slot 'prioritizer' is claimed by 'context_sched' and 'mine'; keep one in [seer].plugins"
+        "slot 'prioritizer' is claimed by 'context_sched' and 'mine'; keep one in [seer].plugins,"
+        " or say which fills it: [seer.slots] prioritizer = 'mine'"
     )
     policies = fill_slots(load_config(config, without=["context_sched"])).policies
     assert policies.prioritizer.owner == "mine"
@@ -288,7 +290,7 @@ def test_engines_among_the_plug_ins_are_named_before_the_settings_that_they_lack
         ("async def seer_make_splitter()", "hook 'seer_make_splitter' is async; make it a plain function"),
         (
             "def seer_make_splitter(mood)",
-            "'seer_make_splitter' asks for 'mood'; .* settings and startup only",
+            "'seer_make_splitter' asks for 'mood'; .* settings, startup and inner only",
         ),
         ("def seer_make_spliter()", "no hook 'seer_make_spliter'; did you mean 'seer_make_splitter'"),
         ("def make_splitter()", "no hook 'make_splitter'; did you mean 'seer_make_splitter'"),

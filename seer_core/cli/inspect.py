@@ -13,10 +13,11 @@ from rich.table import Table
 
 from seer_core.cli.common import config_options, load, main_options, table_console
 from seer_core.cli.output import InputPath, check_writable, write_json
-from seer_core.config import Config
+from seer_core.config import Config, SlotsTable
 from seer_core.doctor import examine
 from seer_core.errors import printable
-from seer_core.plugins import describe, installed, load_enabled, offers, slots_of
+from seer_core.plugins import describe, fill_slots, installed, load_enabled, offers, slots_of
+from seer_core.scheduler import CORE
 
 __all__ = ["config_command", "doctor_command", "plugins_command"]
 
@@ -43,12 +44,17 @@ def plugins_command(config: Path | None, json_file: Path | None) -> None:
       seer plugins examples/tiny_reasoner/demo.toml
     """
     check_writable(json_file)
-    owned = slots_of(load(config)) if config is not None else {}
+    owned: dict[str, tuple[str, ...]] = {}
+    passed_over: dict[str, tuple[str, ...]] = {}
+    if config is not None:
+        loaded = load(config)
+        owned, passed_over = slots_of(loaded), _passed_over(loaded)
     rows: list[dict[str, Any]] = [
         {
             **describe(name),
             "enabled": name in owned,
             "slots": list(owned[name] if name in owned else offers(name)),
+            "passed_over": list(passed_over.get(name, ())),
         }
         for name in installed()
     ]
@@ -57,7 +63,8 @@ def plugins_command(config: Path | None, json_file: Path | None) -> None:
     table = Table("plug-in", "distribution", "version", "enabled", "slots")
     for row in rows:
         enabled = "yes" if row["enabled"] else ("no" if config is not None else "")
-        table.add_row(row["name"], row["distribution"], row["version"], enabled, ", ".join(row["slots"]))
+        slots = [*row["slots"], *(f"not {slot}: passed over" for slot in row["passed_over"])]
+        table.add_row(row["name"], row["distribution"], row["version"], enabled, ", ".join(slots))
     table_console().print(table)
 
 
@@ -68,20 +75,31 @@ def plugins_command(config: Path | None, json_file: Path | None) -> None:
 def config_command(config: Config, json_file: Path | None) -> None:
     """Show every effective value of CONFIG and where it comes from.
 
+    The keys [seer.slots] show which plug-in fills a slot, also where CONFIG leaves that open.
+
     \b
     Example:
       seer config examples/tiny_reasoner/demo.toml --set plugin.divided_rollout.chunk_tokens=512
     """
     check_writable(json_file)
+    others = {f"seer.slots.{slot}": names for slot, names in fill_slots(config).passed_over.items()}
     rows = [
-        {"key": key, "value": value, "origin": config.origins.get(key, "default")}
+        {
+            "key": key,
+            "value": value,
+            "origin": config.origins.get(key, "default"),
+            **({"passed_over": list(others[key])} if others.get(key) else {}),
+        }
         for key, value in _effective(config)
     ]
     if json_file is not None:
         write_json(json_file, rows)
     table = Table("key", "value", "origin")
     for row in rows:
-        cells = (row["key"], msgspec.json.encode(row["value"]).decode(), row["origin"])
+        value = msgspec.json.encode(row["value"]).decode()
+        if "passed_over" in row:
+            value += f" (passed over: {', '.join(row['passed_over'])})"
+        cells = (row["key"], value, row["origin"])
         table.add_row(*(printable(cell, SHOWN) for cell in cells))
     table_console().print(table)
 
@@ -113,10 +131,35 @@ def doctor_command(config: Path | None, json_file: Path | None) -> None:
 
 
 def _effective(config: Config) -> Iterator[tuple[str, Any]]:
-    for name, table in (("seer", config.seer), ("rollout", config.rollout), ("compare", config.compare)):
-        yield from _flat(name, msgspec.to_builtins(table))
+    seer = msgspec.to_builtins(config.seer) | {"slots": _who_fills(config)}
+    for name, table in (
+        ("seer", seer),
+        ("rollout", msgspec.to_builtins(config.rollout)),
+        ("compare", msgspec.to_builtins(config.compare)),
+    ):
+        yield from _flat(name, table)
     for kind, plugin in load_enabled(config):
         yield from _flat(f"{kind}.{plugin.name}", msgspec.to_builtins(plugin.settings))
+
+
+def _who_fills(config: Config) -> dict[str, str | list[str]]:
+    """Return who fills each slot: a name, or several where one wraps the next."""
+    filled: dict[str, list[str]] = {}
+    for slot in fill_slots(config).slots:
+        filled.setdefault(slot.name, []).append(slot.owner)
+    return {
+        slot: owners[0] if len(owners := filled.get(slot, [CORE])) == 1 else owners
+        for slot in SlotsTable.__struct_fields__
+    }
+
+
+def _passed_over(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return, by plug-in, the slots that it offers to fill and others do."""
+    passed_over: dict[str, tuple[str, ...]] = {}
+    for slot, names in fill_slots(config).passed_over.items():
+        for name in names:
+            passed_over[name] = (*passed_over.get(name, ()), slot)
+    return passed_over
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -11,9 +11,10 @@ from seer_sim.plugin import Settings
 from seer_core.cli.common import FiniteRange, debugged, main_options, table_console
 from seer_core.cli.display import Display
 from seer_core.cli.output import check_writable, write_json
-from seer_core.config import structure
+from seer_core.config import make_config, structure
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins import fill_slots
+from seer_core.slots import check_enabled
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES, parse_policy
@@ -124,6 +125,8 @@ def sim_command(
         raise ConfigError(
             f"--repeat {repeat}: {workload} holds {len(load.lengths)} iterations; repeat as often"
         )
+    wanted = make_config({}, overrides, base_dir=Path(), origin="--set").seer.slots
+    check_enabled(wanted, list(dict.fromkeys(name for policy in chosen for name in policy.plugins)))
     for policy in chosen:
         fill_slots(load.config(policy.plugins, overrides))
     draw = None if plot is None else _drawing(plot)

@@ -107,6 +107,8 @@ class Workload(msgspec.Struct, frozen=True):
     def config(self, plugins: Sequence[str], overrides: Sequence[str] = (), seed: int = 0) -> Config:
         """Return the configuration of a run with these plug-ins; ``overrides`` are KEY=VALUE.
 
+        ``[seer.slots]`` counts as far as it names plug-ins that are among them.
+
         Raises:
             ConfigError: a key or value is not what it must be.
         """
@@ -123,7 +125,7 @@ class Workload(msgspec.Struct, frozen=True):
                 f"seer.engine = {config.seer.engine!r}: workloads run on simulated engines; leave it 'sim',"
                 " and use `seer compare` for real ones"
             )
-        return config
+        return config.with_plugins(plugins)
 
 
 def _whole_blocks(tokens: int) -> int:

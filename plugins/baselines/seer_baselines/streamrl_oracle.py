@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from weakref import WeakKeyDictionary
 
 import attrs
 from msgspec import Struct
@@ -22,7 +21,7 @@ from seer_core.numbers import Share
 __all__ = ["Settings", "StreamRLOracle"]
 
 
-class Settings(Struct, frozen=True, eq=False, weakref=True):
+class Settings(Struct, frozen=True):
     """``long_share`` of the groups, those with the longest responses, have instances of their own.
 
     The default is assumed: neither paper says how many buckets there are, or where they part.
@@ -197,17 +196,10 @@ def _fill(groups: Iterable[_Group]) -> _Bucket:
     return bucket
 
 
-_made: WeakKeyDictionary[Settings, StreamRLOracle] = WeakKeyDictionary()
-"""One object fills both slots of a run; ``settings`` are the run's own."""
-
-
 @hookimpl
 def seer_make_prioritizer(settings: Settings, startup: Startup) -> StreamRLOracle:
-    """Choose the longest group that an instance of its bucket has room for."""
-    return _made.setdefault(settings, StreamRLOracle(settings.long_share))
+    """Choose the longest group that an instance of its bucket has room for, and keep it there."""
+    return StreamRLOracle(settings.long_share)
 
 
-@hookimpl
-def seer_make_placer(settings: Settings, startup: Startup) -> StreamRLOracle:
-    """Keep each group where it was bound."""
-    return _made.setdefault(settings, StreamRLOracle(settings.long_share))
+seer_make_placer = seer_make_prioritizer  # one object fills both slots

@@ -1,13 +1,9 @@
 import msgspec
 import pytest
 from hypothesis import strategies as st
-from seer_baselines.streamrl_oracle import (
-    Settings,
-    StreamRLOracle,
-    seer_make_placer,
-    seer_make_prioritizer,
-)
+from seer_baselines.streamrl_oracle import Settings, StreamRLOracle
 
+from seer_core.config import make_config
 from seer_core.errors import PromptError
 from seer_core.events import (
     ChunkFinished,
@@ -18,7 +14,7 @@ from seer_core.events import (
     InstanceStarted,
 )
 from seer_core.model import InstanceInfo
-from seer_core.policy import Placer, Prioritizer
+from seer_core.plugins import fill_slots
 from seer_core.scheduler import Policies, Scheduler, Slot
 from seer_core.testing.rollouts import roll_out_at_random
 
@@ -54,13 +50,13 @@ def finish(scheduler, request_id, instance_id, tokens):
     return dispatched(scheduler.handle(ChunkFinished(request_id, instance_id, tokens, True), 1.0))
 
 
-def test_one_object_fills_both_slots_of_a_run_and_another_those_of_the_next():
-    settings = Settings()
-    both = seer_make_prioritizer(settings, None)
-    assert seer_make_placer(settings, None) is both
-    assert seer_make_placer(Settings(), None) is not both
-    assert isinstance(both, Prioritizer)
-    assert isinstance(both, Placer)
+def test_one_object_fills_both_slots_of_a_run_and_another_those_of_the_next(tmp_path):
+    tables = {"seer": {"plugins": ["streamrl_oracle"], "engine": "sim"}}
+    config = make_config(tables, base_dir=tmp_path, origin="a test")
+    first, other = (fill_slots(config).policies for _ in range(2))
+    assert first.prioritizer.strategy is first.placer.strategy
+    assert first.prioritizer.strategy is not other.prioritizer.strategy
+    assert isinstance(first.placer.strategy, StreamRLOracle)
 
 
 def test_long_groups_have_an_instance_of_their_own():
