@@ -10,18 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from seer_core.events import Command, Event
 from seer_core.model import GroupContext, InstanceStatus, Request
 
-__all__ = ["InstanceAware", "LivingObserver", "Observer", "Placer", "Prioritizer", "Splitter"]
+__all__ = [
+    "Explaining",
+    "InstanceAware",
+    "LivingObserver",
+    "Observer",
+    "Placement",
+    "Placer",
+    "Prioritizer",
+    "Splitter",
+]
 
 
 @runtime_checkable
 class Splitter(Protocol):
     """How many tokens the next chunk of a request may have.
 
-    One that is ``InstanceAware`` is told of instances.  If it has an attribute ``why``, a text, the log says
-    it at the start.
+    One that is ``InstanceAware`` is told of instances, one that is ``Explaining`` is asked for its reasons.
     """
 
     def split(self, request: Request) -> int:
@@ -39,6 +49,15 @@ class InstanceAware(Protocol):
 
     def instance_lost(self, instance: InstanceStatus) -> None:
         """Forget an instance, until it has started anew."""
+        ...
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A splitter that says what the length of its chunks follows from."""
+
+    def explain(self) -> str:
+        """Return it in a few words; the log says it once the instances have started."""
         ...
 
 
@@ -67,12 +86,16 @@ class Prioritizer(Protocol):
         ...
 
 
+class Placement(msgspec.Struct, frozen=True, gc=False):
+    """A placer's choice with its reason, in a word, which the trace keeps."""
+
+    instance: InstanceStatus
+    why: str
+
+
 @runtime_checkable
 class Placer(Protocol):
-    """Chooses the instance of a chunk.
-
-    If it has an attribute ``why``, a word for the reason of its last choice, the trace keeps it.
-    """
+    """Chooses the instance of a chunk."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Learn that an instance has started or that its load has changed."""
@@ -84,10 +107,11 @@ class Placer(Protocol):
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
-    ) -> InstanceStatus | None:
+    ) -> InstanceStatus | Placement | None:
         """Return one of the living ``instances`` for this chunk, or None to keep it waiting.
 
-        None means "not before something changes": the queue is asked again after the next event.
+        A ``Placement`` adds the reason.  None means "not before something changes": the queue is asked again
+        after the next event.
         """
         ...
 

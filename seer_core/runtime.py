@@ -40,6 +40,7 @@ from seer_core.events import (
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies, assemble
+from seer_core.policy import Explaining
 from seer_core.ports import ChunkOutput, Engine
 from seer_core.prompts import make_groups, problem_of
 from seer_core.restarts import RestartBudget
@@ -202,10 +203,9 @@ class Runtime:
 
     def _say_chunks(self) -> None:
         """Log what the splitter has to say for the length of its chunks."""
-        slot = self._scheduler.policies.splitter
-        why = getattr(slot.strategy, "why", "")
-        if why:
-            log.info("chunk_tokens", plugin=slot.owner, why=why)
+        for slot in self._scheduler.policies.splitter.links:
+            if isinstance(slot.strategy, Explaining):
+                log.info("chunk_tokens", plugin=slot.owner, why=slot.strategy.explain())
 
     async def _start_kv_pool(self) -> None:
         """Tell the engines of the KV pool, and start it if one of them will use it."""

@@ -38,7 +38,7 @@ from seer_core.events import (
 )
 from seer_core.guard import Watched, guard
 from seer_core.model import FinishReason, InstanceStatus, Request
-from seer_core.policy import InstanceAware, Placer, Prioritizer, Splitter
+from seer_core.policy import InstanceAware, Placement, Placer, Prioritizer, Splitter
 
 __all__ = ["CORE", "Policies", "Scheduler", "Slot"]
 
@@ -161,14 +161,14 @@ class Scheduler:
             if type(tokens) is not int or not 1 <= tokens <= request.remaining_tokens:
                 tokens = self._legal(tokens, request.remaining_tokens)
             self._stage = placer
-            instance = placer.strategy.place(request, tokens, self._living)
-            if instance is None:
+            choice = placer.strategy.place(request, tokens, self._living)
+            if choice is None:
                 return
+            instance, why = (choice.instance, choice.why) if type(choice) is Placement else (choice, "")
             if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
                 raise self._blame(f"answered {one_line(repr(instance))}, which is no living instance")
-            why = getattr(placer.strategy, "why", "")
             if not isinstance(why, str):
-                raise self._blame(f"gives {why!r} for a reason; its `why` is a word")
+                raise self._blame(f"gives {why!r} for a reason; the `why` of a placement is a word")
             self._stage = prioritizer
             prioritizer.strategy.take(request)
             added = instance.footprint(request, tokens)

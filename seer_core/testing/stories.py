@@ -11,7 +11,7 @@ from seer_core.defaults import FirstComeFirstServed, LeastLoaded
 from seer_core.events import Command, Event, InstanceGivenUp, InstanceReported, InstanceTroubled
 from seer_core.guard import guard
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
-from seer_core.policy import Placer, Prioritizer
+from seer_core.policy import Placement, Placer, Prioritizer
 from seer_core.scheduler import Policies, Slot
 from seer_core.testing.rig import Rig
 from seer_core.testing.rollouts import Pieces
@@ -148,7 +148,8 @@ class Fleet:
         request = Request(f"{group.id}/0", self.requests, 0, group, instance=home)
         guard(group, request)
         self.requests += 1
-        instance = self.placer.place(request, tokens, self.instances)
+        choice = self.placer.place(request, tokens, self.instances)
+        instance = choice.instance if isinstance(choice, Placement) else choice
         if instance is None:
             return None
         assert any(instance is one for one in self.instances), f"answered {instance!r}, not one of the living"

@@ -21,6 +21,7 @@ from seer_core.events import (
     RequestAborted,
 )
 from seer_core.model import InstanceInfo, InstanceStatus, Request
+from seer_core.policy import Placement
 from seer_core.scheduler import Policies, Scheduler, Slot
 
 
@@ -666,7 +667,8 @@ def test_without_debug_nothing_is_guarded_and_nothing_watched():
 
 def test_the_trace_keeps_the_placer_s_reason_if_it_gives_one(make_rig):
     class Talkative(LeastLoaded):
-        why = "habit"
+        def place(self, request, chunk_tokens, instances):
+            return Placement(instances[0], "habit")
 
     rig = make_rig(policies(placer=Talkative()))
     rig.start("a")
@@ -675,7 +677,8 @@ def test_the_trace_keeps_the_placer_s_reason_if_it_gives_one(make_rig):
 
 def test_a_reason_is_a_word(make_rig):
     class Odd(LeastLoaded):
-        why = 7
+        def place(self, request, chunk_tokens, instances):
+            return Placement(instances[0], 7)
 
     rig = make_rig(policies(placer=Odd()))
     rig.start("a")

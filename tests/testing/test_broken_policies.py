@@ -11,6 +11,7 @@ import pytest
 from seer_core.defaults import LeastLoaded
 from seer_core.events import InstanceLost
 from seer_core.model import GroupContext, InstanceStatus, Request
+from seer_core.policy import Placement
 from seer_core.testing import ObserverContract, PlacerContract, PrioritizerContract, SplitterContract
 
 
@@ -272,7 +273,9 @@ class MoodyPlacer(LeastLoaded):
 
 
 class Brooder(LeastLoaded):
-    why = 7
+    def place(self, request, chunk_tokens, instances):
+        instance = super().place(request, chunk_tokens, instances)
+        return instance and Placement(instance, 7)
 
 
 # Observers

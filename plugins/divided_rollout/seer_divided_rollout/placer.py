@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from seer_core.model import InstanceStatus, Request
+from seer_core.policy import Placement
 
 __all__ = ["KvAware"]
 
@@ -51,10 +52,6 @@ class KvAware:
         self._chosen: dict[int, int] = {}
         self._choices = 0
         self._heap: list[Key] = []
-        self.why = ""
-        """Why the last choice: ``home``, the request's own instance; otherwise the emptiest one or one where
-        siblings run, for the request is ``new`` or its own is ``lost``, is ``full``, or has so much less free
-        that they are too far ``apart``.  With one instance ``only``."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -81,8 +78,13 @@ class KvAware:
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
-    ) -> InstanceStatus | None:
-        """Return the instance for this chunk, or None while it fits nowhere."""
+    ) -> Placement | None:
+        """Return the instance for this chunk, or None while it fits nowhere.
+
+        The reason is ``home`` for the request's own instance.  Otherwise it goes to the emptiest one, or to
+        one where siblings run, for the request is ``new`` or its own is ``lost``, is ``full``, or has so much
+        less free that they are too far ``apart``.  With one instance the reason is ``only``.
+        """
         emptiest = self._emptiest()
         if emptiest is None:
             return None
@@ -93,10 +95,9 @@ class KvAware:
             best = home
         elif not self._admits(best, home, request, chunk_tokens):
             return None
-        self.why = "only" if len(self._instances) == 1 else why
         self._choices += 1
         self._chosen[best.seq] = self._choices
-        return best
+        return Placement(best, "only" if len(self._instances) == 1 else why)
 
     def _joined(
         self, home: InstanceStatus | None, emptiest: InstanceStatus, request: Request, chunk_tokens: int

@@ -28,7 +28,6 @@ class Chunks:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
-        self.why = f"{chunk_tokens} tokens, as configured"
 
     def instance_started(self, instance: InstanceStatus) -> None:
         """Refuse an instance that can hold no chunk."""
@@ -42,6 +41,10 @@ class Chunks:
 
     def instance_lost(self, instance: InstanceStatus) -> None:
         """Do nothing: the length is given."""
+
+    def explain(self) -> str:
+        """Return whose choice the length is."""
+        return f"{self.chunk_tokens} tokens, as configured"
 
     def split(self, request: Request) -> int:
         """Return the next chunk's ``max_tokens``."""
@@ -96,8 +99,7 @@ class AffordableChunks:
         blocks = max(round(best / self._block), FEWEST_BLOCKS)
         return min(blocks * self._block, self._most)
 
-    @property
-    def why(self) -> str:
+    def explain(self) -> str:
         """The lengths chosen, for some contexts."""
         contexts = (0, 1 << 10, 1 << 12, 1 << 14)
         lengths = ", ".join(f"{self.length(tokens)} after {tokens}" for tokens in contexts)

@@ -126,7 +126,8 @@ class Pool:
         return Request(f"g/{self.requests}", self.requests, 0, group or self.group(prompt), instance=home)
 
     def place(self, request, tokens=CHUNK):
-        instance = self.placer.place(request, tokens, self.instances)
+        choice = self.placer.place(request, tokens, self.instances)
+        instance, self.why = (choice, None) if choice is None else (choice.instance, choice.why)
         if instance is not None:
             group = request.group
             added = instance.footprint(request, tokens)
@@ -314,7 +315,7 @@ def test_every_choice_says_why(pool):
     def why(home=None):
         assert pool.place(pool.request(home=home)) is not None
         pool.end(pool.chunks[-1])
-        return pool.placer.why
+        return pool.why
 
     assert [why(), why("a")] == ["only", "only"]
     b = pool.start("b")
@@ -391,7 +392,7 @@ def test_a_request_leaves_home_for_siblings_that_hold_its_prompt(sharing):
     assert sharing.place(sharing.request(home="b")) is b
     sharing.end(sharing.chunks[-1])
     assert sharing.place(sharing.request(home="b", group=group)) is a
-    assert sharing.placer.why == "apart"
+    assert sharing.why == "apart"
 
 
 def test_no_more_than_some_instances_of_siblings_are_looked_at(sharing):

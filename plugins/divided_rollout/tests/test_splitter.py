@@ -137,8 +137,8 @@ def test_what_was_not_measured_is_assumed():
 
 
 def test_it_says_which_lengths_it_chose():
-    assert splitter_on(INFO).why.startswith("320 after 0, 464 after 1024, 736 after 4096, ")
-    assert Chunks(7).why == "7 tokens, as configured"
+    assert splitter_on(INFO).explain().startswith("320 after 0, 464 after 1024, 736 after 4096, ")
+    assert Chunks(7).explain() == "7 tokens, as configured"
 
 
 def test_the_hook_leaves_the_length_to_the_splitter_unless_a_number_is_given():
