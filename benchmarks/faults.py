@@ -343,7 +343,8 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in what a script starts with `&`
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         ended = Campaign(arguments, Path(temporary), random.Random(arguments.seed))
         with suppress(KeyboardInterrupt):  # what there is by then is shown

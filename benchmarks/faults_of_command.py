@@ -82,6 +82,10 @@ async def run_command(
         complaints.append(f"still there after {bound_s:g} s")
         process.kill()
         await said
+    except asyncio.CancelledError:  # the benchmark itself is being ended
+        process.terminate()
+        await process.wait()
+        raise
     if process.returncode not in (0, STATUSES[kind]):
         complaints.append(f"ended with {process.returncode}, not with {STATUSES[kind]}")
     gone, alive = await asyncio.to_thread(psutil.wait_procs, started, GONE_WITHIN_S)
