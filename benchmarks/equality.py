@@ -124,7 +124,7 @@ async def roll_out(
     async for completion in rollout:
         found[completion.request_id] = completion
         if kill and len(found) == int(total * KILL_AFTER):
-            pid = runtime.pool.engines[0].pid  # type: ignore[attr-defined]
+            pid = runtime.pool.engines[0].worker.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
     return found, rollout.result.summary.instances_lost
 

@@ -19,7 +19,7 @@ from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, EngineSink
-from seer_host.process import WorkerProcess
+from seer_host.launcher import Launcher, RunningWorker
 from seer_host.wire import (
     Abort,
     Called,
@@ -49,20 +49,19 @@ LONGEST_TURN_S = 1.0
 class Launch:
     """How an instance is started, and how long it may take for what.
 
-    ``instance`` is the import path of its class, an ``Instance``, and ``settings`` plain data for it.
-    ``interpreter`` runs the worker: another one than this process has, where the engine lives in another
-    environment, which then has ``seer_host`` too.  ``own_methods`` are the engine's methods of drafting, each
-    ``<engine>:<method>``.  ``cannot_draft`` and ``cannot_share_kv`` say why this instance cannot; with
-    ``ignores_kv_pool`` its engine knows no pool, which is no error.  ``silence_timeout_s`` bounds how long it
-    may send nothing while it has chunks; ``discard_log``: its log is of no interest unless something goes
-    wrong.
+    ``launcher`` decides where its worker runs, with exactly this ``environment``, under ``interpreter``:
+    another one than this process has, where the engine lives in another environment, which then has
+    ``seer_host`` too.  ``instance`` is the import path of its class, an ``Instance``, and ``settings`` plain
+    data for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
+    ``cannot_draft`` and ``cannot_share_kv`` say why this instance cannot; with ``ignores_kv_pool`` its engine
+    knows no pool, which is no error.  ``silence_timeout_s`` bounds how long it may send nothing while it has
+    chunks.
     """
 
     instance: str
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
-    log_path: Path
-    discard_log: bool
+    launcher: Launcher
     report_interval_s: float
     start_timeout_s: float
     stop_timeout_s: float
@@ -83,7 +82,7 @@ class WorkerEngine:
         self._launch = launch
         self._drafter: Drafter | None = None
         self._kv_pool: KVPool | None = None
-        self._worker: WorkerProcess | None = None
+        self._worker: RunningWorker | None = None
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[Called]] = deque()
         self._chunks: set[str] = set()
@@ -91,9 +90,9 @@ class WorkerEngine:
         self._troubled = False
 
     @property
-    def pid(self) -> int | None:
-        """The worker's process id; None while it is down."""
-        return None if self._worker is None else self._worker.pid
+    def worker(self) -> RunningWorker | None:
+        """The worker; None while it is down."""
+        return self._worker
 
     def draft_with(self, drafter: Drafter | None) -> None:
         """Speculate with this drafter, or not at all, from the next ``start`` on.
@@ -125,10 +124,11 @@ class WorkerEngine:
         await self.stop()
         self._chunks.clear()
         launch = self._launch
-        launch.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._worker = worker = await WorkerProcess.spawn(
-            launch.interpreter, launch.environment, launch.log_path
-        )
+        try:
+            worker = await launch.launcher.launch(self.id, launch.interpreter, launch.environment)
+        except OSError as error:
+            raise EngineError(f"instance {self.id!r} did not start: {launch.interpreter}: {error}") from error
+        self._worker = worker
         try:
             source = None if self._drafter is None else self._drafter.source()
             store = None if self._kv_pool is None else self._kv_pool.store(self.id)
@@ -138,7 +138,7 @@ class WorkerEngine:
                     self.id,
                     dict(launch.settings),
                     launch.report_interval_s,
-                    str(worker.scratch),
+                    worker.scratch,
                     source,
                     store,
                     launch.own_methods,
@@ -219,12 +219,10 @@ class WorkerEngine:
         if worker is not None:
             self._fail_calls("it was stopped")
             await worker.end(self._launch.stop_timeout_s)
-            if self._launch.discard_log and not self._troubled:
-                self._launch.log_path.unlink(missing_ok=True)
-                with suppress(OSError):  # another instance's log is still there
-                    self._launch.log_path.parent.rmdir()
+            if not self._troubled:
+                worker.discard_log()
 
-    async def _ready(self, worker: WorkerProcess, sink: EngineSink) -> InstanceInfo:
+    async def _ready(self, worker: RunningWorker, sink: EngineSink) -> InstanceInfo:
         """Pass on what the worker says until it is ready, and return what it can hold."""
         info = None
         while info is None:
@@ -232,15 +230,15 @@ class WorkerEngine:
                 if isinstance(message, Ready):
                     info = message.info
                 else:
-                    self._dispatch(message, sink)
+                    self._dispatch(message, sink, worker.log)
         return info
 
-    async def _listen(self, worker: WorkerProcess, sink: EngineSink) -> None:
+    async def _listen(self, worker: RunningWorker, sink: EngineSink) -> None:
         """Pass on what the worker says, until it is gone; then say so, once."""
         try:
             while True:
                 for message in await self._hear(worker):
-                    self._dispatch(message, sink)
+                    self._dispatch(message, sink, worker.log)
         except EOFError:
             reason = await worker.end(LOSS_GRACE_S)
         except WireError as error:
@@ -255,7 +253,7 @@ class WorkerEngine:
         self._fail_calls(reason)
         sink.lost(self.id, reason)
 
-    async def _hear(self, worker: WorkerProcess) -> list[FromWorker]:
+    async def _hear(self, worker: RunningWorker) -> list[FromWorker]:
         """Wait for the next messages.
 
         Only time in which the worker has chunks, and in which this loop would have heard it, is silence: a
@@ -282,7 +280,7 @@ class WorkerEngine:
                 elif monotonic() - begun_s < 2 * turn_s:
                     silent_s += monotonic() - max(begun_s, self._busy_since_s)
 
-    def _dispatch(self, message: FromWorker, sink: EngineSink) -> None:
+    def _dispatch(self, message: FromWorker, sink: EngineSink, log: str) -> None:
         match message:
             case Finished(output):
                 self._chunks.discard(output.job_id)
@@ -296,7 +294,7 @@ class WorkerEngine:
                 )
             case Troubled(what, reason):
                 self._troubled = True
-                sink.troubled(InstanceTroubled(self.id, what, reason, str(self._launch.log_path)))
+                sink.troubled(InstanceTroubled(self.id, what, reason, log))
             case Called():
                 call = self._calls.popleft()
                 if not call.done():

@@ -1,16 +1,14 @@
-"""The process of one instance: ``python -P -m seer_host.worker FD PARENT_PID``.
+"""What runs in the process of one instance, wherever a launcher has started it.
 
 A plain loop around an ``Instance``: take every message that has arrived, make one step, send what has ended.
 """
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
-import sys
 import traceback
+from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -18,7 +16,6 @@ from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
-from seer_core.process import die_with
 from seer_host.drafts import check_source
 from seer_host.instance import INSTANCE, Instance, Refusal
 from seer_host.wire import (
@@ -41,9 +38,8 @@ from seer_host.wire import (
     encode,
 )
 
-__all__ = ["Link", "Worker", "main"]
+__all__ = ["Link", "Worker", "work"]
 
-EXIT_GRACE_S = 10
 TRACEBACK_LINES = 12
 
 
@@ -160,11 +156,12 @@ class Worker:
         return monotonic() + self._report_interval_s if report else next_report_s
 
 
-def main(fd: int, parent_pid: int) -> int:
-    """Serve the runtime at the other end of ``fd``; return the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with(parent_pid)
-    link = Link(socket.socket(fileno=fd))
+def work(connection: socket.socket, before_close: Callable[[], object] = lambda: None) -> int:
+    """Serve the runtime at the other end; return the exit status.
+
+    ``before_close`` is called once there is nothing left to do but to close the instance.
+    """
+    link = Link(connection)
     instance: Instance | None = None
     try:
         start, *early = link.receive(wait=True)
@@ -187,13 +184,7 @@ def main(fd: int, parent_pid: int) -> int:
         link.send(Fatal("\n".join(tail)))
         return 1
     finally:
-        signal.alarm(EXIT_GRACE_S)
+        before_close()
         if instance is not None:
             instance.close()
     return 0
-
-
-if __name__ == "__main__":
-    status = main(int(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(status)  # the interpreter would tear down torch and the engine object by object, for seconds

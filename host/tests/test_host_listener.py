@@ -1,21 +1,19 @@
 """The listener ends when it is told to, whatever the worker says at that moment."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from seer_host.engine import Launch, WorkerEngine
 from seer_host.wire import Load
 
-LAUNCH = Launch("nowhere:Instance", {}, {}, Path("no.log"), True, 0.2, 5.0, 5.0, 5.0, 300.0)
+LAUNCH = Launch("nowhere:Instance", {}, {}, None, 0.2, 5.0, 5.0, 5.0, 300.0)
 
 
 class Worker:
     """Says one thing, when told to, and then nothing more."""
 
-    pid = 0
-
     received_bytes = 0
+    log = "nowhere"
 
     def __init__(self):
         self.word = asyncio.get_running_loop().create_future()
@@ -31,6 +29,9 @@ class Worker:
     async def end(self, grace_s=0.0):
         self.ended = True
         return "ended"
+
+    def discard_log(self):
+        pass
 
 
 class Sink:

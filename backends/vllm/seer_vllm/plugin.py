@@ -13,6 +13,7 @@ import attrs
 import msgspec
 from msgspec import Meta, Struct
 from seer_host.engine import Launch, WorkerEngine
+from seer_host.local import LocalLauncher
 from seer_host.tokenizer import ModelTokenizer
 
 from seer_core.clock import RealClock
@@ -125,6 +126,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
     devices = share_devices(settings, os.environ)
     parallel = settings.tensor_parallel
     cannot_share_kv = None if parallel == 1 else SPREAD.format(parallel)
+    launcher = LocalLauncher(log_dir, keep_logs=settings.log_dir is not None)
     engines = []
     for index in range(settings.instances):
         id = f"vllm-{index}"
@@ -132,8 +134,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
             instance=INSTANCE,
             settings=arguments,
             environment=worker_environment(os.environ, settings.threads, devices[index]),
-            log_path=log_dir / f"{id}.log",
-            discard_log=settings.log_dir is None,
+            launcher=launcher,
             report_interval_s=settings.report_interval_s,
             start_timeout_s=settings.start_timeout_s,
             stop_timeout_s=settings.stop_timeout_s,

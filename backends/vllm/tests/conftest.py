@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from seer_host.engine import WorkerEngine
+from seer_host.local import LocalWorker
 from seer_vllm.plugin import Settings, VllmPool, seer_make_engines
 
 from seer_core.drafting import SourceSpec, StepTimes
@@ -178,6 +179,13 @@ class Harness:
         self.weight_version = 0
         self.info = self.run(engine.start(self))
 
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None while it is down."""
+        worker = self.engine.worker
+        assert worker is None or isinstance(worker, LocalWorker)
+        return None if worker is None else worker.pid
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the session's loop."""
         return self.loop.run_until_complete(asyncio.wait_for(work, 240))
@@ -259,8 +267,8 @@ class Harness:
 
     def kill(self) -> None:
         """Kill the worker, as the kernel would when memory runs out."""
-        assert self.engine.pid is not None
-        os.kill(self.engine.pid, signal.SIGKILL)
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def _make_pool(model: Path, **settings: Any) -> VllmPool:

@@ -294,7 +294,7 @@ def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_p
     responses, _ = moved(tight, prompts(10), PLAIN, 300, 64)
     assert responses == expected
     for each in tight:
-        pid = each.engine.pid
+        pid = each.pid
         each.run(each.engine.stop())
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

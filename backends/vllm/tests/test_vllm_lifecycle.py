@@ -64,24 +64,24 @@ def left_in(directory):
 def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, prompts, temporary):
     harness = start(models[0])
     before = harness.whole(prompts(3), PLAIN, 60)
-    first, job = harness.engine.pid, harness.job(prompts(1)[0], 500, 0, PLAIN)
+    first, job = harness.pid, harness.job(prompts(1)[0], 500, 0, PLAIN)
+    log = Path(harness.engine.worker.log)
     harness.engine.submit(job)
     harness.kill()
     harness.run(harness.until(lambda: bool(harness.losses)))
     assert harness.losses == ["killed by SIGKILL"]
-    assert harness.engine.pid is None
+    assert harness.pid is None
     assert is_group_empty(first)
-    log = harness.engine._launch.log_path
     assert left_in(temporary) == [log]
     with pytest.raises(EngineError, match="ResetCache on instance 'vllm-0': it is not running"):
         harness.run(harness.engine.reset_cache())
 
     harness.run(harness.engine.start(harness))
     assert harness.whole(prompts(3), PLAIN, 60) == before
-    os.kill(harness.engine.pid, signal.SIGINT)
+    os.kill(harness.pid, signal.SIGINT)
     assert harness.whole(prompts(3), PLAIN, 60) == before
 
-    second = harness.engine.pid
+    second = harness.pid
     harness.run(harness.engine.stop())
     harness.run(harness.engine.stop())
     assert is_group_empty(second)
@@ -92,7 +92,7 @@ def test_a_killed_instance_is_lost_once_and_can_start_again(start, models, promp
 
 def test_a_loss_ends_a_control_call_that_waits(start, models):
     harness = start(models[0])
-    os.kill(harness.engine.pid, signal.SIGSTOP)
+    os.kill(harness.pid, signal.SIGSTOP)
     call = harness.loop.create_task(harness.engine.reset_cache())
     harness.loop.call_soon(harness.kill)
     with pytest.raises(EngineError, match="ResetCache on instance 'vllm-0': killed by SIGKILL"):
@@ -129,13 +129,13 @@ def test_an_instance_outlives_an_event_loop_that_does_not_listen(impatient, prom
 
 def test_idle_time_is_no_silence(impatient, prompts):
     impatient.run(asyncio.sleep(2.6))
-    os.kill(impatient.engine.pid, signal.SIGSTOP)
+    os.kill(impatient.pid, signal.SIGSTOP)
     job = impatient.job(prompts(1)[0], 20, 0, PLAIN)
 
     async def pause():
         impatient.engine.submit(job)
         await asyncio.sleep(1.2)
-        os.kill(impatient.engine.pid, signal.SIGCONT)
+        os.kill(impatient.pid, signal.SIGCONT)
         await impatient.until(lambda: job.id in impatient.answers or bool(impatient.losses))
 
     impatient.run(pause())
@@ -146,7 +146,7 @@ def test_idle_time_is_no_silence(impatient, prompts):
 def test_a_worker_that_falls_silent_while_it_has_chunks_is_lost(start, models, prompts):
     harness = start(models[0], silence_timeout_s=5.0)
     harness.whole(prompts(2), PLAIN, 20)
-    worker = harness.engine.pid
+    worker = harness.pid
     os.kill(worker, signal.SIGSTOP)
     harness.engine.submit(harness.job(prompts(1)[0], 20, 0, PLAIN))
     harness.run(harness.until(lambda: bool(harness.losses)))
@@ -186,7 +186,7 @@ def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
     assert harness.run(harness.engine.update_weights(str(models[0]), 0)) == before
     assert harness.whole(prompts(3), PLAIN, 40) == whole
     assert harness.run(harness.engine.update_weights(str(models[1]), 0)) != before
-    leader = harness.engine.pid
+    leader = harness.pid
     children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
     assert len(children) >= 2
     harness.kill()
@@ -223,14 +223,14 @@ def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make
     engine._launch = attrs.evolve(engine._launch, settings={"hf_overrides": deep})
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
         loop.run_until_complete(engine.start(None))
-    assert engine.pid is None
+    assert engine.worker is None
 
 
 def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_pool, models):
     pool = make_pool(models[0], engine_args={"no_such_argument": 1})
     with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
         loop.run_until_complete(pool.engines[0].start(None))
-    assert pool.engines[0].pid is None
+    assert pool.engines[0].worker is None
 
 
 def test_too_little_kv_memory_fails_the_start_in_bytes_and_tokens(loop, make_pool, models):
@@ -255,9 +255,9 @@ def test_a_start_that_takes_too_long_is_ended(loop, make_pool, models):
 
     async def start_and_watch():
         task = loop.create_task(engine.start(None))
-        while engine.pid is None and not task.done():
+        while engine.worker is None and not task.done():
             await asyncio_turn()
-        group = engine.pid
+        group = engine.worker.pid
         with pytest.raises(EngineError, match=r"not ready after start_timeout_s = 0.5"):
             await task
         return group
@@ -278,9 +278,9 @@ async def main():
     settings = Settings(model={str(models[0])!r}, kv_cache_bytes=1 << 24)
     [engine] = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path())).engines
     task = asyncio.create_task(engine.start(None))
-    while engine.pid is None:
+    while engine.worker is None:
         await asyncio.sleep(0)
-    print(engine.pid, flush=True)
+    print(engine.worker.pid, flush=True)
     await task
     await asyncio.Event().wait()
 

@@ -123,7 +123,7 @@ def half(weights):
 def test_weights_that_are_not_the_models_are_refused_whole(
     tied, tied_models, prompts, tmp_path, damage, fact
 ):
-    before, worker = scores(tied, prompts(2), 20), tied.engine.pid
+    before, worker = scores(tied, prompts(2), 20), tied.pid
     weights = tensors(tied_models[1])
     weights["model.foreign.weight"] = weights[UP]
     if "foreign" not in fact:
@@ -132,7 +132,7 @@ def test_weights_that_are_not_the_models_are_refused_whole(
     write(tmp_path, weights)
     with pytest.raises(EngineError, match=f"UpdateWeights on instance 'vllm-0': .*{fact}"):
         update(tied, tmp_path)
-    assert (tied.engine.pid, tied.losses) == (worker, [])
+    assert (tied.pid, tied.losses) == (worker, [])
     tokens, found = scores(tied, prompts(2), 20)
     assert tokens == before[0]
     assert (found == before[1]).all()
@@ -270,7 +270,7 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
             await runtime.update_weights(str(checkpoint))
             before = await rollout(runtime)
             write(checkpoint, tensors(tied_models[0]))  # in place, as trainers do
-            os.kill(pool.engines[1].pid, signal.SIGKILL)
+            os.kill(pool.engines[1].worker.pid, signal.SIGKILL)
             await watch.lost.wait()
             await runtime.reset_caches()  # waits until it is back
             return before, await rollout(runtime)

@@ -1,0 +1,271 @@
+"""The proxy, the wire and the worker around an instance without a model."""
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+
+import attrs
+import pytest
+from seer_host.channel import Channel
+from seer_host.engine import Launch, WorkerEngine
+from seer_host.local import LocalLauncher
+from seer_host.wire import Shutdown
+from seer_host.worker import work
+
+from seer_core.clock import RealClock
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob, ModelInfo
+from seer_core.testing import EngineContract
+
+HERE = str(Path(__file__).parent)
+
+
+class Sink:
+    """Writes down what an engine says."""
+
+    def __init__(self):
+        self.outputs, self.failures, self.reports, self.troubles, self.losses = {}, {}, [], [], []
+        self.changed = asyncio.Event()
+
+    def chunk_finished(self, instance_id, output):
+        self.outputs[output.job_id] = output
+        self.changed.set()
+
+    def chunk_failed(self, instance_id, job_id, reason):
+        self.failures[job_id] = reason
+        self.changed.set()
+
+    def reported(self, report):
+        self.reports.append(report)
+        self.changed.set()
+
+    def troubled(self, trouble):
+        self.troubles.append(trouble)
+        self.changed.set()
+
+    def lost(self, instance_id, reason):
+        self.losses.append(reason)
+        self.changed.set()
+
+    async def until(self, condition):
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class ThreadLauncher:
+    """Runs workers in threads of this process: nothing above a launcher needs more of it."""
+
+    async def launch(self, name, interpreter, environment):
+        ours, theirs = socket.socketpair()
+
+        def run():
+            with theirs:
+                work(theirs)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return ThreadWorker(thread, Channel(*await asyncio.open_unix_connection(sock=ours)))
+
+
+class ThreadWorker:
+    scratch = os.devnull
+    log = "what pytest has caught"
+
+    def __init__(self, thread, channel):
+        self.thread, self.channel = thread, channel
+        self.send, self.receive = channel.send, channel.receive
+
+    @property
+    def received_bytes(self):
+        return self.channel.received_bytes
+
+    async def end(self, grace_s=0.0):
+        self.send(Shutdown())
+        await asyncio.to_thread(self.thread.join, 10)
+        self.channel.close()
+        return self.channel.fatal or "ended"
+
+    def last_words(self):
+        return "its log is what pytest has caught"
+
+    def discard_log(self):
+        self.log = None
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return Launch(
+        instance="toys:Toy",
+        settings={},
+        environment={**os.environ, "PYTHONPATH": HERE},
+        launcher=LocalLauncher(tmp_path / "logs", keep_logs=False),
+        report_interval_s=0.2,
+        start_timeout_s=30.0,
+        stop_timeout_s=5.0,
+        control_timeout_s=30.0,
+        silence_timeout_s=30.0,
+        cannot_draft="cannot draft",
+        ignores_kv_pool=True,
+    )
+
+
+def job(name="j", group="g", tokens=(1, 2, 3), max_tokens=8, version=0):
+    return ChunkJob(name, name, group, list(tokens), len(tokens), max_tokens, Sampling(), 5, version)
+
+
+async def started(launch, sink):
+    engine = WorkerEngine("toy-0", launch)
+    await engine.start(sink)
+    return engine
+
+
+def tell(story):
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@attrs.frozen
+class Pool:
+    engines: list
+    clock: object
+    model: ModelInfo
+    tokenizer: None = None
+
+
+class TestWorkerEngine(EngineContract):
+    """A toy on the host keeps the contract of engines."""
+
+    shared = True
+
+    @pytest.fixture(autouse=True)
+    def _launch(self, tmp_path_factory, launch):
+        launch = attrs.evolve(launch, launcher=LocalLauncher(tmp_path_factory.mktemp("logs"), False))
+        self.make = lambda: Pool(
+            [WorkerEngine(f"toy-{i}", launch) for i in range(2)], RealClock(), ModelInfo(64, 256)
+        )
+
+
+def test_a_worker_runs_where_its_launcher_puts_it(launch, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(HERE)
+    tokens = {}
+
+    async def story():
+        for launcher in (launch.launcher, ThreadLauncher()):
+            sink = Sink()
+            ThreadWorker.scratch = str(tmp_path)
+            engine = await started(attrs.evolve(launch, launcher=launcher), sink)
+            engine.submit(job())
+            await sink.until(lambda sink=sink: "j" in sink.outputs)
+            tokens[launcher] = sink.outputs["j"].token_ids
+            assert await engine.update_weights("/weights", 1) == "weights 1"
+            await engine.stop()
+            assert sink.losses == []
+
+    tell(story)
+    first, second = tokens.values()
+    assert first == second
+    assert len(first) == 8
+
+
+def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
+    async def story():
+        sink = Sink()
+        engine = await started(launch, sink)
+        engine.submit(job("late", version=3))
+        engine.submit(job("long", max_tokens=300))
+        engine.submit(job("foreign", tokens=(99,)))
+        engine.submit(job("unlucky", group="failing"))
+        await sink.until(lambda: len(sink.failures) == 4)
+        assert sink.failures == {
+            "late": "the chunk wants weight version 3, loaded is 0",
+            "long": "the chunk needs 303 tokens, max_model_tokens is 256",
+            "foreign": "there is no such token",
+            "unlucky": "no luck",
+        }
+        with pytest.raises(EngineError, match="UpdateWeights on instance 'toy-0': these weights are bad"):
+            await engine.update_weights("/bad", 1)
+        with pytest.raises(EngineError, match="MeasureSteps on instance 'toy-0': it has no clock"):
+            await engine.measure_steps((1,), (0,))
+        engine.submit(job("good"))
+        with pytest.raises(EngineError, match="1 chunks are running"):
+            await asyncio.gather(engine.reset_cache())
+        await sink.until(lambda: "good" in sink.outputs)
+        await engine.stop()
+
+    tell(story)
+
+
+def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch):
+    async def story():
+        sink = Sink()
+        engine = await started(launch, sink)
+        log = Path(engine.worker.log)
+        engine.submit(job(group="fatal"))
+        await sink.until(lambda: bool(sink.losses))
+        assert "RuntimeError: the toy is broken" in sink.losses[0]
+        assert engine.worker is None
+        await engine.stop()
+        assert "the toy is broken" in log.read_text()
+
+    tell(story)
+
+
+def test_an_instance_that_ended_well_leaves_nothing(launch):
+    async def story():
+        sink = Sink()
+        engine = await started(launch, sink)
+        scratch, log, pid = Path(engine.worker.scratch), Path(engine.worker.log), engine.worker.pid
+        assert (scratch / "scratched").exists()
+        await engine.stop()
+        assert not scratch.exists()
+        assert not log.parent.exists()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    tell(story)
+
+
+def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch):
+    async def story():
+        sink = Sink()
+        engine = await started(attrs.evolve(launch, settings={"troubled": True}), sink)
+        [trouble] = sink.troubles
+        assert (trouble.what, trouble.reason, trouble.log) == ("drafting", "no idea yet", engine.worker.log)
+        log = Path(engine.worker.log)
+        await engine.stop()
+        assert log.exists()
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"instance": "toys:Missing"}, "engine 'toys:Missing' cannot be imported"),
+        ({"instance": "toys:Unfinished"}, "engine 'toys:Unfinished' is no Instance: without abort, close"),
+        ({"settings": {"refuses": "no room"}}, "did not start: no room"),
+        ({"interpreter": "/no/such/python"}, "did not start: /no/such/python: "),
+        ({"environment": {}}, "No module named 'toys'"),
+    ],
+)
+def test_an_instance_that_cannot_be_made_says_why(launch, changes, complaint):
+    async def story():
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, **changes))
+        with pytest.raises(EngineError, match=complaint):
+            await engine.start(Sink())
+        assert engine.worker is None
+
+    tell(story)
+
+
+def test_an_engine_that_cannot_draft_or_share_kv_says_so_or_goes_without(launch):
+    engine = WorkerEngine("toy-0", launch)
+    with pytest.raises(EngineError, match="instance 'toy-0' cannot draft"):
+        engine.draft_with(object())
+    assert engine.share_kv(object()) is False
+    spread = WorkerEngine("toy-0", attrs.evolve(launch, ignores_kv_pool=False, cannot_share_kv="is spread"))
+    with pytest.raises(EngineError, match="instance 'toy-0' is spread"):
+        spread.share_kv(object())
