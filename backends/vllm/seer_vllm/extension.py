@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from seer_core.drafting import DraftHost, SourceSpec
 from seer_core.ports import ChunkJob
-from seer_vllm import sampling, weights
+from seer_vllm import internals, sampling, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import Proposer
 
@@ -34,6 +34,7 @@ class WorkerExtension:
     def seer_install(self) -> None:
         """Sample by key, and time the drafts if there are any."""
         runner = self.model_runner
+        internals.check_runner(runner)
         sampling.install(runner)
         drafter = getattr(runner, "drafter", None)
         if drafter is None:

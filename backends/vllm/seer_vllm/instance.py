@@ -31,7 +31,7 @@ from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
-from seer_vllm import patches
+from seer_vllm import internals, patches
 from seer_vllm.connector import StoreConnector
 from seer_vllm.moving import MoveMeter
 from seer_vllm.proposer import own_method, speculative_config
@@ -60,6 +60,7 @@ class Instance:
     """A vLLM engine with its core in this process, and the chunks it is working on."""
 
     def __init__(self, start: Start) -> None:
+        internals.check_imports(on_cpu=current_platform.is_cpu())
         patches.install(Path(start.scratch))
         source = start.source
         args = EngineArgs(
@@ -78,6 +79,7 @@ class Instance:
         assert isinstance(self._engine.engine_core, InprocClient)
         scheduler = self._engine.engine_core.engine_core.scheduler
         assert isinstance(scheduler, AccountingScheduler)
+        internals.check_scheduler(scheduler)
         self._scheduler = scheduler
         self._running: dict[str, _Running] = {}
         self._weight_version = 0

@@ -20,17 +20,7 @@ def install(scratch: Path) -> None:
     """Have the processes of an engine meet in the directory ``scratch``, and too little KV be told in bytes.
 
     vLLM puts the file by which they meet into the temporary directory, and nobody removes it.
-
-    Raises:
-        RuntimeError: this vLLM is not the one this module was written for.
     """
-    for module, name in (
-        (uniproc_executor, RENDEZVOUS),
-        (multiproc_executor, RENDEZVOUS),
-        (kv_cache_utils, CHECK),
-    ):
-        if not hasattr(module, name):
-            raise RuntimeError(f"vLLM cannot be patched: {module.__name__} has no {name}")
     # The name tells engines of this machine apart, also in shared memory.
     address = f"file://{scratch / scratch.name}"
     for executor in (uniproc_executor, multiproc_executor):

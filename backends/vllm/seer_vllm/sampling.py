@@ -9,7 +9,7 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
 - ``input_batch.num_tokens_no_spec[i]`` counts prompt and output tokens, also after a preemption.  It is
   advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away.
 
-``install`` checks what can be checked of this and raises if it does not hold.
+``internals.check_runner`` checks what can be checked of this.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from seer_host.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
 from torch import Tensor
-
-from seer_vllm import SUPPORTED_VLLM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,29 +160,7 @@ def install_shortcut(runner: Any) -> None:
 
 
 def install(runner: Any) -> None:
-    """Make ``runner`` sample by key.
-
-    Raises:
-        RuntimeError: this vLLM is not the one this module was written for.
-    """
-    import vllm
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    batch = getattr(runner, "input_batch", None)
-    for holds, fact in (
-        (vllm.__version__.startswith(SUPPORTED_VLLM), f"vLLM {vllm.__version__} is not {SUPPORTED_VLLM}*"),
-        (isinstance(runner, GPUModelRunner), f"the model runner is {type(runner).__qualname__}"),
-        (not getattr(runner, "use_async_scheduling", True), "async scheduling is on"),
-        (not runner.model_config.logits_processors, "it would pass logits processors by"),
-        (hasattr(runner, "_sample"), "it has no _sample"),
-        (hasattr(runner, "_calc_spec_decode_metadata"), "it has no _calc_spec_decode_metadata"),
-        (hasattr(runner, "requests"), "it has no requests"),
-        (hasattr(batch, "req_ids"), "it has no input_batch.req_ids"),
-        (hasattr(batch, "sampling_metadata"), "it has no input_batch.sampling_metadata"),
-        (hasattr(batch, "num_tokens_no_spec"), "it has no input_batch.num_tokens_no_spec"),
-    ):
-        if not holds:
-            raise RuntimeError(f"keyed sampling cannot be installed: {fact}")
+    """Make ``runner`` sample by key; ``internals.check_runner`` has found nothing against it."""
     if runner.speculative_config is not None:
         install_shortcut(runner)
     runner._sample = KeyedSampler(runner, _end_tokens(runner.model_config)).sample

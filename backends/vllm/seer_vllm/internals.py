@@ -1,0 +1,240 @@
+"""Every name inside vLLM 0.32 that this backend relies on, checked when a worker starts.
+
+vLLM promises none of them.  Each stands here with what breaks without it, so that another vLLM is refused
+with one sentence, instead of giving a wrong token.  What is public (``LLMEngine``, ``SamplingParams``, a
+connector's documented methods) is not repeated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import attrs
+
+from seer_core.errors import EngineError
+from seer_vllm import SUPPORTED_VLLM
+
+__all__ = [
+    "CONNECTOR",
+    "DRAFTING",
+    "IMPORTED",
+    "ON_CPU",
+    "RUNNER",
+    "SCHEDULER",
+    "Name",
+    "check_imports",
+    "check_runner",
+    "check_scheduler",
+]
+
+
+@attrs.frozen
+class Name:
+    """A name, dotted where it is an attribute's; ``owner`` is the module, or ``module:Class``, that has it.
+
+    ``takes`` are the parameters with which it is called, or with which vLLM calls what we put in its place;
+    None where it is not a function.
+    """
+
+    owner: str
+    name: str
+    without: str
+    takes: tuple[str, ...] | None = None
+
+
+RENDEZVOUS = "the file by which an engine's processes meet stays in the temporary directory"
+SAMPLED = "tokens are not sampled by key"
+ACCOUNT = "chunks come without an account of what they cost"
+PROOF = "nothing proves that a layer answers by the weights just loaded"
+SPLIT = "verifying short drafts on a CPU costs three times as much"
+VERIFIED = "drafts are not verified by key"
+PADDED = "a new request is padded with drafts of no meaning, beyond the end of its chunk"
+
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_DRAFTS = "vllm.v1.spec_decode.metadata:SpecDecodeMetadata"
+_ATTENTION = "vllm.v1.attention.backend:CommonAttentionMetadata"
+_LINEAR = "vllm.model_executor.layers.linear:UnquantizedLinearMethod"
+_HEAD = "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod"
+_RELOAD = "vllm.model_executor.model_loader.reload"
+
+IMPORTED = (
+    Name("vllm.v1.executor.uniproc_executor", "get_file_store_init_method", RENDEZVOUS, ()),
+    Name("vllm.v1.executor.multiproc_executor", "get_file_store_init_method", RENDEZVOUS, ()),
+    Name(
+        "vllm.v1.core.kv_cache_utils",
+        "_check_enough_kv_cache_memory",
+        "too little KV memory is told in tenths of GiB",
+        ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
+    ),
+    Name(_RUNNER, "_sample", SAMPLED, ("self", "logits", "spec_decode_metadata")),
+    Name(
+        _RUNNER,
+        "_calc_spec_decode_metadata",
+        "a step without drafts prepares their verification all the same",
+        ("self", "num_draft_tokens", "cu_num_scheduled_tokens"),
+    ),
+    Name("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", SAMPLED),
+    Name("vllm.v1.outputs:SamplerOutput", "logprobs_tensors", "chunks have no log-probs"),
+    Name(_DRAFTS, "num_draft_tokens", VERIFIED),
+    Name(_DRAFTS, "draft_token_ids", VERIFIED),
+    Name(_DRAFTS, "logits_indices", VERIFIED),
+    Name(_SCHEDULER, "schedule", ACCOUNT, ("self", "throttle_prefills")),
+    Name(_SCHEDULER, "update_from_output", ACCOUNT, ("self", "scheduler_output", "model_runner_output")),
+    Name(_SCHEDULER, "_preempt_request", "KV of preempted requests is not pooled", ("self", "request")),
+    Name("vllm.v1.metrics.stats:PrefillStats", "num_external_cached_tokens", ACCOUNT),
+    Name(
+        "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1",
+        "_get_connector_metadata",
+        "no KV is loaded from the pool",
+        ("self",),
+    ),
+    Name(_LINEAR, "process_weights_after_loading", PROOF, ("self", "layer")),
+    Name(_HEAD, "process_weights_after_loading", PROOF, ("self", "layer")),
+    Name(f"{_RELOAD}.layerwise", "get_layerwise_info", PROOF, ("layer",)),
+    Name(f"{_RELOAD}.types:LayerReloadingInfo", "restore_metadata", PROOF),
+)
+"""What can be looked for before an engine is made."""
+
+ON_CPU = (
+    Name(
+        "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder",
+        "build",
+        SPLIT,
+        ("self", "common_prefix_len", "common_attn_metadata", "fast_build"),
+    ),
+    *(
+        Name(_ATTENTION, name, SPLIT)
+        for name in (
+            "num_reqs",
+            "query_start_loc",
+            "seq_lens",
+            "block_table_tensor",
+            "max_query_len",
+            "causal",
+        )
+    ),
+)
+"""What is looked for besides where drafts are verified on a CPU."""
+
+RUNNER = (
+    Name(_RUNNER, "requests", SAMPLED),
+    Name(_RUNNER, "input_batch.req_ids", SAMPLED),
+    Name(_RUNNER, "input_batch.sampling_metadata", SAMPLED),
+    Name(_RUNNER, "input_batch.num_tokens_no_spec", SAMPLED),
+    Name(_RUNNER, "kv_caches", "KV that is not finite cannot be cleared"),
+)
+"""What a model runner must have."""
+
+DRAFTING = (
+    Name(_RUNNER, "drafter.propose", "drafts are neither timed nor given up when they fail"),
+    Name(_RUNNER, "num_spec_tokens", VERIFIED),
+    Name(
+        _RUNNER,
+        "effective_drafter_max_model_len",
+        "a request near the length limit gives its whole batch drafts of zeros",
+    ),
+)
+"""What a model runner with drafts must have besides."""
+
+SCHEDULER = (
+    Name(_SCHEDULER, "num_spec_tokens", PADDED),
+    Name(_SCHEDULER, "dynamic_sd_lookup", PADDED),
+    Name(_SCHEDULER, "max_num_running_reqs", PADDED),
+    Name(_SCHEDULER, "connector", "KV is neither saved nor loaded"),
+    Name(_SCHEDULER, "kv_cache_config.kv_cache_groups", "an instance cannot say what a token's KV takes"),
+)
+"""What a scheduler must have."""
+
+CONNECTOR = (
+    Name(
+        "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1",
+        "_kv_cache_manager",
+        "KV of preempted requests is not pooled",
+    ),
+)
+"""What a scheduler's connector must have."""
+
+
+def check_imports(*, on_cpu: bool) -> None:
+    """Look for what vLLM's modules and classes must have.
+
+    Raises:
+        EngineError: this vLLM is not the one this backend was written for.
+    """
+    import vllm
+
+    if not vllm.__version__.startswith(SUPPORTED_VLLM):
+        raise EngineError(f"vLLM {vllm.__version__} is not {SUPPORTED_VLLM}*, on whose internals Seer relies")
+    names = (*IMPORTED, *ON_CPU) if on_cpu else IMPORTED
+    _complain(flaw for name in names if (flaw := _flaw_of(name)) is not None)
+
+
+def check_runner(runner: Any) -> None:
+    """Look for what a model runner must have, and be.
+
+    Raises:
+        EngineError: it has it not, or something else would come between logits and keys.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if not isinstance(runner, GPUModelRunner):
+        raise EngineError(f"vLLM's model runner is {type(runner).__qualname__}, without keyed sampling")
+    _complain(_lacking(runner, (*RUNNER, *DRAFTING) if hasattr(runner, "drafter") else RUNNER))
+    for holds, fact in (
+        (not getattr(runner, "use_async_scheduling", True), "async scheduling is on"),
+        (not runner.model_config.logits_processors, "it would pass logits processors by"),
+    ):
+        if not holds:
+            raise EngineError(f"keyed sampling cannot be installed: {fact}")
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Look for what a scheduler must have.
+
+    Raises:
+        EngineError: it has it not.
+    """
+    _complain(_lacking(scheduler, SCHEDULER))
+    if scheduler.connector is not None:
+        _complain(_lacking(scheduler.connector, CONNECTOR))
+
+
+def _complain(flaws: Iterable[str]) -> None:
+    found = list(flaws)
+    if found:
+        raise EngineError(f"this vLLM will not do: {'; '.join(found)}")
+
+
+def _lacking(thing: Any, names: Sequence[Name]) -> list[str]:
+    flaws = []
+    for name in names:
+        try:
+            attrgetter(name.name)(thing)
+        except AttributeError:
+            flaws.append(f"{name.owner} has no {name.name}, and without it {name.without}")
+    return flaws
+
+
+def _flaw_of(name: Name) -> str | None:
+    module, _, kind = name.owner.partition(":")
+    try:
+        owner: Any = importlib.import_module(module)
+        owner = getattr(owner, kind) if kind else owner
+    except (ImportError, AttributeError):
+        return f"there is no {name.owner}, and without its {name.name} {name.without}"
+    annotated = inspect.isclass(owner) and any(
+        name.name in vars(each).get("__annotations__", {}) for each in owner.__mro__
+    )
+    if not annotated and not hasattr(owner, name.name):
+        return f"{name.owner} has no {name.name}, and without it {name.without}"
+    if name.takes is not None:
+        taken = tuple(inspect.signature(getattr(owner, name.name)).parameters)
+        if taken[: len(name.takes)] != name.takes:
+            takes, wanted = ", ".join(taken), ", ".join(name.takes)
+            return f"{name.owner}.{name.name} takes ({takes}), not ({wanted}), and then {name.without}"
+    return None

@@ -1,0 +1,112 @@
+"""What the backend relies on inside vLLM stands in one table, is there, and is missed with one sentence."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import seer_vllm
+from seer_vllm import internals
+from seer_vllm.internals import Name
+
+from seer_core.errors import EngineError
+
+TABLES = (
+    internals.IMPORTED,
+    internals.ON_CPU,
+    internals.RUNNER,
+    internals.DRAFTING,
+    internals.SCHEDULER,
+    internals.CONNECTOR,
+)
+IMPORTING = pytest.mark.filterwarnings("ignore")  # vLLM and torch deprecate this and that
+NAMES = {part for table in TABLES for name in table for part in name.name.split(".")}
+
+
+def trees():
+    return [ast.parse(path.read_text()) for path in Path(seer_vllm.__file__).parent.glob("*.py")]
+
+
+def own_names(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def test_every_private_name_of_vllm_that_is_used_stands_in_the_table():
+    used = {
+        node.attr
+        for tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+    }
+    foreign = used - {name for tree in trees() for name in own_names(tree)}
+    assert foreign
+    assert foreign <= NAMES
+
+
+@pytest.mark.engine  # imports vLLM: ten seconds
+@IMPORTING
+def test_nothing_is_missed_in_the_vllm_installed_here():
+    pytest.importorskip("vllm")
+    internals.check_imports(on_cpu=True)
+
+
+@pytest.mark.engine  # imports vLLM: ten seconds
+@IMPORTING
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            {"name": "_sampel"},
+            r"GPUModelRunner has no _sampel, and without it tokens are not sampled by key$",
+        ),
+        ({"owner": "vllm.v1.nowhere"}, r"there is no vllm.v1.nowhere, and without its _sample tokens are"),
+        (
+            {"takes": ("self", "logits", "drafts")},
+            r"_sample takes \(self, logits, spec_decode_metadata\), not \(self, logits, drafts\)",
+        ),
+    ],
+)
+def test_what_is_missing_is_one_sentence(monkeypatch, change, complaint):
+    pytest.importorskip("vllm")
+    [name] = [each for each in internals.IMPORTED if each.name == "_sample"]
+    monkeypatch.setattr(internals, "IMPORTED", (attrs.evolve(name, **change),))
+    with pytest.raises(EngineError, match=complaint):
+        internals.check_imports(on_cpu=False)
+
+
+@pytest.mark.engine  # imports vLLM: ten seconds
+@IMPORTING
+def test_another_version_is_refused(monkeypatch):
+    vllm = pytest.importorskip("vllm")
+    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+    with pytest.raises(EngineError, match=r"vLLM 0.33.1 is not 0.32.\*"):
+        internals.check_imports(on_cpu=False)
+
+
+def test_what_a_live_part_lacks_is_named_by_its_path():
+    scheduler = SimpleNamespace(
+        num_spec_tokens=0,
+        dynamic_sd_lookup=None,
+        max_num_running_reqs=4,
+        connector=None,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+    )
+    internals.check_scheduler(scheduler)
+    del scheduler.kv_cache_config.kv_cache_groups
+    with pytest.raises(EngineError, match=r"Scheduler has no kv_cache_config.kv_cache_groups, and without"):
+        internals.check_scheduler(scheduler)
+    scheduler.kv_cache_config = SimpleNamespace(kv_cache_groups=[])
+    scheduler.connector = SimpleNamespace()
+    with pytest.raises(EngineError, match="has no _kv_cache_manager, and without it KV of preempted"):
+        internals.check_scheduler(scheduler)
+
+
+def test_a_name_says_what_breaks_without_it():
+    assert all(isinstance(name, Name) and name.without for table in TABLES for name in table)
