@@ -89,7 +89,7 @@ class Turns:
         """Leave the queue."""
         self._queue.remove(request)
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """Learn nothing."""
 
     def __len__(self) -> int:

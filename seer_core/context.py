@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from seer_core.errors import PromptError
 from seer_core.events import GroupSpec
 from seer_core.model import GroupContext, Request
 
 __all__ = ["ContextManager"]
+
+
+NO_LABELS: Mapping[str, str] = {}
+"""Shared by all groups without labels."""
 
 
 class ContextManager:
@@ -18,8 +22,8 @@ class ContextManager:
         self._groups: dict[str, GroupContext] = {}
         self._seq = 0
 
-    def open(self, spec: GroupSpec) -> GroupContext:
-        """Start the context of a new group; group ids are unique among those in flight."""
+    def open(self, spec: GroupSpec, now: float = 0.0) -> GroupContext:
+        """Start the context of a group that has arrived; group ids are unique among those in flight."""
         if spec.id in self._groups:
             raise PromptError(f"group {spec.id!r} is already in flight; give each group an id of its own")
         group = GroupContext(
@@ -30,6 +34,9 @@ class ContextManager:
             spec.max_tokens,
             spec.known_lengths,
             left=spec.n,
+            sampling=spec.sampling,
+            labels=spec.labels or NO_LABELS,
+            arrived_s=now,
         )
         self._seq += 1
         self._groups[spec.id] = group

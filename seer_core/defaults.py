@@ -42,7 +42,7 @@ class FirstComeFirstServed:
         if self._heap[0][1] is request:
             heappop(self._heap)
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """Arrival order does not depend on what is learnt."""
 
     def __len__(self) -> int:

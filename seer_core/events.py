@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from seer_core.model import FinishReason, InstanceInfo
+from seer_core.model import FinishReason, InstanceInfo, Sampling
 
 __all__ = [
     "Abort",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class GroupSpec(msgspec.Struct, frozen=True):
+class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """A prompt group without its tokens: all that scheduling needs, and what the trace keeps."""
 
     id: str
@@ -39,6 +39,8 @@ class GroupSpec(msgspec.Struct, frozen=True):
     n: int
     max_tokens: int
     known_lengths: tuple[int, ...] | None = None
+    sampling: Sampling = Sampling()
+    labels: dict[str, str] = {}
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):

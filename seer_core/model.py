@@ -34,7 +34,7 @@ MOST_TOP_K = 2**31 - 1
 FinishReason = Literal["stop", "length", "error", "aborted"]
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How tokens are drawn: ``temperature`` 0 is greedy, ``top_k`` 0 means no limit."""
 
     temperature: float = 1.0
@@ -42,11 +42,16 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = 0
 
 
+DEFAULT_SAMPLING = Sampling()
+
+
 class PromptGroup(msgspec.Struct, frozen=True):
     """One prompt and the ``n`` responses wanted for it (GRPO's group).
 
     ``max_tokens`` bounds each response, prompt excluded.  ``known_lengths`` are response lengths
-    known beforehand, in tokens; only an oracle or a simulated engine reads them.
+    known beforehand, in tokens; only an oracle or a simulated engine reads them.  Strategies see ``labels``,
+    such as a tenant or a deadline, and the trace keeps them; ``metadata`` is the user's own, and comes back
+    with each completion.
     """
 
     id: str
@@ -57,6 +62,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     seed: int = 0
     metadata: Mapping[str, Any] = {}
     known_lengths: tuple[int, ...] | None = None
+    labels: Mapping[str, str] = {}
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -83,6 +89,7 @@ class GroupContext:
     their limit; ``left`` counts those not over yet.  ``longest_finished_tokens`` is 0 until one has
     finished.  ``steps`` engine steps verified ``drafted`` draft tokens for it and accepted ``accepted``.
     ``in_flight`` counts its requests in flight by instance, by id, where there are any: there is its prompt.
+    ``sampling`` and ``labels`` are the prompt's; it was submitted at ``arrived_s``, on the run's clock.
     """
 
     id: str
@@ -98,6 +105,9 @@ class GroupContext:
     drafted: int = 0
     accepted: int = 0
     in_flight: dict[str, int] = attrs.Factory(dict)
+    sampling: Sampling = DEFAULT_SAMPLING
+    labels: Mapping[str, str] = attrs.Factory(dict)
+    arrived_s: float = 0.0
 
     @property
     def estimate_tokens(self) -> int:
@@ -152,7 +162,8 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     group that run there at a time hold the full blocks of their prompt, its last token left out, once.
     ``step_s`` is a step that decodes 32 requests (``max_running`` if fewer) of short contexts; ``chunk_s``,
     and ``chunk_s_per_token`` for each token of context, is what a chunk whose KV is there delays the others
-    by when it comes in.  All three are 0 where unknown.
+    by when it comes in.  All three are 0 where unknown.  ``labels``, such as the kind of GPU, are those that
+    the engine's config gives it.
     """
 
     id: str
@@ -168,6 +179,7 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     chunk_s: float = 0.0
     chunk_s_per_token: float = 0.0
+    labels: dict[str, str] = {}
 
     @property
     def move_cost(self) -> float:

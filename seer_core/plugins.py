@@ -17,6 +17,7 @@ from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.hooks import HOOKS, offered_slots, read_hooks
 from seer_core.hookspecs import PROJECT, Startup
 from seer_core.kv import KVPool
+from seer_core.policy import Observer
 from seer_core.ports import Engine, EnginePool
 from seer_core.scheduler import CORE, Slot
 from seer_core.slots import SLOTS, Factories, Plugin, Strategies, fill
@@ -53,6 +54,10 @@ class Assembly:
     pool: EnginePool
     strategies: Strategies
     kv_pool: Slot[KVPool] | None = None
+
+    def watched_by(self, *observers: Observer, owner: str = "") -> Assembly:
+        """Return the same with further observers; see ``Strategies.watched_by``."""
+        return attrs.evolve(self, strategies=self.strategies.watched_by(*observers, owner=owner))
 
 
 def installed() -> dict[str, EntryPoint]:

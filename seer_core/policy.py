@@ -3,6 +3,10 @@
 The scheduler calls these as plain methods, from one thread, in a fixed order; they do no I/O, read
 no clock and draw no global randomness, so that a trace replays.  Objects passed in are the
 scheduler's own: read them, keep references if useful, never change them.
+
+What only some strategies want to know is a Protocol of its own (``InstanceAware``, ``TimeAware``,
+``GroupAware``): a strategy that has its methods is told.  So is one that another wraps, by the scheduler
+itself: a wrapper passes on the methods of its slot's Protocol, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from seer_core.model import GroupContext, InstanceStatus, Request
 
 __all__ = [
     "Explaining",
+    "GroupAware",
     "InstanceAware",
     "LivingObserver",
     "Observer",
@@ -24,6 +29,7 @@ __all__ = [
     "Placer",
     "Prioritizer",
     "Splitter",
+    "TimeAware",
 ]
 
 
@@ -77,8 +83,11 @@ class Prioritizer(Protocol):
         """Remove a waiting request: the one last returned by ``peek``, or an aborted one."""
         ...
 
-    def group_changed(self, group: GroupContext) -> None:
-        """Learn that a response of ``group`` is over; ``group.left`` 0 means that the group is."""
+    def group_changed(self, group: GroupContext, request: Request) -> None:
+        """Learn that a response of ``group`` is over; ``group.left`` 0 means that the group is.
+
+        ``request`` is that response, with ``request.generated_tokens`` in all; it is not used again.
+        """
         ...
 
     def __len__(self) -> int:
@@ -113,6 +122,28 @@ class Placer(Protocol):
         A ``Placement`` adds the reason.  None means "not before something changes": the queue is asked again
         after the next event.
         """
+        ...
+
+
+@runtime_checkable
+class TimeAware(Protocol):
+    """A splitter, prioritizer or placer that wants to know the time, for ages and deadlines."""
+
+    def tick(self, now: float) -> None:
+        """Learn the time, in seconds on the run's clock: that of the event that is about to be handled.
+
+        Called before anything else of each event.  It is the time of the trace, so a replay tells the same.
+        Nothing is decided between two events: a time that passes meanwhile is learnt with the next one.
+        """
+        ...
+
+
+@runtime_checkable
+class GroupAware(Protocol):
+    """A splitter or placer that remembers groups, and wants to forget them."""
+
+    def group_over(self, group: GroupContext) -> None:
+        """Learn that all responses of ``group`` are over."""
         ...
 
 

@@ -26,6 +26,9 @@ __all__ = ["BadPrompt", "PromptRecord", "PromptsFile", "make_groups", "problem_o
 LONGEST_ID = 200
 """Characters of a group's id, which stands in every line that is written of its responses."""
 
+MOST_LABELS, LONGEST_LABEL = 16, 200
+"""Labels of a group, and characters of each, which stand in the trace."""
+
 MOST_SEED = 2**63 - 1
 
 
@@ -34,7 +37,8 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     What is absent comes from ``[rollout]``.  Without ``group_id`` a digest of the prompt's tokens names the
     group; of equal prompts in one file, the second is DIGEST-2, and so on.  Without ``seed`` one is derived
-    from the run's seed, the iteration and the group's id.
+    from the run's seed, the iteration and the group's id.  Strategies see ``labels``; ``metadata`` comes back
+    with each completion.
     """
 
     prompt: str | None = None
@@ -48,6 +52,7 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] | None = None
     seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
     metadata: dict[str, Any] = {}
+    labels: dict[str, str] = {}
 
 
 class BadPrompt(Struct, frozen=True):
@@ -167,6 +172,11 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
         return f"top_k is {quote(sampling.top_k)}; it must be 0 (no limit) to {MOST_TOP_K:,}"
     if not 0 <= group.seed <= MOST_SEED:
         return f"seed is {quote(group.seed)}; it must be 0 to 2^63 - 1"
+    if len(group.labels) > MOST_LABELS:
+        return f"it has {len(group.labels)} labels; it may have {MOST_LABELS}"
+    for name, value in group.labels.items():
+        if max(len(name), len(value)) > LONGEST_LABEL:
+            return f"label {quote(name)} is too long; name and value may have {LONGEST_LABEL} characters each"
     if not ids:
         return "the prompt is empty"
     if min(ids) < 0 or max(ids) >= model.vocab_size:
@@ -227,6 +237,7 @@ class _Maker:
             max_tokens=self._chosen(record, "max_tokens"),
             sampling=Sampling(*(self._chosen(record, key) for key in ("temperature", "top_p", "top_k"))),
             metadata=record.metadata,
+            labels=record.labels,
         )
         problem = problem_of(group, self.model)
         if problem is not None:

@@ -100,7 +100,15 @@ class Rollout:
     def submit(self) -> None:
         """Hand all groups to the scheduler; called once, by the runtime."""
         specs = tuple(
-            GroupSpec(group.id, len(group.prompt_token_ids), group.n, group.max_tokens, group.known_lengths)
+            GroupSpec(
+                group.id,
+                len(group.prompt_token_ids),
+                group.n,
+                group.max_tokens,
+                group.known_lengths,
+                group.sampling,
+                dict(group.labels),
+            )
             for group in self._groups
         )
         log.info("rollout_started", groups=len(specs), requests=len(self._transcripts))

@@ -40,7 +40,7 @@ from seer_core.events import (
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies, assemble
-from seer_core.policy import Explaining
+from seer_core.policy import Explaining, Observer
 from seer_core.ports import ChunkOutput, Engine
 from seer_core.prompts import make_groups, problem_of
 from seer_core.restarts import RestartBudget
@@ -119,8 +119,10 @@ class Runtime:
         self.changed = asyncio.Event()
 
     @classmethod
-    def from_config(cls, config: Config | str | Path) -> Runtime:
-        """Assemble a runtime from a configuration or its file; nothing is started yet.
+    def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Runtime:
+        """Assemble a runtime from a configuration or its file, with observers beside those of its plug-ins.
+
+        Nothing is started yet.
 
         Raises:
             ConfigError, PluginError: see ``load_config`` and ``assemble``.
@@ -131,7 +133,7 @@ class Runtime:
         if settings.weights_dir not in ("", NO_COPY):
             place = str(config.base_dir / settings.weights_dir)
             settings = msgspec.structs.replace(settings, weights_dir=place)
-        return cls(assemble(config), settings, config.rollout)
+        return cls(assemble(config).watched_by(*observers), settings, config.rollout)
 
     @property
     def weight_version(self) -> int:
@@ -648,7 +650,10 @@ class Runtime:
 
 
 def rollout(
-    config: Config | str | Path, records: Iterable[Mapping[str, Any]], iteration: int = 0
+    config: Config | str | Path,
+    records: Iterable[Mapping[str, Any]],
+    iteration: int = 0,
+    observers: Iterable[Observer] = (),
 ) -> RolloutResult:
     """Start engines, roll out prompts, stop engines, return the result: the short form for scripts.
 
@@ -667,7 +672,7 @@ def rollout(
         )
 
     async def run() -> RolloutResult:
-        async with Runtime.from_config(config) as runtime:
+        async with Runtime.from_config(config, observers) as runtime:
             return await runtime.rollout(runtime.groups(records, iteration)).wait()
 
     return asyncio.run(run())

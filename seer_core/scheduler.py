@@ -38,7 +38,7 @@ from seer_core.events import (
 )
 from seer_core.guard import Watched, guard
 from seer_core.model import FinishReason, InstanceStatus, Request
-from seer_core.policy import InstanceAware, Placement, Placer, Prioritizer, Splitter
+from seer_core.policy import GroupAware, InstanceAware, Placement, Placer, Prioritizer, Splitter, TimeAware
 
 __all__ = ["CORE", "Policies", "Scheduler", "Slot"]
 
@@ -80,6 +80,11 @@ class Policies:
         """Return the same, unable to change what is guarded."""
         return Policies(self.splitter.watched(), self.prioritizer.watched(), self.placer.watched())
 
+    @property
+    def links(self) -> list[Slot[Any]]:
+        """All strategies, those that are wrapped included."""
+        return [*self.splitter.links, *self.prioritizer.links, *self.placer.links]
+
 
 class Scheduler:
     """Decides which request runs where and for how long; does nothing itself.
@@ -101,6 +106,14 @@ class Scheduler:
         self.instances: dict[str, InstanceStatus] = {}
         self._living: tuple[InstanceStatus, ...] = ()
         self._instances_seen = 0
+        self._now = 0.0
+        self._time_aware = self._asking(policies, TimeAware)
+        self._group_aware = self._asking(policies, GroupAware)
+        self._instance_aware: list[Slot[Any]] = [
+            slot for slot in self.policies.splitter.links if isinstance(slot.strategy, InstanceAware)
+        ]
+        splitter: Any = policies.splitter.strategy
+        self._placer_splits = splitter is policies.placer.strategy and isinstance(splitter, InstanceAware)
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -127,7 +140,11 @@ class Scheduler:
         handler = self._handlers[type(event)]
         commands: list[Command] = []
         self._subject = None
+        self._now = now
         try:
+            for slot in self._time_aware:
+                self._stage = slot
+                slot.strategy.tick(now)
             handler(event, commands)
             self._dispatch(commands)
             self._check_queue()
@@ -136,6 +153,15 @@ class Scheduler:
         except Exception as error:
             raise self._blame(f"raised {fault(error, self._stage.strategy)}") from error
         return commands
+
+    def _asking(self, policies: Policies, protocol: type) -> list[Slot[Any]]:
+        """Return the slots whose strategies want to be told so; of an object in several, the first."""
+        asking = {
+            id(given.strategy): slot
+            for given, slot in reversed(list(zip(policies.links, self.policies.links, strict=True)))
+            if isinstance(given.strategy, protocol)
+        }
+        return list(reversed(asking.values()))
 
     @property
     def waiting(self) -> int:
@@ -181,7 +207,7 @@ class Scheduler:
 
     def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
         for spec in event.groups:
-            group = self.contexts.open(spec)
+            group = self.contexts.open(spec, self._now)
             requests = self.buffer.add_group(group)
             if self.debug:
                 guard(group, *requests)
@@ -197,9 +223,9 @@ class Scheduler:
         self._living += (instance,)
         if self.debug:
             guard(instance)
-        self._stage = self.policies.splitter
-        if isinstance(self.policies.splitter.strategy, InstanceAware):
-            self.policies.splitter.strategy.instance_started(instance)
+        for slot in self._instance_aware:
+            self._stage = slot
+            slot.strategy.instance_started(instance)
         self._changed(instance)
 
     def _noted(self, event: InstanceGivenUp | InstanceTroubled, commands: list[Command]) -> None:
@@ -209,11 +235,13 @@ class Scheduler:
         instance = self._instance(event.instance_id)
         del self.instances[instance.id]
         self._living = tuple(each for each in self._living if each is not instance)
-        self._stage, self._subject = self.policies.splitter, None
-        if isinstance(self.policies.splitter.strategy, InstanceAware):
-            self.policies.splitter.strategy.instance_lost(instance)
-        self._stage = self.policies.placer
-        self.policies.placer.strategy.instance_lost(instance)
+        self._subject = None
+        for slot in self._instance_aware:
+            self._stage = slot
+            slot.strategy.instance_lost(instance)
+        if not self._placer_splits:
+            self._stage = self.policies.placer
+            self.policies.placer.strategy.instance_lost(instance)
         for request in self.buffer.lose_instance(instance.id):
             self._push(request)
 
@@ -277,7 +305,12 @@ class Scheduler:
         self.contexts.close(request)
         commands.append(Complete(request.id, reason))
         self._stage, self._subject = self.policies.prioritizer, request
-        self.policies.prioritizer.strategy.group_changed(request.group)
+        group = request.group
+        self.policies.prioritizer.strategy.group_changed(group, request)
+        if group.left == 0:
+            for slot in self._group_aware:
+                self._stage = slot
+                slot.strategy.group_over(group)
 
     def _release(self, request: Request) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""

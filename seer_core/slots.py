@@ -72,6 +72,11 @@ class Strategies:
         ]
         return [link for slot in filled for link in slot.links]
 
+    def watched_by(self, *observers: Observer, owner: str = "") -> Strategies:
+        """Return the same with further observers, each named by its class unless ``owner`` names them."""
+        slots = (Slot("observer", owner or type(each).__name__, each) for each in observers)
+        return attrs.evolve(self, observers=(*self.observers, *slots))
+
 
 class Factories:
     """Calls the plug-ins' factory hooks, each function once.

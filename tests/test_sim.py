@@ -27,7 +27,7 @@ class Queue:
     def take(self, request):
         self.waiting.remove(request)
         self.gone.append(request)
-    def group_changed(self, group):
+    def group_changed(self, group, request):
         pass
     def __len__(self):
         return len(self.waiting)

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 import attrs
+import msgspec
 
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
@@ -77,9 +78,10 @@ class Launch:
 class WorkerEngine:
     """One instance of an engine in a worker process of its own."""
 
-    def __init__(self, id: str, launch: Launch) -> None:
+    def __init__(self, id: str, launch: Launch, labels: Mapping[str, str] | None = None) -> None:
         self.id = id
         self._launch = launch
+        self._labels = dict(labels or {})
         self._drafter: Drafter | None = None
         self._kv_pool: KVPool | None = None
         self._worker: RunningWorker | None = None
@@ -160,7 +162,7 @@ class WorkerEngine:
             self._worker = None
             raise
         self._listener = asyncio.create_task(self._listen(worker, sink))
-        return info
+        return msgspec.structs.replace(info, labels=self._labels)
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""

@@ -92,4 +92,4 @@ class RolloutByHand:
         request.state = RequestState.FINISHED
         request.group.left -= 1
         for queue in self.queues:
-            queue.group_changed(request.group)
+            queue.group_changed(request.group, request)

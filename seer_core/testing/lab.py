@@ -20,10 +20,9 @@ from seer_core.errors import PluginError
 from seer_core.events import Command, Event, GroupsSubmitted
 from seer_core.model import Completion, PromptGroup
 from seer_core.plugins import assemble, installed
-from seer_core.policy import Observer
 from seer_core.result import Summary
 from seer_core.runtime import Runtime
-from seer_core.scheduler import CORE, Slot
+from seer_core.scheduler import CORE
 from seer_core.trace import TraceRecord
 
 __all__ = ["Lab", "LabResult", "lab"]
@@ -157,11 +156,8 @@ class _Blindfold(Runtime):
 async def _roll_out(config: Config, groups: Sequence[PromptGroup], oracle: bool) -> LabResult:
     assembly = assemble(config)
     recorder = _Recorder()
-    seat: Slot[Observer] = Slot("observer", CORE, recorder)
-    strategies = attrs.evolve(assembly.strategies, observers=(*assembly.strategies.observers, seat))
-    assembly = attrs.evolve(assembly, strategies=strategies)
     kind = Runtime if oracle else _Blindfold
-    async with kind(assembly, config.seer, config.rollout) as runtime:
+    async with kind(assembly.watched_by(recorder, owner=CORE), config.seer, config.rollout) as runtime:
         result = await runtime.rollout(groups).wait()
     return LabResult(result.completions, result.summary, recorder.trace)
 

@@ -30,6 +30,9 @@ __all__ = ["Rig", "TwinRig", "watched"]
 
 S = TypeVar("S")
 
+EVENT_S = 0.25
+"""Time from one event to the next."""
+
 
 class Rig:
     """A scheduler, driven by hand, with books of its own that are compared after every event."""
@@ -37,6 +40,7 @@ class Rig:
     def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
         self.scheduler = Scheduler(policies, max_failures, debug=True)
         self.broken = False
+        self.now = 0.0
         self.groups: dict[str, GroupSpec] = {}
         self.generated: dict[str, int] = {}
         self.flights: dict[str, Dispatch] = {}
@@ -103,7 +107,8 @@ class Rig:
             raise
 
     def _handle(self, event: Event) -> list[Command]:
-        commands = self.scheduler.handle(event, 0.0)
+        self.now += EVENT_S
+        commands = self.scheduler.handle(event, self.now)
         for command in commands:
             match command:
                 case Dispatch():
@@ -170,7 +175,7 @@ class TwinRig(Rig):
 
     def _handle(self, event: Event) -> list[Command]:
         commands = super()._handle(event)
-        assert commands == self.twin.handle(event, 0.0), (
+        assert commands == self.twin.handle(event, self.now), (
             f"after {event}, strategies made alike and told alike decided differently; take nothing from"
             " clocks, chance, or the order of sets"
         )

@@ -66,7 +66,7 @@ def end(queue: Prioritizer, request: Request, learn: bool = False) -> None:
         group.finished += 1
         group.longest_finished_tokens = max(group.longest_finished_tokens, request.generated_tokens)
     group.left -= 1
-    queue.group_changed(group)
+    queue.group_changed(group, request)
 
 
 def drain(queue: Prioritizer, waiting: Sequence[Request], tell: bool = True) -> list[Request]:

@@ -758,7 +758,7 @@ def test_a_prioritizer_that_duplicates_a_request_is_caught(make_rig):
         def take(self, request):
             self.queue.remove(request)
 
-        def group_changed(self, group): ...
+        def group_changed(self, group, request): ...
 
         def __len__(self):
             return len(self.queue)

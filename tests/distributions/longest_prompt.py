@@ -25,7 +25,7 @@ class LongestPrompt:
     def take(self, request):
         self.waiting.remove(request)
 
-    def group_changed(self, group):
+    def group_changed(self, group, request):
         pass
 
     def __len__(self):

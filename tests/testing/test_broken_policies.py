@@ -95,7 +95,7 @@ class Queue:
     def take(self, request):
         self.waiting.remove(request)
 
-    def group_changed(self, group):
+    def group_changed(self, group, request):
         pass
 
     def __len__(self):
@@ -161,7 +161,7 @@ class Once(Queue):
 
 
 class Marker(Queue):
-    def group_changed(self, group):
+    def group_changed(self, group, request):
         group.steps = 0
         group.drafted += 1
 

@@ -22,7 +22,7 @@ from seer_core.policy import Observer
 from seer_core.ports import EnginePool
 from seer_core.result import Summary, summarize
 from seer_core.runtime import Runtime
-from seer_core.scheduler import CORE, Slot
+from seer_core.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths
 from seer_lab.policies import Policy
 from seer_lab.timeline import InstanceTimeline, Timeline
@@ -100,10 +100,8 @@ def simulate(
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
     timeline = Timeline()
-    observers = [Slot("observer", CORE, each) for each in (timeline, observer) if each is not None]
-    assembly = assemble(config)
-    strategies = attrs.evolve(assembly.strategies, observers=(*assembly.strategies.observers, *observers))
-    assembly = attrs.evolve(assembly, pool=_pool(config, groups), strategies=strategies)
+    observers = [timeline] if observer is None else [timeline, observer]
+    assembly = attrs.evolve(assemble(config).watched_by(*observers, owner=CORE), pool=_pool(config, groups))
     prompts = [_prompt(group, number, policy.knows_lengths) for number, group in enumerate(groups)]
     began_s = time.monotonic()
     kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))

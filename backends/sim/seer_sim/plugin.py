@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from seer_core.errors import ConfigError, quote
 from seer_core.hookspecs import Startup, hookimpl
+from seer_core.labels import InstanceLabels, labels_of
 from seer_core.model import InstanceInfo
 from seer_core.numbers import NotNegative
 from seer_core.ports import Clock, Engine, EnginePool, ModelInfo, Tokenizer
@@ -43,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``cost`` overrides single constants of the preset's CostModel, ``drafts`` those of a method of drafting,
     by its name.  ``chunk_s`` and ``chunk_s_per_token`` are what instances say of a chunk's end (see
     ``InstanceInfo``), 0 where unknown; they take no virtual time.  Instances are named ``sim-0``, ``sim-1``
-    and so on.
+    and so on; placers see ``labels``, one table for all or a list with one for each.
     """
 
     instances: Instances = 2
@@ -63,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_s: NotNegative = 0.0
     report_interval_s: NotNegative = 1.0
     kill_at_s: tuple[Kill, ...] = ()
+    labels: InstanceLabels = {}
 
 
 @attrs.define(eq=False)
@@ -84,6 +86,7 @@ def make_pool(settings: Settings) -> SimPool:
     cost = _cost(settings)
     methods = make_methods(settings.drafts)
     _check(settings)
+    labels = labels_of(settings.labels, settings.instances, "engine.sim")
     clock = VirtualClock()
     engines = {
         f"sim-{number}": SimEngine(
@@ -96,6 +99,7 @@ def make_pool(settings: Settings) -> SimPool:
                 shares_prompts=True,
                 chunk_s=settings.chunk_s,
                 chunk_s_per_token=settings.chunk_s_per_token,
+                labels=labels[number],
             ),
             clock,
             cost,

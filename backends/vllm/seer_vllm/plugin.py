@@ -19,6 +19,7 @@ from seer_host.tokenizer import ModelTokenizer
 from seer_core.clock import RealClock
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Check, Startup, hookimpl
+from seer_core.labels import InstanceLabels, labels_of
 from seer_core.numbers import Seconds
 from seer_core.ports import Clock, ModelInfo
 from seer_core.reading import UNREADABLE, flaw
@@ -82,6 +83,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  ``engine_args`` are passed to vLLM as they are.
     Without ``log_dir`` the workers' logs go to a temporary directory and stay only if something goes
     wrong.  An instance that says nothing for ``silence_timeout_s`` while it has chunks counts as lost.
+    Placers see ``labels``, one table for all instances or a list with one for each.
     """
 
     model: str
@@ -103,6 +105,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     report_interval_s: Seconds = 0.2
     log_dir: str | None = None
     engine_args: dict[str, Any] = {}
+    labels: InstanceLabels = {}
 
 
 @attrs.frozen
@@ -127,6 +130,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
     parallel = settings.tensor_parallel
     cannot_share_kv = None if parallel == 1 else SPREAD.format(parallel)
     launcher = LocalLauncher(log_dir, keep_logs=settings.log_dir is not None)
+    labels = labels_of(settings.labels, settings.instances, "engine.vllm")
     engines = []
     for index in range(settings.instances):
         id = f"vllm-{index}"
@@ -143,7 +147,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
             own_methods=OWN_METHODS,
             cannot_share_kv=cannot_share_kv,
         )
-        engines.append(WorkerEngine(id, launch))
+        engines.append(WorkerEngine(id, launch, labels[index]))
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
     return VllmPool(engines, RealClock(), model, tokenizer)
 

@@ -42,7 +42,7 @@ class OracleLongestFirst:
         if self._heap[0][2] is request:
             heappop(self._heap)
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """An oracle has nothing to learn."""
 
     def __len__(self) -> int:

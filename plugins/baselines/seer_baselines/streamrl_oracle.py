@@ -103,7 +103,7 @@ class StreamRLOracle:
         self._groups[request.group.id].waiting.remove(request)
         self._waiting -= 1
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """Forget a group that is over."""
         if not group.left:
             self._groups.pop(group.id, None)

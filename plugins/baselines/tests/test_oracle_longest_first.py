@@ -68,7 +68,7 @@ def test_what_is_learnt_changes_nothing():
     queue.push(first)
     queue.push(second)
     first.group.finished, first.group.longest_finished_tokens = 1, 99
-    queue.group_changed(first.group)
+    queue.group_changed(first.group, first)
     assert drain(queue) == [first, second]
 
 

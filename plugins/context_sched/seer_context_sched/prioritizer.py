@@ -77,7 +77,7 @@ class ContextAware:
         if heap[0][2] is request:
             heappop(heap)
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """Move the group to its new estimate; forget it when it is over."""
         if group.left == 0:
             self._groups.pop(group.seq, None)

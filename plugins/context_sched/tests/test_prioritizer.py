@@ -55,7 +55,7 @@ class Reference:
         if request.index > 0:
             self.served[request.group.seq] = self.served.get(request.group.seq, 0) + 1
 
-    def group_changed(self, group):
+    def group_changed(self, group, request):
         """Everything is looked up when needed."""
 
     def __len__(self):

@@ -6,12 +6,10 @@ from heapq import heapify, heappop, heappush
 
 import attrs
 
-from seer_core.model import GroupContext, Request, RequestState
+from seer_core.model import GroupContext, Request
 from seer_length_posterior.bound import GroupLengths, Shapes
 
 __all__ = ["LongestPlausible"]
-
-FINISHED = RequestState.FINISHED
 
 
 @attrs.define(eq=False)
@@ -81,7 +79,7 @@ class LongestPlausible:
         group.sent[request] = request.generated_tokens
         self._enter(group)
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """Learn the length of the response that is over; forget the group with the last.
 
         One that was cut off, by its limit or an abort, says only that it would have been longer.
@@ -89,7 +87,7 @@ class LongestPlausible:
         known = self._groups[group.seq]
         ended = group.finished > known.finished
         known.finished = group.finished
-        for request in [request for request in known.sent if request.state is FINISHED]:
+        if request in known.sent:
             tokens = request.generated_tokens
             known.lengths.grow(known.sent.pop(request), tokens, ended and 0 < tokens < group.max_tokens)
         if group.left == 0:

@@ -57,7 +57,7 @@ class Reference:
     def take(self, request):
         self.waiting.remove(request)
 
-    def group_changed(self, group):
+    def group_changed(self, group, request):
         ended = group.finished > self.finished.get(group, 0)
         self.finished[group] = group.finished
         for request in self.seen:

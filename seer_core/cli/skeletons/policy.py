@@ -103,7 +103,7 @@ class $strategy:
         """Remove a waiting request."""
         del self._waiting[request.seq]
 
-    def group_changed(self, group: GroupContext) -> None:
+    def group_changed(self, group: GroupContext, request: Request) -> None:
         """Learn that a response of the group is over; this order does not depend on it."""
 
     def __len__(self) -> int:
