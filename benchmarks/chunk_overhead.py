@@ -35,7 +35,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
     times: dict[int, list[float]] = {size: [] for size in sizes}
     async with Runtime.from_config(config) as runtime:
         read = read_prompts(
-            EXAMPLE / "prompts.jsonl", config.rollout, runtime.pool.model, runtime.pool.tokenizer
+            EXAMPLE / "prompts.jsonl", config.rollout, runtime.fleet.model, runtime.fleet.tokenizer
         )
         groups = read.groups[: options.groups]
         for number in range(options.repeat + 1):

@@ -76,7 +76,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
     rows = []
     async with Runtime.from_config(config) as runtime:
         read = read_prompts(
-            EXAMPLE / "prompts.jsonl", config.rollout, runtime.pool.model, runtime.pool.tokenizer
+            EXAMPLE / "prompts.jsonl", config.rollout, runtime.fleet.model, runtime.fleet.tokenizer
         )
         for temperature in (0.0, 1.0):
             groups = [
@@ -124,7 +124,7 @@ async def roll_out(
     async for completion in rollout:
         found[completion.request_id] = completion
         if kill and len(found) == int(total * KILL_AFTER):
-            pid = runtime.pool.engines[0].worker.pid  # type: ignore[attr-defined]
+            pid = next(iter(runtime.fleet.engines.values())).worker.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
     return found, rollout.result.summary.instances_lost
 

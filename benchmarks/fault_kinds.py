@@ -43,7 +43,7 @@ def named(word: str) -> list[int]:
 
 def instances(runtime: Runtime) -> list[int]:
     """Return the workers' process ids."""
-    pids = (getattr(engine, "pid", None) for engine in runtime.pool.engines)
+    pids = (getattr(engine, "pid", None) for engine in runtime.fleet.engines.values())
     return [pid for pid in pids if pid is not None]
 
 

@@ -180,7 +180,7 @@ async def move(options: argparse.Namespace, name: str) -> list[Row]:
     runtime = Runtime.from_config(config_of(options, [f"seer.kv_pool={name}"]))
     pool, sink = runtime.kv_pool, Sink()
     assert pool is not None
-    here, there = runtime.pool.engines[:2]
+    here, there = list(runtime.fleet.engines.values())[:2]
     dice = random.Random(0)
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
     outputs: dict[tuple[int, str], ChunkOutput] = {}
@@ -200,7 +200,7 @@ async def move(options: argparse.Namespace, name: str) -> list[Row]:
         infos = await asyncio.gather(here.start(sink), there.start(sink))
         for number in range(options.repeat + 1):
             for context in options.contexts:
-                tokens = [dice.randrange(10, runtime.pool.model.vocab_size) for _ in range(context)]
+                tokens = [dice.randrange(10, runtime.fleet.model.vocab_size) for _ in range(context)]
                 output = (await run(here, tokens))[1]
                 tokens += output.token_ids
                 for way, engine in (("stay", here), ("pool", there), ("prefill", there)):

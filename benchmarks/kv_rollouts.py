@@ -138,7 +138,7 @@ async def rollouts(options: argparse.Namespace, part: str, ways: Sequence[Way], 
         for way in ways[:: -1 if number % 2 else 1]:
             config = config_of(options, list(way.overrides))
             async with Runtime.from_config(config) as runtime:
-                model, tokenizer = runtime.pool.model, runtime.pool.tokenizer
+                model, tokenizer = runtime.fleet.model, runtime.fleet.tokenizer
                 read = read_prompts(EXAMPLE / "prompts.jsonl", config.rollout, model, tokenizer)
                 strategies = fill_slots(config)
                 slots = {name: Slot(name, "benchmark", make()) for name, make in way.strategies.items()}

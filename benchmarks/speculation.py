@@ -111,7 +111,8 @@ async def roll_out(
     runtime: Runtime, groups: list[PromptGroup], batch: int
 ) -> tuple[Summary, dict[str, list[int]]]:
     """Roll out with ``batch`` requests in flight, caches and draft context cold."""
-    strategies = Strategies(Policies(placer=Slot("placer", "benchmark", AtMost(batch))), (), runtime.drafter)
+    placer = Slot("placer", "benchmark", AtMost(batch))
+    strategies = Strategies(Policies(placer=placer), (), runtime.fleet.drafter)
     await runtime.use(strategies)
     await runtime.reset_caches()
     result = await runtime.rollout(groups).wait()

@@ -49,8 +49,8 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
     assembly = attrs.evolve(assemble(config), strategies=Strategies(Policies()))
     rounds = []
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
-        kv_pool, pool = runtime.kv_pool, runtime.pool
-        read = read_prompts(EXAMPLE / "prompts.jsonl", config.rollout, pool.model, pool.tokenizer)
+        kv_pool, fleet = runtime.kv_pool, runtime.fleet
+        read = read_prompts(EXAMPLE / "prompts.jsonl", config.rollout, fleet.model, fleet.tokenizer)
         for number in range(repeat):
             results: dict[str, tuple[Profile, RolloutResult]] = {}
             for arm in arms_of(config):
@@ -88,7 +88,7 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
 
 async def profile(config: Config, runtime: Runtime) -> Profile:
     """Measure step times of all instances at once."""
-    engines = runtime.pool.engines
+    engines = list(runtime.fleet.engines.values())
     tables = await measure_tables(engines, BATCH, DRAFT_TOKENS, CONTEXT)
     infos = list(runtime.living.values())
     return make_profile(tables, infos, engine=config.seer.engine, instances=len(engines), together=True)

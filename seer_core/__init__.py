@@ -8,7 +8,8 @@ from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
 from seer_core.result import RolloutResult, Summary
 from seer_core.rollout import Rollout
-from seer_core.runtime import Runtime, rollout
+from seer_core.runtime import Runtime
+from seer_core.session import rollout
 
 __all__ = [
     "Completion",

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import attrs
 import msgspec
 
-from seer_core.ports import ChunkJob, tell_nobody
+from seer_core.chunks import ChunkJob
+from seer_core.errors import tell_nobody
 
 if TYPE_CHECKING:
     import numpy as np

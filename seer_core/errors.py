@@ -15,6 +15,7 @@ __all__ = [
     "WeightVersionError",
     "printable",
     "quote",
+    "tell_nobody",
 ]
 
 QUOTED = 100
@@ -87,3 +88,7 @@ def printable(text: str, limit: int | None = None, *, keep: str = "") -> str:
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text
     )
+
+
+def tell_nobody(reason: str) -> None:
+    """Take what a plug-in's half in an engine tells of its troubles, where nobody listens."""

@@ -70,7 +70,7 @@ class InstanceGivenUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class InstanceStopped(msgspec.Struct, frozen=True, tag=True):
-    """An instance was ended on purpose, when no request was left; it may start again."""
+    """An instance was ended on purpose; unfinished chunks on it are void, and it may start again."""
 
     instance_id: str
 

@@ -20,7 +20,7 @@ import pluggy
 from seer_core.drafting import Drafter
 from seer_core.kv import KVPool
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
-from seer_core.ports import EnginePool
+from seer_core.ports import EngineFleet
 
 __all__ = ["PROJECT", "Check", "Startup", "hookimpl", "hookspec"]
 
@@ -50,7 +50,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 @hookspec
-def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:
+def seer_make_engines(settings: Any, startup: Startup) -> EngineFleet | None:
     """Return the engine instances, not yet started, on the clock they live on.
 
     Called once, first of all hooks, and only for the plug-in that ``[seer].engine`` names;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from seer_core.ports import tell_nobody
+from seer_core.errors import tell_nobody
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,7 +18,7 @@ from seer_core.hooks import HOOKS, offered_slots, read_hooks
 from seer_core.hookspecs import PROJECT, Startup
 from seer_core.kv import KVPool
 from seer_core.policy import Observer
-from seer_core.ports import Engine, EnginePool
+from seer_core.ports import Engine, EngineFleet
 from seer_core.scheduler import CORE, Slot
 from seer_core.slots import SLOTS, Factories, Plugin, Strategies, fill
 
@@ -51,7 +51,7 @@ class NoSettings(Struct, frozen=True):
 class Assembly:
     """All slots filled; nothing started."""
 
-    pool: EnginePool
+    fleet: EngineFleet
     strategies: Strategies
     kv_pool: Slot[KVPool] | None = None
 
@@ -207,11 +207,11 @@ def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
     factories = Factories(Startup(config.seer.seed, config.base_dir))
     plugin = _load_engine(config)
-    pool = factories.make(plugin, "engines")
-    if pool is None:
+    fleet = factories.make(plugin, "engines")
+    if fleet is None:
         raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
-    _check_engines(pool)
-    return Assembly(pool.strategy, fill_slots(config), _make_kv_pool(config, factories))
+    _check_engines(fleet)
+    return Assembly(fleet.strategy, fill_slots(config), _make_kv_pool(config, factories))
 
 
 def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
@@ -227,7 +227,7 @@ def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
     return answer
 
 
-def _check_engines(slot: Slot[EnginePool]) -> None:
+def _check_engines(slot: Slot[EngineFleet]) -> None:
     seen: set[str] = set()
     for engine in slot.strategy.engines:
         if not isinstance(engine, Engine):

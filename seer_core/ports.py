@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from seer_core.chunks import ChunkJob, ChunkOutput
+from seer_core.drafting import Drafter, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
-from seer_core.model import InstanceInfo, Sampling
-
-if TYPE_CHECKING:
-    from seer_core.drafting import Drafter, StepTimes
-    from seer_core.kv import KVPool
+from seer_core.kv import KVPool
+from seer_core.model import InstanceInfo
 
 __all__ = [
     "ChunkJob",
     "ChunkOutput",
     "Clock",
     "Engine",
-    "EnginePool",
+    "EngineFleet",
     "EngineSink",
     "ModelInfo",
     "Tokenizer",
-    "tell_nobody",
 ]
 
 
@@ -37,63 +35,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     vocab_size: int
     max_model_tokens: int
     max_temperature: float | None = None
-
-
-class ChunkJob(msgspec.Struct, frozen=True, gc=False):
-    """One chunk, complete: an engine needs nothing else and remembers nothing between chunks.
-
-    ``token_ids`` is the prompt followed by everything generated so far.  ``seed`` is the request's:
-    the noise behind the token at absolute position p depends on (seed, p) and on nothing else.
-    ``known_tokens`` is the response's true length where it is known (simulated engines).  ``probe``: the
-    group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
-    responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
-    chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
-    requests may come again; what is kept between chunks beside the engine goes by it.
-    """
-
-    id: str
-    request_id: str
-    group_id: str
-    token_ids: list[int]
-    prompt_tokens: int
-    max_tokens: int
-    sampling: Sampling
-    seed: int
-    weight_version: int
-    known_tokens: int | None = None
-    probe: bool = False
-    siblings_finished: int = 0
-    last: bool = False
-    rollout_id: str = ""
-
-
-class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
-    """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order.
-
-    ``stopped``: the model ended the response.  The token with which it did, the end token or another that
-    the model's configuration names, is the last of ``token_ids``, with its log-prob, and counts in the
-    response's length; an engine that is not given that token may leave it out.  ``cached_tokens`` of the
-    job's tokens were found in the instance's cache, ``pool_tokens`` in the KV pool; ``prefilled_tokens`` were
-    computed before the first new token.
-    ``computed_tokens`` counts every position run through the model for this chunk, with what
-    preemptions made it repeat, but without drafts that were rejected.  ``steps`` is the number of engine
-    steps that gave it tokens; ``drafted_at[j]`` counts those that verified at least j + 1 draft tokens, and
-    ``accepted_at[j]`` those that accepted as many.
-    """
-
-    job_id: str
-    token_ids: list[int]
-    logprobs: list[float]
-    stopped: bool
-    cached_tokens: int
-    prefilled_tokens: int
-    computed_tokens: int
-    preemptions: int
-    weight_version: int
-    steps: int = 0
-    drafted_at: list[int] = []
-    accepted_at: list[int] = []
-    pool_tokens: int = 0
 
 
 class EngineSink(Protocol):
@@ -118,10 +59,6 @@ class EngineSink(Protocol):
     def lost(self, instance_id: str, reason: str) -> None:
         """The instance died by itself; all its chunks are void."""
         ...
-
-
-def tell_nobody(reason: str) -> None:
-    """Take what a plug-in's half in an engine tells of its troubles, where nobody listens."""
 
 
 @runtime_checkable
@@ -249,7 +186,7 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
-class EnginePool(Protocol):
+class EngineFleet(Protocol):
     """What an engine plug-in's factory returns: instances on one clock, not yet started."""
 
     @property

@@ -16,12 +16,20 @@ from msgspec import Meta, Struct
 
 from seer_core.config import RolloutTable, nearest
 from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
-from seer_core.model import MOST_RESPONSES, MOST_TOP_K, PromptGroup, Sampling
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K, InstanceInfo, PromptGroup, Sampling
 from seer_core.numbers import NotNegative
 from seer_core.ports import ModelInfo, Tokenizer
 from seer_core.reading import SHOWN, explain
 
-__all__ = ["BadPrompt", "PromptRecord", "PromptsFile", "make_groups", "problem_of", "read_prompts"]
+__all__ = [
+    "BadPrompt",
+    "PromptRecord",
+    "PromptsFile",
+    "check_groups",
+    "make_groups",
+    "problem_of",
+    "read_prompts",
+]
 
 LONGEST_ID = 200
 """Characters of a group's id, which stands in every line that is written of its responses."""
@@ -255,6 +263,29 @@ class _Maker:
     def _chosen(self, record: PromptRecord, key: str) -> Any:
         value = getattr(record, key)
         return getattr(self.defaults, key) if value is None else value
+
+
+def check_groups(groups: Iterable[PromptGroup], model: ModelInfo, instances: Iterable[InstanceInfo]) -> None:
+    """Make sure that groups can be rolled out together on these instances; without one, on any.
+
+    Raises:
+        PromptError: a group does not fit the model or the instances, or an id occurs twice.
+    """
+    seen: set[str] = set()
+    room = max((info.kv_capacity_tokens for info in instances), default=None)
+    for group in groups:
+        problem = problem_of(group, model)
+        needed = len(group.prompt_token_ids) + group.max_tokens
+        if problem is None and group.id in seen:
+            problem = "this id occurs twice; give each group its own"
+        if problem is None and room is not None and needed > room:
+            problem = (
+                f"prompt and max_tokens make {needed} tokens, the largest instance's KV holds {room};"
+                " lower max_tokens or give the engine more KV"
+            )
+        if problem is not None:
+            raise PromptError(f"group {quote(group.id)}: {problem}")
+        seen.add(group.id)
 
 
 def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[int]:

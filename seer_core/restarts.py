@@ -43,6 +43,10 @@ class RestartBudget:
         life.worked_s += now - life.up_since_s
         life.up_since_s = None
 
+    def forget(self, name: str) -> None:
+        """Forget an instance; one of that name that starts later has all its restarts."""
+        self._lives.pop(name, None)
+
     def take(self, name: str) -> float | None:
         """Take a restart of an instance that is down: the seconds to wait before it, None if none is left."""
         life = self._lives[name]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
 
-from seer_core.events import InstanceTroubled
+from seer_core.errors import EngineError
+from seer_core.events import (
+    ChunkFailed,
+    Event,
+    InstanceGivenUp,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    InstanceTroubled,
+)
 from seer_core.model import Completion
 
-__all__ = ["RolloutResult", "Summary", "is_something", "summarize", "tail_time_s"]
+__all__ = ["RolloutResult", "Summary", "Tally", "is_something", "tail_time_s"]
 
 TAIL_FRACTION = 0.1
 """Share of requests, last to finish, that make the tail (paper, evaluation)."""
@@ -87,71 +97,136 @@ def is_something(figure: str, value: float) -> bool:
     return value >= LEAST_TIME_S if figure.endswith("time_s") else value != 0
 
 
-def summarize(
-    completions: Sequence[Completion],
-    started_s: float,
-    instances_lost: int,
-    weight_version: int,
-    drafting_share: float = 0.0,
-    troubles: Sequence[InstanceTroubled] = (),
-    instances_given_up: int = 0,
-    observers_left_out: int = 0,
-) -> Summary:
-    """Add up a rollout that began at ``started_s``."""
-    lengths = [len(completion.token_ids) for completion in completions]
-    finishes = [completion.finished_s for completion in completions]
-    total = max(finishes, default=started_s) - started_s
-    # One pass, for there may be millions.
-    chunks = migrations = preemptions = 0
-    cached = prefilled = recomputed = pooled = 0
-    steps = stepped = 0
-    drafted: list[int] = []
-    accepted: list[int] = []
-    for completion in completions:
+class Tally:
+    """Adds a rollout up while it runs: what it is given may be forgotten.
+
+    It began at ``started_s``, when ``reports`` were the instances' last ones, with ``troubles`` since their
+    starts, and ``instances_given_up`` were down for good.
+    """
+
+    def __init__(
+        self,
+        started_s: float,
+        reports: Mapping[str, InstanceReported] = {},
+        troubles: Mapping[str, Sequence[InstanceTroubled]] = {},
+        instances_given_up: int = 0,
+    ) -> None:
+        self.started_s = started_s
+        self._reports_before = dict(reports)
+        self._reports = dict(reports)
+        self._troubles = Counter(trouble.what for told in troubles.values() for trouble in told)
+        self._instances_given_up = instances_given_up
+        self._instances_lost = 0
+        self._first_failure = ""
+        self._groups: set[str] = set()
+        self._finishes_s = array("d")
+        self._tokens = self._max_tokens = 0
+        self._finish_reasons: Counter[str] = Counter()
+        self._chunks = self._migrations = self._preemptions = 0
+        self._cached = self._prefilled = self._recomputed = self._pooled = 0
+        self._steps = self._stepped = 0
+        self._drafted: list[int] = []
+        self._accepted: list[int] = []
+
+    @property
+    def requests(self) -> int:
+        """Requests that are over."""
+        return len(self._finishes_s)
+
+    @property
+    def failure(self) -> EngineError | None:
+        """The error to end with if all requests ended in one."""
+        if self._finish_reasons["error"] < self.requests:
+            return None
+        return EngineError(
+            f"all {self.requests} requests ended in an error, the first on {self._first_failure};"
+            " mend that, then run again"
+        )
+
+    def see(self, event: Event) -> None:
+        """Take in what happened to instances."""
+        match event:
+            case InstanceReported():
+                self._reports[event.instance_id] = event
+            case InstanceStarted():
+                self._reports.pop(event.info.id, None)
+                self._reports_before.pop(event.info.id, None)
+            case InstanceLost():
+                self._instances_lost += 1
+            case InstanceGivenUp():
+                self._instances_given_up += 1
+            case InstanceTroubled():
+                self._troubles[event.what] += 1
+            case ChunkFailed():
+                self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
+
+    def add(self, completion: Completion) -> None:
+        """Take in a completion."""
+        tokens = len(completion.token_ids)
+        self._groups.add(completion.group_id)
+        self._finishes_s.append(completion.finished_s)
+        self._tokens += tokens
+        self._max_tokens = max(self._max_tokens, tokens)
+        self._finish_reasons[completion.finish_reason] += 1
         before = None
         for chunk in completion.chunks:
-            chunks += 1
-            migrations += before is not None and before != chunk.instance
+            self._chunks += 1
+            self._migrations += before is not None and before != chunk.instance
             before = chunk.instance
-            preemptions += chunk.preemptions
-            cached += chunk.cached_tokens
-            prefilled += chunk.prefilled_tokens
-            recomputed += chunk.recomputed_tokens
-            pooled += chunk.pool_tokens
+            self._preemptions += chunk.preemptions
+            self._cached += chunk.cached_tokens
+            self._prefilled += chunk.prefilled_tokens
+            self._recomputed += chunk.recomputed_tokens
+            self._pooled += chunk.pool_tokens
             if chunk.steps:
-                steps += chunk.steps
-                stepped += chunk.tokens
-        drafted = _sum(drafted, *(chunk.drafted_at for chunk in completion.chunks))
-        accepted = _sum(accepted, *(chunk.accepted_at for chunk in completion.chunks))
-    return Summary(
-        requests=len(completions),
-        groups=len({completion.group_id for completion in completions}),
-        tokens=sum(lengths),
-        total_time_s=total,
-        tail_time_s=tail_time_s(finishes),
-        throughput_tokens_per_s=sum(lengths) / total if total else 0.0,
-        mean_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
-        max_tokens=max(lengths, default=0),
-        chunks=chunks,
-        migrations=migrations,
-        preemptions=preemptions,
-        cached_tokens=cached,
-        prefilled_tokens=prefilled,
-        recomputed_tokens=recomputed,
-        instances_lost=instances_lost,
-        finish_reasons=dict(Counter(completion.finish_reason for completion in completions)),
-        weight_version=weight_version,
-        steps=steps,
-        drafted_tokens=sum(drafted),
-        accepted_tokens=sum(accepted),
-        acceptance_length=stepped / steps if steps else 0.0,
-        acceptance_at=[a / d for a, d in zip(accepted, drafted, strict=True) if d],
-        drafting_share=drafting_share,
-        pool_tokens=pooled,
-        troubles=dict(Counter(trouble.what for trouble in troubles)),
-        instances_given_up=instances_given_up,
-        observers_left_out=observers_left_out,
-    )
+                self._steps += chunk.steps
+                self._stepped += chunk.tokens
+            if chunk.drafted_at:
+                self._drafted = _sum(self._drafted, chunk.drafted_at)
+                self._accepted = _sum(self._accepted, chunk.accepted_at)
+
+    def summary(self, weight_version: int = 0, observers_left_out: int = 0) -> Summary:
+        """Return the figures as they are now."""
+        requests = self.requests
+        total = max(self._finishes_s, default=self.started_s) - self.started_s
+        return Summary(
+            requests=requests,
+            groups=len(self._groups),
+            tokens=self._tokens,
+            total_time_s=total,
+            tail_time_s=tail_time_s(self._finishes_s),
+            throughput_tokens_per_s=self._tokens / total if total else 0.0,
+            mean_tokens=self._tokens / requests if requests else 0.0,
+            max_tokens=self._max_tokens,
+            chunks=self._chunks,
+            migrations=self._migrations,
+            preemptions=self._preemptions,
+            cached_tokens=self._cached,
+            prefilled_tokens=self._prefilled,
+            recomputed_tokens=self._recomputed,
+            instances_lost=self._instances_lost,
+            finish_reasons=dict(self._finish_reasons),
+            weight_version=weight_version,
+            steps=self._steps,
+            drafted_tokens=sum(self._drafted),
+            accepted_tokens=sum(self._accepted),
+            acceptance_length=self._stepped / self._steps if self._steps else 0.0,
+            acceptance_at=[a / d for a, d in zip(self._accepted, self._drafted, strict=True) if d],
+            drafting_share=self._drafting_share(),
+            pool_tokens=self._pooled,
+            troubles=dict(self._troubles),
+            instances_given_up=self._instances_given_up,
+            observers_left_out=observers_left_out,
+        )
+
+    def _drafting_share(self) -> float:
+        """Return the part of the engines' stepping time since the start that went into drafts."""
+        stepping = drafting = 0.0
+        for name, report in self._reports.items():
+            before = self._reports_before.get(name) or InstanceReported(name, 0, 0, 0.0)
+            stepping += report.stepping_s - before.stepping_s
+            drafting += report.drafting_s - before.drafting_s
+        return drafting / stepping if stepping else 0.0
 
 
 def _sum(*counts: Sequence[int]) -> list[int]:

@@ -15,13 +15,13 @@ from seer_core.hooks import Hook
 from seer_core.hookspecs import Check, Startup
 from seer_core.kv import KVPool
 from seer_core.policy import Observer, Placer, Prioritizer, Splitter
-from seer_core.ports import EnginePool
+from seer_core.ports import EngineFleet
 from seer_core.scheduler import CORE, Policies, Slot
 
 __all__ = ["SLOTS", "Factories", "Plugin", "Strategies", "check_enabled", "fill"]
 
 SLOTS: Mapping[str, type] = {
-    "engines": EnginePool,
+    "engines": EngineFleet,
     "kv_pool": KVPool,
     "splitter": Splitter,
     "prioritizer": Prioritizer,

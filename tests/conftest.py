@@ -11,7 +11,7 @@ import attrs
 import pytest
 import structlog
 from click.testing import CliRunner
-from seer_sim.plugin import Settings, make_pool
+from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.cli import main
 from seer_core.clock import RealClock
@@ -148,7 +148,7 @@ def start_seer():
 
 
 @attrs.define(eq=False)
-class Pool:
+class Hands:
     engines: list
     clock: object = attrs.Factory(RealClock)
     model: ModelInfo = attrs.Factory(lambda: ModelInfo(vocab_size=1000, max_model_tokens=512))
@@ -260,7 +260,7 @@ def by_hand():
 
     def make(*engines, policies=None, observers=(), drafter=None, kv_pool=None, **seer):
         assembly = Assembly(
-            Pool(list(engines)), Strategies(policies or Policies(), tuple(observers), drafter), kv_pool
+            Hands(list(engines)), Strategies(policies or Policies(), tuple(observers), drafter), kv_pool
         )
         return Runtime(assembly, SeerTable(**seer))
 
@@ -273,7 +273,7 @@ def simulated():
 
     def make(policies=None, observers=(), drafter=None, kv_pool=None, seer=None, **settings):
         assembly = Assembly(
-            make_pool(Settings(**settings)),
+            make_fleet(Settings(**settings)),
             Strategies(policies or Policies(), tuple(observers), drafter),
             kv_pool,
         )

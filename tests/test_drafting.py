@@ -175,11 +175,11 @@ def test_drafts_are_counted_per_chunk_per_group_and_in_the_summary(by_hand, hand
             engine, drafter=slot(Noted()), observers=[Slot("observer", "test", trace)]
         ) as runtime:
             rollout = runtime.rollout(some_groups(1, 2))
-            group = next(iter(runtime._scheduler.contexts))
-            runtime.reported(InstanceReported("hand-0", 2, 0, 0.1, 4.0, 0.5))
+            group = next(iter(runtime.loop.scheduler.contexts))
+            engine.sink.reported(InstanceReported("hand-0", 2, 0, 0.1, 4.0, 0.5))
             engine.finish(tokens=10, drafts=(4, [4, 3], [4, 2]))
             assert (group.steps, group.drafted, group.accepted) == (4, 7, 6)
-            runtime.reported(InstanceReported("hand-0", 1, 0, 0.1, 10.0, 1.0))
+            engine.sink.reported(InstanceReported("hand-0", 1, 0, 0.1, 10.0, 1.0))
             engine.finish(tokens=5, drafts=(5, [1], [0]))
             return await rollout.wait()
 

@@ -267,8 +267,8 @@ def test_a_chunk_says_whether_its_response_ends_with_it(by_hand, hand, some_grou
 
     async def main():
         async with by_hand(engine) as runtime:
-            runtime._scheduler.policies = attrs.evolve(
-                runtime._scheduler.policies, splitter=Slot("splitter", "test", Halves())
+            runtime.loop.scheduler.policies = attrs.evolve(
+                runtime.loop.scheduler.policies, splitter=Slot("splitter", "test", Halves())
             )
             rollout = runtime.rollout(some_groups(1, n=1))
             seen = []

@@ -12,7 +12,8 @@ from seer_core.config import load_config
 from seer_core.errors import ConfigError, PluginError
 from seer_core.plugins import assemble, describe, fill_slots, installed, offers, slots_of
 from seer_core.ports import Engine
-from seer_core.runtime import Runtime, rollout
+from seer_core.runtime import Runtime
+from seer_core.session import rollout
 
 HEAD = "from seer_core.hookspecs import hookimpl\n"
 
@@ -212,8 +213,8 @@ def test_engines_that_are_none_or_share_an_id_are_refused(distribution, write_co
     source = f"{HEAD}\nclass Engine:\n    id = 'same'\n" + "".join(
         f"    {name} = print\n" for name in methods
     )
-    source += f"class Pool:\n    engines = {engines}\n    model = tokenizer = None\n"
-    source += "    class clock: pass\n@hookimpl\ndef seer_make_engines():\n    return Pool()\n"
+    source += f"class Fleet:\n    engines = {engines}\n    model = tokenizer = None\n"
+    source += "    class clock: pass\n@hookimpl\ndef seer_make_engines():\n    return Fleet()\n"
     distribution("odd", source)
     with pytest.raises(PluginError) as caught:
         assemble(load_config(write_config(engine="odd")))

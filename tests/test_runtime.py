@@ -32,8 +32,8 @@ from seer_core.events import (
 )
 from seer_core.model import InstanceInfo
 from seer_core.plugins import Strategies
-from seer_core.runtime import rollout
 from seer_core.scheduler import Policies, Scheduler, Slot
+from seer_core.session import rollout
 from seer_core.trace import TraceWriter, replay
 
 
@@ -464,7 +464,7 @@ def stepped(hand, by_hand):
         for engine in engines:
             engine.clock = clock
         runtime = by_hand(*engines, **seer)
-        runtime.clock = runtime.pool.clock = clock
+        runtime.fleet.clock = clock
         return runtime, engines
 
     return make

@@ -205,7 +205,7 @@ def test_an_instance_does_not_come_back_with_weights_that_are_not_the_versions(
             copy.write_bytes(b"two")
             x.die()
             async with asyncio.timeout(20):
-                while x.starts < 3 or runtime._restarting:
+                while x.starts < 3 or runtime.fleet.restarting:
                     await asyncio.to_thread(lambda: None)
             assert set(runtime.living) == {"y"}
 
@@ -279,7 +279,7 @@ def test_an_instance_whose_weights_are_not_the_others_does_not_serve(by_hand, re
             y.odd = "stale"
             y.die()
             async with asyncio.timeout(20):
-                while runtime._restarting:
+                while runtime.fleet.restarting:
                     await asyncio.to_thread(lambda: None)
             assert set(runtime.living) == {"x", "z"}
 

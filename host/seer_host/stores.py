@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+from seer_core.errors import tell_nobody
 from seer_core.kv import KVStore
-from seer_core.ports import tell_nobody
 from seer_host.loader import Kind
 
 __all__ = ["STORE", "Guarded"]

@@ -66,8 +66,8 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
         fill_slots(config.with_plugins(arm.enabled))
     for name in left_out(config):
         click.echo(f"not compared: {name!r}; to compare it too, name it in [compare].techniques", err=True)
-    pool = assembly.pool
-    read = read_prompts(path, config.rollout, pool.model, pool.tokenizer, seed=config.seer.seed)
+    fleet = assembly.fleet
+    read = read_prompts(path, config.rollout, fleet.model, fleet.tokenizer, seed=config.seer.seed)
     results = run_async(_compare(config, assembly, read, repeat))
     baseline = results[0]
     if json_file is not None:
@@ -78,7 +78,7 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
 
 
 async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat: int) -> list[ArmResult]:
-    count = len(assembly.pool.engines)
+    count = len(assembly.fleet.engines)
     click.echo(f"starting {count} {config.seer.engine} instances ...", err=True)
     assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
 

@@ -28,7 +28,7 @@ DRAFT_TOKENS = (0, 1, 2, 4, 6, 8, 12, 16)
 
 @attrs.frozen
 class SomeEngines:
-    """A pool with some of another pool's engines."""
+    """A fleet of some of another's engines."""
 
     engines: Sequence[Engine]
     clock: Clock
@@ -97,17 +97,17 @@ async def _measure(
     contexts: Sequence[int | None],
     together: bool,
 ) -> Profile:
-    pool = assembly.pool
-    engines = list(pool.engines) if together else list(pool.engines)[:1]
-    some = SomeEngines(engines, pool.clock, pool.model, pool.tokenizer)
+    fleet = assembly.fleet
+    engines = list(fleet.engines) if together else list(fleet.engines)[:1]
+    some = SomeEngines(engines, fleet.clock, fleet.model, fleet.tokenizer)
     click.echo(f"starting {len(engines)} {config.seer.engine} instance(s) ...", err=True)
-    async with Runtime(attrs.evolve(assembly, pool=some), config.seer, config.rollout) as runtime:
+    async with Runtime(attrs.evolve(assembly, fleet=some), config.seer, config.rollout) as runtime:
         click.echo("measuring ...", err=True)
         return make_profile(
             await measure_tables(engines, batch, draft_tokens, contexts),
             list(runtime.living.values()),
             engine=config.seer.engine,
-            instances=len(pool.engines),
+            instances=len(fleet.engines),
             together=together,
         )
 

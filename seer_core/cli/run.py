@@ -74,12 +74,12 @@ def run_command(
     """
     check_apart(json_file, *(out / name for name in RUN_FILES))
     assembly = assemble(config)
-    pool = assembly.pool
+    fleet = assembly.fleet
     read = read_prompts(
         prompts,
         config.rollout,
-        pool.model,
-        pool.tokenizer,
+        fleet.model,
+        fleet.tokenizer,
         seed=config.seer.seed,
         iteration=iteration,
         skip_bad=skip_bad,
@@ -103,7 +103,7 @@ async def _roll_out(
     strategies = assembly.strategies
     strategies = attrs.evolve(strategies, observers=(*strategies.observers, trace, display.slot))
     assembly = attrs.evolve(assembly, strategies=strategies)
-    click.echo(f"starting {len(assembly.pool.engines)} {config.seer.engine} instances ...", err=True)
+    click.echo(f"starting {len(assembly.fleet.engines)} {config.seer.engine} instances ...", err=True)
     kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         before = None if kv_pool is None else kv_pool.stats()

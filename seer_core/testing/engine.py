@@ -1,4 +1,4 @@
-"""Contract of the Protocols ``EnginePool`` and ``Engine`` in ``seer_core.ports``."""
+"""Contract of the Protocols ``EngineFleet`` and ``Engine`` in ``seer_core.ports``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.ports import ChunkJob, ChunkOutput, Clock, Engine, EnginePool, Tokenizer
+from seer_core.ports import ChunkJob, ChunkOutput, Clock, Engine, EngineFleet, Tokenizer
 from seer_core.testing.bounds import run_within
 
 __all__ = ["EngineContract"]
@@ -24,7 +24,7 @@ TOKENS = 24
 
 
 class EngineContract:
-    """Tests of an ``EnginePool`` and its engines; ``make`` returns a new pool, nothing of it started.
+    """Tests of an ``EngineFleet`` and its engines; ``make`` returns a new fleet, nothing of it started.
 
     It needs two engines at least, with room for 64 tokens a response.  ``exact``: the same seed gives the
     same tokens, however a response is divided and wherever it runs.  ``weights`` is what ``update_weights``
@@ -40,23 +40,23 @@ class EngineContract:
     _loop: asyncio.AbstractEventLoop | None = None
     _started: _Stage | None = None
 
-    def make(self) -> EnginePool:
-        """Return a new pool of two engines or more, nothing of it started."""
-        raise NotImplementedError("define make(), which returns a new pool of engines, not yet started")
+    def make(self) -> EngineFleet:
+        """Return a new fleet of two engines or more, nothing of it started."""
+        raise NotImplementedError("define make(), which returns a new fleet of engines, not yet started")
 
-    def test_it_is_a_pool_of_engines(self) -> None:
+    def test_it_is_a_fleet_of_engines(self) -> None:
         """Their ids are distinct, and the clock and the tokenizer are what they must be."""
 
         async def story() -> None:
-            pool = self.make()
-            assert isinstance(pool, EnginePool)
-            assert isinstance(pool.clock, Clock)
-            assert pool.tokenizer is None or isinstance(pool.tokenizer, Tokenizer)
-            assert all(isinstance(engine, Engine) for engine in pool.engines)
-            ids = [engine.id for engine in pool.engines]
+            fleet = self.make()
+            assert isinstance(fleet, EngineFleet)
+            assert isinstance(fleet.clock, Clock)
+            assert fleet.tokenizer is None or isinstance(fleet.tokenizer, Tokenizer)
+            assert all(isinstance(engine, Engine) for engine in fleet.engines)
+            ids = [engine.id for engine in fleet.engines]
             assert len(set(ids)) == len(ids) >= 2, f"needs two engines with ids of their own, has {ids}"
-            assert pool.model.vocab_size > 0
-            assert pool.model.max_model_tokens >= 64
+            assert fleet.model.vocab_size > 0
+            assert fleet.model.max_model_tokens >= 64
 
         self._tell(story)
 
@@ -65,14 +65,14 @@ class EngineContract:
 
         async def story() -> None:
             async with self._stage() as stage:
-                for engine, info in zip(stage.pool.engines, stage.infos, strict=True):
+                for engine, info in zip(stage.fleet.engines, stage.infos, strict=True):
                     assert isinstance(info, InstanceInfo)
                     assert info.id == engine.id
                     assert info.block_tokens >= 1
                     assert info.kv_capacity_tokens >= info.block_tokens
                     assert info.kv_capacity_tokens % info.block_tokens == 0
                     assert info.max_running >= 1
-                    assert 64 <= info.max_model_tokens <= stage.pool.model.max_model_tokens
+                    assert 64 <= info.max_model_tokens <= stage.fleet.model.max_model_tokens
 
         self._tell(story)
 
@@ -102,7 +102,7 @@ class EngineContract:
                         for number, tokens in enumerate((5, 20, 30, 30))
                     ]
                     for job, output in zip(jobs, await stage.run(jobs), strict=True):
-                        _check_account(job, output, stage.pool.model.vocab_size)
+                        _check_account(job, output, stage.fleet.model.vocab_size)
 
         self._tell(story)
 
@@ -138,7 +138,7 @@ class EngineContract:
 
         async def story() -> None:
             async with self._stage() as stage:
-                too_long = stage.job(8, max_tokens=2 * stage.pool.model.max_model_tokens)
+                too_long = stage.job(8, max_tokens=2 * stage.fleet.model.max_model_tokens)
                 for job in (stage.job(7), too_long):
                     stage.submit(job)
                     stage.abort(job.id)
@@ -167,7 +167,7 @@ class EngineContract:
 
         async def story() -> None:
             async with self._stage() as stage:
-                job = stage.job(0, max_tokens=2 * stage.pool.model.max_model_tokens)
+                job = stage.job(0, max_tokens=2 * stage.fleet.model.max_model_tokens)
                 stage.submit(job)
                 await stage.answered([job])
                 [answer] = stage.sink.answers[job.id]
@@ -182,7 +182,7 @@ class EngineContract:
 
         async def story() -> None:
             async with self._stage(self.make()) as stage:
-                engine = stage.pool.engines[0]
+                engine = stage.fleet.engines[0]
                 for turn, forget in enumerate(("reset_cache", "update_weights", "stop")):
                     await stage.run([stage.job(0, name=f"{turn} before", prompt=40, version=stage.version)])
                     if forget == "reset_cache":
@@ -208,7 +208,7 @@ class EngineContract:
             for engine in self.make().engines:
                 await engine.stop()
             async with self._stage(self.make()) as stage:
-                first, second = stage.pool.engines[:2]
+                first, second = stage.fleet.engines[:2]
                 job = stage.job(0)
                 stage.submit(job)
                 await first.stop()
@@ -224,12 +224,12 @@ class EngineContract:
         """``share_kv(None)`` is False; a group nobody knows is forgotten without a word."""
 
         async def story() -> None:
-            pool = self.make()
-            for engine in pool.engines:
+            fleet = self.make()
+            for engine in fleet.engines:
                 engine.draft_with(None)
                 assert engine.share_kv(None) is False
-            async with self._stage(pool) as stage:
-                pool.engines[0].forget_group("never heard of")
+            async with self._stage(fleet) as stage:
+                fleet.engines[0].forget_group("never heard of")
                 [output] = await stage.run([stage.job(0)])
                 assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
 
@@ -240,7 +240,7 @@ class EngineContract:
 
         async def story() -> None:
             async with self._stage() as stage:
-                engine = stage.pool.engines[0]
+                engine = stage.fleet.engines[0]
                 for context in ((), (16,)):
                     try:
                         times = await engine.measure_steps((1, 2), (0,), *context)
@@ -261,9 +261,9 @@ class EngineContract:
         cls._loop = cls._started = None
 
     @asynccontextmanager
-    async def _stage(self, pool: EnginePool | None = None) -> AsyncIterator[_Stage]:
-        """Start all engines of a pool, and stop them in the end; without a pool, those that tests share."""
-        if self.shared and pool is None:
+    async def _stage(self, fleet: EngineFleet | None = None) -> AsyncIterator[_Stage]:
+        """Start all engines of a fleet, and stop them in the end; without a fleet, those that tests share."""
+        if self.shared and fleet is None:
             cls = type(self)
             if cls._started is None:
                 cls._started = await _started(self.make())
@@ -276,7 +276,7 @@ class EngineContract:
                 raise
             cls._started = stage
         else:
-            stage = await _started(self.make() if pool is None else pool)
+            stage = await _started(self.make() if fleet is None else fleet)
             try:
                 yield stage
             finally:
@@ -330,8 +330,8 @@ class _Sink:
 class _Stage:
     """Started engines, and a sink."""
 
-    def __init__(self, pool: EnginePool) -> None:
-        self.pool = pool
+    def __init__(self, fleet: EngineFleet) -> None:
+        self.fleet = fleet
         self.sink = _Sink()
         self.infos: list[InstanceInfo] = []
         self.version = 0
@@ -347,7 +347,7 @@ class _Stage:
         version: int = 0,
     ) -> ChunkJob:
         """Return a chunk of the response with this seed."""
-        vocabulary = self.pool.model.vocab_size
+        vocabulary = self.fleet.model.vocab_size
         tokens = [(7 * place + 3 + 11 * seed) % vocabulary for place in range(prompt)]
         return ChunkJob(
             id=name or f"chunk {seed}",
@@ -364,23 +364,23 @@ class _Stage:
 
     def submit(self, job: ChunkJob, on: int = 0) -> None:
         self.sink.calling = "submit"
-        self.pool.engines[on].submit(job)
+        self.fleet.engines[on].submit(job)
         self.sink.calling = None
 
     def abort(self, job_id: str, on: int = 0) -> None:
         self.sink.calling = "abort"
-        self.pool.engines[on].abort(job_id)
+        self.fleet.engines[on].abort(job_id)
         self.sink.calling = None
 
     async def stop(self) -> None:
         """Stop all engines."""
-        await asyncio.gather(*(engine.stop() for engine in self.pool.engines))
+        await asyncio.gather(*(engine.stop() for engine in self.fleet.engines))
 
     async def answered(self, jobs: Sequence[ChunkJob]) -> None:
         """Wait until each of these has an answer."""
         while missing := [job.id for job in jobs if not self.sink.answers[job.id]]:
             self.sink.changed.clear()
-            moves = await self.pool.clock.advance(self.sink.changed)
+            moves = await self.fleet.clock.advance(self.sink.changed)
             assert moves, f"chunks {missing} are unanswered and no engine will ever speak"
             assert not self.sink.losses, f"an instance died: {self.sink.losses}"
 
@@ -397,11 +397,11 @@ class _Stage:
         return outputs
 
 
-async def _started(pool: EnginePool) -> _Stage:
-    """Start all engines of a pool; stop them if one does not start."""
-    stage = _Stage(pool)
+async def _started(fleet: EngineFleet) -> _Stage:
+    """Start all engines of a fleet; stop them if one does not start."""
+    stage = _Stage(fleet)
     try:
-        stage.infos += await asyncio.gather(*(engine.start(stage.sink) for engine in pool.engines))
+        stage.infos += await asyncio.gather(*(engine.start(stage.sink) for engine in fleet.engines))
     except BaseException:
         await stage.stop()
         raise

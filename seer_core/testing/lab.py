@@ -22,7 +22,7 @@ from seer_core.model import Completion, PromptGroup
 from seer_core.plugins import assemble, installed
 from seer_core.result import Summary
 from seer_core.runtime import Runtime
-from seer_core.scheduler import CORE
+from seer_core.scheduler import CORE, Scheduler
 from seer_core.trace import TraceRecord
 
 __all__ = ["Lab", "LabResult", "lab"]
@@ -143,21 +143,24 @@ class Lab:
         return result
 
 
-class _Blindfold(Runtime):
-    """A runtime whose scheduler does not learn the true lengths; only the engines do."""
+class _Blindfold(Scheduler):
+    """A scheduler that does not learn the true lengths; only the engines do."""
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: Event, now: float) -> list[Command]:
         if isinstance(event, GroupsSubmitted):
             specs = (msgspec.structs.replace(spec, known_lengths=None) for spec in event.groups)
             event = GroupsSubmitted(tuple(specs))
-        super().handle(event)
+        return super().handle(event, now)
 
 
 async def _roll_out(config: Config, groups: Sequence[PromptGroup], oracle: bool) -> LabResult:
     assembly = assemble(config)
     recorder = _Recorder()
-    kind = Runtime if oracle else _Blindfold
-    async with kind(assembly.watched_by(recorder, owner=CORE), config.seer, config.rollout) as runtime:
+    runtime = Runtime(assembly.watched_by(recorder, owner=CORE), config.seer, config.rollout)
+    if not oracle:
+        policies, failures = assembly.strategies.policies, config.seer.max_chunk_failures
+        runtime.loop.scheduler = _Blindfold(policies, failures, debug=config.seer.debug)
+    async with runtime:
         result = await runtime.rollout(groups).wait()
     return LabResult(result.completions, result.summary, recorder.trace)
 

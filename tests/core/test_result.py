@@ -1,7 +1,8 @@
 import pytest
 
+from seer_core.events import InstanceLost
 from seer_core.model import ChunkRecord, Completion
-from seer_core.result import summarize, tail_time_s
+from seer_core.result import Tally, tail_time_s
 
 
 def chunk(instance="a", tokens=10, **costs):
@@ -27,6 +28,14 @@ def completion(request_id, finished_s, chunks=(), reason="stop"):
         finished_s=finished_s,
         metadata={},
     )
+
+
+def summarize(completions, started_s, weight_version=0):
+    tally = Tally(started_s)
+    tally.see(InstanceLost("a", "a test took it"))
+    for each in completions:
+        tally.add(each)
+    return tally.summary(weight_version)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +77,6 @@ def test_a_summary_adds_up_chunks_and_requests():
             completion("h/0", 20.0, [], reason="aborted"),
         ],
         started_s=10.0,
-        instances_lost=1,
         weight_version=3,
     )
     assert (summary.requests, summary.groups, summary.chunks) == (3, 2, 4)
@@ -82,16 +90,16 @@ def test_a_summary_adds_up_chunks_and_requests():
 
 
 def test_a_rollout_of_nothing_has_a_summary_of_zeros():
-    summary = summarize([], started_s=10.0, instances_lost=0, weight_version=0)
+    summary = summarize([], started_s=10.0)
     assert (summary.requests, summary.total_time_s, summary.tail_time_s) == (0, 0.0, 0.0)
     assert (summary.throughput_tokens_per_s, summary.mean_tokens, summary.max_tokens) == (0.0, 0.0, 0)
 
 
 def test_a_rollout_that_took_no_time_has_no_throughput():
-    summary = summarize([completion("g/0", 10.0, [chunk()])], 10.0, 0, 0)
+    summary = summarize([completion("g/0", 10.0, [chunk()])], 10.0)
     assert (summary.total_time_s, summary.throughput_tokens_per_s) == (0.0, 0.0)
 
 
 def test_coming_back_to_an_earlier_instance_is_a_migration_too():
     chunks = [chunk("a"), chunk("b"), chunk("a")]
-    assert summarize([completion("g/0", 1.0, chunks)], 0.0, 0, 0).migrations == 2
+    assert summarize([completion("g/0", 1.0, chunks)], 0.0).migrations == 2

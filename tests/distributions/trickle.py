@@ -92,7 +92,7 @@ class Trickle:
         (self.base_dir / f"{self.id}.stopped").touch()
 
 
-class Pool:
+class Fleet:
     def __init__(self, settings, base_dir):
         self.engines = [
             Trickle(f"trickle-{number}", settings, base_dir, number < settings.stuck)
@@ -105,4 +105,4 @@ class Pool:
 
 @hookimpl
 def seer_make_engines(settings, startup):
-    return Pool(settings, startup.base_dir)
+    return Fleet(settings, startup.base_dir)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from seer_sim.clock import VirtualClock
-from seer_sim.plugin import Settings, make_pool
+from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.drafting import StepTimes
 from seer_core.ports import ChunkOutput
@@ -53,9 +53,9 @@ def engine(spoilt):
     """Return the contract of engines of that class."""
 
     def make(self):
-        pool = make_pool(Settings())
-        pool.engines = [spoilt(each) for each in pool.engines]
-        return pool
+        fleet = make_fleet(Settings())
+        fleet.engines = [spoilt(each) for each in fleet.engines]
+        return fleet
 
     return type(spoilt.__name__, (EngineContract,), {"make": make})
 
@@ -203,7 +203,7 @@ FORGOTTEN = "test_what_is_cached_is_forgotten_when_it_must_be"
 STOPS = "test_it_stops_twice_and_says_nothing_afterwards"
 
 ENGINES = [
-    (engine(SameName), "test_it_is_a_pool_of_engines", "ids of their own"),
+    (engine(SameName), "test_it_is_a_fleet_of_engines", "ids of their own"),
     (engine(OddCapacity), "test_an_instance_says_what_it_can_hold", ""),
     (engine(Twice), ONCE, "answered chunk 'chunk 0' 2 times"),
     (engine(Forgetful), ONCE, "unanswered and no engine will ever speak"),

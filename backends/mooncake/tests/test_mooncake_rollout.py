@@ -68,7 +68,7 @@ def test_moved_rollouts_give_the_same_tokens_also_when_the_master_dies(master_of
         async with Runtime.from_config(config) as runtime:
             pool = runtime.kv_pool.strategy
             groups = read_prompts(
-                EXAMPLE / "prompts.jsonl", config.rollout, runtime.pool.model, runtime.pool.tokenizer
+                EXAMPLE / "prompts.jsonl", config.rollout, runtime.fleet.model, runtime.fleet.tokenizer
             ).groups[GROUPS]
 
             async def roll_out(plugins, **policies):

@@ -13,14 +13,14 @@ from statistics import fmean
 import attrs
 import msgspec
 from seer_sim.engine import SimEngine
-from seer_sim.plugin import Settings, make_pool
+from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.config import Config, structure
 from seer_core.model import Completion, PromptGroup
 from seer_core.plugins import Assembly, assemble
 from seer_core.policy import Observer
-from seer_core.ports import EnginePool
-from seer_core.result import Summary, summarize
+from seer_core.ports import EngineFleet
+from seer_core.result import Summary, Tally
 from seer_core.runtime import Runtime
 from seer_core.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths
@@ -101,11 +101,15 @@ def simulate(
     groups += _later_groups(workload, policy, seed)
     timeline = Timeline()
     observers = [timeline] if observer is None else [timeline, observer]
-    assembly = attrs.evolve(assemble(config).watched_by(*observers, owner=CORE), pool=_pool(config, groups))
+    assembly = assemble(config).watched_by(*observers, owner=CORE)
+    assembly = attrs.evolve(assembly, fleet=_fleet(config, groups))
     prompts = [_prompt(group, number, policy.knows_lengths) for number, group in enumerate(groups)]
     began_s = time.monotonic()
     kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
-    summary = summarize(kept, started_s, 0, 0)
+    tally = Tally(started_s)
+    for completion in kept:
+        tally.add(completion)
+    summary = tally.summary()
     instances = timeline.instances()
     return Simulation(
         workload=workload.name,
@@ -120,7 +124,7 @@ def simulate(
         deferred_tokens=sum(len(completion.token_ids) for completion in put_off),
         finish_times_s=sorted(completion.finished_s - started_s for completion in kept),
         instances=instances,
-        late_start_share=_late_start_s(assembly.pool, started_s) / summary.total_time_s,
+        late_start_share=_late_start_s(assembly.fleet, started_s) / summary.total_time_s,
         draft_acceptance_length=_draft_acceptance_length(kept),
         wall_s=time.monotonic() - began_s,
     )
@@ -135,14 +139,14 @@ def _later_groups(workload: Workload, policy: Policy, seed: int) -> list[GroupLe
     ]
 
 
-def _pool(config: Config, groups: Sequence[GroupLengths]) -> EnginePool:
+def _fleet(config: Config, groups: Sequence[GroupLengths]) -> EngineFleet:
     """Return simulated engines that know how long each response is; they write no text."""
     lengths = {
         f"{group.id}/{index}": tokens for group in groups for index, tokens in enumerate(group.output_tokens)
     }
     settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
     settings = msgspec.structs.replace(settings, lengths=TrueLengths(by_request=lengths))
-    return attrs.evolve(make_pool(settings), tokenizer=None)
+    return attrs.evolve(make_fleet(settings), tokenizer=None)
 
 
 @cache
@@ -185,10 +189,10 @@ async def _roll_out(
     return kept, put_off, rollout.started_s
 
 
-def _late_start_s(pool: EnginePool, started_s: float) -> float:
+def _late_start_s(fleet: EngineFleet, started_s: float) -> float:
     """Return when the requests that started last did, on average, after the rollout began."""
     first: dict[str, float] = {}
-    for engine in pool.engines:
+    for engine in fleet.engines:
         assert isinstance(engine, SimEngine)
         for request_id, at_s in engine.first_steps_s.items():
             first[request_id] = min(at_s, first.get(request_id, at_s))

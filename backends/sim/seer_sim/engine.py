@@ -343,7 +343,7 @@ class SimEngine:
                 sink.chunk_finished(self.id, self._output(run))
 
     def _report(self) -> None:
-        """Tell the load as it is before anything follows from the chunks now finished."""
+        """Send telemetry as it is before anything follows from the chunks now finished."""
         now = self._clock.now()
         if now - self._reported_s < self._report_interval_s or not self._batch.running:
             return

@@ -15,7 +15,7 @@ from seer_core.hookspecs import Startup, hookimpl
 from seer_core.labels import InstanceLabels, labels_of
 from seer_core.model import InstanceInfo
 from seer_core.numbers import NotNegative
-from seer_core.ports import Clock, Engine, EnginePool, ModelInfo, Tokenizer
+from seer_core.ports import Clock, Engine, EngineFleet, ModelInfo, Tokenizer
 from seer_core.reading import flaw
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import PRESETS, CostModel
@@ -24,7 +24,7 @@ from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
 from seer_sim.tokens import ByteTokenizer
 
-__all__ = ["Kill", "Settings", "SimPool", "make_pool", "seer_make_engines"]
+__all__ = ["Kill", "Settings", "SimFleet", "make_fleet", "seer_make_engines"]
 
 Count = Annotated[int, Meta(ge=1)]
 Instances = Annotated[int, Meta(ge=1, le=65536)]
@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @attrs.define(eq=False)
-class SimPool:
+class SimFleet:
     """Simulated instances on one virtual clock."""
 
     engines: Sequence[Engine]
@@ -77,7 +77,7 @@ class SimPool:
     tokenizer: Tokenizer | None
 
 
-def make_pool(settings: Settings) -> SimPool:
+def make_fleet(settings: Settings) -> SimFleet:
     """Return the instances that ``settings`` describe.
 
     Raises:
@@ -120,13 +120,13 @@ def make_pool(settings: Settings) -> SimPool:
         die = partial(engines[kill.instance].kill, "killed by engine.sim.kill_at_s", kill.restart_after_s)
         clock.call_at(kill.at_s, die)
     model = ModelInfo(vocab_size=settings.vocab_size, max_model_tokens=settings.max_model_tokens)
-    return SimPool(list(engines.values()), clock, model, ByteTokenizer())
+    return SimFleet(list(engines.values()), clock, model, ByteTokenizer())
 
 
 @hookimpl
-def seer_make_engines(settings: Any, startup: Startup) -> EnginePool | None:
+def seer_make_engines(settings: Any, startup: Startup) -> EngineFleet | None:
     """Return simulated instances; the same settings make the same run."""
-    return make_pool(settings)
+    return make_fleet(settings)
 
 
 def _cost(settings: Settings) -> CostModel:

@@ -1,7 +1,7 @@
 """The contracts of engines and of their clock."""
 
 from seer_sim.clock import VirtualClock
-from seer_sim.plugin import Settings, make_pool
+from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.testing import ClockContract, EngineContract
 
@@ -13,9 +13,9 @@ class TestVirtualClock(ClockContract):
 
 class TestSimEngine(EngineContract):
     def make(self):
-        return make_pool(Settings())
+        return make_fleet(Settings())
 
 
 class TestSimEngineWithLittleMemory(EngineContract):
     def make(self):
-        return make_pool(Settings(kv_capacity_tokens=128, max_model_tokens=128, max_running=3))
+        return make_fleet(Settings(kv_capacity_tokens=128, max_model_tokens=128, max_running=3))

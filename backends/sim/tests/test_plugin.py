@@ -15,12 +15,12 @@ from seer_core.errors import ConfigError, PromptError
 from seer_core.hookspecs import Startup
 from seer_core.model import PromptGroup
 from seer_core.plugins import Assembly, Strategies
-from seer_core.ports import EnginePool
+from seer_core.ports import EngineFleet
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Policies
 
 
-def make_pool(**settings):
+def make_fleet(**settings):
     return seer_make_engines(msgspec.convert(settings, Settings), Startup(seed=0, base_dir=Path()))
 
 
@@ -31,7 +31,7 @@ def roll_out(**settings):
     ]
 
     async def run():
-        async with Runtime(Assembly(make_pool(**settings), Strategies(Policies()))) as runtime:
+        async with Runtime(Assembly(make_fleet(**settings), Strategies(Policies()))) as runtime:
             return await runtime.rollout(groups).wait()
 
     return asyncio.run(run())
@@ -42,8 +42,8 @@ def tokens_of(result):
 
 
 def test_the_factory_returns_a_pool():
-    pool = make_pool(instances=3)
-    assert isinstance(pool, EnginePool)
+    pool = make_fleet(instances=3)
+    assert isinstance(pool, EngineFleet)
     assert [engine.id for engine in pool.engines] == ["sim-0", "sim-1", "sim-2"]
 
 
@@ -60,18 +60,18 @@ def test_the_factory_returns_a_pool():
 )
 def test_settings_that_cannot_work_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
-        make_pool(**settings)
+        make_fleet(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"instances": 0}, {"presets": "x"}, {"preset": "tpu"}])
 def test_settings_are_strict(settings):
     with pytest.raises(msgspec.ValidationError):
-        make_pool(**settings)
+        make_fleet(**settings)
 
 
 def test_a_prompt_whose_response_fits_no_instance_is_refused_before_anything_runs():
     async def run():
-        async with Runtime(Assembly(make_pool(), Strategies(Policies()))) as runtime:
+        async with Runtime(Assembly(make_fleet(), Strategies(Policies()))) as runtime:
             runtime.rollout([PromptGroup("long", (3,) * 100, n=1, max_tokens=8100)])
 
     with pytest.raises(PromptError, match=r"'long': .* exceed the model's 8192 tokens"):
@@ -115,7 +115,7 @@ def test_a_rollout_survives_the_loss_of_every_instance_at_once():
 
 def test_weights_can_be_updated_while_a_lost_instance_is_still_down():
     async def run():
-        pool = make_pool(kill_at_s=[{"instance": "sim-0", "at_s": 0.05, "restart_after_s": 1000.0}])
+        pool = make_fleet(kill_at_s=[{"instance": "sim-0", "at_s": 0.05, "restart_after_s": 1000.0}])
         async with Runtime(Assembly(pool, Strategies(Policies()))) as runtime:
             await runtime.rollout([PromptGroup("g", (3, 4), n=8, max_tokens=50)]).wait()
             version = await runtime.update_weights("new")

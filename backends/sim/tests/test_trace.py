@@ -51,7 +51,9 @@ def run(tmp_path):
         ]
 
         async def roll_out():
-            async with Runtime(Assembly(assembly.pool, strategies, assembly.kv_pool), config.seer) as runtime:
+            async with Runtime(
+                Assembly(assembly.fleet, strategies, assembly.kv_pool), config.seer
+            ) as runtime:
                 return await runtime.rollout(runtime.groups(prompts)).wait()
 
         result = asyncio.run(roll_out())

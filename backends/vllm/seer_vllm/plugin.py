@@ -26,7 +26,7 @@ from seer_core.reading import UNREADABLE, flaw
 from seer_vllm.doctor import installation, machine
 from seer_vllm.drafters import OWN_METHODS
 
-__all__ = ["Settings", "VllmPool", "seer_doctor", "seer_make_engines"]
+__all__ = ["Settings", "VllmFleet", "seer_doctor", "seer_make_engines"]
 
 Positive = Annotated[int, Meta(ge=1)]
 Few = Annotated[int, Meta(ge=1, le=10_000)]
@@ -109,7 +109,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @attrs.frozen
-class VllmPool:
+class VllmFleet:
     """vLLM instances on the machine's clock."""
 
     engines: Sequence[WorkerEngine]
@@ -119,7 +119,7 @@ class VllmPool:
 
 
 @hookimpl
-def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
+def seer_make_engines(settings: Settings, startup: Startup) -> VllmFleet:
     """Return the instances, not yet started."""
     model_dir = startup.path(settings.model)
     model = read_model_info(model_dir, settings.max_model_tokens)
@@ -149,7 +149,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> VllmPool:
         )
         engines.append(WorkerEngine(id, launch, labels[index]))
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
-    return VllmPool(engines, RealClock(), model, tokenizer)
+    return VllmFleet(engines, RealClock(), model, tokenizer)
 
 
 @hookimpl

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from seer_host.engine import WorkerEngine
 from seer_host.local import LocalWorker
-from seer_vllm.plugin import Settings, VllmPool, seer_make_engines
+from seer_vllm.plugin import Settings, VllmFleet, seer_make_engines
 
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
@@ -271,7 +271,7 @@ class Harness:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def _make_pool(model: Path, **settings: Any) -> VllmPool:
+def _make_fleet(model: Path, **settings: Any) -> VllmFleet:
     defaults: dict[str, Any] = {
         "model": str(model),
         "dtype": "float32",
@@ -286,9 +286,9 @@ def _make_pool(model: Path, **settings: Any) -> VllmPool:
 
 
 @pytest.fixture(scope="session")
-def make_pool() -> Callable[..., VllmPool]:
+def make_fleet() -> Callable[..., VllmFleet]:
     """Return a function: what the plug-in makes of a model and some settings."""
-    return _make_pool
+    return _make_fleet
 
 
 @pytest.fixture(scope="session")
@@ -308,7 +308,7 @@ def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
             patch.setenv(
                 "PYTHONPATH", str(Path(__file__).parent), os.pathsep
             )  # where workers find ``draft_sources``
-            engine = _make_pool(model, instances=index + 1, **settings).engines[index]
+            engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
         started.append(Harness(loop, engine, None if source is None else Drafter(source), kv_pool))
         return started[-1]
 

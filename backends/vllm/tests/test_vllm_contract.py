@@ -12,7 +12,7 @@ class TestVllmEngine(EngineContract):
     patience_s = 300.0
 
     @pytest.fixture(autouse=True)
-    def _model(self, models, make_pool):
+    def _model(self, models, make_fleet):
         pytest.importorskip("vllm")
-        self.make = lambda: make_pool(models[0], instances=2)
+        self.make = lambda: make_fleet(models[0], instances=2)
         self.weights = str(models[1])

@@ -25,7 +25,7 @@ TOKENS = 230
 
 
 @pytest.fixture(scope="module")
-def make_pool(loop):
+def make_fleet(loop):
     """Return a function that starts a pool for ``vllm-0`` and ``vllm-1``; all are stopped at the end."""
     pools = []
 
@@ -40,8 +40,8 @@ def make_pool(loop):
 
 
 @pytest.fixture(scope="module")
-def pool(make_pool):
-    return make_pool(64 << 20)
+def pool(make_fleet):
+    return make_fleet(64 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -277,9 +277,9 @@ def test_an_instance_tells_what_its_store_complains_of_and_that_it_is_given_up(s
     assert log.read_text().count("OSError: the pool is gone") == 1
 
 
-def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_pool, models, roomy, prompts):
+def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_fleet, models, roomy, prompts):
     expected = roomy.whole(prompts(10), PLAIN, 300)
-    small = make_pool(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
+    small = make_fleet(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
     tight = [
         start(models[0], None, small, index, max_model_tokens=512, kv_cache_bytes=29 * BLOCK_BYTES)
         for index in range(2)

@@ -194,19 +194,19 @@ def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
     assert all(wait_until_dead(pid) for pid in children)
 
 
-def test_nothing_is_imported_from_where_a_worker_runs(loop, make_pool, models, tmp_path, monkeypatch):
+def test_nothing_is_imported_from_where_a_worker_runs(loop, make_fleet, models, tmp_path, monkeypatch):
     for name in ("msgspec", "numpy", "structlog", "torch", "vllm"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was here')")
     monkeypatch.chdir(tmp_path)
-    pool = make_pool(models[0], engine_args={"no_such_argument": 1})
+    pool = make_fleet(models[0], engine_args={"no_such_argument": 1})
     with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
         loop.run_until_complete(pool.engines[0].start(None))
 
 
-def test_the_last_lines_are_those_of_the_life_that_ended(loop, make_pool, models, tmp_path):
+def test_the_last_lines_are_those_of_the_life_that_ended(loop, make_fleet, models, tmp_path):
     log = tmp_path / "vllm-0.log"
     log.write_text("what an earlier life said\n")
-    pool = make_pool(models[0], start_timeout_s=0.2, log_dir=str(tmp_path))
+    pool = make_fleet(models[0], start_timeout_s=0.2, log_dir=str(tmp_path))
     with pytest.raises(EngineError, match="not ready after") as caught:
         loop.run_until_complete(pool.engines[0].start(None))
     assert f"the last lines of {log}:" in str(caught.value)
@@ -214,11 +214,11 @@ def test_the_last_lines_are_those_of_the_life_that_ended(loop, make_pool, models
     assert log.read_text().startswith("what an earlier life said\n")
 
 
-def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make_pool, models):
+def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make_fleet, models):
     deep = None
     for _ in range(100_000):
         deep = [deep]
-    pool = make_pool(models[0])
+    pool = make_fleet(models[0])
     [engine] = pool.engines
     engine._launch = attrs.evolve(engine._launch, settings={"hf_overrides": deep})
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
@@ -226,15 +226,15 @@ def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make
     assert engine.worker is None
 
 
-def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_pool, models):
-    pool = make_pool(models[0], engine_args={"no_such_argument": 1})
+def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_fleet, models):
+    pool = make_fleet(models[0], engine_args={"no_such_argument": 1})
     with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
         loop.run_until_complete(pool.engines[0].start(None))
     assert pool.engines[0].worker is None
 
 
-def test_too_little_kv_memory_fails_the_start_in_bytes_and_tokens(loop, make_pool, models):
-    pool = make_pool(models[0], kv_cache_bytes=1 << 20)
+def test_too_little_kv_memory_fails_the_start_in_bytes_and_tokens(loop, make_fleet, models):
+    pool = make_fleet(models[0], kv_cache_bytes=1 << 20)
     with pytest.raises(EngineError) as caught:
         loop.run_until_complete(pool.engines[0].start(None))
     block = 32 * 2048
@@ -249,8 +249,8 @@ def test_too_little_kv_memory_fails_the_start_in_bytes_and_tokens(loop, make_poo
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_start_that_takes_too_long_is_ended(loop, make_pool, models):
-    pool = make_pool(models[0], start_timeout_s=0.5)
+def test_a_start_that_takes_too_long_is_ended(loop, make_fleet, models):
+    pool = make_fleet(models[0], start_timeout_s=0.5)
     [engine] = pool.engines
 
     async def start_and_watch():

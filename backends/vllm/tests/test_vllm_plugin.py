@@ -20,7 +20,7 @@ from seer_vllm.plugin import (
 from seer_core.config import RolloutTable
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Startup
-from seer_core.ports import Engine, EnginePool, ModelInfo, Tokenizer
+from seer_core.ports import Engine, EngineFleet, ModelInfo, Tokenizer
 from seer_core.prompts import read_prompts
 
 
@@ -99,16 +99,16 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 
 
-def test_the_pool_satisfies_the_ports(make_pool, models):
-    pool = make_pool(models[0], instances=2)
-    assert isinstance(pool, EnginePool)
+def test_the_pool_satisfies_the_ports(make_fleet, models):
+    pool = make_fleet(models[0], instances=2)
+    assert isinstance(pool, EngineFleet)
     assert [engine.id for engine in pool.engines] == ["vllm-0", "vllm-1"]
     assert all(isinstance(engine, Engine) for engine in pool.engines)
     assert isinstance(pool.tokenizer, Tokenizer)
 
 
-def test_the_tokenizer_reads_text_and_chats(make_pool, models):
-    tokenizer = make_pool(models[0]).tokenizer
+def test_the_tokenizer_reads_text_and_chats(make_fleet, models):
+    tokenizer = make_fleet(models[0]).tokenizer
     assert tokenizer.encode("w5 w6") == [5, 6]
     assert tokenizer.encode_chat([{"role": "user", "content": "w5 w6"}]) == [1, 5, 6]
     assert tokenizer.decode([5, 6, 2]) == "w5 w6"

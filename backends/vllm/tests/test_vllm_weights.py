@@ -250,9 +250,9 @@ class Watch:
 
 
 def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_checkpoint_is_overwritten(
-    make_pool, loop, tied_models, prompts, tmp_path
+    make_fleet, loop, tied_models, prompts, tmp_path
 ):
-    pool = make_pool(tied_models[0], instances=2, start_timeout_s=400.0)
+    pool = make_fleet(tied_models[0], instances=2, start_timeout_s=400.0)
     watch = Watch()
     strategies = Strategies(Policies(), (Slot("observer", "test", watch),))
     groups = [

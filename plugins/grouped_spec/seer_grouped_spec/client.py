@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 import structlog
 
-from seer_core.ports import tell_nobody
+from seer_core.errors import tell_nobody
 from seer_grouped_spec.connection import Counts
 from seer_grouped_spec.link import Link
 from seer_grouped_spec.wire import MAX_TTL_S, TOKEN_BYTES, server_of

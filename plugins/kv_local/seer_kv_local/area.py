@@ -28,8 +28,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from seer_core.errors import tell_nobody
 from seer_core.kv import KEY_BYTES
-from seer_core.ports import tell_nobody
 
 __all__ = ["PAGE", "Area", "Bytes", "FileBlocks", "Header", "Word", "checksum", "slots_in"]
 

@@ -128,8 +128,8 @@ class $strategy:
         return self._sink
 
 
-class Pool:
-    """EnginePool on the machine's clock."""
+class Fleet:
+    """EngineFleet on the machine's clock."""
 
     def __init__(self, settings: Settings) -> None:
         self.engines: list[$strategy] = []
@@ -142,21 +142,21 @@ class Pool:
 
 
 @hookimpl
-def seer_make_engines(settings: Settings) -> Pool:
+def seer_make_engines(settings: Settings) -> Fleet:
     """Fill the slot; start nothing."""
-    return Pool(settings)
+    return Fleet(settings)
 '''
 
 ENGINES_TESTS = """
 from seer_core import rollout
 from seer_core.testing import EngineContract
 
-from $package import Pool, Settings
+from $package import Fleet, Settings
 
 
 class Test$strategy(EngineContract):
     def make(self):
-        return Pool(Settings(instances=2))
+        return Fleet(Settings(instances=2))
 
 
 def test_a_rollout_runs_on_it(tmp_path):

@@ -1,0 +1,423 @@
+"""The fleet: a run's instances, from their start to their stop, and what all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import structlog
+
+from seer_core.blame import fault
+from seer_core.config import SeerTable
+from seer_core.drafting import Drafter
+from seer_core.errors import EngineError, PluginError, SeerError
+from seer_core.events import (
+    Event,
+    InstanceGivenUp,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    InstanceStopped,
+    InstanceTroubled,
+)
+from seer_core.kv import KVPool
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkOutput, Engine, EngineFleet
+from seer_core.restarts import RestartBudget
+from seer_core.scheduler import Slot
+from seer_core.versions import WeightVersions
+
+__all__ = ["Fleet", "Listener"]
+
+log = structlog.get_logger("seer")
+
+
+class Listener(Protocol):
+    """Who is told what happens in a fleet; only ``handle`` may raise."""
+
+    def handle(self, event: Event) -> None:
+        """Take an event of a start; what a plug-in finds wrong with it ends the start."""
+        ...
+
+    def hear(self, event: Event) -> None:
+        """Take an event that an instance caused by itself."""
+        ...
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """Take a finished chunk."""
+        ...
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """Take back a chunk."""
+        ...
+
+    def stranded(self) -> None:
+        """No instance is left, and none is being started again."""
+        ...
+
+
+class Fleet:
+    """Keeps instances alive: starts them, starts those again that were lost, and gives them new weights.
+
+    It is the sink to which engines report.  ``living`` are the instances that take chunks, with what they
+    hold; ``given_up`` says why others are down for good.  ``reports`` are the last ones, and ``troubles`` all
+    since an instance's start.
+    """
+
+    def __init__(
+        self,
+        engines: EngineFleet,
+        settings: SeerTable,
+        listener: Listener,
+        drafter: Slot[Drafter] | None = None,
+        kv_pool: Slot[KVPool] | None = None,
+    ) -> None:
+        self.engines: dict[str, Engine] = {engine.id: engine for engine in engines.engines}
+        self.clock = engines.clock
+        self.model = engines.model
+        self.tokenizer = engines.tokenizer
+        self.drafter = drafter
+        self.kv_pool = kv_pool
+        self.living: dict[str, InstanceInfo] = {}
+        self.given_up: dict[str, str] = {}
+        self.reports: dict[str, InstanceReported] = {}
+        self.troubles: dict[str, list[InstanceTroubled]] = {}
+        self.weights = WeightVersions(settings.weights_dir)
+        self._listener = listener
+        self._settings = settings
+        self._budget = self._new_budget()
+        self._lives = 0
+        self._lost_early: dict[str, str] = {}
+        self._restarts: dict[str, asyncio.Task[None]] = {}
+        self._restart_over = asyncio.Event()
+
+    @property
+    def restarting(self) -> bool:
+        """Whether a lost instance is being started again."""
+        return bool(self._restarts)
+
+    # Lives.
+
+    async def start(self) -> None:
+        """Start KV pool and drafter, then all engines in parallel; whoever calls ends what did start.
+
+        Raises:
+            EngineError: an engine did not start, or cannot draft or share KV.
+            PluginError: the KV pool or the drafter did not start.
+            ConfigError: a plug-in finds that an instance does not suit its settings.
+        """
+        self._lost_early.clear()
+        self.given_up.clear()
+        self._budget = self._new_budget()
+        await self._start_kv_pool()
+        await self._start_drafter()
+        engines = self.engines.values()
+        starts = await asyncio.gather(*map(self._start, engines), return_exceptions=True)
+        for answer in starts:
+            if isinstance(answer, BaseException):
+                raise answer
+            self._admit(answer)
+            log.info("instance_started", instance=answer.id, kv_tokens=answer.kv_capacity_tokens)
+            self._listener.handle(InstanceStarted(answer))
+        for name, reason in self._lost_early.items():
+            self.lost(name, reason)
+
+    async def stop(self) -> None:
+        """End all engines, drafter and KV pool; idempotent."""
+        self._lives += 1
+        tasks = list(self._restarts.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        names = list(self.living)
+        self.living.clear()  # before they stop, so that none lost meanwhile is started again
+        for name in names:
+            self._listener.hear(InstanceStopped(name))
+        answers = await asyncio.gather(
+            *(engine.stop() for engine in self.engines.values()), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                log.error("instance_stop_failed", error=str(answer))
+        for slot in (self.drafter, self.kv_pool):
+            if slot is not None:
+                try:
+                    await slot.strategy.stop()
+                except Exception as error:
+                    log.error(
+                        "stop_failed", slot=slot.name, plugin=slot.owner, error=fault(error, slot.strategy)
+                    )
+
+    async def add(self, engine: Engine) -> InstanceInfo:
+        """Start one more engine, also while a rollout runs; it shares no KV until the fleet starts anew.
+
+        Raises:
+            EngineError: its id is taken, it did not start, or the fleet was stopped meanwhile.
+        """
+        if engine.id in self.engines:
+            raise EngineError(f"there is an instance {engine.id!r} already; give the new one another id")
+        life = self._lives
+        self.engines[engine.id] = engine
+        self._lost_early.pop(engine.id, None)
+        try:
+            engine.share_kv(None)  # pools make room for those they are started with
+            engine.draft_with(self.drafter.strategy if self.drafter is not None else None)
+            info = await self._start(engine)
+            if life != self._lives or self.engines.get(engine.id) is not engine:
+                raise EngineError(f"instance {engine.id!r} was taken away before it had started")
+        except BaseException:
+            if self.engines.get(engine.id) is engine:
+                del self.engines[engine.id]
+            await engine.stop()
+            raise
+        self._admit(info)
+        log.info("instance_started", instance=info.id, kv_tokens=info.kv_capacity_tokens)
+        self._listener.hear(InstanceStarted(info))
+        if (reason := self._lost_early.pop(info.id, None)) is not None:
+            self.lost(info.id, reason)
+        return info
+
+    async def remove(self, name: str) -> None:
+        """End an instance for good, also while a rollout runs; others take over its chunks.
+
+        Raises:
+            EngineError: there is no such instance.
+        """
+        engine = self.engines.pop(name, None)
+        if engine is None:
+            raise EngineError(f"there is no instance {name!r}; there are {', '.join(self.engines) or 'none'}")
+        restart = self._restarts.get(name)
+        if restart is not None:
+            restart.cancel()
+            await asyncio.gather(restart, return_exceptions=True)
+        if self.living.pop(name, None) is not None:
+            self._listener.hear(InstanceStopped(name))
+        for table in (self.given_up, self.reports, self.troubles, self._lost_early):
+            table.pop(name, None)
+        self.weights.forget(name)
+        self._budget.forget(name)
+        try:
+            await engine.stop()
+        finally:
+            log.info("instance_removed", instance=name)
+            self._tell_if_stranded()
+
+    def expect_living(self) -> None:
+        """Make sure that somebody takes chunks, or soon will.
+
+        Raises:
+            EngineError: nobody does.
+        """
+        if self.living or self._restarts:
+            return
+        if self.given_up:
+            name, reason = next(iter(self.given_up.items()))
+            raise EngineError(
+                f"no instance is alive: each was given up, {name!r} for: {reason}; look into its log,"
+                " then stop and start the runtime"
+            )
+        raise EngineError("no instance is alive; enter the runtime before rolling out")
+
+    def _new_budget(self) -> RestartBudget:
+        settings = self._settings
+        return RestartBudget(settings.max_restarts, settings.restart_window_s, settings.restart_backoff_s)
+
+    def _admit(self, info: InstanceInfo) -> None:
+        self.living[info.id] = info
+        self._budget.started(info.id, self.clock.now())
+
+    async def _start_kv_pool(self) -> None:
+        """Tell the engines of the KV pool, and start it if one of them will use it."""
+        slot = self.kv_pool
+        pool = None if slot is None else slot.strategy
+        shared = [engine.id for engine in self.engines.values() if engine.share_kv(pool)]
+        if slot is not None and not shared:
+            log.info("kv_pool_unused", pool=slot.owner, why="no engine shares its KV through it")
+        if slot is not None and shared:
+            with _blaming(slot):
+                await slot.strategy.start(shared)
+            log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
+
+    async def _start_drafter(self) -> None:
+        """Start what the draft sources share, and tell the engines what to draft with."""
+        slot = self.drafter
+        if slot is not None:
+            with _blaming(slot):
+                await slot.strategy.start(len(self.engines))
+        for engine in self.engines.values():
+            engine.draft_with(slot.strategy if slot is not None else None)
+
+    async def _start(self, engine: Engine) -> InstanceInfo:
+        """Start an engine, with the latest weights, and name it where it breaks the contract of that."""
+        self.troubles.pop(engine.id, None)
+        try:
+            info = await engine.start(self)
+            self.reports.pop(engine.id, None)
+            await self.weights.bring(engine, getattr(info, "fingerprint", ""))
+        except SeerError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"instance {engine.id!r} did not start: {type(error).__name__}: {error};"
+                " report it to the author of its plug-in, or see `seer doctor`"
+            ) from error
+        if not isinstance(info, InstanceInfo) or info.id != engine.id:
+            raise EngineError(
+                f"instance {engine.id!r} answered its start with {info!r}, not with an InstanceInfo of that"
+                " id; report it to the author of its plug-in"
+            )
+        return info
+
+    # Losses.
+
+    async def restarts_over(self) -> None:
+        """Wait until no instance is being started again, and let time pass meanwhile."""
+        while self._restarts:
+            self._restart_over.clear()
+            if not await self.clock.advance(self._restart_over):
+                await asyncio.sleep(0)
+
+    async def _restart(self, engine: Engine, reason: str) -> None:
+        """Start a lost instance again, as often as it is allowed to; then give it up."""
+        while (pause_s := self._budget.take(engine.id)) is not None:
+            if pause_s:
+                log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
+                await self._pause(pause_s)
+            try:
+                info = await self._start(engine)
+            except Exception as error:
+                log.error("instance_restart_failed", instance=engine.id, error=str(error))
+                reason = str(error).partition("\n")[0]
+                await engine.stop()
+                continue
+            self._admit(info)
+            log.info("instance_restarted", instance=info.id)
+            self._listener.hear(InstanceStarted(info))
+            return
+        log.error(
+            "instance_given_up",
+            instance=engine.id,
+            reason=reason,
+            max_restarts=self._settings.max_restarts,
+            restart_window_s=self._settings.restart_window_s,
+        )
+        self.given_up[engine.id] = reason
+        self._listener.hear(InstanceGivenUp(engine.id, reason))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long on the run's clock, which somebody else moves on."""
+        over = asyncio.Event()
+        cancel = self.clock.call_at(self.clock.now() + seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            cancel()
+
+    def _restarted(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._restarts.get(name) is task:  # it may have been lost again just after its start
+            del self._restarts[name]
+        self._restart_over.set()
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                log.error("instance_restart_failed", error=repr(error))
+            self._tell_if_stranded()
+
+    def _tell_if_stranded(self) -> None:
+        if not self.living and not self._restarts:
+            self._listener.stranded()
+
+    # Weights and caches.
+
+    async def update_weights(self, source: str) -> int:
+        """Load new weights into every instance and return their version; see ``Runtime.update_weights``."""
+        with self.weights.change():
+            engines = {name: self.engines[name] for name in self.living}
+            refused = await self.weights.update(source, engines)
+            await (
+                self._clear_kv_pool()
+            )  # its keys carry the version: this only frees what nobody will ask for
+            for name in [name for name in self.living if not self.weights.served_by(name)]:
+                await self.engines[name].stop()
+                self.lost(name, f"could not load weights: {refused[name]}")
+        return self.weights.current.version
+
+    async def reset_caches(self) -> None:
+        """Let every instance, and the KV pool, forget all KV."""
+        await self.restarts_over()
+        await asyncio.gather(*(self.engines[name].reset_cache() for name in self.living))
+        await self._clear_kv_pool()
+
+    async def _clear_kv_pool(self) -> None:
+        if self.kv_pool is not None:
+            with _blaming(self.kv_pool):
+                await self.kv_pool.strategy.clear()
+
+    def forget_group(self, group_id: str, instances: Iterable[str]) -> None:
+        """Let these instances drop what drafting and the KV pool remember of a group that is over."""
+        if self.drafter is not None or self.kv_pool is not None:
+            for name in instances:
+                if name in self.living:
+                    self.engines[name].forget_group(group_id)
+
+    def abort(self, instance_id: str, job_id: str) -> None:
+        """Drop a chunk, if its instance is alive."""
+        if instance_id in self.living:
+            self.engines[instance_id].abort(job_id)
+
+    # The sink: engines call these on the event loop's thread.
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """Pass on a finished chunk."""
+        self._listener.chunk_finished(instance_id, output)
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """Pass on a chunk that was given back."""
+        self._listener.chunk_failed(instance_id, job_id, reason)
+
+    def reported(self, report: InstanceReported) -> None:
+        """Take telemetry."""
+        if report.instance_id in self.living:
+            self.reports[report.instance_id] = report
+            self._listener.hear(report)
+
+    def troubled(self, trouble: InstanceTroubled) -> None:
+        """Let the user know what an instance works without."""
+        log.warning(
+            "instance_troubled",
+            instance=trouble.instance_id,
+            what=trouble.what,
+            reason=trouble.reason,
+            log=trouble.log,
+        )
+        self.troubles.setdefault(trouble.instance_id, []).append(trouble)
+        self._listener.hear(trouble)
+
+    def lost(self, instance_id: str, reason: str) -> None:
+        """Let others have a dead instance's chunks, and start it again in the background."""
+        if instance_id not in self.living:
+            self._lost_early[instance_id] = reason
+            return
+        log.error("instance_lost", instance=instance_id, reason=reason)
+        del self.living[instance_id]
+        self._budget.lost(instance_id, self.clock.now())
+        self._listener.hear(InstanceLost(instance_id, reason))
+        task = asyncio.ensure_future(self._restart(self.engines[instance_id], reason))
+        self._restarts[instance_id] = task
+        task.add_done_callback(lambda task: self._restarted(instance_id, task))
+
+
+@contextmanager
+def _blaming(slot: Slot[Any]) -> Iterator[None]:
+    """Turn what a plug-in raises by mistake into a ``PluginError`` that names it and the way around it."""
+    try:
+        yield
+    except SeerError:
+        raise
+    except Exception as error:
+        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
+        raise PluginError(
+            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {fault(error, slot.strategy)};"
+            f" run without it: {without}"
+        ) from error

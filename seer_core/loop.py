@@ -1,0 +1,174 @@
+"""The loop: events go from the fleet to the scheduler, its commands to the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from secrets import token_hex
+from typing import Any
+
+import structlog
+
+from seer_core.audience import Audience
+from seer_core.config import SeerTable
+from seer_core.errors import EngineError
+from seer_core.events import (
+    Abort,
+    ChunkFailed,
+    Complete,
+    Dispatch,
+    Event,
+    GroupsSubmitted,
+    InstanceLost,
+    InstanceStarted,
+    InstanceStopped,
+    RequestAborted,
+)
+from seer_core.fleet import Fleet
+from seer_core.model import PromptGroup
+from seer_core.plugins import Assembly, Strategies
+from seer_core.policy import Explaining
+from seer_core.ports import ChunkOutput
+from seer_core.result import Tally
+from seer_core.rollout import Rollout
+from seer_core.scheduler import Policies, Scheduler
+from seer_core.transcripts import Transcripts
+
+__all__ = ["Loop"]
+
+log = structlog.get_logger("seer")
+
+
+class Loop:
+    """Joins a fleet, a scheduler, observers and at most one rollout; it waits for nothing itself.
+
+    ``spoilt``: a rollout failed midway, so its strategies do not know where they stand.
+    """
+
+    def __init__(self, assembly: Assembly, settings: SeerTable) -> None:
+        strategies = assembly.strategies
+        self._settings = settings
+        self.fleet = Fleet(assembly.fleet, settings, self, strategies.drafter, assembly.kv_pool)
+        self.use(strategies)
+        self.rollout: Rollout | None = None
+
+    def use(self, strategies: Strategies) -> None:
+        """Decide by other strategies from now on; nothing of them is started."""
+        self.audience = Audience(strategies.observers, debug=self._settings.debug)
+        self.scheduler = self._make_scheduler(strategies.policies)
+        self.spoilt = False
+
+    def say_chunks(self) -> None:
+        """Log what the splitter has to say for the length of its chunks."""
+        for slot in self.scheduler.policies.splitter.links:
+            if isinstance(slot.strategy, Explaining):
+                log.info("chunk_tokens", plugin=slot.owner, why=slot.strategy.explain())
+
+    def begin(self, groups: Sequence[PromptGroup]) -> Rollout:
+        """Begin to roll out groups."""
+        fleet = self.fleet
+        decode = None if fleet.tokenizer is None else fleet.tokenizer.decode
+        # The id is random: runs that share a draft server know nothing of each other.
+        transcripts = Transcripts(groups, fleet.weights.current.version, token_hex(6), decode)
+        tally = Tally(fleet.clock.now(), fleet.reports, fleet.troubles, len(fleet.given_up))
+        rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self._give_up)
+        if groups:
+            self.rollout = rollout
+            log.info("rollout_started", groups=len(groups), requests=len(transcripts))
+            try:
+                self.handle(GroupsSubmitted(transcripts.specs))
+            except BaseException as error:
+                self.fail(error)
+                raise
+        return rollout
+
+    # What the fleet tells.
+
+    def handle(self, event: Event) -> None:
+        """Give an event to the scheduler, show it to the observers, carry out the commands."""
+        now, rollout = self.fleet.clock.now(), self.rollout
+        if rollout is not None:
+            rollout.tally.see(event)
+            if isinstance(event, InstanceLost | InstanceStopped):
+                rollout.transcripts.lost(event.instance_id)
+        commands = self.scheduler.handle(event, now)
+        self.audience.show(now, event, tuple(commands))
+        for command in commands:
+            assert rollout is not None
+            match command:
+                case Dispatch():
+                    self.fleet.engines[command.instance_id].submit(rollout.transcripts.job(command, now))
+                case Complete():
+                    self._complete(rollout, command, now)
+                case Abort():
+                    job_id = rollout.transcripts.forget(command.request_id)
+                    self.fleet.engines[command.instance_id].abort(job_id)
+
+    def hear(self, event: Event) -> None:
+        """Take an event that an instance caused; an error ends the rollout, not the event loop."""
+        self._guard(self.handle, event)
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """Take a finished chunk; one that is no longer wanted is ignored."""
+        self._guard(self._chunk_finished, instance_id, output)
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """Take back a chunk."""
+        log.warning("chunk_failed", instance=instance_id, chunk=job_id, reason=reason)
+        if self.rollout is not None:
+            event = self.rollout.transcripts.failed(instance_id, job_id, reason)
+            if event is not None:
+                self.hear(event)
+
+    def stranded(self) -> None:
+        """End the rollout: no instance is left."""
+        self.fail(
+            EngineError(
+                "no instance is left, and none could be started again; what had finished is kept."
+                " Look into the instances' logs, then run again"
+            )
+        )
+
+    def _chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        if self.rollout is not None:
+            event = self.rollout.transcripts.finished(instance_id, output, self.fleet.clock.now())
+            if isinstance(event, ChunkFailed):
+                log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
+            if event is not None:
+                self.handle(event)
+
+    def _complete(self, rollout: Rollout, command: Complete, now: float) -> None:
+        closed = rollout.transcripts.complete(command, now)
+        rollout.add(closed.completion)
+        self.fleet.forget_group(closed.completion.group_id, closed.forgetful)
+        if not rollout.transcripts:
+            log.info("rollout_finished", requests=rollout.tally.requests)
+            if (error := rollout.tally.failure) is not None:
+                rollout.fail(error)
+            self.rollout = None
+
+    def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            if self.rollout is None:
+                log.error("event_failed", error=str(error))
+            self.fail(error)
+
+    def _give_up(self, request_id: str) -> None:
+        self.hear(RequestAborted(request_id))
+
+    def fail(self, error: BaseException) -> None:
+        """End the rollout, abort what it left on the engines; its strategies are not used again."""
+        rollout, self.rollout = self.rollout, None
+        if rollout is None:
+            return
+        self.spoilt = True
+        rollout.fail(error)
+        for instance_id, job_id in rollout.transcripts.under_way:
+            self.fleet.abort(instance_id, job_id)
+        self.scheduler = self._make_scheduler(Policies())
+        for info in self.fleet.living.values():
+            self.scheduler.handle(InstanceStarted(info), self.fleet.clock.now())
+
+    def _make_scheduler(self, policies: Policies) -> Scheduler:
+        return Scheduler(policies, self._settings.max_chunk_failures, debug=self._settings.debug)

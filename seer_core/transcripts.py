@@ -1,0 +1,269 @@
+"""The book of one rollout: what has been written of each response, and which chunks are under way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import msgspec
+
+from seer_core.errors import PluginError, TransitionError, WeightVersionError
+from seer_core.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec
+from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
+from seer_core.ports import ChunkJob, ChunkOutput
+
+__all__ = ["Closed", "Transcripts"]
+
+
+@attrs.define(eq=False)
+class Siblings:
+    """What the transcripts of a group share; ``left`` are not over, ``instances`` were given chunks of it."""
+
+    group: PromptGroup
+    prompt: list[int]
+    left: int
+    instances: dict[str, None] = attrs.Factory(dict)
+
+
+@attrs.define(eq=False)
+class Transcript:
+    """What the user will get of one request, so far; ``job_id`` names its chunk under way."""
+
+    siblings: Siblings
+    index: int
+    seed: int
+    token_ids: list[int] = attrs.Factory(list)
+    logprobs: list[float] = attrs.Factory(list)
+    chunks: list[ChunkRecord] = attrs.Factory(list)
+    job_id: str | None = None
+
+
+class Flight(msgspec.Struct, frozen=True):
+    """A chunk under way: the command that sent it, and when."""
+
+    dispatch: Dispatch
+    dispatched_s: float
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """A request that is over, and the instances that may forget its group if it was the group's last."""
+
+    completion: Completion
+    forgetful: tuple[str, ...] = ()
+
+
+class Transcripts:
+    """Turns commands into jobs, what engines answer into events, and finished transcripts into completions.
+
+    It knows no clock, no engine and no scheduler: times are arguments, and answers are returned.
+    ``rollout_id`` must be another for each rollout anywhere.  ``decode`` makes text of tokens.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[PromptGroup],
+        weight_version: int = 0,
+        rollout_id: str = "",
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self.weight_version = weight_version
+        self._groups = groups
+        self._rollout_id = rollout_id
+        self._decode = decode
+        self._flights: dict[str, Flight] = {}
+        self._open: dict[str, Transcript] = {}
+        for group in groups:
+            siblings = Siblings(group, list(group.prompt_token_ids), group.n)
+            for index in range(group.n):
+                seed = request_seed(group.seed, index)
+                self._open[f"{group.id}/{index}"] = Transcript(siblings, index, seed)
+
+    def __len__(self) -> int:
+        """Return how many requests are not over."""
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the ids of the requests that are not over, as they are now."""
+        return iter(list(self._open))
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    @property
+    def specs(self) -> tuple[GroupSpec, ...]:
+        """The groups without their tokens: what the scheduler gets."""
+        return tuple(
+            GroupSpec(
+                group.id,
+                len(group.prompt_token_ids),
+                group.n,
+                group.max_tokens,
+                group.known_lengths,
+                group.sampling,
+                dict(group.labels),
+            )
+            for group in self._groups
+        )
+
+    @property
+    def under_way(self) -> list[tuple[str, str]]:
+        """The chunks under way: the instance and the id of each."""
+        return [(flight.dispatch.instance_id, job_id) for job_id, flight in self._flights.items()]
+
+    def job(self, command: Dispatch, now: float) -> ChunkJob:
+        """Write out a chunk for its engine and note that it is under way."""
+        transcript = self._open[command.request_id]
+        siblings = transcript.siblings
+        group = siblings.group
+        siblings.instances[command.instance_id] = None
+        transcript.job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
+        self._flights[transcript.job_id] = Flight(command, now)
+        return ChunkJob(
+            id=transcript.job_id,
+            request_id=command.request_id,
+            group_id=group.id,
+            # A sum, so that what a simulated engine has not written out stays so.
+            token_ids=siblings.prompt + transcript.token_ids,
+            prompt_tokens=len(siblings.prompt),
+            max_tokens=command.max_tokens,
+            sampling=group.sampling,
+            seed=transcript.seed,
+            weight_version=self.weight_version,
+            known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
+            probe=transcript.index == 0,
+            siblings_finished=group.n - siblings.left,
+            last=len(transcript.token_ids) + command.max_tokens == group.max_tokens,
+            rollout_id=self._rollout_id,
+        )
+
+    def finished(
+        self, instance_id: str, output: ChunkOutput, now: float
+    ) -> ChunkFinished | ChunkFailed | None:
+        """Append a chunk's tokens and return what the scheduler must know; None if it is no longer wanted.
+
+        A chunk with log-probs that are not finite has failed.
+
+        Raises:
+            WeightVersionError: it was computed with other weights.
+            TransitionError: its tokens and its log-probs are not of one number.
+        """
+        flight = self._flights.get(output.job_id)
+        if flight is None:
+            return None
+        # What a simulated engine has not written out needs no look.
+        if isinstance(output.logprobs, list) and not math.isfinite(sum(output.logprobs)):
+            return self.failed(instance_id, output.job_id, "its log-probs are no finite numbers")
+        request_id = self._land(output.job_id)
+        if output.weight_version != self.weight_version:
+            raise WeightVersionError(
+                f"chunk {output.job_id!r} was computed with weight version {output.weight_version}, the"
+                f" rollout runs on {self.weight_version}"
+            )
+        transcript = self._open[request_id]
+        tokens = len(output.token_ids)
+        if len(output.logprobs) != tokens:
+            raise TransitionError(
+                f"instance {instance_id!r} answered chunk {output.job_id!r} with {tokens} tokens but"
+                f" {len(output.logprobs)} log-probs; its engine broke the contract"
+            )
+        continued = bool(transcript.chunks)
+        transcript.token_ids += output.token_ids
+        transcript.logprobs += output.logprobs
+        transcript.chunks.append(
+            ChunkRecord(
+                instance=instance_id,
+                tokens=tokens,
+                dispatched_s=flight.dispatched_s,
+                finished_s=now,
+                cached_tokens=output.cached_tokens,
+                prefilled_tokens=output.prefilled_tokens,
+                recomputed_tokens=_recomputed(output, continued),
+                preemptions=output.preemptions,
+                weight_version=output.weight_version,
+                steps=output.steps,
+                drafted_at=output.drafted_at,
+                accepted_at=output.accepted_at,
+                pool_tokens=output.pool_tokens,
+            )
+        )
+        return ChunkFinished(
+            request_id,
+            instance_id,
+            tokens,
+            output.stopped,
+            output.steps,
+            sum(output.drafted_at),
+            sum(output.accepted_at),
+            output.cached_tokens,
+            output.pool_tokens,
+            output.prefilled_tokens,
+        )
+
+    def failed(self, instance_id: str, job_id: str, reason: str) -> ChunkFailed | None:
+        """Return what the scheduler must know of a chunk given back; None if it is no longer wanted."""
+        if job_id not in self._flights:
+            return None
+        return ChunkFailed(self._land(job_id), instance_id, reason)
+
+    def lost(self, instance_id: str) -> None:
+        """Forget what was under way on an instance."""
+        for job_id, flight in list(self._flights.items()):
+            if flight.dispatch.instance_id == instance_id:
+                self._land(job_id)
+
+    def forget(self, request_id: str) -> str:
+        """Drop the chunk of a request that is under way and return its id."""
+        job_id = self._open[request_id].job_id
+        if job_id is None:
+            raise KeyError(request_id)
+        self._land(job_id)
+        return job_id
+
+    def complete(self, command: Complete, now: float) -> Closed:
+        """Turn a transcript into a completion.
+
+        Raises:
+            PluginError: it has another length than its end allows.
+        """
+        transcript = self._open.pop(command.request_id)
+        siblings = transcript.siblings
+        tokens, limit = len(transcript.token_ids), siblings.group.max_tokens
+        if tokens > limit or (tokens < limit and command.finish_reason == "length"):
+            raise PluginError(
+                f"request {command.request_id!r} ended at its limit of {limit} tokens with {tokens}: a"
+                " plug-in has changed what it was given; run with --debug to see which"
+            )
+        siblings.left -= 1
+        completion = Completion(
+            request_id=command.request_id,
+            group_id=siblings.group.id,
+            index=transcript.index,
+            seed=transcript.seed,
+            token_ids=transcript.token_ids,
+            logprobs=transcript.logprobs,
+            text=self._decode(transcript.token_ids) if self._decode is not None else None,
+            finish_reason=command.finish_reason,
+            weight_version=self.weight_version,
+            chunks=transcript.chunks,
+            instances=list(dict.fromkeys([chunk.instance for chunk in transcript.chunks])),
+            finished_s=now,
+            metadata=siblings.group.metadata,
+        )
+        return Closed(completion, () if siblings.left else tuple(siblings.instances))
+
+    def _land(self, job_id: str) -> str:
+        """Note that a chunk is no longer under way and return the id of its request."""
+        request_id = self._flights.pop(job_id).dispatch.request_id
+        self._open[request_id].job_id = None
+        return request_id
+
+
+def _recomputed(output: ChunkOutput, continued: bool) -> int:
+    """Positions that this chunk ran through the model although an earlier step had done so.
+
+    Fresh work is the first chunk's prefill, and one position per new token but the last; a continued
+    request also owes the position of its last token, which was sampled but never run.
+    """
+    fresh = len(output.token_ids) + (0 if continued else output.prefilled_tokens - 1)
+    return max(0, output.computed_tokens - fresh)

@@ -1,0 +1,117 @@
+"""The weights that a fleet serves: their version, who has loaded it, and that all loaded the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from seer_core.errors import EngineError
+from seer_core.ports import Engine
+from seer_core.weights import FIRST_WEIGHTS, WeightStore
+
+__all__ = ["WeightVersions"]
+
+log = structlog.get_logger("seer")
+
+
+class WeightVersions:
+    """Brings engines to the current weights; ``current`` is what those load that start now."""
+
+    def __init__(self, weights_dir: str = "") -> None:
+        self.current = FIRST_WEIGHTS
+        self._store = WeightStore(weights_dir)
+        self._loaded: dict[str, int] = {}
+        self._fingerprints: dict[int, str] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def changing(self) -> bool:
+        """Whether weights are being updated."""
+        return not self._settled.is_set()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Let instances that start wait with their weights until this is over."""
+        self._settled.clear()
+        try:
+            yield
+        finally:
+            self._settled.set()
+
+    async def update(self, source: str, engines: Mapping[str, Engine]) -> dict[str, str]:
+        """Make what is in ``source`` the current weights; return why instances do not serve them, by id.
+
+        Raises:
+            EngineError: the weights could not be kept, or no engine could load them; the old ones stay.
+        """
+        if not engines:
+            raise EngineError(f"no instance could load the weights in {source!r}: none is alive")
+        old, version = self.current, self.current.version + 1
+        new = await asyncio.to_thread(self._store.keep, source, version)
+        answers = await asyncio.gather(
+            *(engine.update_weights(new.path, version) for engine in engines.values()), return_exceptions=True
+        )
+        fingerprints: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        for name, answer in zip(engines, answers, strict=True):
+            if isinstance(answer, BaseException):
+                refused[name] = str(answer)
+            elif answer is not None:
+                fingerprints[name] = answer
+        if len(refused) == len(engines):
+            await asyncio.to_thread(self._store.drop, version)
+            fact = next(iter(refused.values()))
+            raise EngineError(f"no instance could load the weights in {source!r}: {fact}")
+        if fingerprints:
+            [(usual, _)] = Counter(fingerprints.values()).most_common(1)
+            self._fingerprints = {version: usual}
+            for name, fingerprint in fingerprints.items():
+                if fingerprint != usual:
+                    refused[name] = f"their fingerprint is {fingerprint} there, not {usual} as elsewhere"
+        self.current = new
+        self._loaded |= {name: version for name in engines if name not in refused}
+        await asyncio.to_thread(self._store.drop, old.version)
+        log.info("weights_updated", version=version, digest=new.digest)
+        return refused
+
+    async def bring(self, engine: Engine, fingerprint: str | None) -> None:
+        """Bring an engine that has just started to the current weights, and see that they are the others'.
+
+        Raises:
+            EngineError: it cannot load them, they have changed, or it has others.
+        """
+        version = FIRST_WEIGHTS.version
+        while True:
+            await self._settled.wait()
+            weights = self.current
+            if weights.version == version:
+                break
+            version = weights.version
+            if weights.digest:
+                await asyncio.to_thread(weights.check)
+            fingerprint = await engine.update_weights(weights.path, version)
+        if fingerprint and (known := self._fingerprints.setdefault(version, fingerprint)) != fingerprint:
+            first = version == FIRST_WEIGHTS.version
+            raise EngineError(
+                f"instance {engine.id!r} came up with other weights than version {version} of the others:"
+                f" their fingerprint is {fingerprint}, not {known};"
+                + (" has the model's directory changed?" if first else " report this")
+            )
+        self._loaded[engine.id] = version
+
+    def served_by(self, name: str) -> bool:
+        """Return whether an instance has loaded the current weights."""
+        return self._loaded.get(name, FIRST_WEIGHTS.version) == self.current.version
+
+    def forget(self, name: str) -> None:
+        """Forget an instance."""
+        self._loaded.pop(name, None)
+
+    async def close(self) -> None:
+        """Delete the copies; who starts again finds the current weights where the user has them."""
+        self.current = await asyncio.to_thread(self._store.close, self.current)

@@ -1,0 +1,92 @@
+"""The book of a rollout: jobs out, tokens in, completions; nothing else is needed to keep it."""
+
+import math
+
+import pytest
+
+from seer_core.errors import PluginError, TransitionError, WeightVersionError
+from seer_core.events import ChunkFailed, ChunkFinished, Complete, Dispatch
+from seer_core.model import PromptGroup
+from seer_core.ports import ChunkOutput
+from seer_core.transcripts import Transcripts
+
+
+def group(name="a", n=2, max_tokens=8):
+    return PromptGroup(id=name, prompt_token_ids=(1, 2, 3), n=n, max_tokens=max_tokens)
+
+
+def send(book, request_id="a/0", instance="x", max_tokens=4, now=1.0):
+    return book.job(Dispatch(request_id, instance, max_tokens, 16, migrated=False), now)
+
+
+def answer(job, token_ids, *, stopped=False, logprobs=None, version=0):
+    return ChunkOutput(
+        job_id=job.id,
+        token_ids=token_ids,
+        logprobs=[-0.5] * len(token_ids) if logprobs is None else logprobs,
+        stopped=stopped,
+        cached_tokens=0,
+        prefilled_tokens=len(job.token_ids),
+        computed_tokens=len(job.token_ids) + len(token_ids) - 1,
+        preemptions=0,
+        weight_version=version,
+    )
+
+
+def test_a_request_goes_out_in_chunks_and_comes_back_whole():
+    book = Transcripts([group()], decode=lambda tokens: f"{len(tokens)} tokens")
+    first = send(book)
+    assert (first.id, first.token_ids, first.prompt_tokens, first.last) == ("a/0#0@x", [1, 2, 3], 3, False)
+    assert book.under_way == [("x", "a/0#0@x")]
+    event = book.finished("x", answer(first, [7, 8, 9, 10]), 2.0)
+    assert event == ChunkFinished("a/0", "x", 4, False, prefilled_tokens=3)
+    second = send(book, instance="y")
+    assert (list(second.token_ids), second.last) == ([1, 2, 3, 7, 8, 9, 10], True)
+    book.finished("y", answer(second, [11], stopped=True), 3.0)
+    closed = book.complete(Complete("a/0", "stop"), 3.0)
+    completion = closed.completion
+    assert (list(completion.token_ids), completion.text) == ([7, 8, 9, 10, 11], "5 tokens")
+    assert completion.instances == ["x", "y"]
+    assert [(each.dispatched_s, each.finished_s) for each in completion.chunks] == [(1.0, 2.0), (1.0, 3.0)]
+    assert closed.forgetful == ()
+    assert list(book) == ["a/1"]
+
+
+def test_the_last_of_a_group_tells_which_instances_may_forget_it():
+    book = Transcripts([group()])
+    for request_id, instance in (("a/0", "x"), ("a/1", "y")):
+        job = send(book, request_id, instance)
+        book.finished(instance, answer(job, [5], stopped=True), 1.0)
+    assert book.complete(Complete("a/0", "stop"), 1.0).forgetful == ()
+    assert book.complete(Complete("a/1", "stop"), 1.0).forgetful == ("x", "y")
+    assert not book
+
+
+def test_an_answer_that_nobody_waits_for_changes_nothing():
+    book = Transcripts([group()])
+    jobs = [send(book, "a/0", "x"), send(book, "a/1", "y")]
+    book.lost("x")
+    assert book.forget("a/1") == jobs[1].id
+    assert [book.finished("x", answer(job, [5]), 1.0) for job in jobs] == [None, None]
+    assert book.failed("x", jobs[0].id, "too late") is None
+    assert book.under_way == []
+    with pytest.raises(KeyError):
+        book.forget("a/1")
+
+
+def test_a_chunk_given_back_or_without_finite_log_probs_has_failed():
+    book = Transcripts([group()])
+    assert book.failed("x", send(book).id, "no room") == ChunkFailed("a/0", "x", "no room")
+    event = book.finished("x", answer(send(book), [5], logprobs=[math.nan]), 1.0)
+    assert event == ChunkFailed("a/0", "x", "its log-probs are no finite numbers")
+    assert send(book).token_ids == [1, 2, 3]
+
+
+def test_what_no_engine_may_answer_raises():
+    book = Transcripts([group()], weight_version=3)
+    with pytest.raises(WeightVersionError, match="weight version 2, the rollout runs on 3"):
+        book.finished("x", answer(send(book), [5], version=2), 1.0)
+    with pytest.raises(TransitionError, match="2 tokens but 1 log-probs"):
+        book.finished("x", answer(send(book), [5, 6], logprobs=[-1.0], version=3), 1.0)
+    with pytest.raises(PluginError, match="ended at its limit of 8 tokens with 0"):
+        book.complete(Complete("a/0", "length"), 1.0)
