@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from seer_core.drafting import StepTimes
 from seer_core.errors import EngineError
@@ -12,11 +12,26 @@ from seer_core.ports import ChunkJob
 from seer_host.loader import Kind
 from seer_host.wire import Failed, Finished, Load, Troubled
 
-__all__ = ["INSTANCE", "Instance", "Refusal"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["INSTANCE", "Instance", "Refusal", "Row"]
 
 
 class Refusal(EngineError):
     """An instance will not do what it was asked for; nothing has changed, and it goes on."""
+
+
+class Row(NamedTuple):
+    """The logits from which a request with this seed got its token at this position, float32 [vocab].
+
+    The position counts the tokens before it, prompt included.
+    """
+
+    seed: int
+    position: int
+    logits: NDArray[np.float32]
 
 
 class Instance(Protocol):
@@ -73,6 +88,13 @@ class Instance(Protocol):
         """Load the weights in the directory ``source`` and forget all KV; return their fingerprint.
 
         A ``Refusal`` names what is wrong with them, before anything has changed.
+        """
+        ...
+
+    def watch(self, on: bool) -> Sequence[Row]:
+        """Keep the logits of every choice from now on, or no longer; return those kept, in order.
+
+        Only the worker's self-test asks for it, before the instance is ready.
         """
         ...
 

@@ -171,6 +171,9 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
             check_source(start.source, start.own_methods)  # the engine's import takes seconds
         make: Any = INSTANCE.load(start.instance)
         instance = make(start)
+        from seer_host.selftest import check_keyed  # imports torch, which takes seconds
+
+        check_keyed(instance)
         link.send(*instance.troubles(), Ready(instance.info))
         Worker(link, instance, start.report_interval_s).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -59,6 +59,9 @@ class Sink:
 class ThreadLauncher:
     """Runs workers in threads of this process: nothing above a launcher needs more of it."""
 
+    def __init__(self, scratch):
+        self.scratch = scratch
+
     async def launch(self, name, interpreter, environment):
         ours, theirs = socket.socketpair()
 
@@ -68,15 +71,16 @@ class ThreadLauncher:
 
         thread = threading.Thread(target=run)
         thread.start()
-        return ThreadWorker(thread, Channel(*await asyncio.open_unix_connection(sock=ours)))
+        return ThreadWorker(
+            thread, str(self.scratch), Channel(*await asyncio.open_unix_connection(sock=ours))
+        )
 
 
 class ThreadWorker:
-    scratch = os.devnull
     log = "what pytest has caught"
 
-    def __init__(self, thread, channel):
-        self.thread, self.channel = thread, channel
+    def __init__(self, thread, scratch, channel):
+        self.thread, self.scratch, self.channel = thread, scratch, channel
         self.send, self.receive = channel.send, channel.receive
 
     @property
@@ -97,12 +101,20 @@ class ThreadWorker:
 
 
 @pytest.fixture
-def launch(tmp_path):
+def local(tmp_path):
+    """The launcher that is used in earnest."""
+    return LocalLauncher(tmp_path / "logs", keep_logs=False)
+
+
+@pytest.fixture
+def launch(monkeypatch, tmp_path):
+    """A toy in a thread, which has imported torch already."""
+    monkeypatch.syspath_prepend(HERE)
     return Launch(
         instance="toys:Toy",
         settings={},
         environment={**os.environ, "PYTHONPATH": HERE},
-        launcher=LocalLauncher(tmp_path / "logs", keep_logs=False),
+        launcher=ThreadLauncher(tmp_path),
         report_interval_s=0.2,
         start_timeout_s=30.0,
         stop_timeout_s=5.0,
@@ -141,31 +153,28 @@ class TestWorkerEngine(EngineContract):
     shared = True
 
     @pytest.fixture(autouse=True)
-    def _launch(self, tmp_path_factory, launch):
-        launch = attrs.evolve(launch, launcher=LocalLauncher(tmp_path_factory.mktemp("logs"), False))
+    def _launch(self, launch):
         self.make = lambda: Pool(
             [WorkerEngine(f"toy-{i}", launch) for i in range(2)], RealClock(), ModelInfo(64, 256)
         )
 
 
-def test_a_worker_runs_where_its_launcher_puts_it(launch, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(HERE)
-    tokens = {}
+def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
+    tokens = []
 
     async def story():
-        for launcher in (launch.launcher, ThreadLauncher()):
+        for launcher in (launch.launcher, local):
             sink = Sink()
-            ThreadWorker.scratch = str(tmp_path)
             engine = await started(attrs.evolve(launch, launcher=launcher), sink)
             engine.submit(job())
             await sink.until(lambda sink=sink: "j" in sink.outputs)
-            tokens[launcher] = sink.outputs["j"].token_ids
+            tokens.append(sink.outputs["j"].token_ids)
             assert await engine.update_weights("/weights", 1) == "weights 1"
             await engine.stop()
             assert sink.losses == []
 
     tell(story)
-    first, second = tokens.values()
+    first, second = tokens
     assert first == second
     assert len(first) == 8
 
@@ -198,10 +207,10 @@ def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
     tell(story)
 
 
-def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch):
+def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch, local):
     async def story():
         sink = Sink()
-        engine = await started(launch, sink)
+        engine = await started(attrs.evolve(launch, launcher=local), sink)
         log = Path(engine.worker.log)
         engine.submit(job(group="fatal"))
         await sink.until(lambda: bool(sink.losses))
@@ -213,10 +222,10 @@ def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch):
     tell(story)
 
 
-def test_an_instance_that_ended_well_leaves_nothing(launch):
+def test_an_instance_that_ended_well_leaves_nothing(launch, local):
     async def story():
         sink = Sink()
-        engine = await started(launch, sink)
+        engine = await started(attrs.evolve(launch, launcher=local), sink)
         scratch, log, pid = Path(engine.worker.scratch), Path(engine.worker.log), engine.worker.pid
         assert (scratch / "scratched").exists()
         await engine.stop()
@@ -228,15 +237,35 @@ def test_an_instance_that_ended_well_leaves_nothing(launch):
     tell(story)
 
 
-def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch):
+def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch, local):
     async def story():
         sink = Sink()
-        engine = await started(attrs.evolve(launch, settings={"troubled": True}), sink)
+        engine = await started(attrs.evolve(launch, launcher=local, settings={"troubled": True}), sink)
         [trouble] = sink.troubles
         assert (trouble.what, trouble.reason, trouble.log) == ("drafting", "no idea yet", engine.worker.log)
         log = Path(engine.worker.log)
         await engine.stop()
         assert log.exists()
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("toy", "complaint"),
+    [
+        ("Unheard", "does not sample by key: the token at position 4 of a response was not chosen where"),
+        ("Greedy", "does not sample by key: at position 4 of a response it chose token"),
+        ("Warm", "gives wrong log-probs: "),
+        ("Late", "does not sample by key: the token at position 4"),
+        ("Idle", "failed its self-test: 100 steps did not write 6 tokens"),
+        ("Failing", "failed its self-test: no luck at all"),
+    ],
+)
+def test_an_engine_whose_sampling_is_not_keyed_is_refused_at_its_start(launch, toy, complaint):
+    async def story():
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, instance=f"toys:{toy}"))
+        with pytest.raises(EngineError, match=f"'toy-0' did not start: the engine {complaint}"):
+            await engine.start(Sink())
 
     tell(story)
 
@@ -251,9 +280,9 @@ def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch):
         ({"environment": {}}, "No module named 'toys'"),
     ],
 )
-def test_an_instance_that_cannot_be_made_says_why(launch, changes, complaint):
+def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, complaint):
     async def story():
-        engine = WorkerEngine("toy-0", attrs.evolve(launch, **changes))
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, launcher=local, **changes))
         with pytest.raises(EngineError, match=complaint):
             await engine.start(Sink())
         assert engine.worker is None

@@ -3,7 +3,9 @@
 import os
 import time
 
+import torch
 from seer_host.instance import Refusal
+from seer_host.sampler import Sampler
 from seer_host.wire import Failed, Finished, Load, Troubled
 
 from seer_core.errors import EngineError
@@ -14,12 +16,13 @@ VOCAB, LONGEST = 64, 256
 
 
 class Toy:
-    """Writes a token a step; token p of seed s is a function of both."""
+    """Writes a token a step, by key, from logits that depend on the last token."""
 
     def __init__(self, start):
         self.start = start
         self.info = InstanceInfo(start.instance_id, 4096, 16, 8, LONGEST)
         self.running = {}
+        self.sampler = Sampler(VOCAB)
         self.version = 0
         self.told = [Troubled("drafting", "no idea yet")] if start.settings.get("troubled") else []
         if "refuses" in start.settings:
@@ -45,8 +48,10 @@ class Toy:
             if job.group_id == "failing":
                 ended.append(Failed(job.id, "no luck"))
             else:
-                position = len(job.token_ids) + len(written)
-                written.append((job.seed * 31 + position * 7) % VOCAB)
+                text = job.token_ids + [token for token, _ in written]
+                logits = torch.sin(torch.arange(VOCAB) * (text[-1] + 1.0))[None] * 3
+                [token], [logprob] = self.sampler.choose(logits, [job], [len(text)])
+                written.append(self.spoil(token, logprob))
                 if len(written) == job.max_tokens:
                     ended.append(Finished(self.output(job, written)))
         for result in ended:
@@ -57,8 +62,8 @@ class Toy:
         size = len(job.token_ids)
         return ChunkOutput(
             job_id=job.id,
-            token_ids=written,
-            logprobs=[-1.0] * len(written),
+            token_ids=[token for token, _ in written],
+            logprobs=[logprob for _, logprob in written],
             stopped=False,
             cached_tokens=0,
             prefilled_tokens=size,
@@ -89,8 +94,58 @@ class Toy:
         self.version = version
         return f"weights {version}"
 
+    def spoil(self, token, logprob):
+        return token, logprob
+
+    def watch(self, on):
+        return self.sampler.watch.turn(on)
+
     def close(self):
         pass
+
+
+class Unheard(Toy):
+    """Chooses its tokens elsewhere."""
+
+    def watch(self, on):
+        return []
+
+
+class Greedy(Toy):
+    """Takes other tokens than were chosen."""
+
+    def spoil(self, token, logprob):
+        return (token + 1) % VOCAB, logprob
+
+
+class Warm(Toy):
+    """Gives log-probs of another temperature."""
+
+    def spoil(self, token, logprob):
+        return token, logprob / 2
+
+
+class Late(Toy):
+    """Takes every position for the next one."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        choose = self.sampler.choose
+        self.sampler.choose = lambda logits, jobs, positions: choose(logits, jobs, [positions[0] + 1])
+
+
+class Idle(Toy):
+    """Never writes a token."""
+
+    def step(self):
+        return []
+
+
+class Failing(Toy):
+    """Fails every chunk."""
+
+    def step(self):
+        return [Failed(job_id, "no luck at all") for job_id in list(self.running)]
 
 
 class Unfinished:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import structs
 from seer_host.drafts import SOURCE, Drafting
+from seer_host.instance import Row
 from seer_host.wire import Troubled
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
@@ -29,13 +30,14 @@ class WorkerExtension:
 
     model_runner: Any
     rank: int
+    _seer_sampler: sampling.KeyedSampler
     _seer_drafting: Drafting | None = None
 
     def seer_install(self) -> None:
         """Sample by key, and time the drafts if there are any."""
         runner = self.model_runner
         internals.check_runner(runner)
-        sampling.install(runner)
+        self._seer_sampler = sampling.install(runner)
         drafter = getattr(runner, "drafter", None)
         if drafter is None:
             return
@@ -49,6 +51,10 @@ class WorkerExtension:
             self._seer_drafting = drafter.drafting
         else:
             self._seer_wrap(drafter)
+
+    def seer_watch(self, on: bool) -> list[Row]:
+        """Keep the logits of every choice from now on, or no longer; return those kept."""
+        return self._seer_sampler.watch.turn(on)
 
     def seer_load(self, path: str, version: int) -> str:
         """Load a directory of safetensors; return the fingerprint of the weights."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 from seer_host import checkpoint
-from seer_host.instance import Refusal
+from seer_host.instance import Refusal, Row
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Load, Start, Troubled
@@ -202,6 +202,11 @@ class Instance:
         except Refusal as error:
             raise EngineError(str(error)) from error
         return fingerprint
+
+    def watch(self, on: bool) -> list[Row]:
+        """Keep the logits of every choice from now on, or no longer; return those kept."""
+        rows: list[Row] = self._call("seer_watch", on)[0]
+        return rows
 
     def close(self) -> None:
         """End the draft source, the store, and the processes vLLM started; all else goes with this one."""

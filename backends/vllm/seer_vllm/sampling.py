@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from seer_host.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
+from seer_host.sampler import Watch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class KeyedSampler:
         self._request_ids: list[str] = []
         self._seeds = torch.empty(0, dtype=torch.int64)
         self._steps = torch.empty(0, dtype=torch.int64)
+        self.watch = Watch()
 
     def sample(self, logits: Tensor, drafts: Any) -> Any:
         """Return vLLM's ``SamplerOutput`` for a step with or without drafts (``SpecDecodeMetadata``)."""
@@ -91,6 +93,9 @@ class KeyedSampler:
     def _choose(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
         """Return the token of each row; row r is of request ``requests[r]``, or of request r."""
         metadata = self._runner.input_batch.sampling_metadata
+        if self.watch.on:
+            seeds = self._seeds_on(logits.device)
+            self.watch.see(logits, seeds if requests is None else seeds[requests], positions)
         if metadata.all_greedy:
             return logits.argmax(dim=-1)
         vocab = logits.shape[1]
@@ -159,11 +164,13 @@ def install_shortcut(runner: Any) -> None:
     runner._calc_spec_decode_metadata = prepare_drafts
 
 
-def install(runner: Any) -> None:
+def install(runner: Any) -> KeyedSampler:
     """Make ``runner`` sample by key; ``internals.check_runner`` has found nothing against it."""
     if runner.speculative_config is not None:
         install_shortcut(runner)
-    runner._sample = KeyedSampler(runner, _end_tokens(runner.model_config)).sample
+    sampler = KeyedSampler(runner, _end_tokens(runner.model_config))
+    runner._sample = sampler.sample
+    return sampler
 
 
 def _end_tokens(model_config: Any) -> set[int]:

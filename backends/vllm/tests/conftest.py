@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
-from seer_host.engine import WorkerEngine
+from seer_host.engine import Launch, WorkerEngine
 from seer_host.local import LocalWorker
 from seer_vllm.plugin import Settings, VllmFleet, seer_make_engines
 
@@ -302,6 +302,7 @@ def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
         source: SourceSpec | None = None,
         kv_pool: KVPool | None = None,
         index: int = 0,
+        change: Callable[[Launch], Launch] | None = None,
         **settings: Any,
     ) -> Harness:
         with pytest.MonkeyPatch.context() as patch:
@@ -309,6 +310,8 @@ def start(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
                 "PYTHONPATH", str(Path(__file__).parent), os.pathsep
             )  # where workers find ``draft_sources``
             engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
+        if change is not None:
+            engine._launch = change(engine._launch)
         started.append(Harness(loop, engine, None if source is None else Drafter(source), kv_pool))
         return started[-1]
 

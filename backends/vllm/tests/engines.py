@@ -1,0 +1,30 @@
+"""Instances with something wrong about their sampling, imported by workers."""
+
+import torch
+from seer_vllm import sampling
+from seer_vllm.instance import Instance
+
+
+def unhook(worker):
+    del worker.model_runner._sample
+
+
+class Unhooked(Instance):
+    """Samples as vLLM does."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self._engine.collective_rpc(unhook)
+
+
+class Unseeded(Instance):
+    """Draws all its noise from one seed."""
+
+    def __init__(self, start):
+        choices = sampling.keyed_choices
+
+        def by_one_seed(logits, temperature, top_k, top_p, seeds, positions, steps):
+            return choices(logits, temperature, top_k, top_p, torch.zeros_like(seeds), positions, steps)
+
+        sampling.keyed_choices = by_one_seed
+        super().__init__(start)
