@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 from seer_host import checkpoint
 from seer_host.instance import Refusal, Row
+from seer_host.meters import MoveMeter, StepMeter, default_grid
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Load, Start, Troubled
@@ -32,11 +33,10 @@ from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 from seer_vllm import internals, patches
+from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
-from seer_vllm.moving import MoveMeter
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
-from seer_vllm.steps import StepMeter, default_grid
 
 __all__ = ["Instance"]
 
@@ -92,7 +92,7 @@ class Instance:
         connector = scheduler.connector
         self._connector = connector if isinstance(connector, StoreConnector) else None
         self._store = None if start.store is None else self._share(start.store)
-        measured = MoveMeter(self._engine, self._scheduler, self._meter(), self._connector).measure()
+        measured = MoveMeter(self._bench()).measure()
         print("measured", ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in measured.items()), flush=True)
         self.info = structs.replace(self.info, **measured)
         if source is not None and self._opens:
@@ -168,7 +168,7 @@ class Instance:
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
     ) -> StepTimes:
         """Measure steps of these sizes."""
-        times = self._meter().measure(batch, draft_tokens, context_tokens)
+        times = StepMeter(self._bench()).measure(batch, draft_tokens, context_tokens)
         self._reset_prefix_cache()
         if times is None:
             raise Refusal("it can run no size of this grid")
@@ -250,15 +250,17 @@ class Instance:
         if not self._engine.reset_prefix_cache():
             raise Refusal(UNRESET)
 
-    def _meter(self) -> StepMeter:
-        return StepMeter(self._engine, self._scheduler, self._drafts)
+    def _bench(self) -> VllmBench:
+        return VllmBench(self._engine, self._scheduler, self._connector, self._drafts)
 
     def _attach(self, source: SourceSpec) -> None:
         """Make the draft source, with step times of this instance if it comes without."""
         times = source.step_times
         if times is None:
             begun = perf_counter()
-            times = self._meter().measure(*default_grid(self.info.max_running, source.draft_tokens))
+            times = StepMeter(self._bench()).measure(
+                *default_grid(self.info.max_running, source.draft_tokens)
+            )
             self._reset_prefix_cache()
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
