@@ -53,7 +53,7 @@ class Loop:
 
     def use(self, strategies: Strategies) -> None:
         """Decide by other strategies from now on; nothing of them is started."""
-        self.audience = Audience(strategies.observers, debug=self._settings.debug)
+        self.audience = Audience(strategies.observers, debug=self._settings.debug, kv_pool=self.fleet.kv_pool)
         self.scheduler = self._make_scheduler(strategies.policies)
         self.spoilt = False
 
@@ -139,6 +139,7 @@ class Loop:
     def _complete(self, rollout: Rollout, command: Complete, now: float) -> None:
         closed = rollout.transcripts.complete(command, now)
         rollout.add(closed.completion)
+        self.audience.completed(now, closed.completion)
         self.fleet.forget_group(closed.completion.group_id, closed.forgetful)
         if not rollout.transcripts:
             log.info("rollout_finished", requests=rollout.tally.requests)

@@ -17,9 +17,11 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from seer_core.events import Command, Event
-from seer_core.model import GroupContext, InstanceStatus, Request
+from seer_core.kv import PoolStats
+from seer_core.model import Completion, GroupContext, InstanceStatus, Request
 
 __all__ = [
+    "CompletionObserver",
     "Explaining",
     "GroupAware",
     "InstanceAware",
@@ -27,6 +29,7 @@ __all__ = [
     "Observer",
     "Placement",
     "Placer",
+    "PoolObserver",
     "Prioritizer",
     "Splitter",
     "TimeAware",
@@ -152,11 +155,30 @@ class Observer(Protocol):
     """Sees every event and the commands it led to, after the fact; it decides nothing.
 
     One that raises is logged and left out; the rollout goes on.  One that opens something, such as a file or
-    a port, is a ``LivingObserver``.
+    a port, is a ``LivingObserver``.  One that wants to see responses is a ``CompletionObserver``, one that
+    wants to know how the KV pool fares a ``PoolObserver``.
     """
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Take note; ``now`` is in seconds on the run's clock."""
+        ...
+
+
+@runtime_checkable
+class CompletionObserver(Observer, Protocol):
+    """An observer that sees each response when it is over."""
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Take note of a response, after the event that ended it; it is the user's, so change nothing."""
+        ...
+
+
+@runtime_checkable
+class PoolObserver(Observer, Protocol):
+    """An observer that sees the KV pool in figures, where there is a pool."""
+
+    def pool_reported(self, now: float, stats: PoolStats) -> None:
+        """Take note; called with an instance's report, not more than once in a second, and at the end."""
         ...
 
 

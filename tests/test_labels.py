@@ -6,8 +6,8 @@ from seer_core.config import load_config
 from seer_core.errors import ConfigError, PromptError
 from seer_core.events import InstanceStarted
 from seer_core.plugins import fill_slots
-from seer_core.runtime import rollout
 from seer_core.scheduler import Scheduler
+from seer_core.session import rollout
 from seer_core.trace import TraceWriter, read_trace, replay
 
 TENANTS = """

@@ -8,7 +8,7 @@ import pytest
 from seer_core.config import load_config
 from seer_core.errors import ConfigError
 from seer_core.plugins import fill_slots, slots_of
-from seer_core.runtime import rollout
+from seer_core.session import rollout
 
 HEAD = "from seer_core.hookspecs import hookimpl\n"
 

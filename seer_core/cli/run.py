@@ -7,7 +7,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import msgspec
 
@@ -18,11 +17,10 @@ from seer_core.config import Config
 from seer_core.errors import SeerError, printable
 from seer_core.kv import PoolStats
 from seer_core.plugins import Assembly, assemble, describe
-from seer_core.policy import Observer
 from seer_core.prompts import PromptsFile, read_prompts
 from seer_core.result import Summary
 from seer_core.runtime import Runtime
-from seer_core.scheduler import CORE, Slot
+from seer_core.scheduler import CORE
 
 __all__ = ["run_command"]
 
@@ -99,10 +97,7 @@ async def _roll_out(
 ) -> Ending:
     """Roll out, and write down what has finished and how it ended, however it ends."""
     display = Display("rollout")
-    trace: Slot[Observer] = Slot("observer", CORE, output.trace)
-    strategies = assembly.strategies
-    strategies = attrs.evolve(strategies, observers=(*strategies.observers, trace, display.slot))
-    assembly = attrs.evolve(assembly, strategies=strategies)
+    assembly = assembly.watched_by(output.trace, display, owner=CORE)
     click.echo(f"starting {len(assembly.fleet.engines)} {config.seer.engine} instances ...", err=True)
     kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
     async with Runtime(assembly, config.seer, config.rollout) as runtime:

@@ -8,11 +8,21 @@ from collections.abc import Callable
 from itertools import count
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import given
 
 from seer_core.defaults import WholeRequests
+from seer_core.kv import PoolStats
 from seer_core.model import GroupContext, Request
-from seer_core.policy import LivingObserver, Observer, Placer, Prioritizer, Splitter
+from seer_core.policy import (
+    CompletionObserver,
+    LivingObserver,
+    Observer,
+    Placer,
+    PoolObserver,
+    Prioritizer,
+    Splitter,
+)
 from seer_core.scheduler import Policies
 from seer_core.testing.bounds import run_within
 from seer_core.testing.rig import watched
@@ -24,6 +34,7 @@ from seer_core.testing.stories import (
     every_event,
     fleet_story,
     new_requests,
+    one_completion,
     push_all,
     queue_story,
     slot,
@@ -251,6 +262,17 @@ class ObserverContract:
         observer = self.make()
         for number, (event, commands) in enumerate(every_event()):
             observer.observe(float(number), event, commands)
+
+    def test_it_takes_completions_and_the_pool_s_figures(self) -> None:
+        """If it wants to see them; it changes no completion, which is the user's."""
+        observer = self.make()
+        if isinstance(observer, CompletionObserver):
+            completion = one_completion()
+            before = msgspec.msgpack.encode(completion)
+            observer.completed(1.0, completion)
+            assert msgspec.msgpack.encode(completion) == before, "completed() changed what it was shown"
+        if isinstance(observer, PoolObserver):
+            observer.pool_reported(1.0, PoolStats(capacity_bytes=1 << 20, used_bytes=1 << 10))
 
     def test_it_starts_again_after_its_stop(self) -> None:
         """If it has a life: the lab rolls out twice, and each arm of a comparison begins one."""

@@ -10,7 +10,7 @@ from typing import Any
 from seer_core.defaults import FirstComeFirstServed, LeastLoaded
 from seer_core.events import Command, Event, InstanceGivenUp, InstanceReported, InstanceTroubled
 from seer_core.guard import guard
-from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
+from seer_core.model import ChunkRecord, Completion, GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.policy import Placement, Placer, Prioritizer
 from seer_core.scheduler import Policies, Slot
 from seer_core.testing.rig import Rig
@@ -23,6 +23,7 @@ __all__ = [
     "every_event",
     "fleet_story",
     "new_requests",
+    "one_completion",
     "push_all",
     "queue_story",
     "slot",
@@ -49,6 +50,14 @@ def new_requests(*sizes: int, numbers: Iterable[int] | None = None) -> list[Requ
         requests += [Request(f"{group.id}/{i}", number * 100 + i, i, group) for i in range(size)]
     guard(*requests)
     return requests
+
+
+def one_completion() -> Completion:
+    """Return a response of three tokens in one chunk."""
+    chunk = ChunkRecord("a", 3, 0.0, 1.0, 0, 10, 0, 0, 0)
+    return Completion(
+        "g/0", "g", 0, 7, [5, 6, 7], [-0.1, -0.2, -0.3], "abc", "stop", 0, [chunk], ["a"], 1.0, {"task": 1}
+    )
 
 
 def push_all(queue: Prioritizer, requests: Sequence[Request]) -> None:
