@@ -1,9 +1,11 @@
 """``seer new-plugin``: what it writes passes its own tests at once, and so does the page about plug-ins."""
 
+import ast
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from seer_core import testing
-from seer_core.cli.skeletons import SKELETONS
+from seer_core.cli.copying import files_of
 from seer_core.plugins import SLOTS
 
 ROOT = Path(__file__).parents[1]
@@ -67,12 +69,47 @@ def new_plugin(seer, tmp_path):
     return write
 
 
-def test_there_is_a_skeleton_for_every_slot():
-    assert set(SKELETONS) == set(SLOTS)
+def test_there_is_an_example_for_every_slot():
+    for slot in SLOTS:
+        files = files_of("mine", slot)
+        assert {"pyproject.toml", "README.md", "seer_mine/__init__.py", "seer_mine/py.typed"} <= set(files)
+        assert "tests/test_mine.py" in files
+
+
+def test_examples_know_only_the_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [contract] = [each for each in contracts if "know only the contract" in each["name"]]
+    for slot in SLOTS:
+        source = files_of("mine", slot)["seer_mine/__init__.py"]
+        nodes = ast.walk(ast.parse(source))
+        imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not imported & set(contract["forbidden_modules"]), slot
+
+
+def test_examples_come_with_the_wheel_that_a_source_distribution_makes(tmp_path):
+    source = tmp_path / "source"
+    for name in ("pyproject.toml", "README.md", "LICENSE", "seer_main.py"):
+        source.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("seer_core", "examples/plugins"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skip)
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run("-c", build, tmp_path, cwd=source)
+    [archive] = tmp_path.glob("*.tar.gz")
+    install(tmp_path / "site", archive)
+    code = "from seer_core.cli import main; main()"
+    options = ("new-plugin", "mine", "--slot", "kv_pool")
+    site = str(tmp_path / "site")
+    shown = run("-c", code, *options, cwd=tmp_path, PYTHONPATH=site)
+    assert "plug-in 'mine'" in shown
+    copied = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*.*")}
+    assert copied == set(files_of("mine", "kv_pool"))
+    assert (tmp_path / "site" / "seer_core" / "cli" / "examples" / "kv_pool").is_dir()
 
 
 def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tmp_path):
-    projects = [new_plugin(f"my_{slot}", slot) for slot in SKELETONS]
+    projects = [new_plugin(f"my_{slot}", slot) for slot in SLOTS]
     site = tmp_path / "site"
     install(site, *projects)
     summary = pytest_in(*(project / "tests" for project in projects), site=site)
@@ -80,7 +117,7 @@ def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tm
     assert "skipped" not in summary
 
 
-@pytest.mark.parametrize("slot", SKELETONS)
+@pytest.mark.parametrize("slot", SLOTS)
 def test_a_new_plug_in_is_well_kept(new_plugin, slot):
     name = f"a_rather_long_name_for_a_{slot}"
     project = new_plugin(name, slot)
@@ -96,7 +133,7 @@ def test_a_new_plug_in_is_well_kept(new_plugin, slot):
 
 def test_new_plug_ins_pass_strict_type_checks(new_plugin, tmp_path):
     pytest.importorskip("mypy")
-    packages = [new_plugin(f"my_{slot}", slot) / f"seer_my_{slot}" for slot in SKELETONS]
+    packages = [new_plugin(f"my_{slot}", slot) / f"seer_my_{slot}" for slot in SLOTS]
     cache = ("--cache-dir", tmp_path / "cache", "--config-file", tmp_path / "none.ini")
     (tmp_path / "none.ini").write_text("[mypy]\n")
     run("-m", "mypy", "--strict", *cache, *packages, cwd=tmp_path, MYPYPATH=str(ROOT))
@@ -144,7 +181,7 @@ def test_a_place_that_cannot_be_written_is_named(seer, tmp_path):
 def test_the_help_shows_an_example_and_the_slots(seer):
     text = seer("new-plugin", "--help").output
     assert "seer new-plugin shortest_first --slot prioritizer" in text
-    assert all(slot in text for slot in SKELETONS)
+    assert all(slot in text for slot in SLOTS)
 
 
 def test_the_page_about_plug_ins_names_every_slot_and_every_contract():
@@ -175,10 +212,13 @@ def test_the_page_about_plug_ins_does_what_it_says(tmp_path, write_config, write
         return run("-W", "error", "-c", command, *words, cwd=tmp_path, PYTHONPATH=str(site))
 
     script(scripts[0])
-    written = {body.splitlines()[0][2:]: body for language, body in blocks if language == "python"}
+    shown = [body for language, body in blocks if language == "python"]
+    written = {body.splitlines()[0][2:]: body for body in shown if body.startswith("# ")}
     assert all((tmp_path / path).is_file() for path in written), "the page shows files that are not written"
     for path, body in written.items():
         (tmp_path / path).write_text(body)
+    with (tmp_path / "longest_group/seer_longest_group/__init__.py").open("a") as module:
+        module.writelines(f"\n\n{body}" for body in shown if not body.startswith("# "))
     install(site, tmp_path / "longest_group")
     assert "11 passed" in pytest_in(tmp_path / "longest_group" / "tests", site=site)
     script(scripts[1])

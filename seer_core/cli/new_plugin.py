@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from seer_core.cli.common import main_options
-from seer_core.cli.skeletons import SKELETONS, files_of
+from seer_core.cli.copying import files_of
 from seer_core.errors import ConfigError, OutputError
 from seer_core.plugins import NO_POOL, installed
+from seer_core.slots import SLOTS
 
 __all__ = ["new_plugin_command"]
 
@@ -23,7 +24,7 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 @main_options
 @click.argument("name")
 @click.option(
-    "--slot", required=True, type=click.Choice(sorted(SKELETONS)), help="What it fills; see docs/hooks.md."
+    "--slot", required=True, type=click.Choice(sorted(SLOTS)), help="What it fills; see docs/hooks.md."
 )
 @click.option("--path", type=click.Path(path_type=Path), help="Where to write it.  [default: NAME]")
 def new_plugin_command(name: str, slot: str, path: Path | None) -> None:

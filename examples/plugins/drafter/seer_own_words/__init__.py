@@ -1,21 +1,16 @@
-"""Skeleton of a plug-in that drafts: a template, with its tests."""
-
-__all__ = ["DRAFTER", "DRAFTER_TESTS"]
-
-DRAFTER = '''
-"""$title."""
+"""Drafts from what a response has said before."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from seer_core.drafting import DraftBatch, DraftHost, SourceSpec, StepTimes
+from seer_core.drafting import DraftBatch, Drafter, DraftHost, SourceSpec, StepTimes
 from seer_core.hookspecs import hookimpl
 from seer_core.ports import ChunkJob
 
 
 class Settings(Struct, frozen=True):
-    """``[plugin.$name]``: no draft has more than ``draft_tokens``."""
+    """``[plugin.own_words]``: no draft has more than ``draft_tokens``."""
 
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
 
@@ -76,7 +71,7 @@ class Steady:
         """Take in what became of drafts; this policy does not learn."""
 
 
-class $strategy:
+class OwnWords:
     """Drafter: says what each engine's worker loads."""
 
     def __init__(self, draft_tokens: int) -> None:
@@ -98,34 +93,6 @@ class $strategy:
 
 
 @hookimpl
-def seer_make_drafter(settings: Settings) -> $strategy:
+def seer_make_drafter(settings: Settings) -> Drafter:
     """Fill the slot."""
-    return $strategy(settings.draft_tokens)
-'''
-
-DRAFTER_TESTS = """
-from seer_core.testing import DrafterContract, DraftSourceContract
-
-import $package
-
-pytest_plugins = ["seer_core.testing.lab"]
-
-
-class Test$strategy(DrafterContract):
-    draft_tokens = 4
-
-    def make(self):
-        return $package.$strategy(draft_tokens=4)
-
-
-class TestLookup(DraftSourceContract):
-    def make_source(self, host):
-        return $package.Lookup({}, host)
-
-
-def test_it_saves_time_and_changes_no_token(lab):
-    plain, drafted = lab.run(), lab.run(["$name"])
-    assert drafted.summary.drafted_tokens > 0
-    assert drafted.makespan_s < plain.makespan_s
-    assert drafted.tokens == plain.tokens
-"""
+    return OwnWords(settings.draft_tokens)

@@ -1,9 +1,4 @@
-"""Skeleton of a plug-in through which instances share KV: a template, with its tests."""
-
-__all__ = ["KV_POOL", "KV_POOL_TESTS"]
-
-KV_POOL = '''
-"""$title."""
+"""KV in a database of SQLite, for a start."""
 
 import shutil
 import sqlite3
@@ -17,7 +12,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from seer_core.hookspecs import hookimpl
-from seer_core.kv import PoolStats, StoreHost, StoreSpec
+from seer_core.kv import KVPool, PoolStats, StoreHost, StoreSpec
 
 TABLES = """
 CREATE TABLE blocks (key BLOB PRIMARY KEY, used INTEGER, data BLOB);
@@ -27,7 +22,7 @@ CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER);
 
 
 class Settings(Struct, frozen=True):
-    """Keys of ``[kv_pool.$name]``; all instances share the capacity."""
+    """Keys of ``[kv_pool.sqlite_kv]``; all instances share the capacity."""
 
     capacity_bytes: Annotated[int, Meta(ge=1)] = 2**30
 
@@ -128,7 +123,7 @@ class Store:
         )
 
 
-class $strategy:
+class SqliteKv:
     """KVPool, the half beside the runtime: a database in a directory of its own, gone with its stop."""
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -139,7 +134,7 @@ class $strategy:
     async def start(self, instances: Sequence[str]) -> None:
         """Make an empty database."""
         await self.stop()
-        self._directory = Path(tempfile.mkdtemp(prefix="$name-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="sqlite_kv-"))
         with closing(connect(self._path)) as database:
             database.executescript(TABLES)
 
@@ -176,28 +171,6 @@ class $strategy:
 
 
 @hookimpl
-def seer_make_kv_pool(settings: Settings) -> $strategy:
+def seer_make_kv_pool(settings: Settings) -> KVPool:
     """Fill the slot; start nothing."""
-    return $strategy(settings.capacity_bytes)
-'''
-
-KV_POOL_TESTS = """
-from seer_core.config import load_config
-from seer_core.plugins import assemble
-from seer_core.testing import KVPoolContract
-
-from $package import $strategy
-
-
-class Test$strategy(KVPoolContract):
-    def make(self):
-        return $strategy(24 * self.block_bytes)
-
-
-def test_a_config_makes_it(tmp_path):
-    config = tmp_path / "seer.toml"
-    config.write_text('[seer]\\nengine = "sim"\\nkv_pool = "$name"\\n')
-    slot = assemble(load_config(config)).kv_pool
-    assert slot.owner == "$name"
-    assert slot.strategy.stats().capacity_bytes == 2**30
-"""
+    return SqliteKv(settings.capacity_bytes)

@@ -1,9 +1,4 @@
-"""Skeleton of a plug-in that brings engines: a template, with its tests."""
-
-__all__ = ["ENGINES", "ENGINES_TESTS"]
-
-ENGINES = '''
-"""$title."""
+"""Engines without a model, for a start."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +12,7 @@ from seer_core.hookspecs import hookimpl
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.numbers import NotNegative
-from seer_core.ports import ChunkJob, ChunkOutput, EngineSink, ModelInfo
+from seer_core.ports import ChunkJob, ChunkOutput, EngineFleet, EngineSink, ModelInfo
 
 MODEL = ModelInfo(vocab_size=1000, max_model_tokens=4096)
 END = 0
@@ -25,13 +20,13 @@ END = 0
 
 
 class Settings(Struct, frozen=True):
-    """Keys of ``[engine.$name]``; a token takes ``token_s`` seconds."""
+    """Keys of ``[engine.no_model]``; a token takes ``token_s`` seconds."""
 
     instances: Annotated[int, Meta(ge=1)] = 2
     token_s: NotNegative = 0.0001
 
 
-class $strategy:
+class NoModel:
     """Engine without a model: token p of a response is made of its seed and p; 0 ends it."""
 
     def __init__(self, id: str, token_s: float) -> None:
@@ -132,38 +127,16 @@ class Fleet:
     """EngineFleet on the machine's clock."""
 
     def __init__(self, settings: Settings) -> None:
-        self.engines: list[$strategy] = []
+        self.engines: list[NoModel] = []
         for number in range(settings.instances):
-            name = f"$name-{number}"
-            self.engines.append($strategy(name, settings.token_s))
+            name = f"no_model-{number}"
+            self.engines.append(NoModel(name, settings.token_s))
         self.clock = RealClock()
         self.model = MODEL
         self.tokenizer = None
 
 
 @hookimpl
-def seer_make_engines(settings: Settings) -> Fleet:
+def seer_make_engines(settings: Settings) -> EngineFleet:
     """Fill the slot; start nothing."""
     return Fleet(settings)
-'''
-
-ENGINES_TESTS = """
-from seer_core import rollout
-from seer_core.testing import EngineContract
-
-from $package import Fleet, Settings
-
-
-class Test$strategy(EngineContract):
-    def make(self):
-        return Fleet(Settings(instances=2))
-
-
-def test_a_rollout_runs_on_it(tmp_path):
-    config = tmp_path / "seer.toml"
-    config.write_text('[seer]\\nengine = "$name"\\nkv_pool = "none"\\n')
-    result = rollout(config, [{"prompt_token_ids": [5, 6, 7], "n": 6, "max_tokens": 50}])
-    assert len(result.completions) == 6
-    busy = {name for completion in result.completions for name in completion.instances}
-    assert busy == {"$name-0", "$name-1"}
-"""
