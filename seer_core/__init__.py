@@ -1,6 +1,6 @@
 """Seer: a pluggable, exact scheduler for the rollout phase of synchronous RL on language models.
 
-From a script: ``rollout(config, prompts)``.  In an event loop: ``Runtime``.
+From a script: ``rollout(config, prompts)``.  From a trainer: ``Session``.  In an event loop: ``Runtime``.
 """
 
 from seer_core.config import Config, load_config
@@ -9,7 +9,7 @@ from seer_core.model import Completion, PromptGroup, Sampling
 from seer_core.result import RolloutResult, Summary
 from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
-from seer_core.session import rollout
+from seer_core.session import Session, rollout
 
 __all__ = [
     "Completion",
@@ -20,6 +20,7 @@ __all__ = [
     "Runtime",
     "Sampling",
     "SeerError",
+    "Session",
     "Summary",
     "load_config",
     "rollout",

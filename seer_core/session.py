@@ -1,19 +1,223 @@
-"""Rolling out where no event loop runs: the short form for scripts."""
+"""Rolling out where no event loop is: the short form for scripts, and sessions for trainers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from seer_core.config import Config
 from seer_core.errors import SeerError
+from seer_core.model import Completion
 from seer_core.policy import Observer
 from seer_core.result import RolloutResult
+from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
 
-__all__ = ["rollout"]
+__all__ = ["Session", "rollout"]
+
+T = TypeVar("T")
+
+
+class Session:
+    """Engines that live between the steps of a trainer which owns no event loop.
+
+    Use as a context manager, once: entering starts all engines, leaving stops them.  The event loop runs in a
+    thread of the session's own, so methods may be called from any thread, but one at a time.  Errors are
+    those of ``Runtime``.  Ctrl-C in the thread that waits ends the wait: what is under way is given up and
+    the engines are idle, or stopped on the way out of ``with``, before ``KeyboardInterrupt`` goes on.
+    """
+
+    def __init__(self, config: Config | str | Path, observers: Iterable[Observer] = ()) -> None:
+        """Read the configuration or its file, and take observers beside its own; nothing is started yet.
+
+        Raises:
+            ConfigError, PluginError: as ``Runtime.from_config``.
+        """
+        self.runtime = Runtime.from_config(config, observers)
+        self._rollout: Rollout | None = None
+        self._in_use = threading.Lock()
+        self._doing = ""
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+
+    def __enter__(self) -> Session:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start all engines; the same as entering.
+
+        Raises:
+            SeerError: as ``Runtime.start``, or this session has been started before.
+        """
+        if self._thread is not None:
+            raise SeerError("this session has been started before; make another one")
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._live, args=[ready], name="seer-session", daemon=True)
+        self._thread.start()
+        ready.result()
+        try:
+            with self._use("starting its engines"):
+                self._call(self.runtime.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop all engines, also from another thread than the one that rolls out; idempotent."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        try:
+            self._call(self.runtime.stop(), finish=True)
+        finally:
+            self._loop = None
+            assert self._over is not None
+            loop.call_soon_threadsafe(self._over.set)
+            thread.join()
+
+    @property
+    def weight_version(self) -> int:
+        """The version of the weights that completions are of."""
+        return self.runtime.weight_version
+
+    @property
+    def result(self) -> RolloutResult:
+        """What has finished of the latest rollout, with its summary.
+
+        Raises:
+            SeerError: nothing has been rolled out.
+        """
+        if self._rollout is None:
+            raise SeerError("this session has rolled out nothing yet")
+        return self._rollout.result
+
+    def rollout(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> RolloutResult:
+        """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments."""
+        with self._use("rolling out"):
+            try:
+                return self._call(self._call(self._begin(records, iteration)).wait())
+            finally:
+                self._leave()
+
+    def stream(
+        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None
+    ) -> Iterator[Completion]:
+        """Roll out prompts and yield completions as they finish.
+
+        It begins when the first one is asked for, and engines go on while the caller works.  Leaving early
+        gives up what has not finished.
+        """
+        with self._use("rolling out"):
+            try:
+                rollout = self._call(self._begin(records, iteration))
+                while completions := self._call(_take(rollout)):
+                    yield from completions
+            finally:
+                self._leave()
+
+    def update_weights(self, source: str | Path) -> int:
+        """Load new weights into every engine and return their version; see ``Runtime.update_weights``.
+
+        Ctrl-C is heard once they are loaded: engines must not be left with some of each.
+        """
+        with self._use("updating weights"):
+            return self._call(self.runtime.update_weights(str(source)), finish=True)
+
+    async def _begin(self, records: Iterable[Mapping[str, Any]], iteration: int | None) -> Rollout:
+        self._rollout = self.runtime.rollout(self.runtime.groups(records, iteration))
+        return self._rollout
+
+    def _leave(self) -> None:
+        """Give up what is under way; without waiting in the loop's own thread, where garbage is collected."""
+        rollout, loop = self.runtime.loop.rollout, self._loop
+        if rollout is None or loop is None:
+            return
+        if threading.current_thread() is self._thread:
+            loop.create_task(rollout.abort())
+        else:
+            self._call(rollout.abort())
+
+    @contextmanager
+    def _use(self, what: str) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise SeerError(
+                f"this session is {self._doing}; one thing at a time: wait for that, or close the stream"
+            )
+        self._doing = what
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _call(self, work: Coroutine[Any, Any, T], *, finish: bool = False) -> T:
+        """Run a coroutine in the session's thread and wait for it.
+
+        An interrupted wait cancels it, unless it must ``finish``, and lasts until it has ended all the same.
+        """
+        loop = self._loop
+        if loop is None or threading.current_thread() is self._thread:
+            work.close()
+            if loop is None:
+                raise SeerError(
+                    "this session is not running; use it within `with Session(config) as session:`"
+                )
+            raise SeerError("a session cannot wait in its own thread; call it from one of yours")
+        outcome: Future[T] = Future()
+        task: asyncio.Task[T] | None = None
+
+        def begin() -> asyncio.Task[T]:
+            nonlocal task
+            task = loop.create_task(work)
+            task.add_done_callback(lambda task: _settle(outcome, task))
+            return task
+
+        def interrupt() -> None:
+            begun = task or begin()  # Ctrl-C may have come before
+            if not finish:
+                begun.cancel()
+
+        try:
+            loop.call_soon_threadsafe(begin)
+            return outcome.result()
+        except KeyboardInterrupt:
+            loop.call_soon_threadsafe(interrupt)
+            outcome.exception()
+            raise
+
+    def _live(self, ready: Future[None]) -> None:
+        async def live() -> None:
+            self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+            ready.set_result(None)
+            await self._over.wait()
+
+        asyncio.run(live())
+
+
+def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    """Hand on how a task has ended."""
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
+async def _take(rollout: Rollout) -> list[Completion]:
+    """Wait for the next completion, and return it with all that are ready; none after the last."""
+    async for completion in rollout:
+        return [completion, *rollout.unread()]
+    return []
 
 
 def rollout(
@@ -26,7 +230,7 @@ def rollout(
 
     ``records`` have the fields of a prompts file's lines.  A script that trains gives the number of its
     ``iteration``: the same prompts get the same responses where it is the same.  Call it where no event loop
-    runs; with one, use ``Runtime``.
+    runs; with one, use ``Runtime``.  To keep the engines between two iterations, use ``Session``.
     """
     try:
         asyncio.get_running_loop()

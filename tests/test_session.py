@@ -1,0 +1,227 @@
+"""A session: engines that live between the steps of code without an event loop."""
+
+import asyncio
+import signal
+import threading
+
+import pytest
+
+from seer_core import Session
+from seer_core import rollout as short_form
+from seer_core.errors import EngineError, PromptError, SeerError
+
+RECORDS = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 2}]
+SMALL = "[rollout]\nmax_tokens = 40\n[engine.sim.lengths]\nmean_tokens = 20"
+
+
+def tokens(completions):
+    return {each.request_id: list(each.token_ids) for each in completions}
+
+
+def in_a_thread(work):
+    """Call ``work`` in another thread and return or raise what it does."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    [(answer, error)] = outcome
+    if error is not None:
+        raise error
+    return answer
+
+
+@pytest.fixture
+def config(write_config):
+    return write_config(["divided_rollout"], SMALL)
+
+
+@pytest.fixture
+def played(config, by_hand):
+    """Return a function that makes a session over engines that are played by hand."""
+
+    def make(*engines):
+        session = Session(config)
+        session.runtime = by_hand(*engines)
+        return session
+
+    return make
+
+
+def test_a_session_rolls_out_step_after_step_and_takes_new_weights_between(config):
+    with Session(config) as session:
+        first = session.rollout(RECORDS)
+        assert session.update_weights("step 1") == session.weight_version == 1
+        streamed = list(session.stream(RECORDS))
+        assert session.result.completions == streamed
+        again = session.rollout(RECORDS, iteration=0)
+    assert tokens(first.completions) == tokens(short_form(config, RECORDS).completions)
+    assert tokens(streamed) == tokens(short_form(config, RECORDS, 1).completions)
+    assert tokens(again.completions) == tokens(first.completions)
+    assert (first.summary.weight_version, again.summary.weight_version) == (0, 1)
+
+
+def test_it_may_be_used_from_any_thread(config):
+    session = in_a_thread(lambda: Session(config).__enter__())
+    try:
+        first = in_a_thread(lambda: session.rollout(RECORDS, 0))
+        second = in_a_thread(lambda: list(session.stream(RECORDS, 0)))
+        assert in_a_thread(lambda: session.update_weights("step 1")) == 1
+    finally:
+        session.close()
+    assert tokens(first.completions) == tokens(second)
+    assert not any(thread.name == "seer-session" for thread in threading.enumerate())
+
+
+def test_engines_are_served_while_the_caller_works_on_a_completion(played, hand):
+    class Quick(hand):
+        """It answers from its own side, in turns of the event loop."""
+
+        def submit(self, job):
+            super().submit(job)
+            asyncio.get_running_loop().call_soon(self.finish, job.id)
+            if job.request_id.endswith("/7"):
+                asyncio.get_running_loop().call_soon(answered.set)
+
+    answered = threading.Event()
+    with played(Quick(max_running=1)) as session:
+        for completion in session.stream([{"prompt_token_ids": [5], "n": 8, "max_tokens": 4}]):
+            assert answered.wait(60), "the engine waited for the caller"
+            assert completion.finish_reason == "stop"
+
+
+def test_a_stream_that_is_left_early_gives_up_the_rest(config):
+    with Session(config) as session:
+        for completion in session.stream(RECORDS):
+            assert completion.finish_reason in ("stop", "length")
+            break
+        assert session.result.summary.finish_reasons["aborted"] > 0
+        assert session.rollout(RECORDS).summary.requests == 5
+
+
+def test_errors_come_out_as_they_are_and_the_session_goes_on(config):
+    with Session(config) as session:
+        with pytest.raises(PromptError, match="messages"):
+            session.rollout([{"prompt": "a", "messages": []}])
+        with pytest.raises(SeerError, match="rolled out nothing yet"):
+            _ = session.result
+        assert session.rollout(RECORDS).summary.requests == 5
+
+
+def test_a_session_whose_engines_do_not_start_leaves_nothing(played, hand):
+    class Broken(hand):
+        async def start(self, sink):
+            raise OSError("no more memory")
+
+    broken = Broken()
+    with pytest.raises(EngineError, match="no more memory"):
+        played(broken).start()
+    assert broken.stops
+    assert not any(thread.name == "seer-session" for thread in threading.enumerate())
+
+
+def test_a_second_use_at_a_time_is_one_clear_error(config):
+    with Session(config) as session:
+        stream = session.stream(RECORDS)
+        next(stream)
+        for use in (
+            lambda: session.rollout(RECORDS),
+            lambda: session.update_weights("step 1"),
+            lambda: next(session.stream(RECORDS)),
+        ):
+            with pytest.raises(SeerError, match=r"is rolling out; one thing at a time: .* close"):
+                in_a_thread(use)
+        stream.close()
+        assert session.rollout(RECORDS).summary.requests == 5
+
+
+def test_a_session_is_used_once_and_within_its_life(config):
+    session = Session(config)
+    with pytest.raises(SeerError, match="not running; use it within `with Session"):
+        session.rollout(RECORDS)
+    with session, pytest.raises(SeerError, match="has been started before"):
+        session.start()
+    session.close()
+    with pytest.raises(SeerError, match="not running"):
+        session.rollout(RECORDS)
+    with pytest.raises(SeerError, match="make another one"):
+        session.start()
+
+
+def interrupt():
+    """Press Ctrl-C: the main thread gets the signal, as from a terminal."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_ctrl_c_ends_a_rollout_in_order_and_the_session_can_go_on(played, hand):
+    class Interrupting(hand):
+        def submit(self, job):
+            super().submit(job)
+            interrupt()
+
+    engine = Interrupting()
+    with played(engine) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
+        assert (len(engine.aborted), engine.jobs) == (1, {})
+        assert session.result.summary.finish_reasons == {"aborted": 1}
+        with pytest.raises(KeyboardInterrupt):
+            next(session.stream([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}]))
+        assert (len(engine.aborted), engine.jobs) == (2, {})
+        assert session.update_weights("step 1") == 1
+    assert engine.stops == 1
+
+
+def test_ctrl_c_during_a_start_stops_what_has_started(played, hand):
+    class Slow(hand):
+        async def start(self, sink):
+            interrupt()
+            await asyncio.Event().wait()
+
+    ready, slow = hand("x"), Slow("y")
+    with pytest.raises(KeyboardInterrupt):
+        played(ready, slow).start()
+    assert ready.stops
+    assert slow.stops
+    assert not any(thread.name == "seer-session" for thread in threading.enumerate())
+
+
+def test_ctrl_c_during_an_update_is_heard_once_all_engines_have_the_weights(played, hand):
+    class Interrupting(hand):
+        async def update_weights(self, source, version):
+            interrupt()
+            await asyncio.sleep(0)
+            await super().update_weights(source, version)
+
+    engine = Interrupting()
+    with played(engine) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.update_weights("step 1")
+        assert (engine.weights, session.weight_version) == ([("step 1", 1)], 1)
+
+
+def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(played, hand):
+    class Silent(hand):
+        def submit(self, job):
+            super().submit(job)
+            busy.set()
+
+    busy = threading.Event()
+    session = played(Silent())
+    session.start()
+
+    def close():
+        busy.wait(60)
+        session.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(EngineError, match="the engines were stopped before the rollout had finished"):
+        session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
+    closer.join(60)
