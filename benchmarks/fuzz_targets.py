@@ -23,13 +23,13 @@ import seer_host.wire
 from click.testing import CliRunner
 from seer_grouped_spec import wire as draft_wire
 from seer_grouped_spec.replay import load, replay
+from seer_host.fleet import read_model_info
 from seer_host.tokenizer import ModelTokenizer
 from seer_lab.choose import choose_workload
 from seer_lab.fit import fit
 from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
 from seer_sim.tokens import ByteTokenizer
-from seer_vllm.plugin import read_model_info
 
 from seer_core.cli import main
 from seer_core.config import RolloutTable, load_config
@@ -321,7 +321,7 @@ def _try_recording(path: Path) -> None:
 
 def _try_model(path: Path) -> None:
     tokenizer = ModelTokenizer(path.parent)
-    read_model_info(path.parent, 0)
+    read_model_info(path.parent, 0, "engine.vllm")
     tokenizer.encode("a b")
     tokenizer.decode([1, 2])
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from seer_core.errors import EngineError
 
-__all__ = ["Header", "check", "read_headers"]
+__all__ = ["Header", "check", "read_headers", "ties"]
 
 INDEX = "model.safetensors.index.json"
 PLAIN = ("F64", "F32", "F16", "BF16")
@@ -88,6 +88,15 @@ def check(
             raise EngineError(f"tensor {name!r} has values that are no finite numbers")
         if plain and (float(high) > most or float(low) < -most):
             raise EngineError(f"tensor {name!r} has values beyond {most:g}, too large for {dtype}")
+
+
+def ties(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names of parameters that are one and the same."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.numel():
+            names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
 
 
 def _check_names(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import structs
+from seer_host import checkpoint
 from seer_host.drafts import SOURCE, Drafting
 from seer_host.instance import Row
 from seer_host.wire import Troubled
@@ -66,7 +67,7 @@ class WorkerExtension:
 
     def seer_ties(self) -> list[list[str]]:
         """Return the names of parameters that are one and the same."""
-        return weights.ties(self.model_runner.get_model())
+        return checkpoint.ties(self.model_runner.get_model())
 
     @torch.inference_mode()
     def seer_clear_kv(self) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Module = Any
 """A ``torch.nn.Module`` with what vLLM adds to one, of which torch's types know nothing."""
 
-__all__ = ["fingerprint", "load", "ties"]
+__all__ = ["fingerprint", "load"]
 
 COLUMNS = 8
 PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
@@ -78,15 +78,6 @@ def fingerprint(model: Module, version: int) -> str:
     return _digest(
         model, version, {name: _ask(each, _places(each, version)) for name, each in layers.items()}
     )
-
-
-def ties(model: Module) -> list[list[str]]:
-    """Return the names of parameters that are one and the same."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.numel():
-            names.setdefault(id(parameter), []).append(name)
-    return [each for each in names.values() if len(each) > 1]
 
 
 def _digest(model: Module, version: int, answers: dict[str, Tensor]) -> str:

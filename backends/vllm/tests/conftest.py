@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 import pytest
 from seer_host.engine import Launch, WorkerEngine
+from seer_host.fleet import WorkerFleet
 from seer_host.local import LocalWorker
-from seer_vllm.plugin import Settings, VllmFleet, seer_make_engines
+from seer_vllm.plugin import Settings, seer_make_engines
 
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
@@ -271,7 +272,7 @@ class Harness:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def _make_fleet(model: Path, **settings: Any) -> VllmFleet:
+def _make_fleet(model: Path, **settings: Any) -> WorkerFleet:
     defaults: dict[str, Any] = {
         "model": str(model),
         "dtype": "float32",
@@ -286,7 +287,7 @@ def _make_fleet(model: Path, **settings: Any) -> VllmFleet:
 
 
 @pytest.fixture(scope="session")
-def make_fleet() -> Callable[..., VllmFleet]:
+def make_fleet() -> Callable[..., WorkerFleet]:
     """Return a function: what the plug-in makes of a model and some settings."""
     return _make_fleet
 

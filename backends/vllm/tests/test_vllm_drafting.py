@@ -281,7 +281,7 @@ def test_vllms_own_methods_are_lossless_too(start, models, roomy, prompts, metho
         ("draft_sources", "'draft_sources' cannot be imported"),
         ("draft_sources:Unfinished", "'draft_sources:Unfinished' is no DraftSource: without close, forget"),
         ("draft_sources:VOCAB", "'draft_sources:VOCAB' is no DraftSource"),
-        ("vllm:eagle", "'vllm:eagle': of vLLM's methods only ngram, suffix will do"),
+        ("vllm:eagle", "'vllm:eagle': of vllm's methods only ngram, suffix will do"),
         ("draft_sources:Broken", "'draft_sources:Broken' cannot be made: .*the draft server is not there"),
     ],
 )

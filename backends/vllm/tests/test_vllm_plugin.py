@@ -6,12 +6,12 @@ import sys
 
 import msgspec
 import pytest
+from seer_host.fleet import read_model_info
 from seer_host.tokenizer import ModelTokenizer
 from seer_vllm.doctor import on_cpu
 from seer_vllm.plugin import (
     Settings,
     engine_args,
-    read_model_info,
     seer_doctor,
     share_devices,
     worker_environment,
@@ -45,26 +45,26 @@ def test_a_wrong_setting_is_named(fields, complaint):
 
 
 def test_the_model_is_described_from_its_config(models):
-    assert read_model_info(models[0], 0) == ModelInfo(
+    assert read_model_info(models[0], 0, "engine.vllm", 2.0) == ModelInfo(
         vocab_size=128, max_model_tokens=8192, max_temperature=2.0
     )
-    assert read_model_info(models[0], 512).max_model_tokens == 512
+    assert read_model_info(models[0], 512, "engine.vllm").max_model_tokens == 512
 
 
 def test_a_missing_model_is_a_config_error_with_its_path(tmp_path):
     with pytest.raises(ConfigError, match=r"engine.vllm.model: .*config.json cannot be read"):
-        read_model_info(tmp_path, 0)
+        read_model_info(tmp_path, 0, "engine.vllm")
 
 
 def test_a_model_that_does_not_say_its_vocabulary_is_a_config_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 5}))
     with pytest.raises(ConfigError, match="does not say 'vocab_size'"):
-        read_model_info(tmp_path, 0)
+        read_model_info(tmp_path, 0, "engine.vllm")
 
 
 def test_more_tokens_than_the_model_takes_is_a_config_error(models):
     with pytest.raises(ConfigError, match=r"max_model_tokens = 9000, but the model .* takes 8192"):
-        read_model_info(models[0], 9000)
+        read_model_info(models[0], 9000, "engine.vllm")
 
 
 def test_engine_args_pass_through_but_not_over_what_settings_decide(tmp_path):
@@ -143,7 +143,7 @@ HUB_NAME = "Qwen/Qwen3-0.6B"
 
 def test_a_hub_name_is_told_that_nothing_is_downloaded(tmp_path):
     with pytest.raises(ConfigError, match=r"is no directory; give a directory .* nothing is downloaded"):
-        read_model_info(tmp_path / HUB_NAME, 0)
+        read_model_info(tmp_path / HUB_NAME, 0, "engine.vllm")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_hub_name_is_told_that_nothing_is_downloaded(tmp_path):
 def test_a_config_json_that_is_none_is_a_config_error_with_its_remedy(tmp_path, raw, fact):
     (tmp_path / "config.json").write_bytes(raw)
     with pytest.raises(ConfigError, match=r"is no model's configuration: .*; give a directory") as caught:
-        read_model_info(tmp_path, 0)
+        read_model_info(tmp_path, 0, "engine.vllm")
     assert fact in str(caught.value)
 
 
