@@ -1,0 +1,1 @@
+"""An example of an engine for Seer: Hugging Face transformers."""

@@ -1,0 +1,142 @@
+"""An engine on transformers: in each step every running chunk gets one token, one chunk after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors.torch import load_file
+from seer_host import checkpoint
+from seer_host.instance import Refusal, Row
+from seer_host.sampler import Sampler
+from seer_host.wire import Failed, Finished, Load, Start, Troubled
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from seer_core.drafting import StepTimes
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob, ChunkOutput
+
+__all__ = ["TransformersInstance"]
+
+
+@attrs.define(eq=False)
+class Running:
+    """A chunk, what it has written, and the KV of all its tokens but the last."""
+
+    job: ChunkJob
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
+    kv: DynamicCache = attrs.field(factory=DynamicCache)
+
+
+class TransformersInstance:
+    """A causal language model, and the chunks it is working on."""
+
+    def __init__(self, start: Start) -> None:
+        settings = start.settings
+        torch.set_num_threads(1)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            settings["model"], dtype=getattr(torch, settings["dtype"])
+        )
+        self._model = model.eval()
+        self._tensors = checkpoint.read_headers(Path(settings["model"]))
+        ends = model.generation_config.eos_token_id
+        self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._sampler = Sampler(model.config.vocab_size)
+        self._chunks: dict[str, Running] = {}
+        self._weight_version = 0
+        most, longest = settings["max_running"], model.config.max_position_embeddings
+        longest = settings["max_model_tokens"] or longest
+        self.info = InstanceInfo(
+            id=start.instance_id,
+            kv_capacity_tokens=most * longest,
+            block_tokens=1,
+            max_running=most,
+            max_model_tokens=longest,
+        )
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk."""
+        if max(job.token_ids) >= self._model.config.vocab_size:
+            raise Refusal(f"there is no token {max(job.token_ids)}")
+        self._chunks[job.id] = Running(job)
+
+    def abort(self, job_id: str) -> None:
+        """Drop a running chunk, and its KV with it."""
+        del self._chunks[job_id]
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished | Failed]:
+        """Give each of the first ``max_running`` chunks a token."""
+        ended: list[Finished | Failed] = []
+        for chunk in list(self._chunks.values())[: self.info.max_running]:
+            job = chunk.job
+            tokens = [chunk.token_ids[-1]] if chunk.token_ids else job.token_ids
+            logits = self._model(torch.tensor([tokens]), past_key_values=chunk.kv, logits_to_keep=1).logits
+            position = len(job.token_ids) + len(chunk.token_ids)
+            [token], [logprob] = self._sampler.choose(logits[:, -1], [job], [position])
+            chunk.token_ids.append(token)
+            chunk.logprobs.append(logprob)
+            if token in self._ends or len(chunk.token_ids) == job.max_tokens:
+                del self._chunks[job.id]
+                ended.append(Finished(self._output(chunk)))
+        return ended
+
+    def load(self) -> Load:
+        """Return how many chunks run and wait; their KV is what their tokens take."""
+        running = min(len(self._chunks), self.info.max_running)
+        held = sum(len(each.job.token_ids) + len(each.token_ids) for each in self._chunks.values())
+        return Load(running, len(self._chunks) - running, min(1.0, held / self.info.kv_capacity_tokens))
+
+    def troubles(self) -> list[Troubled]:
+        """Return nothing: there is neither a draft source nor a KV store."""
+        return []
+
+    def forget_group(self, group_id: str) -> None:
+        """Do nothing: nothing is kept of a group."""
+
+    def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> StepTimes:
+        """Refuse: without drafts nobody needs it."""
+        raise Refusal("this engine does not measure its steps")
+
+    def reset_cache(self) -> None:
+        """Do nothing: KV ends with its chunk."""
+
+    def update_weights(self, source: str, version: int) -> None:
+        """Load the safetensors of a directory, if they are the model's tensors."""
+        try:
+            tensors = checkpoint.read_headers(Path(source))
+            checkpoint.check(tensors, self._tensors, checkpoint.ties(self._model), self._model.dtype)
+        except EngineError as error:
+            raise Refusal(str(error)) from error
+        for path in {header.path for header in tensors.values()}:
+            self._model.load_state_dict(load_file(path), strict=False)
+        self._weight_version = version
+
+    def watch(self, on: bool) -> list[Row]:
+        """Keep the logits of every choice from now on, or no longer."""
+        return self._sampler.watch.turn(on)
+
+    def close(self) -> None:
+        """Do nothing: all there is goes with the process."""
+
+    def _output(self, chunk: Running) -> ChunkOutput:
+        tokens = len(chunk.job.token_ids)
+        return ChunkOutput(
+            job_id=chunk.job.id,
+            token_ids=chunk.token_ids,
+            logprobs=chunk.logprobs,
+            stopped=chunk.token_ids[-1] in self._ends,
+            cached_tokens=0,
+            prefilled_tokens=tokens,
+            computed_tokens=tokens + len(chunk.token_ids) - 1,
+            preemptions=0,
+            weight_version=self._weight_version,
+            steps=len(chunk.token_ids),
+        )
