@@ -1,12 +1,10 @@
-"""The example engine keeps the contract of engines, and rolls out the tiny reasoner as vLLM does."""
+"""The example engine keeps the contract of engines on the tiny reasoner."""
 
 import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.torch import load_file, save_file
-from seer_transformers.plugin import Settings, seer_make_engines
 
 from seer_core.hookspecs import Startup
 from seer_core.testing import EngineContract
@@ -17,6 +15,8 @@ pytestmark = pytest.mark.engine
 
 
 def fleet(**settings):
+    from seer_transformers.plugin import Settings, seer_make_engines
+
     defaults = {"model": str(WEIGHTS), "instances": 2, "max_model_tokens": 512, "max_running": 8}
     return seer_make_engines(msgspec.convert(defaults | settings, Settings), Startup(0, Path.cwd()))
 
@@ -24,6 +24,8 @@ def fleet(**settings):
 @pytest.fixture(scope="module")
 def other_weights(tmp_path_factory):
     """The tiny reasoner with a sharper head."""
+    from safetensors.torch import load_file, save_file
+
     directory = tmp_path_factory.mktemp("other") / "weights"
     shutil.copytree(WEIGHTS, directory)
     tensors = load_file(directory / "model.safetensors")
