@@ -298,3 +298,13 @@ def test_an_engine_that_cannot_draft_or_share_kv_says_so_or_goes_without(launch)
     spread = WorkerEngine("toy-0", attrs.evolve(launch, ignores_kv_pool=False, cannot_share_kv="is spread"))
     with pytest.raises(EngineError, match="instance 'toy-0' is spread"):
         spread.share_kv(object())
+
+
+def test_an_instance_says_the_labels_that_it_was_launched_with(launch):
+    async def story():
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, labels={"gpu": "h100"}))
+        info = await engine.start(Sink())
+        await engine.stop()
+        assert info.labels == {"gpu": "h100"}
+
+    tell(story)
