@@ -1,12 +1,14 @@
 """``seer reproduce``: every number of the paper, once, beside one of ours."""
 
 import json
+import signal
+from multiprocessing import active_children
 
 import pytest
 from click.testing import CliRunner
 from seer_lab.paper.cli import reproduce_command
 from seer_lab.paper.rows import ROWS, TABLES
-from seer_lab.paper.runs import FIGURES, Arm, arm_of, workload_of
+from seer_lab.paper.runs import FIGURES, Arm, arm_of, run_arms, workload_of
 from seer_lab.paper.show import Outcome, outcomes_of, summary_of
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
@@ -54,6 +56,19 @@ def test_the_json_holds_every_row_with_the_paper_s_value_and_the_error(tmp_path)
     assert "{" not in text
     assert text.count("| qwen2-vl-72b |") == sum(row.workload == "qwen2-vl-72b" for row in ROWS)
     assert {each.stem for each in plots.iterdir()} == {*TABLES, "moonlight", "qwen2-vl-72b", "kimi-k2"}
+
+
+def test_whoever_ends_it_waits_for_no_simulation_under_way():
+    workers = []
+
+    def interrupt(line):
+        workers.extend(active_children())
+        raise KeyboardInterrupt
+
+    arms = [Arm("moonlight", "verl"), Arm("qwen2-vl-72b", "seer")]
+    with pytest.raises(KeyboardInterrupt):
+        run_arms(arms, range(8), 1 / 32, say=interrupt)
+    assert [worker.exitcode for worker in workers] == [-signal.SIGTERM]
 
 
 def test_one_table_can_be_had_alone(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from statistics import fmean
 
 import msgspec
@@ -101,6 +101,8 @@ def run_arms(
                 )
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():  # or leaving would wait for what is running and what is next
+                process.terminate()
             raise
     return {arm: [done[arm, seed] for seed in seeds] for arm, _ in wanted}
 
