@@ -68,6 +68,8 @@ def test_whoever_ends_it_waits_for_no_simulation_under_way():
     arms = [Arm("moonlight", "verl"), Arm("qwen2-vl-72b", "seer")]
     with pytest.raises(KeyboardInterrupt):
         run_arms(arms, range(8), 1 / 32, say=interrupt)
+    for worker in workers:
+        worker.join()
     assert [worker.exitcode for worker in workers] == [-signal.SIGTERM]
 
 
