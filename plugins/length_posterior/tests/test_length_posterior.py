@@ -10,10 +10,10 @@ import seer_length_posterior
 from hypothesis import given, settings
 from seer_length_posterior import SHAPES, GroupLengths, LongestPlausible, Settings, Shapes
 
+from seer_core import rollout
 from seer_core.config import make_config
 from seer_core.model import RequestState
 from seer_core.policy import Prioritizer
-from seer_core import rollout
 from seer_core.testing import RolloutByHand
 
 MAX_TOKENS = 50
