@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.model import Sampling
 
 __all__ = ["ChunkJob", "ChunkOutput"]
@@ -38,7 +39,7 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
-    """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order.
+    """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order; lists will do.
 
     ``stopped``: the model ended the response.  The token with which it did, the end token or another that
     the model's configuration names, is the last of ``token_ids``, with its log-prob, and counts in the
@@ -52,8 +53,8 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     """
 
     job_id: str
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: Tokens
+    logprobs: Logprobs
     stopped: bool
     cached_tokens: int
     prefilled_tokens: int

@@ -166,7 +166,7 @@ async def compare(
     results = {arm.name: ArmResult(arm) for arm in arms_of(config)}
     kv_pool = runtime.kv_pool
     arms = [result.arm for result in results.values()]
-    expected: Mapping[str, list[int]] = {}
+    expected: Mapping[str, Sequence[int]] = {}
     first: Sequence[Completion] = ()
     for number in range(repeat):
         turn = number % len(arms)
@@ -175,7 +175,9 @@ async def compare(
             with watch(arm, number) as observer:
                 pool = kv_pool if arm.shares_kv else None
                 result = await _roll_out(runtime, config, arm, chosen, observer, pool)
-            tokens = {completion.request_id: completion.token_ids for completion in result.completions}
+            tokens: Mapping[str, Sequence[int]] = {
+                completion.request_id: completion.token_ids for completion in result.completions
+            }
             expected = expected or tokens
             first = first or result.completions
             outcome = results[arm.name]

@@ -63,14 +63,14 @@ class Loop:
             if isinstance(slot.strategy, Explaining):
                 log.info("chunk_tokens", plugin=slot.owner, why=slot.strategy.explain())
 
-    def begin(self, groups: Sequence[PromptGroup]) -> Rollout:
+    def begin(self, groups: Sequence[PromptGroup], keep: bool) -> Rollout:
         """Begin to roll out groups."""
         fleet = self.fleet
         decode = None if fleet.tokenizer is None else fleet.tokenizer.decode
         # The id is random: runs that share a draft server know nothing of each other.
         transcripts = Transcripts(groups, fleet.weights.current.version, token_hex(6), decode)
         tally = Tally(fleet.clock.now(), fleet.reports, fleet.troubles, len(fleet.given_up))
-        rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self._give_up)
+        rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self._give_up, keep)
         if groups:
             self.rollout = rollout
             log.info("rollout_started", groups=len(groups), requests=len(transcripts))

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import attrs
 import msgspec
 
+from seer_core.arrays import Logprobs, Tokens
+
 __all__ = [
     "MOST_RESPONSES",
     "MOST_TOP_K",
@@ -281,8 +283,8 @@ class Completion(msgspec.Struct, frozen=True):
     group_id: str
     index: int
     seed: int
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: Tokens
+    logprobs: Logprobs
     text: str | None
     finish_reason: FinishReason
     weight_version: int

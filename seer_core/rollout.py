@@ -32,6 +32,7 @@ class Rollout:
         clock: Clock,
         audience: Audience,
         give_up: Callable[[str], None],
+        keep: bool = True,
     ) -> None:
         self.transcripts = transcripts
         self.tally = tally
@@ -39,7 +40,7 @@ class Rollout:
         self._audience = audience
         self._give_up = give_up
         self._ready: deque[Completion] = deque()
-        self._completions: list[Completion] = []
+        self._completions: list[Completion] | None = [] if keep else None
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
 
@@ -79,9 +80,9 @@ class Rollout:
 
     @property
     def result(self) -> RolloutResult:
-        """What has finished so far, with its summary."""
+        """What has finished so far, with its summary; only what is unread if completions are not kept."""
         summary = self.tally.summary(self.transcripts.weight_version, self._audience.left_out)
-        return RolloutResult(self._completions, summary)
+        return RolloutResult(list(self._ready) if self._completions is None else self._completions, summary)
 
     @property
     def started_s(self) -> float:
@@ -104,7 +105,8 @@ class Rollout:
     def add(self, completion: Completion) -> None:
         """Let the user have a completion."""
         self.tally.add(completion)
-        self._completions.append(completion)
+        if self._completions is not None:
+            self._completions.append(completion)
         self._ready.append(completion)
         self._changed.set()
 

@@ -220,8 +220,10 @@ class Runtime:
             iteration=self.iteration if iteration is None else iteration,
         )
 
-    def rollout(self, groups: Iterable[PromptGroup]) -> Rollout:
+    def rollout(self, groups: Iterable[PromptGroup], *, keep: bool = True) -> Rollout:
         """Begin to roll out prompt groups; iterate over what is returned for completions.
+
+        Unless it is to ``keep`` them for its result, a completion is yours alone once you have read it.
 
         Raises:
             PromptError: a group does not fit the model or the instances, or an id occurs twice.
@@ -234,7 +236,7 @@ class Runtime:
             self.fleet.expect_living()
         check_groups(groups, self.fleet.model, self.fleet.living.values())
         self.iteration += bool(groups)
-        return self.loop.begin(groups)
+        return self.loop.begin(groups, keep)
 
     def _expect_fresh(self) -> None:
         if self.loop.spoilt:

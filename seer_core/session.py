@@ -105,21 +105,21 @@ class Session:
         """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments."""
         with self._use("rolling out"):
             try:
-                return self._call(self._call(self._begin(records, iteration)).wait())
+                return self._call(self._call(self._begin(records, iteration, keep=True)).wait())
             finally:
                 self._leave()
 
     def stream(
-        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None
+        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, keep: bool = True
     ) -> Iterator[Completion]:
         """Roll out prompts and yield completions as they finish.
 
         It begins when the first one is asked for, and engines go on while the caller works.  Leaving early
-        gives up what has not finished.
+        gives up what has not finished.  ``keep`` is that of ``Runtime.rollout``.
         """
         with self._use("rolling out"):
             try:
-                rollout = self._call(self._begin(records, iteration))
+                rollout = self._call(self._begin(records, iteration, keep))
                 while completions := self._call(_take(rollout)):
                     yield from completions
             finally:
@@ -133,8 +133,10 @@ class Session:
         with self._use("updating weights"):
             return self._call(self.runtime.update_weights(str(source)), finish=True)
 
-    async def _begin(self, records: Iterable[Mapping[str, Any]], iteration: int | None) -> Rollout:
-        self._rollout = self.runtime.rollout(self.runtime.groups(records, iteration))
+    async def _begin(
+        self, records: Iterable[Mapping[str, Any]], iteration: int | None, keep: bool
+    ) -> Rollout:
+        self._rollout = self.runtime.rollout(self.runtime.groups(records, iteration), keep=keep)
         return self._rollout
 
     def _leave(self) -> None:

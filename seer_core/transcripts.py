@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import attrs
 import msgspec
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
 from seer_core.ports import ChunkJob, ChunkOutput
 
 __all__ = ["Closed", "Transcripts"]
+
+A = TypeVar("A", Tokens, Logprobs)
 
 
 @attrs.define(eq=False)
@@ -33,8 +37,8 @@ class Transcript:
     siblings: Siblings
     index: int
     seed: int
-    token_ids: list[int] = attrs.Factory(list)
-    logprobs: list[float] = attrs.Factory(list)
+    token_ids: Tokens = attrs.Factory(Tokens)
+    logprobs: Logprobs = attrs.Factory(Logprobs)
     chunks: list[ChunkRecord] = attrs.Factory(list)
     job_id: str | None = None
 
@@ -115,7 +119,7 @@ class Transcripts:
         """Write out a chunk for its engine and note that it is under way."""
         transcript = self._open[command.request_id]
         siblings = transcript.siblings
-        group = siblings.group
+        group, written = siblings.group, transcript.token_ids
         siblings.instances[command.instance_id] = None
         transcript.job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
         self._flights[transcript.job_id] = Flight(command, now)
@@ -123,8 +127,8 @@ class Transcripts:
             id=transcript.job_id,
             request_id=command.request_id,
             group_id=group.id,
-            # A sum, so that what a simulated engine has not written out stays so.
-            token_ids=siblings.prompt + transcript.token_ids,
+            # Otherwise a sum, so that what a simulated engine has not written out stays so.
+            token_ids=siblings.prompt + (written.tolist() if isinstance(written, Tokens) else written),
             prompt_tokens=len(siblings.prompt),
             max_tokens=command.max_tokens,
             sampling=group.sampling,
@@ -133,7 +137,7 @@ class Transcripts:
             known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
             probe=transcript.index == 0,
             siblings_finished=group.n - siblings.left,
-            last=len(transcript.token_ids) + command.max_tokens == group.max_tokens,
+            last=len(written) + command.max_tokens == group.max_tokens,
             rollout_id=self._rollout_id,
         )
 
@@ -152,7 +156,7 @@ class Transcripts:
         if flight is None:
             return None
         # What a simulated engine has not written out needs no look.
-        if isinstance(output.logprobs, list) and not math.isfinite(sum(output.logprobs)):
+        if isinstance(output.logprobs, list | Logprobs) and not math.isfinite(sum(output.logprobs)):
             return self.failed(instance_id, output.job_id, "its log-probs are no finite numbers")
         request_id = self._land(output.job_id)
         if output.weight_version != self.weight_version:
@@ -168,8 +172,8 @@ class Transcripts:
                 f" {len(output.logprobs)} log-probs; its engine broke the contract"
             )
         continued = bool(transcript.chunks)
-        transcript.token_ids += output.token_ids
-        transcript.logprobs += output.logprobs
+        transcript.token_ids = _joined(transcript.token_ids, output.token_ids)
+        transcript.logprobs = _joined(transcript.logprobs, output.logprobs)
         transcript.chunks.append(
             ChunkRecord(
                 instance=instance_id,
@@ -257,6 +261,20 @@ class Transcripts:
         request_id = self._flights.pop(job_id).dispatch.request_id
         self._open[request_id].job_id = None
         return request_id
+
+
+def _joined(head: A, tail: Any) -> A:
+    """Return the values of ``head``, which may change, and then of ``tail``: an array, list or series.
+
+    A series that is written out when somebody looks stays one.
+    """
+    if isinstance(tail, list):
+        head.fromlist(tail)
+    elif isinstance(tail, Tokens | Logprobs):
+        head.extend(tail)  # type: ignore[arg-type]
+    else:
+        return cast("A", head + tail if head else tail)
+    return head
 
 
 def _recomputed(output: ChunkOutput, continued: bool) -> int:

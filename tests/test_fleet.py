@@ -1,6 +1,7 @@
 """The fleet: instances come and go while a rollout runs, and the tokens stay what they are."""
 
 import asyncio
+import sys
 
 import pytest
 import structlog
@@ -177,3 +178,22 @@ def test_an_instance_that_is_being_started_again_can_be_removed(by_hand, hand, s
 
     play(run())
     assert x.stops == 1
+
+
+def test_a_completion_that_has_been_read_can_be_let_go(by_hand, hand, some_groups):
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            under_way = runtime.rollout(some_groups(1, 3), keep=False)
+            for _ in range(3):
+                engine.finish(tokens=2)
+            first = await anext(under_way)
+            assert first.token_ids == [5, 6]
+            gone = sys.getrefcount(first)
+            assert [each.index for each in under_way.result.completions] == [1, 2]
+            assert gone == 2  # this frame's, and the call's
+            summary = (await under_way.wait()).summary
+            assert (summary.requests, summary.tokens) == (3, 6)
+
+    play(run())

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from seer_core.arrays import packed, unpacked
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.kv import StoreSpec
 from seer_core.model import InstanceInfo
@@ -169,7 +170,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 FromWorker = Ready | Finished | Failed | Load | Called | Troubled | Fatal
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=packed)
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
@@ -191,7 +192,7 @@ class Frames(Generic[Message]):
     """Turns a byte stream back into messages of the union ``kind``."""
 
     def __init__(self, kind: Any) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind, dec_hook=unpacked)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:

@@ -102,7 +102,7 @@ async def _roll_out(
     kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         before = None if kv_pool is None else kv_pool.stats()
-        rollout = runtime.rollout(read.groups)
+        rollout = runtime.rollout(read.groups, keep=False)
         output.begin()
 
         def finish(ended: str, error: str | None = None) -> Ending:

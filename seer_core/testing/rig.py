@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from seer_core.arrays import packed
 from seer_core.events import (
     Abort,
     ChunkFailed,
@@ -223,4 +224,4 @@ def _look(value: Any) -> Any:
     """Return what can be seen of an argument and is not guarded, to be compared later."""
     if isinstance(value, list | tuple):
         return [_look(each) for each in value]
-    return msgspec.msgpack.encode(value) if isinstance(value, msgspec.Struct) else value
+    return msgspec.msgpack.encode(value, enc_hook=packed) if isinstance(value, msgspec.Struct) else value

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.defaults import FirstComeFirstServed, LeastLoaded
 from seer_core.events import Command, Event, InstanceGivenUp, InstanceReported, InstanceTroubled
 from seer_core.guard import guard
@@ -55,9 +56,8 @@ def new_requests(*sizes: int, numbers: Iterable[int] | None = None) -> list[Requ
 def one_completion() -> Completion:
     """Return a response of three tokens in one chunk."""
     chunk = ChunkRecord("a", 3, 0.0, 1.0, 0, 10, 0, 0, 0)
-    return Completion(
-        "g/0", "g", 0, 7, [5, 6, 7], [-0.1, -0.2, -0.3], "abc", "stop", 0, [chunk], ["a"], 1.0, {"task": 1}
-    )
+    tokens, logprobs = Tokens([5, 6, 7]), Logprobs([-0.1, -0.2, -0.3])
+    return Completion("g/0", "g", 0, 7, tokens, logprobs, "abc", "stop", 0, [chunk], ["a"], 1.0, {"task": 1})
 
 
 def push_all(queue: Prioritizer, requests: Sequence[Request]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_core import Session
+from seer_core import Session, load_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 
@@ -24,7 +24,10 @@ def test_a_trainer_keeps_real_engines_between_steps_from_two_threads():
         )
 
     results = []
-    with Session(EXAMPLE / "demo.toml") as session:
+    # One instance without drafts and pool: enough of an engine for a session.
+    overrides = ["engine.vllm.instances=1", "engine.vllm.start_timeout_s=600", "seer.kv_pool=none"]
+    config = load_config(EXAMPLE / "demo.toml", overrides, without=["grouped_spec"])
+    with Session(config) as session:
         step(session, results)
         assert session.update_weights(EXAMPLE / "weights") == 1
         thread = threading.Thread(target=step, args=[session, results])

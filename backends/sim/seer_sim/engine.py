@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
@@ -370,8 +371,8 @@ class SimEngine:
         return ChunkOutput(
             job_id=job.id,
             # Sequences that make their values when asked, for the core asks for the length only.
-            token_ids=cast("list[int]", token_ids),
-            logprobs=cast("list[float]", logprobs),
+            token_ids=cast("Tokens", token_ids),
+            logprobs=cast("Logprobs", logprobs),
             stopped=run.stopped,
             cached_tokens=run.cached,
             prefilled_tokens=start - run.cached - run.pool_tokens,

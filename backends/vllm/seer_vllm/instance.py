@@ -27,6 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import DraftHost, SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
@@ -321,8 +322,8 @@ class Instance:
         return Finished(
             ChunkOutput(
                 job_id=job.id,
-                token_ids=list(completion.token_ids),
-                logprobs=completion.logprobs.logprobs,
+                token_ids=Tokens(completion.token_ids),
+                logprobs=Logprobs(completion.logprobs.logprobs),
                 stopped=completion.finish_reason == "stop",
                 cached_tokens=cached_tokens,
                 prefilled_tokens=len(job.token_ids) - cached_tokens - account.pool_tokens,

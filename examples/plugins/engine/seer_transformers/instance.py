@@ -15,6 +15,7 @@ from seer_host.sampler import Sampler
 from seer_host.wire import Failed, Finished, Load, Start, Troubled
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -130,8 +131,8 @@ class TransformersInstance:
         tokens = len(chunk.job.token_ids)
         return ChunkOutput(
             job_id=chunk.job.id,
-            token_ids=chunk.token_ids,
-            logprobs=chunk.logprobs,
+            token_ids=Tokens(chunk.token_ids),
+            logprobs=Logprobs(chunk.logprobs),
             stopped=chunk.token_ids[-1] in self._ends,
             cached_tokens=0,
             prefilled_tokens=tokens,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.clock import RealClock
 from seer_core.drafting import Drafter, StepTimes
 from seer_core.errors import EngineError
@@ -92,7 +93,7 @@ class NoModel:
 
     def _finish(self, job: ChunkJob) -> None:
         sink = self._answered(job)
-        token_ids: list[int] = []
+        token_ids = Tokens()
         for place in range(len(job.token_ids), len(job.token_ids) + job.max_tokens):
             token_ids.append((job.seed + place * place) % 97)
             if token_ids[-1] == END:
@@ -102,7 +103,7 @@ class NoModel:
             ChunkOutput(
                 job_id=job.id,
                 token_ids=token_ids,
-                logprobs=[-1.0] * len(token_ids),
+                logprobs=Logprobs([-1.0] * len(token_ids)),
                 stopped=token_ids[-1] == END,
                 cached_tokens=0,
                 prefilled_tokens=len(job.token_ids),
