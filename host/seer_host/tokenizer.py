@@ -1,11 +1,15 @@
-"""The model's tokenizer without transformers, which would import torch into the scheduler's process."""
+"""The model's tokenizer and chat template without transformers, whose import takes seconds.
+
+A template is rendered in the environment, and with the variables, that transformers 5 gives it; a test holds
+both against each other, template by template.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,7 +40,13 @@ class ModelTokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the ids of a chat, with the model's template and the generation prompt."""
-        text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        text = self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._special_tokens,
+        )
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -85,21 +95,16 @@ class ModelTokenizer:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        path = self._dir / "chat_template.jinja"
-        try:
-            source = path.read_text("utf-8") if path.exists() else self._config.get("chat_template")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is no chat template: {flaw(error)}; {REMEDY}") from error
-        if not isinstance(source, str):
-            raise PromptError(f"{self._dir} has no chat template; give prompts as text or token ids")
+        from seer_host.generation import Generation
 
         def raise_exception(message: str) -> NoReturn:
             raise TemplateError(message)
 
+        source = self._source()
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         try:
@@ -107,3 +112,40 @@ class ModelTokenizer:
         # Jinja raises TemplateSyntaxError, or what Python's own compiler makes of what it generates.
         except Exception as error:
             raise ConfigError(f"{self._dir}: its chat template is broken: {flaw(error)}; {REMEDY}") from error
+
+    def _source(self) -> str:
+        """Return the template; of several named ones the one named ``default``."""
+        path = self._dir / "chat_template.jinja"
+        try:
+            source = path.read_text("utf-8") if path.exists() else self._config.get("chat_template")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is no chat template: {flaw(error)}; {REMEDY}") from error
+        if isinstance(source, list):
+            try:
+                named = {each["name"]: each["template"] for each in source}
+            except (TypeError, KeyError) as error:
+                raise ConfigError(
+                    f"{self._dir}: its chat templates are no list of names and templates; {REMEDY}"
+                ) from error
+            if "default" not in named:
+                raise PromptError(
+                    f"{self._dir} has chat templates named {', '.join(map(str, named))}, and none named"
+                    " default; give prompts as text or token ids"
+                )
+            source = named["default"]
+        if not isinstance(source, str):
+            raise PromptError(f"{self._dir} has no chat template; give prompts as text or token ids")
+        return source
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as transformers' filter does, without escaping it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
