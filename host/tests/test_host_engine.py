@@ -302,7 +302,7 @@ def test_an_engine_that_cannot_draft_or_share_kv_says_so_or_goes_without(launch)
 
 def test_an_instance_says_the_labels_that_it_was_launched_with(launch):
     async def story():
-        engine = WorkerEngine("toy-0", attrs.evolve(launch, labels={"gpu": "h100"}))
+        engine = WorkerEngine("toy-0", launch, {"gpu": "h100"})
         info = await engine.start(Sink())
         await engine.stop()
         assert info.labels == {"gpu": "h100"}

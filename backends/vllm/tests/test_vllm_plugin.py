@@ -109,7 +109,7 @@ def test_the_pool_satisfies_the_ports(make_fleet, models):
 
 def test_each_instance_is_launched_with_its_labels(make_fleet, models):
     fleet = make_fleet(models[0], instances=2, labels=[{"gpu": "h100"}, {"gpu": "a100"}])
-    assert [engine._launch.labels for engine in fleet.engines] == [{"gpu": "h100"}, {"gpu": "a100"}]
+    assert [engine._labels for engine in fleet.engines] == [{"gpu": "h100"}, {"gpu": "a100"}]
     with pytest.raises(ConfigError, match="lists 1 tables for 2 instances"):
         make_fleet(models[0], instances=2, labels=[{"gpu": "h100"}])
 
