@@ -330,18 +330,19 @@ class Fleet:
 
     # Weights and caches.
 
-    async def update_weights(self, source: str) -> int:
+    async def update_weights(self, source: str, version: int | None = None) -> int:
         """Load new weights into every instance and return their version; see ``Runtime.update_weights``."""
+        number = self.weights.next(version)
         with self.weights.change():
             engines = {name: self.engines[name] for name in self.living}
-            refused = await self.weights.update(source, engines)
+            refused = await self.weights.update(source, number, engines)
             await (
                 self._clear_kv_pool()
             )  # its keys carry the version: this only frees what nobody will ask for
             for name in [name for name in self.living if not self.weights.served_by(name)]:
                 await self.engines[name].stop()
                 self.lost(name, f"could not load weights: {refused[name]}")
-        return self.weights.current.version
+        return number
 
     async def reset_caches(self) -> None:
         """Let every instance, and the KV pool, forget all KV."""

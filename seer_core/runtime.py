@@ -91,7 +91,7 @@ class Runtime:
 
     @property
     def weight_version(self) -> int:
-        """How often weights have been updated: the version that completions are of."""
+        """The version that completions are of: 0 until weights are updated."""
         return self.fleet.weights.current.version
 
     async def __aenter__(self) -> Runtime:
@@ -184,21 +184,24 @@ class Runtime:
         self._expect_idle("reset caches")
         await self.fleet.reset_caches()
 
-    async def update_weights(self, source: str) -> int:
+    async def update_weights(self, source: str, version: int | None = None) -> int:
         """Load new weights into every engine and return their version; nothing may be in flight.
+
+        ``version`` is the trainer's, such as the number of its step; without one it is the next.
 
         Engines load a copy of the directory ``source``, which is kept until the next update: the directory
         may change or vanish once this has returned.  An instance that cannot load what others could, or that
         then has another fingerprint than most, is lost, and comes back with the new weights.
 
         Raises:
-            WeightVersionError: a rollout or another update is under way, so versions would mix.
+            WeightVersionError: a rollout or another update is under way, or the version is no higher than
+                the current one, so versions would mix.
             EngineError: the weights could not be kept, or no instance could load them; the old ones stay.
         """
         self._expect_idle("update weights", WeightVersionError)
         await self.fleet.restarts_over()
         self._expect_idle("update weights", WeightVersionError)  # still
-        return await self.fleet.update_weights(source)
+        return await self.fleet.update_weights(source, version)
 
     def groups(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> list[PromptGroup]:
         """Build prompt groups from mappings with the fields of a prompts file's lines.

@@ -125,13 +125,13 @@ class Session:
             finally:
                 self._leave()
 
-    def update_weights(self, source: str | Path) -> int:
+    def update_weights(self, source: str | Path, version: int | None = None) -> int:
         """Load new weights into every engine and return their version; see ``Runtime.update_weights``.
 
         Ctrl-C is heard once they are loaded: engines must not be left with some of each.
         """
         with self._use("updating weights"):
-            return self._call(self.runtime.update_weights(str(source)), finish=True)
+            return self._call(self.runtime.update_weights(str(source), version), finish=True)
 
     async def _begin(
         self, records: Iterable[Mapping[str, Any]], iteration: int | None, keep: bool

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, WeightVersionError
 from seer_core.ports import Engine
 from seer_core.weights import FIRST_WEIGHTS, WeightStore
 
@@ -43,7 +43,23 @@ class WeightVersions:
         finally:
             self._settled.set()
 
-    async def update(self, source: str, engines: Mapping[str, Engine]) -> dict[str, str]:
+    def next(self, version: int | None) -> int:
+        """Return the version of an update that asks for this one, or else for the next.
+
+        Raises:
+            WeightVersionError: it is no higher than the current one, so KV and tokens of both would mix.
+        """
+        current = self.current.version
+        if version is None:
+            return current + 1
+        if version <= current:
+            raise WeightVersionError(
+                f"cannot update weights to version {version}: version {current} is loaded, and versions must"
+                " increase; give a higher one, such as the number of the training step"
+            )
+        return version
+
+    async def update(self, source: str, version: int, engines: Mapping[str, Engine]) -> dict[str, str]:
         """Make what is in ``source`` the current weights; return why instances do not serve them, by id.
 
         Raises:
@@ -51,7 +67,7 @@ class WeightVersions:
         """
         if not engines:
             raise EngineError(f"no instance could load the weights in {source!r}: none is alive")
-        old, version = self.current, self.current.version + 1
+        old = self.current
         new = await asyncio.to_thread(self._store.keep, source, version)
         answers = await asyncio.gather(
             *(engine.update_weights(new.path, version) for engine in engines.values()), return_exceptions=True

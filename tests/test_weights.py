@@ -352,3 +352,24 @@ def test_a_chunk_with_log_probs_that_are_not_finite_is_tried_again_and_never_par
     assert (completion.finish_reason, completion.logprobs) == ("stop", [-0.5, -0.5])
     [completion] = asyncio.run(run([value] * 4))
     assert (completion.finish_reason, completion.token_ids, completion.logprobs) == ("error", [], [])
+
+
+def test_the_version_is_the_trainers_and_must_increase(by_hand, hand, some_groups):
+    x, y = hand("x"), hand("y")
+
+    async def run():
+        async with by_hand(x) as runtime:
+            assert await runtime.update_weights("step 7", 7) == runtime.weight_version == 7
+            for version in (7, 3, 0, -1):
+                with pytest.raises(WeightVersionError, match=f"to version {version}: version 7 is loaded"):
+                    await runtime.update_weights("step 8", version)
+            assert await runtime.update_weights("step 8") == 8
+            await runtime.add(y)
+            under_way = runtime.rollout(some_groups(1, 1))
+            x.finish()
+            return (await under_way.wait()).completions
+
+    [completion] = asyncio.run(run())
+    assert completion.weight_version == 8
+    assert x.weights == [("step 7", 7), ("step 8", 8)]
+    assert y.weights == [("step 8", 8)]
