@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from seer_core.arrays import unpacked
 from seer_core.errors import SeerError, printable
 
 __all__ = ["SHOWN", "UNREADABLE", "Form", "explain", "flaw", "is_text", "read_bytes"]
@@ -33,7 +34,7 @@ class Form(Generic[T]):
     """
 
     def __init__(self, into: Any, kind: str, remedy: str, error: type[SeerError]) -> None:
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(into)
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(into, dec_hook=unpacked)
         self.kind = kind
         self.remedy = remedy
         self.error = error
