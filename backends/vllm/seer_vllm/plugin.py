@@ -12,7 +12,7 @@ from seer_host.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 
 from seer_core.errors import ConfigError
 from seer_core.hookspecs import Check, Startup, hookimpl
-from seer_vllm.doctor import installation, machine
+from seer_vllm.doctor import elsewhere, installation, machine
 from seer_vllm.drafters import OWN_METHODS
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
@@ -86,11 +86,11 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
 @hookimpl
 def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Check]:
     """Look for vLLM, and for what the settings need."""
-    checks = installation()
-    if settings is not None and startup is not None:
-        model = startup.path(settings.model)
-        checks += machine(model, settings.instances, settings.threads, settings.kv_cache_bytes)
-    return checks
+    if settings is None or startup is None:
+        return installation()
+    checks = installation() if settings.python is None else elsewhere(startup.path(settings.python))
+    model = startup.path(settings.model)
+    return checks + machine(model, settings.instances, settings.threads, settings.kv_cache_bytes)
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:

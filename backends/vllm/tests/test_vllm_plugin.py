@@ -131,6 +131,14 @@ def test_the_doctor_names_what_is_missing_and_the_remedy(models, tmp_path):
     assert (missing.ok, "set [engine.vllm].model" in missing.remedy) == (False, True)
 
 
+def test_the_doctor_looks_for_the_interpreter_of_another_environment(models, tmp_path):
+    startup = Startup(0, tmp_path)
+    [found, *_] = seer_doctor(settings(model=str(models[0]), python=sys.executable), startup)
+    assert (found.ok, found.finding) == (True, f"workers run under {sys.executable}")
+    [missing, *_] = seer_doctor(settings(model=str(models[0]), python="bin/python"), startup)
+    assert (missing.ok, missing.remedy) == (False, "correct [engine.vllm].python")
+
+
 def test_neither_vllm_nor_torch_is_imported_beside_the_scheduler(models):
     script = f"""
 import sys, pathlib
