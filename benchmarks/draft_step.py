@@ -77,7 +77,7 @@ class Play:
         self.tokens = np.zeros((batch, int(self.ends.max()) + DRAFT_TOKENS + 1), np.int32)
         for row, text in enumerate(texts):
             self.tokens[row, : len(text)] = text
-        drafter = GroupedDrafter(Settings(draft_tokens=DRAFT_TOKENS), None, "")
+        drafter = GroupedDrafter(Settings(draft_tokens=DRAFT_TOKENS), None)
         host = DraftHost("a", batch, self.tokens.shape[1], 1 << 17, DRAFT_TOKENS, MEASURED)
         self.source: Any = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
         self.proposer = SourceProposer(DRAFT_TOKENS, 1 << 17, batch)

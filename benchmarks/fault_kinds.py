@@ -16,7 +16,7 @@ from seer_core.runtime import Runtime
 
 __all__ = ["KINDS", "Fault", "Kind", "children", "named"]
 
-SERVER, MASTER = "seer_grouped_spec.server", "mooncake_master"
+MASTER = "mooncake_master"
 SHORT_PAUSE_S = (0.2, 3.0)
 
 
@@ -87,8 +87,6 @@ KINDS = {
     "instance terminated": Kind(instances, signal.SIGTERM),
     "instance paused": Kind(instances, signal.SIGSTOP, SHORT_PAUSE_S),
     "instance hung": Kind(instances, signal.SIGSTOP),
-    "draft server killed": Kind(of(SERVER), signal.SIGKILL),
-    "draft server paused": Kind(of(SERVER), signal.SIGSTOP, SHORT_PAUSE_S),
     "master killed": Kind(of(MASTER), signal.SIGKILL),
     "master paused": Kind(of(MASTER), signal.SIGSTOP, SHORT_PAUSE_S),
 }

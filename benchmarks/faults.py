@@ -3,8 +3,8 @@
 Rolls the tiny reasoner's prompts out once in peace, with each of two sets of weights.  Then, until --count
 faults have been injected, in two ways, chosen by chance from --seed:
 
-  in a runtime   some faults at random times in each rollout: instances, the draft server and the KV pool's
-                 master are killed, paused or hung (SIGKILL, SIGTERM, SIGSTOP); between rollouts weights
+  in a runtime   some faults at random times in each rollout: instances and the KV pool's master
+                 are killed, paused or hung (SIGKILL, SIGTERM, SIGSTOP); between rollouts weights
                  change, now and then while an instance is being killed
   of a command   `seer run` itself gets SIGINT, SIGTERM or SIGKILL at a random time, or may write only so much
                  to a file (RLIMIT_FSIZE), as on a full disk

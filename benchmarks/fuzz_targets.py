@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import seer_host.wire
 from click.testing import CliRunner
-from seer_grouped_spec import wire as draft_wire
 from seer_grouped_spec.replay import load, replay
 from seer_host.fleet import read_model_info
 from seer_host.tokenizer import ModelTokenizer
@@ -87,7 +86,7 @@ chunk_tokens = 16
 stay_kv_fraction = 0.25
 
 [plugin.grouped_spec]
-servers = 0
+share = false
 draft_tokens = 4
 group_ttl_s = 60.0
 """
@@ -100,7 +99,7 @@ SETS = (
     "engine.sim.lengths={sigma = 0.1, mean_tokens = 9}",
     "engine.sim.cost.overhead_s=1e-3",
     "plugin.divided_rollout.growth_headroom=0.5",
-    "plugin.grouped_spec.flush_s=0.1",
+    "plugin.grouped_spec.group_ttl_s=0.1",
     "kv_pool.sim_pool.bandwidth_bytes_per_s=1e9",
     "seer.kv_pool=none",
 )
@@ -405,41 +404,6 @@ def _try_worker_frames(desk: Desk, data: bytes) -> None:
     _one_of([lambda kind=kind: list(wire.Frames(kind).feed(data)) for kind in kinds], wire.WireError)
 
 
-def _draft_frames(desk: Desk) -> list[bytes]:
-    d = draft_wire
-    append = d.Append("g/0", 0, bytes(8))
-    messages = [
-        d.Register(1, [("g", 60.0)]),
-        d.Unregister(2, ["g"]),
-        d.Update(3, [("g", [append])]),
-        d.Fetch(4, {"g": {"g/0": 2}}),
-        d.Done(1, []),
-        d.Updated(3, [d.Refusal("g", "g/0", "gap", 2)]),
-        d.Fetched(4, [("g", [append])], [], False),
-        d.Stats(5, {"groups": 1.0}),
-        d.Failure(0, "message", "why"),
-    ]
-    return [d.Codec.encode(message) for message in messages]
-
-
-def _read_draft_frames(kind: Any, data: bytes) -> None:
-    frames = draft_wire.Frames()
-    frames.add(data)
-    while (body := frames.next()) is not None:
-        message = draft_wire.Codec(kind).decode(body)
-        if isinstance(message, draft_wire.Update):
-            for _, raw in message.groups:
-                draft_wire.read_appends(raw)
-        if isinstance(message, draft_wire.Fetch):
-            for raw in message.draft_cache_infos.values():
-                draft_wire.read_info(raw)
-
-
-def _try_draft_frames(desk: Desk, data: bytes) -> None:
-    kinds = draft_wire.ToServer, draft_wire.FromServer
-    _one_of([lambda kind=kind: _read_draft_frames(kind, data) for kind in kinds], draft_wire.WireError)
-
-
 def _twin(name: str) -> Target:
     return Target(f"twin-{Path(name).stem}", _there(name), _file(name, _try_twin), slow=True)
 
@@ -467,7 +431,6 @@ TARGETS = (
         _file("model/tokenizer_config.json", _Chat()),
     ),
     Target("worker-wire", _worker_frames, _try_worker_frames, refusals=(seer_host.wire.WireError,)),
-    Target("draft-wire", _draft_frames, _try_draft_frames, refusals=(draft_wire.WireError,)),
     Target(
         "command",
         lambda desk: [command.replace(" ", "\0").encode() for command in COMMANDS],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import attrs
 import msgspec
 
+from seer_core.arrays import Tokens
 from seer_core.chunks import ChunkJob
 from seer_core.errors import tell_nobody
 
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 
     Int32 = NDArray[np.int32]
 
-__all__ = ["DraftBatch", "DraftHost", "DraftPolicy", "DraftSource", "Drafter", "SourceSpec", "StepTimes"]
+__all__ = [
+    "DraftBatch",
+    "DraftHost",
+    "DraftPolicy",
+    "DraftSource",
+    "Drafter",
+    "SiblingText",
+    "SourceSpec",
+    "StepTimes",
+]
 
 
 LEAST_STEP_S, MOST_STEP_S = 1e-12, 1e9
@@ -117,6 +127,16 @@ class DraftHost(msgspec.Struct, frozen=True):
     tell: Callable[[str], None] = tell_nobody
 
 
+class SiblingText(msgspec.Struct, frozen=True, gc=False):
+    """What a response of a group has written on other instances: from its token ``start`` on."""
+
+    rollout_id: str
+    group_id: str
+    request_id: str
+    start: int
+    token_ids: Tokens
+
+
 @attrs.define(eq=False)
 class DraftBatch:
     """One step's requests for drafts, and where the drafts go; B requests, at most K tokens each.
@@ -147,6 +167,14 @@ class DraftSource(Protocol):
 
     def open(self, job: ChunkJob) -> int:
         """Learn that a chunk begins here, with all its tokens so far; return the handle of its drafts."""
+        ...
+
+    def learn(self, text: SiblingText) -> None:
+        """Take in what a sibling has written elsewhere; called if the drafter ``shares``, between steps.
+
+        It comes after the first chunk of its group has begun here.  Nothing comes twice, but what the
+        response had written here before it moved may overlap, and so may a group be over or dropped.
+        """
         ...
 
     def propose(self, batch: DraftBatch) -> None:
@@ -194,7 +222,7 @@ class Drafter(Protocol):
     """Drafting for all instances of a run."""
 
     async def start(self, instances: int) -> None:
-        """Start what the sources share, a draft server say; called before the engines start."""
+        """Start what the sources share, a model of their own say; called before the engines start."""
         ...
 
     async def stop(self) -> None:
@@ -203,6 +231,10 @@ class Drafter(Protocol):
 
     def source(self) -> SourceSpec:
         """Return what each engine's worker loads; asked once per start of an instance."""
+        ...
+
+    def shares(self) -> bool:
+        """Return whether sources ``learn`` what siblings write on other instances; always the same answer."""
         ...
 
     def policy(self, step_times: StepTimes) -> DraftPolicy | None:

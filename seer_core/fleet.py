@@ -63,7 +63,7 @@ class Fleet:
 
     It is the sink to which engines report.  ``living`` are the instances that take chunks, with what they
     hold; ``given_up`` says why others are down for good.  ``reports`` are the last ones, and ``troubles`` all
-    since an instance's start.
+    since an instance's start.  ``shares_text``: instances are to be taught what siblings write on others.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Fleet:
         self.tokenizer = engines.tokenizer
         self.drafter = drafter
         self.kv_pool = kv_pool
+        self.shares_text = False
         self.living: dict[str, InstanceInfo] = {}
         self.given_up: dict[str, str] = {}
         self.reports: dict[str, InstanceReported] = {}
@@ -163,7 +164,8 @@ class Fleet:
         self._lost_early.pop(engine.id, None)
         try:
             engine.share_kv(None)  # pools make room for those they are started with
-            engine.draft_with(self.drafter.strategy if self.drafter is not None else None)
+            drafter = None if self.drafter is None else self.drafter.strategy
+            self.shares_text = engine.draft_with(drafter) or self.shares_text
             info = await self._start(engine)
             if life != self._lives or self.engines.get(engine.id) is not engine:
                 raise EngineError(f"instance {engine.id!r} was taken away before it had started")
@@ -246,8 +248,9 @@ class Fleet:
         if slot is not None:
             with _blaming(slot):
                 await slot.strategy.start(len(self.engines))
-        for engine in self.engines.values():
-            engine.draft_with(slot.strategy if slot is not None else None)
+        drafter = None if slot is None else slot.strategy
+        answers = [engine.draft_with(drafter) for engine in self.engines.values()]
+        self.shares_text = any(answers)
 
     async def _start(self, engine: Engine) -> InstanceInfo:
         """Start an engine, with the latest weights, and name it where it breaks the contract of that."""

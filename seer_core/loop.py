@@ -14,6 +14,7 @@ from seer_core.errors import EngineError
 from seer_core.events import (
     Abort,
     ChunkFailed,
+    ChunkFinished,
     Complete,
     Dispatch,
     Event,
@@ -67,8 +68,10 @@ class Loop:
         """Begin to roll out groups."""
         fleet = self.fleet
         decode = None if fleet.tokenizer is None else fleet.tokenizer.decode
-        # The id is random: runs that share a draft server know nothing of each other.
-        transcripts = Transcripts(groups, fleet.weights.current.version, token_hex(6), decode)
+        # The id is random: what is kept beside the engines may be shared by several runs.
+        transcripts = Transcripts(
+            groups, fleet.weights.current.version, token_hex(6), decode, sharing=fleet.shares_text
+        )
         tally = Tally(fleet.clock.now(), fleet.reports, fleet.troubles, len(fleet.given_up))
         rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self._give_up, keep)
         if groups:
@@ -97,6 +100,7 @@ class Loop:
             match command:
                 case Dispatch():
                     self.fleet.engines[command.instance_id].submit(rollout.transcripts.job(command, now))
+                    self._teach(rollout, command.request_id)
                 case Complete():
                     self._complete(rollout, command, now)
                 case Abort():
@@ -133,8 +137,15 @@ class Loop:
             event = self.rollout.transcripts.finished(instance_id, output, self.fleet.clock.now())
             if isinstance(event, ChunkFailed):
                 log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
+            if isinstance(event, ChunkFinished):
+                self._teach(self.rollout, event.request_id)
             if event is not None:
                 self.handle(event)
+
+    def _teach(self, rollout: Rollout, request_id: str) -> None:
+        """Let instances that work on a request's group know what its siblings have written elsewhere."""
+        for instance_id, text in rollout.transcripts.untold(request_id):
+            self.fleet.engines[instance_id].teach(text)
 
     def _complete(self, rollout: Rollout, command: Complete, now: float) -> None:
         closed = rollout.transcripts.complete(command, now)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from seer_core.chunks import ChunkJob, ChunkOutput
-from seer_core.drafting import Drafter, StepTimes
+from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
@@ -67,8 +67,11 @@ class Engine(Protocol):
 
     id: str
 
-    def draft_with(self, drafter: Drafter | None) -> None:
+    def draft_with(self, drafter: Drafter | None) -> bool:
         """Speculate with this drafter, or not at all, from the next ``start`` on.
+
+        Returns whether it is to be taught what siblings write on other instances: if it drafts from their
+        text, and the drafter ``shares``.
 
         Raises:
             EngineError: this engine cannot; it has not been changed.
@@ -102,6 +105,13 @@ class Engine(Protocol):
 
     def abort(self, job_id: str) -> None:
         """Drop a chunk; no sink call follows for it (one already under way may still arrive)."""
+        ...
+
+    def teach(self, text: SiblingText) -> None:
+        """Let drafting know what a response has written on another instance; never blocks.
+
+        Only instances that were given a chunk of its group are told.
+        """
         ...
 
     def forget_group(self, group_id: str) -> None:

@@ -10,10 +10,12 @@ import attrs
 import msgspec
 
 from seer_core.arrays import Logprobs, Tokens
+from seer_core.drafting import SiblingText
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.sharing import SharedText
 
 __all__ = ["Closed", "Transcripts"]
 
@@ -62,6 +64,8 @@ class Transcripts:
 
     It knows no clock, no engine and no scheduler: times are arguments, and answers are returned.
     ``rollout_id`` must be another for each rollout anywhere.  ``decode`` makes text of tokens.
+    With ``sharing`` it also knows what to tell instances of text that others wrote, and keeps finished
+    responses until their group is over, for those that join it late.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class Transcripts:
         weight_version: int = 0,
         rollout_id: str = "",
         decode: Callable[[Sequence[int]], str] | None = None,
+        *,
+        sharing: bool = False,
     ) -> None:
         self.weight_version = weight_version
         self._groups = groups
@@ -77,6 +83,7 @@ class Transcripts:
         self._decode = decode
         self._flights: dict[str, Flight] = {}
         self._open: dict[str, Transcript] = {}
+        self._shared = {group.id: SharedText(rollout_id, group.id) for group in groups if sharing}
         for group in groups:
             siblings = Siblings(group, list(group.prompt_token_ids), group.n)
             for index in range(group.n):
@@ -123,6 +130,7 @@ class Transcripts:
         siblings.instances[command.instance_id] = None
         transcript.job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
         self._flights[transcript.job_id] = Flight(command, now)
+        self._know(command.instance_id, command.request_id)
         return ChunkJob(
             id=transcript.job_id,
             request_id=command.request_id,
@@ -191,6 +199,7 @@ class Transcripts:
                 pool_tokens=output.pool_tokens,
             )
         )
+        self._know(instance_id, request_id)
         return ChunkFinished(
             request_id,
             instance_id,
@@ -208,13 +217,33 @@ class Transcripts:
         """Return what the scheduler must know of a chunk given back; None if it is no longer wanted."""
         if job_id not in self._flights:
             return None
-        return ChunkFailed(self._land(job_id), instance_id, reason)
+        request_id = self._land(job_id)
+        shared = self._shared.get(self._open[request_id].siblings.group.id)
+        if shared is not None:
+            shared.lost(instance_id)  # it may not even have taken the chunk's text
+        return ChunkFailed(request_id, instance_id, reason)
 
     def lost(self, instance_id: str) -> None:
         """Forget what was under way on an instance."""
         for job_id, flight in list(self._flights.items()):
             if flight.dispatch.instance_id == instance_id:
                 self._land(job_id)
+        for shared in self._shared.values():
+            shared.lost(instance_id)
+
+    def untold(self, request_id: str) -> list[tuple[str, SiblingText]]:
+        """Return what instances that run chunks of this request's group lack of its text, by instance.
+
+        They are told once: when one has been given a chunk, and when a chunk has finished elsewhere.
+        """
+        group = self._open[request_id].siblings.group
+        shared = self._shared.get(group.id)
+        if shared is None:
+            return []
+        mates = [self._open.get(f"{group.id}/{index}") for index in range(group.n)]
+        jobs = [mate.job_id for mate in mates if mate is not None and mate.job_id is not None]
+        running = dict.fromkeys(self._flights[job_id].dispatch.instance_id for job_id in jobs)
+        return [(instance_id, text) for instance_id in running for text in shared.tell(instance_id)]
 
     def forget(self, request_id: str) -> str:
         """Drop the chunk of a request that is under way and return its id."""
@@ -239,6 +268,8 @@ class Transcripts:
                 " plug-in has changed what it was given; run with --debug to see which"
             )
         siblings.left -= 1
+        if not siblings.left:
+            self._shared.pop(siblings.group.id, None)
         completion = Completion(
             request_id=command.request_id,
             group_id=siblings.group.id,
@@ -255,6 +286,13 @@ class Transcripts:
             metadata=siblings.group.metadata,
         )
         return Closed(completion, () if siblings.left else tuple(siblings.instances))
+
+    def _know(self, instance_id: str, request_id: str) -> None:
+        """Note that an instance has a request's text as it is now."""
+        transcript = self._open[request_id]
+        shared = self._shared.get(transcript.siblings.group.id)
+        if shared is not None:
+            shared.know(instance_id, request_id, transcript.token_ids)
 
     def _land(self, job_id: str) -> str:
         """Note that a chunk is no longer under way and return the id of its request."""

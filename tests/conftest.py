@@ -169,13 +169,18 @@ class Hand:
         self.drafter = self.kv_pool = None
         self.shares_kv = True
         self.forgotten = []
+        self.taught = []
 
     def draft_with(self, drafter):
         self.drafter = drafter
+        return drafter is not None and drafter.shares()
 
     def share_kv(self, pool):
         self.kv_pool = pool
         return self.shares_kv and pool is not None
+
+    def teach(self, text):
+        self.taught.append(text)
 
     def forget_group(self, group_id):
         self.forgotten.append(group_id)

@@ -232,7 +232,6 @@ def test_an_override_that_no_reader_survives_is_one_short_sentence(refused, over
         "kv_pool.sim_pool.latency_s",
         "kv_pool.sim_pool.bandwidth_bytes_per_s",
         "plugin.divided_rollout.growth_headroom",
-        "plugin.grouped_spec.flush_s",
         "plugin.grouped_spec.group_ttl_s",
         "plugin.grouped_spec.priority_factor",
     ],

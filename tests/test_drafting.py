@@ -39,6 +39,9 @@ class Drafter:
     def source(self):
         return SourceSpec("steady:Source", {}, 4)
 
+    def shares(self):
+        return False
+
     def policy(self, step_times):
         return Steady()
 
@@ -55,6 +58,7 @@ class Noted:
 
     calls: list = attrs.Factory(list)
     fault: Exception | None = None
+    sharing: bool = False
 
     async def start(self, instances):
         self.calls.append(("start", instances))
@@ -66,6 +70,9 @@ class Noted:
 
     def source(self):
         return SourceSpec("noted:Source", {}, 4)
+
+    def shares(self):
+        return self.sharing
 
     def policy(self, step_times: StepTimes):
         return None
@@ -164,6 +171,26 @@ def test_engines_forget_a_group_with_its_last_response(by_hand, hand, some_group
             assert forgotten == [[], [first], [first], [first, second]]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_engines_are_taught_what_siblings_write_elsewhere_if_the_drafter_shares(
+    by_hand, hand, some_groups, sharing
+):
+    engines = hand("a", max_running=1), hand("b", max_running=1)
+
+    async def main():
+        async with by_hand(*engines, drafter=slot(Noted(sharing=sharing))) as runtime:
+            rollout = runtime.rollout(some_groups(1, 3))
+            first, second = engines
+            first.finish(tokens=3)
+            for engine in (second, first):
+                engine.finish(tokens=2)
+            await rollout.wait()
+
+    asyncio.run(main())
+    told = [[(text.start, text.token_ids) for text in engine.taught] for engine in engines]
+    assert told == ([[(0, [5, 6])], [(0, [5, 6, 7])]] if sharing else [[], []])
 
 
 def test_drafts_are_counted_per_chunk_per_group_and_in_the_summary(by_hand, hand, some_groups, tmp_path):

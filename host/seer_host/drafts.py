@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seer_core.drafting import DraftBatch, DraftSource, SourceSpec
+from seer_core.drafting import DraftBatch, DraftSource, SiblingText, SourceSpec
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_host.loader import Kind
@@ -128,6 +128,10 @@ class SourceProposer:
         opened = self._open.pop(request_id, None)
         if opened is not None:
             self._tell("close", opened[0])
+
+    def learn(self, text: SiblingText) -> None:
+        """Tell the source what a response has written on another instance."""
+        self._tell("learn", text)
 
     def forget(self, group_id: str) -> None:
         """Tell the source that a group is over."""

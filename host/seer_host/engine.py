@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from seer_core.drafting import Drafter, StepTimes
+from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
@@ -34,6 +34,7 @@ from seer_host.wire import (
     ResetCache,
     Start,
     Submit,
+    Teach,
     Troubled,
     UpdateWeights,
     WireError,
@@ -83,6 +84,7 @@ class WorkerEngine:
         self._launch = launch
         self._labels = dict(labels or {})
         self._drafter: Drafter | None = None
+        self._shares_text = False
         self._kv_pool: KVPool | None = None
         self._worker: RunningWorker | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -96,8 +98,8 @@ class WorkerEngine:
         """The worker; None while it is down."""
         return self._worker
 
-    def draft_with(self, drafter: Drafter | None) -> None:
-        """Speculate with this drafter, or not at all, from the next ``start`` on.
+    def draft_with(self, drafter: Drafter | None) -> bool:
+        """Speculate with this drafter, or not at all, from the next ``start`` on; return whether it shares.
 
         Raises:
             EngineError: its engine does not draft.
@@ -105,6 +107,8 @@ class WorkerEngine:
         if drafter is not None and self._launch.cannot_draft is not None:
             raise EngineError(f"instance {self.id!r} {self._launch.cannot_draft}")
         self._drafter = drafter
+        self._shares_text = drafter is not None and drafter.shares()
+        return self._shares_text
 
     def share_kv(self, pool: KVPool | None) -> bool:
         """Share KV through this pool, or with nobody, from the next ``start`` on; return whether it will.
@@ -177,6 +181,11 @@ class WorkerEngine:
         self._chunks.discard(job_id)
         if self._worker is not None:
             self._worker.send(Abort(job_id))
+
+    def teach(self, text: SiblingText) -> None:
+        """Let drafting know what a response has written on another instance."""
+        if self._worker is not None and self._shares_text:
+            self._worker.send(Teach(text))
 
     def forget_group(self, group_id: str) -> None:
         """Drop what drafting and the KV pool remember of a group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from seer_core.drafting import StepTimes
+from seer_core.drafting import SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob
@@ -68,6 +68,10 @@ class Instance(Protocol):
 
     def troubles(self) -> list[Troubled]:
         """Return what the draft source and the KV store complain of, since this was last asked."""
+        ...
+
+    def teach(self, text: SiblingText) -> None:
+        """Let drafting know what a response has written on another instance."""
         ...
 
     def forget_group(self, group_id: str) -> None:

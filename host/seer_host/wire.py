@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from seer_core.arrays import packed, unpacked
-from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.drafting import SiblingText, SourceSpec, StepTimes
 from seer_core.kv import StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
@@ -35,6 +35,7 @@ __all__ = [
     "Shutdown",
     "Start",
     "Submit",
+    "Teach",
     "ToWorker",
     "Troubled",
     "UpdateWeights",
@@ -82,6 +83,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
+class Teach(msgspec.Struct, frozen=True, tag=True):
+    """Let drafting know what a response has written on another instance, silently."""
+
+    text: SiblingText
+
+
 class ForgetGroup(msgspec.Struct, frozen=True, tag=True):
     """Drop what drafting and the KV pool remember of a group, silently."""
 
@@ -111,7 +118,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-ToWorker = Start | Submit | Abort | ForgetGroup | ResetCache | UpdateWeights | MeasureSteps | Shutdown
+ToWorker = Start | Submit | Abort | Teach | ForgetGroup | ResetCache | UpdateWeights | MeasureSteps | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

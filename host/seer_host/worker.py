@@ -32,6 +32,7 @@ from seer_host.wire import (
     Shutdown,
     Start,
     Submit,
+    Teach,
     ToWorker,
     UpdateWeights,
     WireError,
@@ -101,6 +102,8 @@ class Worker:
                 if job_id in self._running:
                     self._running.remove(job_id)
                     self._instance.abort(job_id)
+            case Teach(text):
+                self._instance.teach(text)
             case ForgetGroup(group_id):
                 self._instance.forget_group(group_id)
             case ResetCache() | UpdateWeights() | MeasureSteps():

@@ -6,6 +6,8 @@ np = pytest.importorskip("numpy")
 
 from seer_host.drafts import SourceProposer  # noqa: E402
 
+from seer_core.arrays import Tokens  # noqa: E402
+from seer_core.drafting import SiblingText  # noqa: E402
 from seer_core.model import Sampling  # noqa: E402
 from seer_core.ports import ChunkJob  # noqa: E402
 
@@ -37,6 +39,9 @@ class Source:
 
     def close(self, handle):
         self.told.append(("close", handle))
+
+    def learn(self, text):
+        self.told.append(("learn", text))
 
     def forget(self, group_id):
         self.told.append(("forget", group_id))
@@ -117,6 +122,12 @@ def test_what_the_source_writes_is_what_the_engine_gets(engine):
     assert engine.step(a=(11, 1), b=(11, 1), c=(11, 1)) == [[0, 1], [], [8, 9, 10, 11]]
 
 
+def test_what_siblings_wrote_elsewhere_goes_to_the_source(engine):
+    text = SiblingText("r", "g", "g/1", 0, Tokens([1, 2]))
+    engine.proposer.learn(text)
+    assert engine.source.told == [("learn", text)]
+
+
 def too_many(batch):
     batch.counts[:] = DRAFT_TOKENS + 1
 
@@ -150,6 +161,7 @@ def test_a_source_that_errs_is_never_asked_again(engine, capsys, reply):
     assert engine.step(a=(13, 1)) == [[]]
     engine.proposer.open("b", job("b", 10, 30))
     engine.proposer.close("a")
+    engine.proposer.learn(SiblingText("r", "g", "g/1", 0, Tokens([1, 2])))
     engine.proposer.forget("g")
     engine.proposer.reset()
     engine.proposer.stop()
@@ -162,10 +174,11 @@ def test_a_source_that_errs_is_never_asked_again(engine, capsys, reply):
     assert trouble.reason.startswith("the draft source failed: ")
 
 
-def test_an_error_in_any_other_method_ends_drafting_too(engine, capsys):
+@pytest.mark.parametrize(("method", "argument"), [("forget", "g"), ("learn", None)])
+def test_an_error_in_any_other_method_ends_drafting_too(engine, capsys, method, argument):
     engine.proposer.open("a", job("a", 10, 30))
-    engine.source.forget = absent
-    engine.proposer.forget("g")
+    setattr(engine.source, method, absent)
+    getattr(engine.proposer, method)(argument)
     assert "ConnectionError: the server is gone" in capsys.readouterr().err
     assert engine.step(a=(11, 1)) == [[]]
     assert engine.source.batches == []

@@ -14,7 +14,9 @@ from seer_host.local import LocalLauncher
 from seer_host.wire import Shutdown
 from seer_host.worker import work
 
+from seer_core.arrays import Tokens
 from seer_core.clock import RealClock
+from seer_core.drafting import SiblingText, SourceSpec
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob, ModelInfo
@@ -246,6 +248,39 @@ def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch, l
         log = Path(engine.worker.log)
         await engine.stop()
         assert log.exists()
+
+    tell(story)
+
+
+class OwnDrafter:
+    """Names a method of the toy's own."""
+
+    def __init__(self, sharing):
+        self.sharing = sharing
+
+    def source(self):
+        return SourceSpec("toy:own", {}, 4)
+
+    def shares(self):
+        return self.sharing
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_siblings_text_is_sent_to_an_instance_whose_drafter_shares(launch, sharing):
+    async def story():
+        sink = Sink()
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, cannot_draft=None, own_methods=("toy:own",)))
+        assert engine.draft_with(OwnDrafter(sharing)) is sharing
+        text = SiblingText("r", "g", "g/1", 0, Tokens([7, 8]))
+        engine.teach(text)  # it is not running yet
+        await engine.start(sink)
+        engine.teach(text)
+        engine.submit(job())
+        await sink.until(lambda: sink.outputs)
+        taught = [each.reason for each in sink.troubles]
+        assert taught == (["g/1 goes on with [7, 8]"] if sharing else [])
+        await engine.stop()
+        assert engine.draft_with(None) is False
 
     tell(story)
 

@@ -19,6 +19,7 @@ from seer_host.wire import (
     Shutdown,
     Start,
     Submit,
+    Teach,
     ToWorker,
     Troubled,
     UpdateWeights,
@@ -26,7 +27,8 @@ from seer_host.wire import (
     encode,
 )
 
-from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.arrays import Tokens
+from seer_core.drafting import SiblingText, SourceSpec, StepTimes
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob, ChunkOutput
 
@@ -38,6 +40,7 @@ TO_WORKER = [
     Start("p.m:I", "i", {}, 0.2, "/tmp/x", SourceSpec("e:own", {}, 8), own_methods=("e:own",)),
     Submit(JOB),
     Abort("j"),
+    Teach(SiblingText("roll", "g", "g/1", 7, Tokens([1, 70_000, 2**31 - 1]))),
     ForgetGroup("g"),
     ResetCache(),
     UpdateWeights("/w", 4),

@@ -79,6 +79,9 @@ class Toy:
         told, self.told = self.told, []
         return told
 
+    def teach(self, text):
+        self.told.append(Troubled("drafting", f"{text.request_id} goes on with {text.token_ids.tolist()}"))
+
     def forget_group(self, group_id):
         self.told.append(Troubled("drafting", f"{group_id} is forgotten"))
 

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from seer_core.drafting import DraftBatch, Drafter, DraftHost, DraftPolicy, DraftSource, SourceSpec, StepTimes
+from seer_core.arrays import Tokens
+from seer_core.drafting import (
+    DraftBatch,
+    Drafter,
+    DraftHost,
+    DraftPolicy,
+    DraftSource,
+    SiblingText,
+    SourceSpec,
+    StepTimes,
+)
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
 from seer_core.testing.bounds import run_within
@@ -138,6 +148,12 @@ class DrafterContract(DraftPolicyContract):
             self._run(drafter.stop())
         assert threading.active_count() <= before, "stop() leaves a thread behind"
 
+    def test_it_always_says_the_same_of_sharing(self) -> None:
+        """Each engine asks for itself."""
+        drafter = self.make()
+        answers = [drafter.shares() for _ in range(3)]
+        assert answers in ([True] * 3, [False] * 3), f"answered {answers}"
+
     def test_what_a_source_is_made_of_is_plain_data(self) -> None:
         """It travels to another process, under a path that can be imported there."""
         drafter = self.make()
@@ -187,6 +203,19 @@ class DraftSourceContract:
             for handle in handles:
                 bench.source.close(handle)
             bench.propose([bench.open(0, "g/100")], [0], [6])
+
+    def test_siblings_may_be_learnt_at_any_time(self) -> None:
+        """Of groups known or not, of requests that are here or not, with gaps, twice, and of none of ours."""
+        with self._bench() as bench:
+            for rollout, group in (("", "never heard of"), ("another", "g"), ("", "g")):
+                bench.source.learn(SiblingText(rollout, group, "g/1", 0, Tokens(REPEAT)))
+            handle = bench.open(0, "g/0", REPEAT[:8])
+            for request, start in (("g/1", 0), ("g/1", 0), ("g/1", 100), ("g/2", 5), ("g/0", 4)):
+                bench.source.learn(SiblingText("", "g", request, start, Tokens(REPEAT)))
+            bench.propose([handle], [0], [6])
+            bench.source.forget("g")
+            bench.source.learn(SiblingText("", "g", "g/1", len(REPEAT), Tokens(REPEAT)))
+            bench.story()
 
     def test_a_group_may_be_forgotten_at_any_time(self) -> None:
         """Known or not, with chunks open or without; it may come again."""

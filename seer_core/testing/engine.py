@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from seer_core.arrays import Tokens
+from seer_core.drafting import SiblingText
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
@@ -221,15 +223,16 @@ class EngineContract:
         self._tell(story)
 
     def test_without_drafter_and_pool_it_goes_without(self) -> None:
-        """``share_kv(None)`` is False; a group nobody knows is forgotten without a word."""
+        """``share_kv(None)`` is False; a group nobody knows is forgotten, and taught, without a word."""
 
         async def story() -> None:
             fleet = self.make()
             for engine in fleet.engines:
-                engine.draft_with(None)
+                assert not engine.draft_with(None)
                 assert engine.share_kv(None) is False
             async with self._stage(fleet) as stage:
                 fleet.engines[0].forget_group("never heard of")
+                fleet.engines[0].teach(SiblingText("", "never heard of", "never heard of/0", 0, Tokens([1])))
                 [output] = await stage.run([stage.job(0)])
                 assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
 

@@ -90,3 +90,63 @@ def test_what_no_engine_may_answer_raises():
         book.finished("x", answer(send(book), [5, 6], logprobs=[-1.0], version=3), 1.0)
     with pytest.raises(PluginError, match="ended at its limit of 8 tokens with 0"):
         book.complete(Complete("a/0", "length"), 1.0)
+
+
+def untold(book, request_id):
+    return [(name, text.request_id, text.start, text.token_ids) for name, text in book.untold(request_id)]
+
+
+def write(book, request_id, instance, tokens, *, stopped=False):
+    job = send(book, request_id, instance)
+    book.finished(instance, answer(job, tokens, stopped=stopped), 1.0)
+
+
+def test_instances_are_told_what_siblings_write_elsewhere_while_they_work_on_the_group():
+    book = Transcripts([group(n=3)], rollout_id="r", sharing=True)
+    first = send(book, "a/0", "x")
+    assert untold(book, "a/0") == []
+    send(book, "a/1", "y")
+    book.finished("x", answer(first, [7, 8]), 1.0)
+    assert untold(book, "a/0") == [("y", "a/0", 0, [7, 8])]
+    write(book, "a/0", "x", [9], stopped=True)
+    assert untold(book, "a/0") == [("y", "a/0", 2, [9])]
+    book.complete(Complete("a/0", "stop"), 1.0)
+    send(book, "a/2", "late")
+    assert untold(book, "a/2") == [("late", "a/0", 0, [7, 8, 9])]
+    assert untold(book, "a/2") == []
+
+
+def test_text_that_goes_out_with_a_chunk_is_not_told_beside_it():
+    book = Transcripts([group()], sharing=True)
+    write(book, "a/0", "x", [7, 8])
+    send(book, "a/0", "y")
+    assert untold(book, "a/0") == []
+
+
+def test_an_instance_that_was_lost_or_gave_a_chunk_back_is_told_again():
+    book = Transcripts([group()], sharing=True)
+    write(book, "a/0", "x", [7, 8])
+    job = send(book, "a/1", "y")
+    everything = [("y", "a/0", 0, [7, 8])]
+    assert untold(book, "a/1") == everything
+    book.failed("y", job.id, "no luck")
+    send(book, "a/1", "y")
+    assert untold(book, "a/1") == everything
+    book.lost("y")
+    assert untold(book, "a/1") == []
+    send(book, "a/1", "y")
+    assert untold(book, "a/1") == everything
+
+
+def test_without_sharing_nobody_is_told_anything():
+    book = Transcripts([group()])
+    write(book, "a/0", "x", [7, 8])
+    send(book, "a/1", "y")
+    assert untold(book, "a/1") == []
+
+
+def test_a_group_that_is_over_is_no_longer_kept_for_sharing():
+    book = Transcripts([group(n=1), group("b", n=2)], sharing=True)
+    write(book, "a/0", "x", [7], stopped=True)
+    book.complete(Complete("a/0", "stop"), 1.0)
+    assert list(book._shared) == ["b"]

@@ -42,6 +42,9 @@ class Trickle:
         self.starts = 0
 
     def draft_with(self, drafter):
+        return False
+
+    def teach(self, text):
         pass
 
     def share_kv(self, pool):

@@ -91,7 +91,7 @@ def test_control_c_keeps_what_has_finished_and_leaves_no_engine_behind(tmp_path)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
     assert "Traceback" not in errors
-    assert len(workers) == 3  # two instances and a draft server
+    assert len(workers) == 2
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
     lines = completions.read_text("utf-8").splitlines()
     assert lines

@@ -85,12 +85,15 @@ class Drafter:
     def source(self):
         return SourceSpec("module:Class", {"letters": "ab"}, 2)
 
+    def shares(self):
+        return False
+
     def policy(self, step_times):
         return Policy()
 
 
 class NoDrafter:
-    source = policy = start = print
+    source = policy = shares = start = print
 
 
 class Sleeper(Drafter):
@@ -113,6 +116,14 @@ class Careless(Drafter):
 
     async def start(self, instances):
         threading.Thread(target=THE_END.wait, daemon=True).start()
+
+
+class Fickle(Drafter):
+    asked = 0
+
+    def shares(self):
+        self.asked += 1
+        return self.asked == 1
 
 
 class Lambda(Drafter):
@@ -162,6 +173,9 @@ class Source:
         handle = next(number for number in range(len(self.handles) + 1) if number not in self.handles)
         self.handles.add(handle)
         return handle
+
+    def learn(self, text):
+        pass
 
     def propose(self, batch):
         for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
@@ -222,6 +236,11 @@ class Strict(Source):
         assert group_id == "g", f"never heard of {group_id}"
 
 
+class Touchy(Source):
+    def learn(self, text):
+        assert text.start == 0, f"tokens before {text.start} are missing"
+
+
 class Elephant(Source):
     """It knows one text, whatever happens."""
 
@@ -264,6 +283,7 @@ FAULTS = {
         (Sleeper, ANY_ORDER, "took more than 0.05 s"),
         (Fragile, ANY_ORDER, "stopped already"),
         (Careless, ANY_ORDER, "leaves a thread behind"),
+        (Fickle, "test_it_always_says_the_same_of_sharing", "answered .True, False, False."),
         (Lambda, PLAIN, "is no plain data"),
         (Pathless, PLAIN, "'module.Class' is no package.module:Class"),
         (Stretching, LENGTHS, "drafts have 0 to 8 tokens"),
@@ -278,6 +298,7 @@ FAULTS = {
         (Overflow, WRITTEN, "beyond their limits"),
         (Nameless, "test_open_chunks_have_handles_of_their_own", ""),
         (Strict, "test_a_group_may_be_forgotten_at_any_time", "never heard of"),
+        (Touchy, "test_siblings_may_be_learnt_at_any_time", "tokens before 100 are missing"),
         (Elephant, "test_after_a_reset_it_goes_on", "knew before the reset"),
         (Reporter, "test_figures_are_numbers_by_name", ""),
         (Haunted, "test_it_stops_and_leaves_no_thread", "leaves a thread behind"),

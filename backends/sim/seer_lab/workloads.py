@@ -159,7 +159,6 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
         },
         "plugin": {
             "vanilla_sd": {"method": cluster.vanilla_sd},
-            "grouped_spec": {"servers": 0},  # nobody asks them: what simulated drafts are worth is given
         },
     }
 

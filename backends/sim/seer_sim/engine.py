@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import Drafter, StepTimes
+from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
 from seer_core.kv import KVPool
@@ -108,10 +108,11 @@ class SimEngine:
         self._steps = 0
         self._cancel_timer: Callable[[], None] | None = None
 
-    def draft_with(self, drafter: Drafter | None) -> None:
+    def draft_with(self, drafter: Drafter | None) -> bool:
         """Speculate by this drafter's policy, or not at all, from the next ``start`` on."""
         self._speculate(drafter)
         self._drafter = drafter
+        return False
 
     def share_kv(self, pool: KVPool | None) -> bool:
         """Share KV through a simulated pool; a real one has nothing to give, nor None."""
@@ -172,6 +173,9 @@ class SimEngine:
             self._cut()
         else:
             self._batch.drop(run)
+
+    def teach(self, text: SiblingText) -> None:
+        """Do nothing: no draft of a simulated model comes from text."""
 
     def forget_group(self, group_id: str) -> None:
         """Do nothing: no draft of a simulated model comes from text."""

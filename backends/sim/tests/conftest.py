@@ -78,6 +78,9 @@ class FixedDrafter:
     def source(self):
         return self.spec
 
+    def shares(self):
+        return False
+
     def policy(self, step_times):
         self.step_times = step_times
         self.made = self.make_policy(step_times)

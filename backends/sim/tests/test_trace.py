@@ -29,7 +29,7 @@ TABLES = {
             "kill_at_s": [{"instance": "sim-1", "at_s": 20, "restart_after_s": 30}],
         }
     },
-    "plugin": {"divided_rollout": {"chunk_tokens": 256}, "grouped_spec": {"servers": 0}},
+    "plugin": {"divided_rollout": {"chunk_tokens": 256}},
 }
 
 

@@ -62,6 +62,10 @@ class OwnDrafter:
         draft_tokens = settings.pop("draft_tokens")
         return SourceSpec(f"vllm:{self.method}", settings, draft_tokens)
 
+    def shares(self) -> bool:
+        """Return False: vLLM's methods look at the texts of their own instance."""
+        return False
+
     def policy(self, step_times: StepTimes) -> DraftPolicy | None:
         """Return None: vLLM's draft lengths are fixed."""
         return None

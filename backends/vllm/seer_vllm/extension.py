@@ -13,7 +13,7 @@ from seer_host.wire import Troubled
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
-from seer_core.drafting import DraftHost, SourceSpec
+from seer_core.drafting import DraftHost, SiblingText, SourceSpec
 from seer_core.ports import ChunkJob
 from seer_vllm import internals, sampling, weights
 from seer_vllm.connector import StoreConnector
@@ -98,6 +98,10 @@ class WorkerExtension:
         """Close chunks."""
         for request_id in request_ids:
             self.model_runner.drafter.close(request_id)
+
+    def seer_learn(self, text: SiblingText) -> None:
+        """Learn what a response has written on another instance."""
+        self.model_runner.drafter.learn(text)
 
     def seer_forget(self, group_id: str) -> None:
         """Forget a group."""

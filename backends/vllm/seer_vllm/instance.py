@@ -28,7 +28,7 @@ from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import DraftHost, SourceSpec, StepTimes
+from seer_core.drafting import DraftHost, SiblingText, SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
@@ -157,6 +157,11 @@ class Instance:
         """Return what the draft source and the KV store complain of, since this was last asked."""
         drafting: list[Troubled] = self._call("seer_troubles")[0] if self._drafts else []
         return self._pool_troubles.take() + drafting
+
+    def teach(self, text: SiblingText) -> None:
+        """Let the draft source know what a response has written on another instance."""
+        if self._opens:
+            self._call("seer_learn", text)
 
     def forget_group(self, group_id: str) -> None:
         """Let the draft source and the KV pool forget a group."""

@@ -150,6 +150,9 @@ class Drafter:
     def source(self) -> SourceSpec:
         return self.spec
 
+    def shares(self):
+        return False
+
     def policy(self, step_times: StepTimes) -> None:
         return None
 

@@ -91,6 +91,9 @@ class Scripted:
         del self.open_jobs[handle]
         self.note("close", handle)
 
+    def learn(self, text):
+        self.note("learn", text.request_id, text.start, text.token_ids.tolist())
+
     def forget(self, group_id):
         self.note("forget", group_id)
 
@@ -116,7 +119,7 @@ class Broken(Scripted):
     """Cannot be made."""
 
     def __init__(self, settings, host):
-        raise RuntimeError("the draft server is not there")
+        raise RuntimeError("the draft model is not there")
 
 
 class Saboteur(Scripted):

@@ -231,7 +231,7 @@ def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, n
 
 
 def test_a_source_tells_what_it_lacks_before_its_instance_is_ready_and_later(start, models, notes, prompts):
-    settings = {"notes": str(notes), "complaint": "the draft server is far away"}
+    settings = {"notes": str(notes), "complaint": "the draft model is far away"}
     harness = start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 2, TIMES))
     assert [(each.what, each.reason) for each in harness.troubles] == [("drafting", settings["complaint"])]
     harness.group = "complain"
@@ -282,7 +282,7 @@ def test_vllms_own_methods_are_lossless_too(start, models, roomy, prompts, metho
         ("draft_sources:Unfinished", "'draft_sources:Unfinished' is no DraftSource: without close, forget"),
         ("draft_sources:VOCAB", "'draft_sources:VOCAB' is no DraftSource"),
         ("vllm:eagle", "'vllm:eagle': of vllm's methods only ngram, suffix will do"),
-        ("draft_sources:Broken", "'draft_sources:Broken' cannot be made: .*the draft server is not there"),
+        ("draft_sources:Broken", "'draft_sources:Broken' cannot be made: .*the draft model is not there"),
     ],
 )
 def test_a_wrong_source_fails_the_start_by_its_path(start, models, path, complaint):

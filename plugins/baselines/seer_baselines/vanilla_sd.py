@@ -83,6 +83,10 @@ class VanillaDrafter:
         """Return the method's name; only simulated engines know it (vLLM has ``vllm_suffix``)."""
         return SourceSpec(f"sim:{self._method}", {}, self._draft_tokens)
 
+    def shares(self) -> bool:
+        """Return False: siblings are not looked at."""
+        return False
+
     def policy(self, step_times: StepTimes) -> AdaptiveLength:
         """Return the pure half for one instance."""
         return AdaptiveLength(step_times, self._draft_tokens)

@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from seer_core.numbers import MOST, Seconds, Share
-from seer_grouped_spec.wire import Ttl
+from seer_core.numbers import MOST, Share
 
 __all__ = ["Settings", "SourceSettings"]
 
 Positive = Annotated[int, Meta(ge=1)]
+Ttl = Annotated[float, Meta(gt=0, le=MOST)]
 
 
-class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SourceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the plug-in and its half in each worker both know."""
 
     policy: Literal["token", "class"] = "token"
@@ -24,12 +24,9 @@ class Shared(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_probability: Share = 0.0
     memory_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     group_ttl_s: Ttl = 3600.0
-    endpoints: tuple[str, ...] = ()
-    flush_s: Seconds = 0.05
-    fetch_s: Seconds = 0.1
 
 
-class Settings(Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(SourceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[plugin.grouped_spec]``.
 
     ``policy`` says what is drafted: "token" verifies the most probable draft tokens of the whole batch, as
@@ -37,22 +34,11 @@ class Settings(Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``draft_tokens`` is the paper's gamma_max, ``priority_factor`` its lambda: what a probe's token is
     worth in tokens of others.  A draft begins after a match of at least ``lookup_min`` tokens and looks at
     ``lookup_max`` at most; one whose chance falls below ``min_probability`` is cut there.  ``memory_bytes``
-    bounds the index of one instance and the log of one server; a group unused for ``group_ttl_s`` is
-    dropped.  ``profile`` is a file of ``seer profile``, relative to the config; without one each instance
-    measures its own step times when it starts.
-
-    ``servers`` draft servers are started when there is more than one instance; 0 keeps every index to
-    itself.  ``endpoints`` joins servers that run already instead, with the token in ``token_file`` if they
-    ask for one.  Appends leave every ``flush_s`` seconds, siblings' text is fetched every ``fetch_s``.
+    bounds the index of one instance; a group unused for ``group_ttl_s`` is dropped.  ``profile`` is a file of
+    ``seer profile``, relative to the config; without one each instance measures its own step times when it
+    starts.  With ``share`` an instance also drafts from what siblings write on other instances.
     """
 
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
     profile: str = ""
-    servers: Annotated[int, Meta(ge=0, le=64)] = 1
-    token_file: str = ""
-
-
-class SourceSettings(Shared, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the drafter sends to each worker; ``endpoints`` are those of the servers that run."""
-
-    token: str = ""
+    share: bool = True

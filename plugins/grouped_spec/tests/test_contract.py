@@ -9,14 +9,14 @@ from seer_core.testing import DrafterContract, DraftSourceContract
 
 class TestGroupedDrafter(DrafterContract):
     def make(self):
-        return GroupedDrafter(Settings(), None, "")
+        return GroupedDrafter(Settings(), None)
 
 
 class TestSourceThatChoosesTokens(DraftSourceContract):
     policy = "token"
 
     def make_source(self, host):
-        spec = GroupedDrafter(Settings(policy=self.policy), None, "").source()
+        spec = GroupedDrafter(Settings(policy=self.policy), None).source()
         return GroupedSource(msgspec.to_builtins(spec.settings), host)
 
 

@@ -8,7 +8,8 @@ from seer_grouped_spec.settings import SourceSettings
 from seer_grouped_spec.source import GroupedSource
 from seer_grouped_spec.testing import FLAT
 
-from seer_core.drafting import DraftBatch, DraftHost, StepTimes
+from seer_core.arrays import Tokens
+from seer_core.drafting import DraftBatch, DraftHost, SiblingText, StepTimes
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
 
@@ -22,7 +23,7 @@ class Rig:
     """A source, the engine's token buffer, and one row per open chunk."""
 
     def __init__(self, step_times=FLAT, **settings):
-        drafter = GroupedDrafter(Settings(**settings), None, "")
+        drafter = GroupedDrafter(Settings(**settings), None)
         host = DraftHost("a", 8, 512, 1000, 8, step_times)
         self.source = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
         self.tokens = np.zeros((8, 512), np.int32)
@@ -34,6 +35,9 @@ class Rig:
         self.tokens[row, : len(ids)] = ids
         self.lengths[row] = len(ids)
         return self.source.open(job)
+
+    def learn(self, request, start, tokens, group="g", rollout=""):
+        self.source.learn(SiblingText(rollout, group, request, start, Tokens(tokens)))
 
     def write(self, row, tokens):
         start = self.lengths[row]
@@ -100,18 +104,65 @@ def test_a_request_s_text_goes_on_where_it_was_in_its_next_chunk(make_rig):
 
 def test_a_request_that_is_set_back_is_drafted_from_what_had_been_written_of_it(make_rig):
     rig = make_rig()
-    rig.source.close(rig.open(0, "g/0", PHRASE))  # by an instance that is lost with its chunk
+    rig.source.close(rig.open(0, "g/0", PHRASE))  # a chunk that was given up
     again = rig.open(0, "g/0", PHRASE[:20])
     assert rig.propose([again], [0]) == [PHRASE[20:28]]
     assert rig.source.stats()["index_mismatched"] == 0
 
 
-def test_last_words_of_a_lost_instance_do_not_run_ahead_of_the_chunk_that_repeats_them(make_rig):
+def test_what_a_sibling_writes_elsewhere_is_drafted_here(make_rig):
     rig = make_rig()
-    again = rig.open(0, "g/0", PHRASE[:20])
-    rig.source._deliver("/g", "g/0", 20, np.array(PHRASE[20:], np.int32))
-    rig.propose([again], [0])
+    handle = rig.open(0, "g/1", PHRASE[:6])
+    assert rig.propose([handle], [0]) == [[]]
+    rig.learn("g/0", 0, PHRASE[:20])
+    rig.learn("g/0", 20, PHRASE[20:])
+    assert rig.propose([handle], [0]) == [PHRASE[6:14]]
+    assert rig.source.stats()["learnt_tokens"] == len(PHRASE)
+
+
+def test_a_sibling_that_moves_here_goes_on_where_it_was_elsewhere(make_rig):
+    rig = make_rig()
+    rig.source.close(rig.open(0, "g/1"))
+    rig.learn("g/0", 0, PHRASE[:30])
+    handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
+    assert rig.propose([handle], [0]) == [PHRASE[5:13]]
+    rig.source.close(handle)
+    rig.learn("g/0", len(PHRASE) + 5, OTHER)  # and away again
+    handle = rig.open(0, "g/2", OTHER[:6])
+    assert rig.propose([handle], [0]) == [OTHER[6:14]]
     assert rig.source.stats()["index_mismatched"] == 0
+
+
+def test_what_was_written_here_before_a_sibling_moved_may_be_told_again(make_rig):
+    rig = make_rig()
+    rig.source.close(rig.open(0, "g/0", PHRASE[:30]))  # the chunk goes on to here, and is given up
+    rig.learn("g/0", 10, PHRASE[10:])
+    handle = rig.open(0, "g/1", PHRASE[:40])
+    assert rig.propose([handle], [0]) == [PHRASE[40:48]]
+
+
+def test_text_that_fits_nowhere_is_left_out(make_rig):
+    rig = make_rig()
+    rig.learn("g/0", 0, PHRASE)  # before any chunk of its group
+    handle = rig.open(0, "g/1", PHRASE[:6], rollout_id="now")
+    rig.learn("g/0", 0, PHRASE, group="h", rollout="now")
+    rig.learn("g/0", 0, PHRASE, rollout="before")
+    rig.learn("g/2", 5, PHRASE[5:], rollout="now")  # what came before is missing
+    rig.learn("g/1", 3, OTHER, rollout="now")  # it has written something else here
+    assert rig.propose([handle], [0]) == [[]]
+    assert rig.source.stats()["learnt_tokens"] == 0
+    rig.source.forget("g")
+    rig.learn("g/0", 0, PHRASE, rollout="now")
+    assert rig.source.stats()["index_groups"] == 0
+
+
+def test_a_gap_is_closed_when_the_whole_text_is_told(make_rig):
+    rig = make_rig()
+    handle = rig.open(0, "g/1", PHRASE[:26])
+    rig.learn("g/0", 20, PHRASE[20:])
+    assert rig.propose([handle], [0]) == [[]]
+    rig.learn("g/0", 0, PHRASE)
+    assert rig.propose([handle], [0]) == [PHRASE[26:34]]
 
 
 def test_a_text_that_differs_from_what_is_known_replaces_it(make_rig):
@@ -231,6 +282,6 @@ def test_handles_are_used_again_without_mixing_requests_up(make_rig):
 
 
 def test_a_worker_gets_every_setting_that_its_source_has():
-    settings = GroupedDrafter(Settings(lookup_min=3), None, "secret").source().settings
+    settings = GroupedDrafter(Settings(lookup_min=3, draft_tokens=4), None).source().settings
     source = msgspec.convert(msgspec.to_builtins(settings), SourceSettings)
-    assert (source.lookup_min, source.token, source.endpoints) == (3, "secret", ())
+    assert source == SourceSettings(lookup_min=3)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from seer_core.drafting import DraftBatch, Drafter, DraftHost, SourceSpec, StepTimes
+from seer_core.drafting import DraftBatch, Drafter, DraftHost, SiblingText, SourceSpec, StepTimes
 from seer_core.hookspecs import hookimpl
 from seer_core.ports import ChunkJob
 
@@ -27,6 +27,9 @@ class Lookup:
         handle = next(number for number in range(len(self._open) + 1) if number not in self._open)
         self._open.add(handle)
         return handle
+
+    def learn(self, text: SiblingText) -> None:
+        """Take in what a sibling has written elsewhere; never called, for the drafter does not share."""
 
     def propose(self, batch: DraftBatch) -> None:
         """Write drafts for the next step."""
@@ -86,6 +89,10 @@ class OwnWords:
     def source(self) -> SourceSpec:
         """Return the engine half."""
         return SourceSpec(f"{Lookup.__module__}:{Lookup.__name__}", {}, self.draft_tokens)
+
+    def shares(self) -> bool:
+        """Return whether sources learn what siblings write on other instances: this one looks at no other."""
+        return False
 
     def policy(self, step_times: StepTimes) -> Steady:
         """Return the pure half, which simulated engines ask."""

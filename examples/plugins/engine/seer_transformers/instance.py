@@ -16,7 +16,7 @@ from seer_host.wire import Failed, Finished, Load, Start, Troubled
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import StepTimes
+from seer_core.drafting import SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
@@ -96,6 +96,9 @@ class TransformersInstance:
     def troubles(self) -> list[Troubled]:
         """Return nothing: there is neither a draft source nor a KV store."""
         return []
+
+    def teach(self, text: SiblingText) -> None:
+        """Do nothing: nothing drafts here."""
 
     def forget_group(self, group_id: str) -> None:
         """Do nothing: nothing is kept of a group."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from seer_core.arrays import Logprobs, Tokens
 from seer_core.clock import RealClock
-from seer_core.drafting import Drafter, StepTimes
+from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.hookspecs import hookimpl
 from seer_core.kv import KVPool
@@ -37,10 +37,11 @@ class NoModel:
         self._sink: EngineSink | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def draft_with(self, drafter: Drafter | None) -> None:
+    def draft_with(self, drafter: Drafter | None) -> bool:
         """Refuse to speculate."""
         if drafter is not None:
             raise EngineError(f"instance {self.id!r} cannot speculate; leave out the drafter: -p no:NAME")
+        return False
 
     def share_kv(self, pool: KVPool | None) -> bool:
         """Share no KV: there is none."""
@@ -68,6 +69,9 @@ class NoModel:
         timer = self._timers.pop(job_id, None)
         if timer is not None:
             timer.cancel()
+
+    def teach(self, text: SiblingText) -> None:
+        """Do nothing: nothing drafts here."""
 
     def forget_group(self, group_id: str) -> None:
         """Drop what is remembered of a group: nothing."""
