@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
+from seer_core.arrays import packed
 from seer_core.defaults import WholeRequests
 from seer_core.kv import PoolStats
 from seer_core.model import GroupContext, Request
@@ -268,9 +269,10 @@ class ObserverContract:
         observer = self.make()
         if isinstance(observer, CompletionObserver):
             completion = one_completion()
-            before = msgspec.msgpack.encode(completion)
+            before = msgspec.msgpack.encode(completion, enc_hook=packed)
             observer.completed(1.0, completion)
-            assert msgspec.msgpack.encode(completion) == before, "completed() changed what it was shown"
+            after = msgspec.msgpack.encode(completion, enc_hook=packed)
+            assert after == before, "completed() changed what it was shown"
         if isinstance(observer, PoolObserver):
             observer.pool_reported(1.0, PoolStats(capacity_bytes=1 << 20, used_bytes=1 << 10))
 
