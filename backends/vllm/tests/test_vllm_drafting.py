@@ -22,7 +22,7 @@ def drafts(drafting, notes):
     """Return a function that runs work with drafts of a kind; ``answers`` are the responses by seed."""
 
     def run(kind, answers, work):
-        (notes / "answers.json").write_text(json.dumps(answers))
+        (notes / "answers.json").write_text(json.dumps(answers, default=list))
         drafting.group = kind
         try:
             return work(drafting)
@@ -192,7 +192,7 @@ def test_preemptions_with_drafts_in_flight_change_no_token_and_no_account(
     start, models, notes, roomy, prompts
 ):
     expected = roomy.whole(prompts(10), PLAIN, 300)
-    (notes / "answers.json").write_text(json.dumps(expected))
+    (notes / "answers.json").write_text(json.dumps(expected, default=list))
     per_token = 4 * 2 * 2 * 32 * 4
     source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, DRAFT_TOKENS, None)
     tight = start(models[0], source=source, max_model_tokens=512, kv_cache_bytes=900 * per_token)

@@ -70,7 +70,7 @@ def cold(pair, pool):
 @pytest.fixture
 def answers(notes):
     """Return a function that tells the drafting instance what to draft well."""
-    return lambda expected: (notes / "answers.json").write_text(json.dumps(expected))
+    return lambda expected: (notes / "answers.json").write_text(json.dumps(expected, default=list))
 
 
 def moved(instances, prompts, sampling, tokens, chunk_tokens):
