@@ -218,7 +218,7 @@ class Transcripts:
         if job_id not in self._flights:
             return None
         request_id = self._land(job_id)
-        shared = self._shared.get(self._open[request_id].siblings.group.id)
+        shared = self._shared_by(request_id)
         if shared is not None:
             shared.lost(instance_id)  # it may not even have taken the chunk's text
         return ChunkFailed(request_id, instance_id, reason)
@@ -237,7 +237,7 @@ class Transcripts:
         They are told once: when one has been given a chunk, and when a chunk has finished elsewhere.
         """
         group = self._open[request_id].siblings.group
-        shared = self._shared.get(group.id)
+        shared = self._shared_by(request_id)
         if shared is None:
             return []
         mates = [self._open.get(f"{group.id}/{index}") for index in range(group.n)]
@@ -289,10 +289,13 @@ class Transcripts:
 
     def _know(self, instance_id: str, request_id: str) -> None:
         """Note that an instance has a request's text as it is now."""
-        transcript = self._open[request_id]
-        shared = self._shared.get(transcript.siblings.group.id)
+        shared = self._shared_by(request_id)
         if shared is not None:
-            shared.know(instance_id, request_id, transcript.token_ids)
+            shared.know(instance_id, request_id, self._open[request_id].token_ids)
+
+    def _shared_by(self, request_id: str) -> SharedText | None:
+        """Return what is known of the text of a request's group; None if instances share none."""
+        return self._shared.get(self._open[request_id].siblings.group.id)
 
     def _land(self, job_id: str) -> str:
         """Note that a chunk is no longer under way and return the id of its request."""
