@@ -26,6 +26,7 @@ from seer_lab.policies import POLICIES, Policy
 from seer_lab.simulate import simulate
 from seer_lab.traces import read_lengths
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
+from simulated import add_options, report
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "rollout_lengths.jsonl"
 BASELINE = "verl"
@@ -155,9 +156,7 @@ def main(argv: Sequence[str]) -> None:
                 print(line(rows, base), flush=True)
                 table += rows
     command = shlex.join(["python", "benchmarks/chunk_lengths.py", *argv])
-    print(f"reproduce: {command}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"command": command, "rows": table}, indent=1) + "\n")
+    report(command, table, arguments.json)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -168,14 +167,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="those whose names begin so")
     parser.add_argument("--policies", nargs="+", choices=PLUGINS, default=list(PLUGINS), metavar="POLICY")
     parser.add_argument("--lengths", nargs="+", default=LENGTHS, metavar="LENGTH", help="lengths of chunks")
-    parser.add_argument("--seeds", type=int, default=4, help="iterations, or orders of them")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--scale", type=float, default=0.125, help="share of the paper's workloads")
     parser.add_argument("--traces", type=Path, default=TRACES, metavar="FILE", help="recorded lengths")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every run's config"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file, too")
+    add_options(parser, 4, "iterations, or orders of them")
     return parser.parse_args(argv)
 
 

@@ -23,6 +23,7 @@ from seer_lab.simulate import simulate
 from seer_lab.traces import read_lengths
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
 from seer_sim.cost import PRESETS
+from simulated import add_options, report
 
 LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "rollout_lengths.jsonl"
 TRACE_INSTANCES = 2
@@ -241,15 +242,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("contest", nargs="?", choices=CONTESTS, default="main", help="which policies")
     parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="these workloads only")
     parser.add_argument("--scale", type=float, default=0.25, help="share of the paper's groups and instances")
-    parser.add_argument("--seeds", type=int, default=3, help="iterations per workload")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument(
         "--traces", type=Path, default=LENGTHS, metavar="FILE", help="recorded lengths, as of `seer sim`"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the config of every run"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file, too")
+    add_options(parser, 3, "iterations per workload")
     return parser.parse_args(argv)
 
 
@@ -261,9 +257,7 @@ def main(argv: Sequence[str]) -> None:
     table = contest(arguments)
     print("\nThroughput to context_sched, geometric means:")
     print("\n".join(means(table)))
-    print(f"reproduce: {command}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"command": command, "rows": table}, indent=1) + "\n")
+    report(command, table, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ ratios of throughput to veRL's policy are taken iteration by iteration.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +22,7 @@ from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, on
+from simulated import add_options, report
 
 BASELINE, DIVIDED, CONTEXT = "verl", "divided", "context"
 SHARES = (0.01, 0.1, 0.25, 0.5)
@@ -127,12 +126,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=960, help="responses of an iteration")
     parser.add_argument("--instances", type=int, default=4)
     parser.add_argument("--pressure", type=float, default=4.0, help="KV needed over KV there is")
-    parser.add_argument("--seeds", type=int, default=5, help="iterations per cell")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the config of every run"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file, too")
+    add_options(parser, 5, "iterations per cell")
     return parser.parse_args(argv)
 
 
@@ -142,9 +136,7 @@ def main(argv: Sequence[str]) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     command = shlex.join(["python", "benchmarks/prompt_shares.py", *argv])
     table = contest(arguments)
-    print(f"reproduce: {command}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"command": command, "rows": table}, indent=1) + "\n")
+    report(command, table, arguments.json)
 
 
 if __name__ == "__main__":
