@@ -1,10 +1,17 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo test packages setup check fast-test fix clean
+.PHONY: demo train test packages setup setup-sglang check fast-test fix clean
 
-demo: setup  ## Roll out the example under the baseline and under each technique, on real vLLM engines.
-	.venv/bin/seer compare examples/tiny_reasoner/demo.toml
+ENGINE ?= vllm
+# SGLang has an environment of its own.
+SETUP_sglang = setup-sglang
 
-test: packages fast-test  ## Everything CI runs: style, types, import contracts, all tests.
+demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each technique; ENGINE=sglang: on SGLang.
+	.venv/bin/seer compare examples/tiny_reasoner/demo.toml --set seer.engine=$(ENGINE)
+
+train: setup  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
+	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume
+
+test: packages setup-sglang fast-test  ## Everything CI runs: style, types, import contracts, all tests.
 	.venv/bin/python -m pytest -m engine
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
@@ -26,5 +33,8 @@ fix: setup
 setup:
 	@scripts/setup
 
+setup-sglang: setup  ## The environment of SGLang's workers, .venv-sglang, for machines without a GPU.
+	@scripts/setup-sglang
+
 clean:
-	rm -rf .venv build out
+	rm -rf .venv .venv-sglang build out

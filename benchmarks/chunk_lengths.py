@@ -28,6 +28,8 @@ from seer_lab.traces import read_lengths
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
 from simulated import add_options, report
 
+from seer_core.figures import ratios, spread
+
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "rollout_lengths.jsonl"
 BASELINE = "verl"
 PLUGINS = {
@@ -115,13 +117,14 @@ def _ordered(workload: Workload, policy: Policy, seed: int) -> tuple[Workload, P
 
 def line(rows: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]) -> str:
     """Return a policy's ratios over its iterations as one line of the table."""
-    ratios = [other["total_s"] / row["total_s"] for row, other in zip(rows, base, strict=True)]
+    times = ratios([other["total_s"] for other in base], [row["total_s"] for row in rows])
+    median, least, most = spread(times)
     first = rows[0]
-    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    error = statistics.stdev(times) / len(times) ** 0.5 if len(times) > 1 else 0.0
     return (
-        f"| {first['case']} | {first['policy']} | {first['length']} | {statistics.median(ratios):.3f}"
-        f" | {statistics.geometric_mean(ratios):.3f} ± {error:.3f} | {min(ratios):.3f} to {max(ratios):.3f}"
-        f" | {statistics.median(row['migrations'] for row in rows):.0f} |"
+        f"| {first['case']} | {first['policy']} | {first['length']} | {median:.3f}"
+        f" | {statistics.geometric_mean(times):.3f} ± {error:.3f} | {least:.3f} to {most:.3f}"
+        f" | {spread(row['migrations'] for row in rows).median:.0f} |"
     )
 
 

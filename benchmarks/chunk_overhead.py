@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import statistics
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import msgspec
 import structlog
 
 from seer_core.config import load_config
+from seer_core.figures import ratios, spread
 from seer_core.plugins import fill_slots
 from seer_core.prompts import read_prompts
 from seer_core.runtime import Runtime
@@ -53,14 +53,14 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
             print(f"round {number} of {options.repeat}", file=sys.stderr, flush=True)
     rows = []
     for size in sizes:
-        ratios = [mine / whole for mine, whole in zip(times[size], times[0], strict=True)]
+        ratio = spread(ratios(times[size], times[0]))
         rows.append(
             {
                 "chunk_tokens": size or None,
-                "tokens_per_s": 1 / statistics.median(times[size]),
-                "time_ratio_to_whole": statistics.median(ratios),
-                "least": min(ratios),
-                "most": max(ratios),
+                "tokens_per_s": 1 / spread(times[size]).median,
+                "time_ratio_to_whole": ratio.median,
+                "least": ratio.least,
+                "most": ratio.most,
                 "repeats": options.repeat,
             }
         )

@@ -22,6 +22,8 @@ import numpy as np
 from seer_grouped_spec import DraftIndex, Voting
 from seer_grouped_spec.replay import Recording, load
 
+from seer_core.figures import spread
+
 try:
     from arctic_inference.suffix_decoding import SuffixDecodingCache
 except ImportError:
@@ -53,7 +55,7 @@ def synthetic(groups: int, size: int = 16, tokens: int = 8_000) -> list[Recordin
 
 
 class Live:
-    """B live requests, spread over the groups, and the engine's token buffer with all they will say."""
+    """B live requests, spread over the groups, and a buffer with all they will say."""
 
     def __init__(self, recordings: Sequence[Recording], batch: int) -> None:
         size = len(recordings[0].responses)
@@ -78,6 +80,15 @@ class Live:
         """Return the rows' lengths at each step, two tokens further every time."""
         return [np.minimum(self.start + 2 * n, self.ends).astype(np.int32) for n in range(1, count + 1)]
 
+    def written(self, count: int) -> list[tuple[np.ndarray[Any, Any], ...]]:
+        """Return the rows' lengths at each step, how many tokens of each are new, and all new tokens."""
+        before, steps = self.start, []
+        for now in self.steps(count):
+            fresh = [row[begin:end] for row, begin, end in zip(self.buffer, before, now, strict=True)]
+            steps.append((now, (now - before).astype(np.int32), np.concatenate(fresh)))
+            before = now
+        return steps
+
 
 def measure_ours(live: Live, steps: int, voting: Voting) -> dict[str, float]:
     """Time one fill and each kind of draft."""
@@ -100,28 +111,27 @@ def measure_ours(live: Live, steps: int, voting: Voting) -> dict[str, float]:
     figures["bytes/token"] = stats.bytes / stats.tokens
     size = len(live.who)
     requests = np.array([handles[who] for who in live.who], np.int64)
-    rows = np.arange(size, dtype=np.int32)
-    lengths = iter(live.steps(steps * (len(KINDS) + 1)))
+    written = iter(live.written(steps * (len(KINDS) + 1)))
     for name, (tokens, tree) in KINDS.items():
         limits = np.full(size, tokens, np.int32)
         out, parents = np.zeros((2, size, tokens), np.int32)
         counts, chances = np.zeros(size, np.int32), np.zeros((size, tokens), np.float32)
         times = []
         for _ in range(steps):
-            now = next(lengths)
+            asked = (requests, *next(written), limits)
             start = time.perf_counter()
             if tree:
-                index.draft_trees(requests, rows, now, limits, live.buffer, out, parents, counts, chances)
+                index.draft_trees(*asked, out, parents, counts, chances)
             else:
-                index.draft(requests, rows, now, limits, live.buffer, out, counts, chances)
+                index.draft(*asked, out, counts, chances)
             times.append((time.perf_counter() - start) / size * 1e6)
         figures[f"{name}, us"] = statistics.median(times)
     limits = np.zeros(size, np.int32)
     times = []
     for _ in range(steps):
-        now = next(lengths)
+        asked = (requests, *next(written), limits)
         start = time.perf_counter()
-        index.draft(requests, rows, now, limits, live.buffer, out, counts, chances)
+        index.draft(*asked, out, counts, chances)
         times.append((time.perf_counter() - start) / size / 2 * 1e6)
     figures["append interleaved, us/token"] = statistics.median(times)
     return figures
@@ -200,14 +210,7 @@ def measure_arctic(live: Live, steps: int) -> dict[str, float]:
 def repeated(measure: Callable[[], dict[str, float]], repeat: int) -> dict[str, dict[str, float]]:
     """Return the median, least and most of every figure."""
     runs = [measure() for _ in range(repeat)]
-    return {
-        name: {
-            "median": statistics.median(run[name] for run in runs),
-            "least": min(run[name] for run in runs),
-            "most": max(run[name] for run in runs),
-        }
-        for name in runs[0]
-    }
+    return {name: spread(run[name] for run in runs)._asdict() for name in runs[0]}
 
 
 def main(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -52,6 +52,7 @@ class Instance:
         group = self._index.open_group(recording.prompt, 0.0, FOREVER_S)
         self._requests = [self._index.open_request(group) for _ in texts]
         self._known = [0] * len(texts)
+        self._told = [0] * len(texts)
         columns = self._prompt + max(map(len, texts)) + width + 1
         self._tokens = np.full((max(len(self.mine), 1), columns), NO_TOKEN, np.int32)
         for row, number in enumerate(self.mine):
@@ -72,15 +73,18 @@ class Instance:
             return {}
         numbers = [self.mine[row] for row in rows]
         size, width = len(rows), self._width
+        fresh = [self._texts[number][self._told[number] : written[number]] for number in numbers]
+        for number in numbers:
+            self._told[number] = written[number]
         lengths = np.array([self._prompt + written[number] for number in numbers], np.int32)
         ends = np.array([self._prompt + len(self._texts[number]) for number in numbers], np.int32)
         out, counts = np.zeros((size, width), np.int32), np.zeros(size, np.int32)
         self._index.draft(
             np.array([self._requests[number] for number in numbers], np.int64),
-            np.array(rows, np.int32),
             lengths,
+            np.array(list(map(len, fresh)), np.int32),
+            np.concatenate(fresh),
             np.where(lengths < ends, width, 0).astype(np.int32),
-            self._tokens,
             out,
             counts,
             np.zeros((size, width), np.float32),
@@ -138,11 +142,13 @@ def play(
     return steps, tokens
 
 
-def rows(recordings: Sequence[Recording], counts: Sequence[int], width: int) -> Iterator[dict[str, Any]]:
+def rows(
+    recordings: Sequence[Recording], counts: Sequence[int], ways: Sequence[str], width: int
+) -> Iterator[dict[str, Any]]:
     """Yield the mean acceptance length of each way on each number of instances."""
     for probe_first in (False, True):
         for instances in counts:
-            for way in WAYS:
+            for way in ways:
                 if instances == 1 and way != "never":
                     continue
                 chance = random.Random(0)
@@ -161,14 +167,15 @@ def rows(recordings: Sequence[Recording], counts: Sequence[int], width: int) -> 
 def show(table: Sequence[dict[str, Any]]) -> None:
     """Print a line for each number of instances."""
     for begin in dict.fromkeys(row["begin"] for row in table):
-        print(f"\n{begin:12}" + "".join(f"{way:>13}" for way in WAYS))
+        ways = dict.fromkeys(row["way"] for row in table)
+        print(f"\n{begin:12}" + "".join(f"{way:>13}" for way in ways))
         for instances in dict.fromkeys(row["instances"] for row in table):
             found = {
                 row["way"]: row["acceptance_length"]
                 for row in table
                 if row["begin"] == begin and row["instances"] == instances
             }
-            cells = "".join(f"{found[way]:13.3f}" if way in found else " " * 13 for way in WAYS)
+            cells = "".join(f"{found[way]:13.3f}" if way in found else " " * 13 for way in ways)
             print(f"{instances:<12}{cells}")
 
 
@@ -179,13 +186,15 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, default=DATA, help="as seer replay reads them")
     parser.add_argument("--groups", type=int, help="only the first so many groups")
     parser.add_argument("--instances", type=int, nargs="+", default=[1, 2, 4, 8], help="how many there are")
+    parser.add_argument("--ways", nargs="+", default=WAYS, help="how instances learn (default all above)")
     parser.add_argument("--draft-tokens", type=int, default=8, help="at most, per step (default 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     arguments = parser.parse_args()
     if not arguments.data.exists():
         sys.exit(f"{arguments.data} is not there; name a file of recorded responses with --data")
     result = []
-    for line in rows(load(arguments.data)[: arguments.groups], arguments.instances, arguments.draft_tokens):
+    recorded = load(arguments.data)[: arguments.groups]
+    for line in rows(recorded, arguments.instances, arguments.ways, arguments.draft_tokens):
         result.append(line)
         print(
             "{begin}, {instances}, {way}: {acceptance_length:.3f}".format(**line), file=sys.stderr, flush=True

@@ -29,6 +29,7 @@ from seer_grouped_spec.testing import MEASURED
 from seer_host.drafts import SourceProposer
 
 from seer_core.drafting import DraftHost
+from seer_core.figures import spread
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
 
@@ -123,6 +124,14 @@ class Play:
             self.read = (self.read + (1 << 16)) % len(self.memory)
         return sampled, seconds
 
+    def ask(self, sampled: list[list[int]]) -> list[list[int]]:
+        """Ask for drafts, as vLLM's proposer does."""
+        return self.proposer.propose_for(sampled, self.lengths[: len(sampled)].tolist(), self._text)
+
+    def _text(self, row: int, start: int, stop: int) -> list[int]:
+        tokens: list[int] = self.tokens[row, start:stop].tolist()
+        return tokens
+
     def play(self, steps: int, parts: dict[str, float] | None) -> dict[str, float]:
         """Play so many steps; return medians of microseconds per call, and what came of it."""
         times: dict[str, list[float]] = {"all": [], "source": [], **{name: [] for name in parts or {}}}
@@ -146,7 +155,7 @@ class Play:
             for name in parts or {}:
                 parts[name] = 0.0  # type: ignore[index]
             begun = perf_counter()
-            self.drafts = self.proposer.propose_for(sampled, self.lengths, self.tokens)
+            self.drafts = self.ask(sampled)
             took = perf_counter() - begun
             if self.proposer.drafting.failed:
                 raise SystemExit("drafting failed")
@@ -195,14 +204,7 @@ def main(options: argparse.Namespace) -> list[dict[str, Any]]:
         for number in range(options.repeat):
             runs.append(measure(recordings, batch, options.steps))
             print(f"B={batch}: {number + 1} of {options.repeat}", file=sys.stderr, flush=True)
-        figures = {
-            name: {
-                "median": statistics.median(run[name] for run in runs),
-                "least": min(run[name] for run in runs),
-                "most": max(run[name] for run in runs),
-            }
-            for name in runs[0]
-        }
+        figures = {name: spread(run[name] for run in runs)._asdict() for name in runs[0]}
         rows.append({"batch": batch, "repeats": options.repeat, "steps": options.steps, **figures})
     return rows
 

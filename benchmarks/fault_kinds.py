@@ -8,9 +8,12 @@ import random
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast
 
 import attrs
 import psutil
+from seer_host.engine import WorkerEngine
+from seer_host.local import LocalWorker
 
 from seer_core.runtime import Runtime
 
@@ -42,9 +45,9 @@ def named(word: str) -> list[int]:
 
 
 def instances(runtime: Runtime) -> list[int]:
-    """Return the workers' process ids."""
-    pids = (getattr(engine, "pid", None) for engine in runtime.fleet.engines.values())
-    return [pid for pid in pids if pid is not None]
+    """Return the process ids of the workers that are up."""
+    workers = (cast("WorkerEngine", engine).worker for engine in runtime.fleet.engines.values())
+    return [cast("LocalWorker", worker).pid for worker in workers if worker is not None]
 
 
 @attrs.frozen

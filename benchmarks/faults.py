@@ -87,6 +87,8 @@ class Campaign:
     tallies: dict[str, Tally] = attrs.Factory(dict)
     expected: dict[str, Texts] = attrs.Factory(dict)
     peace_s: float = 0.0
+    missed: int = 0
+    """Faults that found no process to strike."""
 
     def tally(self, kind: str) -> Tally:
         """Return the tally of this kind of fault."""
@@ -217,7 +219,9 @@ async def roll_out(
 
     async def strike(fault: Fault) -> None:
         await asyncio.sleep(fault.after_s)
-        struck[fault.kind] += await KINDS[fault.kind].strike(runtime, campaign.chance)
+        hit = await KINDS[fault.kind].strike(runtime, campaign.chance)
+        struck[fault.kind] += hit
+        campaign.missed += not hit
 
     strikes = [asyncio.ensure_future(strike(fault)) for fault in plan]
     try:
@@ -294,6 +298,8 @@ async def run(campaign: Campaign) -> None:
     commands = any(kind in options.only for kind in COMMAND_KINDS)
     runtimes = any(kind in options.only for kind in (*KINDS, UPDATE))
     while campaign.left:
+        if campaign.missed > 20 + campaign.injected:
+            raise SystemExit(f"{campaign.missed} faults found no process: this campaign proves nothing")
         if commands and (not runtimes or campaign.chance.random() < command_odds(campaign)):
             await of_a_command(campaign, prompts)
         else:
@@ -355,7 +361,10 @@ if __name__ == "__main__":
             "{kind:36} {faults:4} faults  {responses:6} responses  lost {lost}, doubled {doubled},"
             " wrong {wrong}, broken {0}, longest {longest_s:.0f} s".format(len(row["broken"]), **row)
         )
-    say(f"{ended.injected} faults: " + " ".join(["python", os.path.relpath(__file__), *sys.argv[1:]]))
+    say(
+        f"{ended.injected} faults, {ended.missed} more found no process: "
+        + " ".join(["python", os.path.relpath(__file__), *sys.argv[1:]])
+    )
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(table)) + b"\n")

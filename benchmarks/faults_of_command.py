@@ -24,6 +24,8 @@ FULL_DISK = "full disk"
 COMMAND_KINDS = (*SIGNALS, FULL_DISK)
 STATUSES = {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -signal.SIGKILL, FULL_DISK: 2}
 AFTER_S = (0.0, 20.0)
+MIDWAY_AFTER_S = (0.0, 2.0)
+"""Half of the signals come so long after the first completion, whatever the start took."""
 LEAST_DISK_BYTES, MOST_DISK_BYTES = 1, 200_000
 GONE_WITHIN_S = 30.0
 
@@ -71,7 +73,11 @@ async def run_command(
             if kind == FULL_DISK:
                 started = await fill_disk(process, out, chance)
             else:
-                await asyncio.wait([said], timeout=chance.uniform(*AFTER_S))
+                midway = chance.random() < 0.5
+                if midway:
+                    await first_completion(process, out)
+                after_s = chance.uniform(*(MIDWAY_AFTER_S if midway else AFTER_S))
+                await asyncio.wait([said], timeout=after_s)
                 started = children(process.pid)
                 with suppress(ProcessLookupError):
                     process.send_signal(SIGNALS[kind])
@@ -105,14 +111,19 @@ async def fill_disk(
     process: asyncio.subprocess.Process, out: Path, chance: random.Random
 ) -> list[psutil.Process]:
     """Let no file of the command grow beyond a random size, once its engines are up; return its children."""
-    completions = out / "completions.jsonl"
-    while process.returncode is None and not (completions.exists() and completions.stat().st_size):
-        await asyncio.sleep(0.02)
+    await first_completion(process, out)
     started = children(process.pid)
     size = chance.randint(LEAST_DISK_BYTES, MOST_DISK_BYTES)
     with suppress(ProcessLookupError):
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     return started
+
+
+async def first_completion(process: asyncio.subprocess.Process, out: Path) -> None:
+    """Wait until the command has written one, or is over."""
+    completions = out / "completions.jsonl"
+    while process.returncode is None and not (completions.exists() and completions.stat().st_size):
+        await asyncio.sleep(0.02)
 
 
 def read(path: Path, complaints: list[str]) -> list[dict[str, object]]:

@@ -40,6 +40,7 @@ from seer_core.ports import ChunkJob, ChunkOutput, ModelInfo
 from seer_core.profile import read_profile
 from seer_core.prompts import read_prompts
 from seer_core.trace import read_trace
+from seer_core.weights import directory
 
 __all__ = ["TARGETS", "CommandError", "CommandRefused", "Desk", "Target"]
 
@@ -378,19 +379,22 @@ def _worker_frames(desk: Desk) -> list[bytes]:
     w = seer_host.wire
     source = SourceSpec("a.b:C", {"x": [1, {"y": 2.5}]}, 8, TIMES)
     to_worker = [
-        w.Start("p.m:I", "i", {"model": "m"}, 0.2, "here", source),
+        w.Start("p.m:I", "i", {"model": "m"}, "here", source),
         w.Submit(JOB),
         w.Abort("j"),
+        w.UpdateWeights(directory("w"), 3),
+        w.Sleep(),
+        w.PoolNote({"epoch": 3}),
         w.Shutdown(),
     ]
     output = ChunkOutput("j", [4, 5], [-0.5, -1.5], False, 0, 3, 3, 0, 0)
     from_worker = [
         w.Ready(InstanceInfo("i", 1024, 16, 8, 512)),
         w.Finished(output),
-        w.Load(1, 2, 0.5),
+        w.Telemetry(1, 2, 0.5),
         w.Failed("j", "no"),
     ]
-    start_body = w.encode(w.Start("p.m:I", "i", {"model": "deep"}, 0.2, "here"))[4:]
+    start_body = w.encode(w.Start("p.m:I", "i", {"model": "deep"}, "here"))[4:]
     deep = start_body.replace(msgspec.msgpack.encode("deep"), b"\x91" * 5000 + b"\xc0")
     return [
         *(w.encode(message) for message in (*to_worker, *from_worker)),

@@ -22,7 +22,6 @@ import logging
 import multiprocessing
 import random
 import shlex
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -226,7 +225,7 @@ async def move(options: argparse.Namespace, name: str) -> list[Row]:
     wins = [
         context
         for context in options.contexts
-        if statistics.median(seconds[context, "pool"]) < statistics.median(seconds[context, "prefill"])
+        if spread(seconds[context, "pool"])["median"] < spread(seconds[context, "prefill"])["median"]
     ]
     measured = [
         {"prefill_us": info.prefill_s_per_token * 1e6, "fetch_us": (info.fetch_s_per_token or 0) * 1e6}

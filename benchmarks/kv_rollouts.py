@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import attrs
 import msgspec
 from equality import EXAMPLE, Nomad
 
+from seer_core import figures
 from seer_core.config import Config, load_config
 from seer_core.model import GroupContext, InstanceStatus, Request
 from seer_core.plugins import fill_slots
@@ -37,9 +37,8 @@ FIGURES = (
 
 
 def spread(values: Iterable[float]) -> Row:
-    """Return the median, least and most."""
-    values = list(values)
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    """Return the median, least and most, as JSON has them."""
+    return figures.spread(values)._asdict()
 
 
 def shown(figure: Row, digits: int = 1) -> str:
@@ -174,7 +173,7 @@ def _ratios(part: str, rows: Sequence[Row]) -> list[Row]:
     times: dict[str, dict[int, float]] = defaultdict(dict)
     for row in rows:
         times[row["way"]][row["round"]] = row["total_time_s"]
-    base_name = max(times, key=lambda name: statistics.median(times[name].values()))
+    base_name = max(times, key=lambda name: spread(times[name].values())["median"])
     found = []
     for name, by_round in times.items():
         ratio = spread(times[base_name][number] / taken for number, taken in by_round.items())

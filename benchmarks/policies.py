@@ -25,6 +25,8 @@ from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
 from seer_sim.cost import PRESETS
 from simulated import add_options, report
 
+from seer_core.figures import spread
+
 LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "rollout_lengths.jsonl"
 TRACE_INSTANCES = 2
 PRESSURE = 4.0
@@ -182,11 +184,11 @@ def row_text(
     against = ratios(rows, by[REFERENCE], "throughput")
     oracle = f"{geometric(ratios(rows, by[ORACLE], 'throughput')):.3f}" if ORACLE in by else ""
     tails = ratios(rows, by[BASELINE], "tail_s") if BASELINE in by else []
-    tail = f" ({statistics.median(tails):.2f}x)" if tails else ""
+    tail = f" ({spread(tails).median:.2f}x)" if tails else ""
     bound = geometric(row["least_s"] / row["total_s"] for row in rows)
     return (
-        f"| {shown} | {rows[0]['policy']} | {statistics.median(row['total_s'] for row in rows):.0f}"
-        f" | {statistics.median(row['tail_s'] for row in rows):.0f}{tail}"
+        f"| {shown} | {rows[0]['policy']} | {spread(row['total_s'] for row in rows).median:.0f}"
+        f" | {spread(row['tail_s'] for row in rows).median:.0f}{tail}"
         f" | {geometric(against):.3f} [{min(against):.3f}, {max(against):.3f}] | {oracle} | {bound:.2f} |"
     )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +22,8 @@ from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, on
 from simulated import add_options, report
+
+from seer_core.figures import Spread, ratios, spread
 
 BASELINE, DIVIDED, CONTEXT = "verl", "divided", "context"
 SHARES = (0.01, 0.1, 0.25, 0.5)
@@ -75,15 +76,21 @@ def measure(case: Workload, policy: str, seed: int, overrides: Sequence[str]) ->
 
 def row_text(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]], shown: str) -> str:
     """Return one line of the table: a policy in a cell, over its seeds."""
-    ratios = [mine["throughput"] / theirs["throughput"] for mine, theirs in zip(rows, baseline, strict=True)]
-    tails = [mine["tail_s"] / theirs["tail_s"] for mine, theirs in zip(rows, baseline, strict=True)]
+
+    def median(figure: str) -> float:
+        return spread(row[figure] for row in rows).median
+
+    def to_baseline(figure: str) -> Spread:
+        return spread(ratios((row[figure] for row in rows), (row[figure] for row in baseline)))
+
+    speed = to_baseline("throughput")
     figures = [
-        f"{statistics.median(row['total_s'] for row in rows):,.1f}",
-        f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]",
-        f"{statistics.median(tails):.2f}",
-        f"{statistics.median(row['preemptions'] for row in rows):,.0f}",
-        f"{statistics.median(row['migrations'] for row in rows):,.0f}",
-        f"{statistics.median(row['kv_usage'] for row in rows):.2f}",
+        f"{median('total_s'):,.1f}",
+        f"{speed.median:.2f} [{speed.least:.2f}, {speed.most:.2f}]",
+        f"{to_baseline('tail_s').median:.2f}",
+        f"{median('preemptions'):,.0f}",
+        f"{median('migrations'):,.0f}",
+        f"{median('kv_usage'):.2f}",
     ]
     return f"| {shown} | {rows[0]['policy']} | {' | '.join(figures)} |"
 

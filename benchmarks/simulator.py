@@ -14,7 +14,6 @@ import platform
 import pstats
 import resource
 import shlex
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,8 @@ import structlog
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import Simulation, simulate
 from seer_lab.workloads import WORKLOADS, Workload
+
+from seer_core.figures import spread
 
 REQUESTS_PER_INSTANCE = 1000
 KV_POOL = ["seer.kv_pool=sim_pool", "kv_pool.sim_pool.dram_bytes=1_000_000_000_000_000"]
@@ -70,15 +71,15 @@ def measure(name: str, policy: str, repeat: int) -> dict[str, Any]:
         json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         for _ in range(repeat)
     ]
-    times = [each["cpu_s"] for each in runs]
+    cpu_s = spread(each["cpu_s"] for each in runs)
     return {
         **runs[0],
         "workload": name,
         "policy": policy,
-        "cpu_s": statistics.median(times),
-        "cpu_s_spread": [min(times), max(times)],
-        "us_per_chunk": statistics.median(times) / runs[0]["chunks"] * 1e6,
-        "peak_mb": statistics.median(each["peak_mb"] for each in runs),
+        "cpu_s": cpu_s.median,
+        "cpu_s_spread": [cpu_s.least, cpu_s.most],
+        "us_per_chunk": cpu_s.median / runs[0]["chunks"] * 1e6,
+        "peak_mb": spread(each["peak_mb"] for each in runs).median,
     }
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ import msgspec
 import structlog
 
 from seer_core.config import load_config
+from seer_core.figures import ratios, spread
 from seer_core.model import InstanceStatus, PromptGroup, Request
 from seer_core.plugins import Strategies
 from seer_core.prompts import read_prompts
@@ -82,24 +82,24 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
                 print(f"batch {batch}: round {number} of {options.repeat}", file=sys.stderr, flush=True)
     rows: list[dict[str, object]] = []
     for (batch, name), summaries in runs.items():
-        ratios = [
-            mine.throughput_tokens_per_s / none.throughput_tokens_per_s
-            for mine, none in zip(summaries, runs[batch, NONE], strict=True)
-        ]
+        speeds, plain = (
+            [each.throughput_tokens_per_s for each in each_way] for each_way in (summaries, runs[batch, NONE])
+        )
+        ratio = spread(ratios(speeds, plain))
         rows.append(
             {
                 "batch": batch,
                 "drafter": name,
                 "tokens": summaries[0].tokens,
-                "tokens_per_s": statistics.median(each.throughput_tokens_per_s for each in summaries),
-                "throughput_ratio_to_none": statistics.median(ratios),
-                "least": min(ratios),
-                "most": max(ratios),
-                "acceptance_length": statistics.median(each.acceptance_length for each in summaries),
-                "accepted_of_drafted": statistics.median(
+                "tokens_per_s": spread(speeds).median,
+                "throughput_ratio_to_none": ratio.median,
+                "least": ratio.least,
+                "most": ratio.most,
+                "acceptance_length": spread(each.acceptance_length for each in summaries).median,
+                "accepted_of_drafted": spread(
                     each.accepted_tokens / max(1, each.drafted_tokens) for each in summaries
-                ),
-                "drafting_share": statistics.median(each.drafting_share for each in summaries),
+                ).median,
+                "drafting_share": spread(each.drafting_share for each in summaries).median,
                 "differing_responses": differing[batch, name],
                 "repeats": options.repeat,
             }

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import statistics
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +30,7 @@ from seer_lab.twin_cli import FIGURES, predict_arm
 from seer_core.cli.output import OutputDir
 from seer_core.compare import Arm, arms_of, with_lengths
 from seer_core.config import Config, load_config
+from seer_core.figures import ratios, spread
 from seer_core.plugins import Strategies, assemble, fill_slots
 from seer_core.profile import Profile, make_profile, mean_times, measure_tables
 from seer_core.prompts import read_prompts
@@ -138,17 +138,16 @@ def show(rounds: list[list[dict[str, Any]]]) -> None:
         for kind in ("as profiled", "with the factor"):
             text = f"{rows[0]['name'] if kind == 'as profiled' else '':<18} {kind:<16}"
             for figure in ("total_time_s", "tail_time_s"):
-                errors = [row[kind][figure] / row["measured"][figure] - 1 for row in rows]
-                mine, real = (
-                    statistics.median(row[each][figure] for row in rows) for each in (kind, "measured")
-                )
+                found, measured = ([row[each][figure] for row in rows] for each in (kind, "measured"))
+                error = spread(ratio - 1 for ratio in ratios(found, measured))
+                mine, real = spread(found).median, spread(measured).median
                 text += f"  {figure.split('_')[0]} {mine:5.1f} s, measured {real:5.1f} s ("
-                text += f"{statistics.median(errors):+.0%} [{min(errors):+.0%}, {max(errors):+.0%}])"
+                text += f"{error.median:+.0%} [{error.least:+.0%}, {error.most:+.0%}])"
             preemptions = rows[0][kind]["preemptions"], rows[0]["measured"]["preemptions"]
             print(f"{text}  preemptions {preemptions[0]:.0f}, measured {preemptions[1]:.0f}")
     fits = [row["fit_median_error"] for rows in rounds for row in rows]
     factors = ", ".join(f"{rows[0]['factor']:.2f}" for rows in rounds)
-    print(f"factor of each round: {factors}; fits are {statistics.median(fits):.0%} off in the median")
+    print(f"factor of each round: {factors}; fits are {spread(fits).median:.0%} off in the median")
 
 
 def main(options: argparse.Namespace, work: Path) -> None:

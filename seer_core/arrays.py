@@ -23,6 +23,9 @@ class _Like:
     def __eq__(self, other: object) -> bool:
         return bool(self.tolist() == other) if isinstance(other, list) else super().__eq__(other)
 
+    def __ne__(self, other: object) -> bool:  # or else it is array's own, for which no list is equal
+        return bool(self.tolist() != other) if isinstance(other, list) else super().__ne__(other)
+
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Any:

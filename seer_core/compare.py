@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,11 +10,12 @@ import msgspec
 
 from seer_core.config import Config
 from seer_core.errors import ConfigError
+from seer_core.figures import Figures
 from seer_core.kv import KVPool
 from seer_core.model import Completion, PromptGroup
 from seer_core.plugins import fill_slots, installed, load, unknown_plugin
 from seer_core.policy import Observer
-from seer_core.result import RolloutResult, Summary, is_something
+from seer_core.result import RolloutResult, Summary
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Slot
 
@@ -70,36 +70,21 @@ class ArmResult:
         """Whether no response differed from the baseline's in any repeat."""
         return not self.differing
 
-    def median(self, figure: str) -> float:
-        """Return the median of a figure over the repeats."""
-        return float(statistics.median(getattr(summary, figure) for summary in self.summaries))
-
-    def spread(self, figure: str) -> tuple[float, float]:
-        """Return the smallest and the largest value of a figure over the repeats."""
-        values = [float(getattr(summary, figure)) for summary in self.summaries]
-        return min(values), max(values)
-
-    def ratio(self, figure: str, baseline: ArmResult) -> float | None:
-        """Return the median over repeats of this arm's figure divided by the baseline's; None at nothing."""
-        ratios = [
-            getattr(mine, figure) / getattr(other, figure)
-            for mine, other in zip(self.summaries, baseline.summaries, strict=True)
-            if is_something(figure, getattr(other, figure))
-        ]
-        return statistics.median(ratios) if len(ratios) == len(self.summaries) else None
+    @property
+    def figures(self) -> Figures:
+        """What is shown of it, repeat by repeat."""
+        return Figures({name: [getattr(each, name) for each in self.summaries] for name in FIGURES})
 
     def to_json(self, baseline: ArmResult) -> dict[str, object]:
         """Return the object that ``seer compare --json`` writes for this arm."""
-        ratios = {figure: self.ratio(figure, baseline) for figure in FIGURES}
         return {
             "name": self.arm.name,
             "plugins": list(self.arm.enabled),
-            **{figure: self.median(figure) for figure in FIGURES},
+            **self.figures.to_json(),
             "tokens": self.summaries[0].tokens,
             "tokens_equal_to_baseline": self.tokens_equal,
             "repeats": len(self.summaries),
-            "spread": {figure: list(self.spread(figure)) for figure in FIGURES},
-            "ratio_to_baseline": {name: value for name, value in ratios.items() if value is not None},
+            "ratio_to_baseline": self.figures.ratios(baseline.figures),
         }
 
 

@@ -10,7 +10,7 @@ Drafts only propose: an engine accepts a draft token exactly when it is the toke
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -36,6 +36,7 @@ __all__ = [
     "SiblingText",
     "SourceSpec",
     "StepTimes",
+    "tree_flaw",
 ]
 
 
@@ -113,6 +114,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
 class DraftHost(msgspec.Struct, frozen=True):
     """What a draft source may know of the instance it works in.
 
+    ``paths`` is how many paths of a draft the engine verifies at once: 1 is a line, more are a tree.
     ``tell(reason)`` lets the user know that the source drafts less than it should, or not at all: the run's
     log and summary say so.  It may be called from any thread, and returns at once; what has been told once
     is not told again.
@@ -124,6 +126,7 @@ class DraftHost(msgspec.Struct, frozen=True):
     vocab_size: int
     draft_tokens: int
     step_times: StepTimes
+    paths: int = 1
     tell: Callable[[str], None] = tell_nobody
 
 
@@ -141,21 +144,45 @@ class SiblingText(msgspec.Struct, frozen=True, gc=False):
 class DraftBatch:
     """One step's requests for drafts, and where the drafts go; B requests, at most K tokens each.
 
-    The arrays are the engine's own.  ``handles`` int32 [B] are what ``open`` returned; request b's prompt
-    and response so far are ``tokens[rows[b], :lengths[b]]``, int32 [rows, max_model_tokens];
-    ``sampled[b]`` of these tokens came of the step just made (one more than the drafts it accepted).  The
-    source writes up to ``limits[b]`` tokens into ``drafts[b]``, int32 [B, K], and their number into
-    ``counts[b]``.
+    All arrays are int32, and the engine's own.  ``handles`` [B] are what ``open`` returned.  Request b has
+    written ``written[b]`` tokens since the source was last asked, or told of the chunk: one more than the
+    drafts that the step accepted, none in a prefill, and more where steps went by without being asked.
+    They stand in ``new_tokens`` [sum of ``written``], one request's after the other's.  With them its prompt
+    and response have ``lengths[b]`` tokens.
+
+    The source writes up to ``limits[b]`` tokens into ``drafts[b]`` [B, K], and their number into
+    ``counts[b]``, which comes as 0.  Where ``DraftHost.paths`` is above 1, drafts may be trees of at most so
+    many leaves: ``parents[b, j]`` [B, K] is the place in ``drafts[b]`` of the token that comes before token
+    j, or -1 for the last token written.  Parents come before their children, and two children of one parent
+    are different tokens.  ``parents`` comes as that of a line, j - 1, so who drafts lines need not touch it.
     """
 
     handles: Int32
-    rows: Int32
     lengths: Int32
-    sampled: Int32
+    written: Int32
+    new_tokens: Int32
     limits: Int32
-    tokens: Int32
     drafts: Int32
+    parents: Int32
     counts: Int32
+
+    def each_written(self) -> Iterator[Int32]:
+        """Yield each request's new tokens."""
+        end = 0
+        for count in self.written.tolist():
+            yield self.new_tokens[end : end + count]
+            end += count
+
+
+def tree_flaw(tokens: Sequence[int], parents: Sequence[int], paths: int) -> str | None:
+    """Return what is wrong with a draft that may be a tree of at most so many paths; None if nothing is."""
+    for place, parent in enumerate(parents):
+        if not -1 <= parent < place:
+            return f"token {place} has parent {parent}, which does not come before it"
+    if len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        return f"two children of one parent are the same token: {list(tokens)} after {list(parents)}"
+    leaves = len(tokens) - len(set(parents) - {-1})
+    return f"{leaves} paths, where the engine verifies {paths}" if leaves > paths else None
 
 
 class DraftSource(Protocol):
@@ -220,14 +247,6 @@ class DraftPolicy(Protocol):
 @runtime_checkable
 class Drafter(Protocol):
     """Drafting for all instances of a run."""
-
-    async def start(self, instances: int) -> None:
-        """Start what the sources share, a model of their own say; called before the engines start."""
-        ...
-
-    async def stop(self) -> None:
-        """End it; idempotent, bounded."""
-        ...
 
     def source(self) -> SourceSpec:
         """Return what each engine's worker loads; asked once per start of an instance."""

@@ -28,6 +28,7 @@ from seer_core.ports import ChunkOutput, Engine, EngineFleet
 from seer_core.restarts import RestartBudget
 from seer_core.scheduler import Slot
 from seer_core.versions import WeightVersions
+from seer_core.weights import WeightSpec
 
 __all__ = ["Fleet", "Listener"]
 
@@ -93,27 +94,36 @@ class Fleet:
         self._lost_early: dict[str, str] = {}
         self._restarts: dict[str, asyncio.Task[None]] = {}
         self._restart_over = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._sleep_lock = asyncio.Lock()
+        self._adding = 0
 
     @property
     def restarting(self) -> bool:
         """Whether a lost instance is being started again."""
         return bool(self._restarts)
 
+    @property
+    def asleep(self) -> bool:
+        """Whether the instances sleep, or are about to, or about to wake."""
+        return not self._awake.is_set()
+
     # Lives.
 
     async def start(self) -> None:
-        """Start KV pool and drafter, then all engines in parallel; whoever calls ends what did start.
+        """Start the KV pool, then all engines in parallel; whoever calls ends what did start.
 
         Raises:
             EngineError: an engine did not start, or cannot draft or share KV.
-            PluginError: the KV pool or the drafter did not start.
+            PluginError: the KV pool did not start.
             ConfigError: a plug-in finds that an instance does not suit its settings.
         """
         self._lost_early.clear()
         self.given_up.clear()
         self._budget = self._new_budget()
         await self._start_kv_pool()
-        await self._start_drafter()
+        self._tell_drafter()
         engines = self.engines.values()
         starts = await asyncio.gather(*map(self._start, engines), return_exceptions=True)
         for answer in starts:
@@ -126,12 +136,13 @@ class Fleet:
             self.lost(name, reason)
 
     async def stop(self) -> None:
-        """End all engines, drafter and KV pool; idempotent."""
+        """End all engines and the KV pool; idempotent."""
         self._lives += 1
         tasks = list(self._restarts.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._awake.set()
         names = list(self.living)
         self.living.clear()  # before they stop, so that none lost meanwhile is started again
         for name in names:
@@ -142,24 +153,24 @@ class Fleet:
         for answer in answers:
             if isinstance(answer, BaseException):
                 log.error("instance_stop_failed", error=str(answer))
-        for slot in (self.drafter, self.kv_pool):
-            if slot is not None:
-                try:
-                    await slot.strategy.stop()
-                except Exception as error:
-                    log.error(
-                        "stop_failed", slot=slot.name, plugin=slot.owner, error=fault(error, slot.strategy)
-                    )
+        if (slot := self.kv_pool) is not None:
+            try:
+                await slot.strategy.stop()
+            except Exception as error:
+                log.error("stop_failed", slot=slot.name, plugin=slot.owner, error=fault(error, slot.strategy))
 
     async def add(self, engine: Engine) -> InstanceInfo:
         """Start one more engine, also while a rollout runs; it shares no KV until the fleet starts anew.
 
         Raises:
-            EngineError: its id is taken, it did not start, or the fleet was stopped meanwhile.
+            EngineError: its id is taken, it did not start, the fleet is asleep or was stopped meanwhile.
         """
+        if self.asleep:
+            raise EngineError(f"the instances are asleep; wake them before {engine.id!r} joins them")
         if engine.id in self.engines:
             raise EngineError(f"there is an instance {engine.id!r} already; give the new one another id")
         life = self._lives
+        self._adding += 1
         self.engines[engine.id] = engine
         self._lost_early.pop(engine.id, None)
         try:
@@ -174,6 +185,8 @@ class Fleet:
                 del self.engines[engine.id]
             await engine.stop()
             raise
+        finally:
+            self._adding -= 1
         self._admit(info)
         log.info("instance_started", instance=info.id, kv_tokens=info.kv_capacity_tokens)
         self._listener.hear(InstanceStarted(info))
@@ -242,13 +255,9 @@ class Fleet:
                 await slot.strategy.start(shared)
             log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
 
-    async def _start_drafter(self) -> None:
-        """Start what the draft sources share, and tell the engines what to draft with."""
-        slot = self.drafter
-        if slot is not None:
-            with _blaming(slot):
-                await slot.strategy.start(len(self.engines))
-        drafter = None if slot is None else slot.strategy
+    def _tell_drafter(self) -> None:
+        """Tell the engines what to draft with."""
+        drafter = None if self.drafter is None else self.drafter.strategy
         answers = [engine.draft_with(drafter) for engine in self.engines.values()]
         self.shares_text = any(answers)
 
@@ -283,7 +292,11 @@ class Fleet:
                 await asyncio.sleep(0)
 
     async def _restart(self, engine: Engine, reason: str) -> None:
-        """Start a lost instance again, as often as it is allowed to; then give it up."""
+        """Start a lost instance again, as often as it is allowed to; then give it up.
+
+        One that was lost asleep would take the memory that somebody else has now, so it waits.
+        """
+        await self._awake.wait()
         while (pause_s := self._budget.take(engine.id)) is not None:
             if pause_s:
                 log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
@@ -327,13 +340,18 @@ class Fleet:
                 log.error("instance_restart_failed", error=repr(error))
             self._tell_if_stranded()
 
+    async def _end(self, name: str, reason: str) -> None:
+        """End an instance that is of no use as it is; it starts again."""
+        await self.engines[name].stop()
+        self.lost(name, reason)
+
     def _tell_if_stranded(self) -> None:
         if not self.living and not self._restarts:
             self._listener.stranded()
 
     # Weights and caches.
 
-    async def update_weights(self, source: str, version: int | None = None) -> int:
+    async def update_weights(self, source: WeightSpec, version: int | None = None) -> int:
         """Load new weights into every instance and return their version; see ``Runtime.update_weights``."""
         number = self.weights.next(version)
         with self.weights.change():
@@ -343,9 +361,46 @@ class Fleet:
                 self._clear_kv_pool()
             )  # its keys carry the version: this only frees what nobody will ask for
             for name in [name for name in self.living if not self.weights.served_by(name)]:
-                await self.engines[name].stop()
-                self.lost(name, f"could not load weights: {refused[name]}")
+                await self._end(name, f"could not load weights: {refused[name]}")
         return number
+
+    async def sleep(self) -> int:
+        """Let all instances, none of which is being started, give memory back; see ``Runtime.sleep``."""
+        if self._adding:
+            raise EngineError("an instance is being added; wait for that before the others sleep")
+        async with self._sleep_lock:
+            self._awake.clear()
+            names = list(self.living)
+            answers = await asyncio.gather(
+                *(self.engines[name].sleep() for name in names), return_exceptions=True
+            )
+            freed: dict[str, int] = {}
+            refused: dict[str, str] = {}
+            for name, answer in zip(names, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    freed[name] = answer
+                elif name in self.living:  # the others died, and start again when all wake
+                    refused[name] = str(answer)
+            if refused:
+                await self._rouse()
+                raise EngineError(f"the instances stay awake: {next(iter(refused.values()))}")
+            log.info("instances_asleep", freed_bytes=freed)
+            return sum(freed.values())
+
+    async def wake(self) -> None:
+        """Let all instances take their memory again; see ``Runtime.wake``."""
+        async with self._sleep_lock:
+            if self.asleep:
+                await self._rouse()
+                log.info("instances_awake", instances=list(self.living))
+
+    async def _rouse(self) -> None:
+        names = list(self.living)
+        answers = await asyncio.gather(*(self.engines[name].wake() for name in names), return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException) and name in self.living:
+                await self._end(name, f"it did not wake: {answer}")
+        self._awake.set()
 
     async def reset_caches(self) -> None:
         """Let every instance, and the KV pool, forget all KV."""

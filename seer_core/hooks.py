@@ -1,14 +1,9 @@
-"""The hooks of a plug-in: read off its module, checked, and told without importing it."""
+"""The hooks of a plug-in: read off its module, and checked."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
-from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,7 +15,7 @@ from seer_core.config import nearest
 from seer_core.errors import PluginError
 from seer_core.hookspecs import PROJECT
 
-__all__ = ["HOOKS", "Hook", "offered_slots", "read_hooks"]
+__all__ = ["HOOKS", "Hook", "read_hooks"]
 
 FACTORY = "seer_make_"
 HOOKS = {
@@ -94,39 +89,3 @@ def _check_hook(name: str, hook: str, function: Any) -> None:
                 f"plug-in {name!r}: hook {hook!r} asks for {argument!r}; it may ask for"
                 f" {', '.join(known[:-1])} and {known[-1]} only"
             )
-
-
-def offered_slots(point: EntryPoint) -> tuple[str, ...]:
-    """Return the slots that a plug-in's source defines hooks for, in the order of their calls.
-
-    It is read, not imported; of one that has no source, or makes its hooks otherwise, nothing is known.
-    """
-    try:
-        path = _source(point.module)
-        tree = ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
-    except (ImportError, OSError, ValueError, SyntaxError, RecursionError):
-        return ()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name):
-                names.add(name)
-            case ast.ImportFrom(names=imported):
-                names.update(each.asname or each.name for each in imported)
-            case ast.Assign(targets=targets):
-                names.update(each.id for each in targets if isinstance(each, ast.Name))
-    return tuple(slot for slot, hook in HOOKS.items() if slot != "doctor" and hook in names)
-
-
-def _source(module: str) -> Path | None:
-    """Return a module's file; of all that leads to it nothing is imported."""
-    head, *parts = module.split(".")
-    spec = find_spec(head)
-    for number in range(len(parts)):
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        inner = ".".join([head, *parts[: number + 1]])
-        spec = PathFinder.find_spec(inner, list(spec.submodule_search_locations))
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin)

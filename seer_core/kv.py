@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-__all__ = ["KEY_BYTES", "KVPool", "KVStore", "PoolStats", "StoreHost", "StoreSpec"]
+__all__ = ["KEY_BYTES", "KVPool", "KVStore", "PoolStats", "StoreHost", "StoreSpec", "WiredPool", "WiredStore"]
 
 KEY_BYTES = 32
 """Length of every key."""
@@ -148,4 +148,40 @@ class KVPool(Protocol):
 
     def stats(self) -> PoolStats:
         """Return the pool in figures; before ``start`` and after ``stop`` as of then."""
+        ...
+
+
+@runtime_checkable
+class WiredPool(KVPool, Protocol):
+    """A pool that hears from its stores, and they from it: numbers by name, over the engines' own wire.
+
+    So counts and epochs travel wherever an instance runs.  Its stores are ``WiredStore``s.
+    """
+
+    def connect(self, instance_id: str, tell: Callable[[Mapping[str, int]], None]) -> None:
+        """Take the line to an instance's store, at each of its starts, before it has a chunk.
+
+        ``tell`` never blocks, and an instance that is down hears nothing.  A store has heard what it was told
+        before it is asked for the KV of a chunk that is sent afterwards.
+        """
+        ...
+
+    def told(self, instance_id: str, note: Mapping[str, int]) -> None:
+        """Take what a store has told; never blocks."""
+        ...
+
+
+@runtime_checkable
+class WiredStore(KVStore, Protocol):
+    """The other end of a ``WiredPool``."""
+
+    def told(self, note: Mapping[str, int]) -> None:
+        """Take what the pool has told."""
+        ...
+
+    def note(self) -> Mapping[str, int]:
+        """Return what the pool is to know, since this was last asked; it may be nothing.
+
+        Asked for when chunks have ended, and now and then.
+        """
         ...

@@ -10,7 +10,7 @@ import structlog
 
 from seer_core.audience import Audience
 from seer_core.config import SeerTable
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, SeerError
 from seer_core.events import (
     Abort,
     ChunkFailed,
@@ -64,6 +64,12 @@ class Loop:
             if isinstance(slot.strategy, Explaining):
                 log.info("chunk_tokens", plugin=slot.owner, why=slot.strategy.explain())
 
+    def meet_living(self) -> None:
+        """Let other strategies know of the instances that live."""
+        for info in self.fleet.living.values():
+            self.handle(InstanceStarted(info))
+        self.say_chunks()
+
     def begin(self, groups: Sequence[PromptGroup], keep: bool) -> Rollout:
         """Begin to roll out groups."""
         fleet = self.fleet
@@ -83,6 +89,23 @@ class Loop:
                 self.fail(error)
                 raise
         return rollout
+
+    def expect_fresh(self) -> None:
+        """Raise SeerError if the strategies have seen a rollout that failed midway."""
+        if self.spoilt:
+            raise SeerError("the last rollout failed midway; give the runtime fresh strategies with use()")
+
+    def expect_idle(self, what: str, error: type[SeerError] = SeerError) -> None:
+        """Raise ``error`` if there is something under way beside which one cannot do ``what``."""
+        if self.fleet.asleep:
+            raise SeerError(f"cannot {what} while the instances are asleep; wake them first")
+        if self.fleet.weights.changing:
+            raise error(f"cannot {what} while weights are being updated; await that first")
+        if self.rollout is not None:
+            raise error(
+                f"cannot {what} while a rollout is under way; take its last completion first,"
+                " or leave it with `await rollout.abort()`"
+            )
 
     # What the fleet tells.
 

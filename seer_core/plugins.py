@@ -14,7 +14,7 @@ from msgspec import Struct
 from seer_core.blame import fault
 from seer_core.config import Config, nearest, structure
 from seer_core.errors import ConfigError, PluginError, printable, quote
-from seer_core.hooks import HOOKS, offered_slots, read_hooks
+from seer_core.hooks import HOOKS, read_hooks
 from seer_core.hookspecs import PROJECT, Startup
 from seer_core.kv import KVPool
 from seer_core.policy import Observer
@@ -29,13 +29,10 @@ __all__ = [
     "Plugin",
     "Strategies",
     "assemble",
-    "describe",
     "fill_slots",
     "installed",
     "load",
     "load_enabled",
-    "offers",
-    "slots_of",
     "unknown_plugin",
 ]
 
@@ -165,30 +162,6 @@ def _load_kv_pool(config: Config) -> Plugin | None:
 
 def _load_plugins(config: Config) -> list[Plugin]:
     return [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
-
-
-def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return the slots that each enabled plug-in owns; fails as starting a run would."""
-    assembly = assemble(config)
-    slots = assembly.strategies.slots
-    owned = {name: tuple(slot.name for slot in slots if slot.owner == name) for name in config.seer.plugins}
-    kv_pool = {} if assembly.kv_pool is None else {assembly.kv_pool.owner: ("kv_pool",)}
-    return {config.seer.engine: ("engines",), **kv_pool, **owned}
-
-
-def offers(name: str) -> tuple[str, ...]:
-    """Return the slots that an installed plug-in would fill, as far as its source tells; it is not run."""
-    return offered_slots(installed()[name])
-
-
-def describe(name: str) -> dict[str, str]:
-    """Return an installed plug-in's name, distribution and version."""
-    dist = installed()[name].dist
-    return {
-        "name": name,
-        "distribution": dist.name if dist is not None else "",
-        "version": dist.version if dist is not None else "",
-    }
 
 
 def fill_slots(config: Config) -> Strategies:

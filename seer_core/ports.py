@@ -13,6 +13,7 @@ from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
+from seer_core.weights import WeightSpec
 
 __all__ = [
     "ChunkJob",
@@ -49,7 +50,7 @@ class EngineSink(Protocol):
         ...
 
     def reported(self, report: InstanceReported) -> None:
-        """Telemetry."""
+        """The instance's telemetry, every now and then while it works."""
         ...
 
     def troubled(self, trouble: InstanceTroubled) -> None:
@@ -138,14 +139,35 @@ class Engine(Protocol):
         """Forget all cached KV and all that drafting remembers; the instance must be idle."""
         ...
 
-    async def update_weights(self, source: str, version: int) -> str | None:
-        """Load new weights into an idle instance; KV computed under older versions is never used again.
+    async def update_weights(self, source: WeightSpec, version: int) -> str | None:
+        """Load what ``source`` names into an idle instance; KV of older versions is never used again.
 
         Returns the fingerprint of what it serves now, which must be the same on every instance that has
         loaded the same weights as the same version; None if the engine has none.
 
         Raises:
             EngineError: it does not take these weights; it goes on with the old ones, or is lost.
+        """
+        ...
+
+    async def sleep(self) -> int:
+        """Let an idle instance give its memory back until ``wake``; return how many bytes that gave.
+
+        It is the memory of KV, all of which is forgotten, and that of weights where the engine can take them
+        back as they were; 0 from an engine that keeps both.  Whatever it gives, an instance asleep gives
+        every chunk back, and raises an ``EngineError`` when it is asked to measure steps, to reset its cache
+        or to update weights.  One that sleeps already returns 0.  A start is awake.
+
+        Raises:
+            EngineError: it is busy or down, or would sleep if it were configured so; it is awake.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again, and serve the weights of before; an instance that is awake stays so.
+
+        Raises:
+            EngineError: it is down, or cannot wake; then nothing but ``stop`` is asked of it any more.
         """
         ...
 

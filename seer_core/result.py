@@ -21,13 +21,10 @@ from seer_core.events import (
 )
 from seer_core.model import Completion
 
-__all__ = ["RolloutResult", "Summary", "Tally", "is_something", "tail_time_s"]
+__all__ = ["RolloutResult", "Summary", "Tally", "tail_time_s"]
 
 TAIL_FRACTION = 0.1
 """Share of requests, last to finish, that make the tail (paper, evaluation)."""
-
-LEAST_TIME_S = 0.05
-"""A shorter time is shown as 0.0 seconds."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -90,11 +87,6 @@ def tail_time_s(finish_times_s: Sequence[float]) -> float:
         return 0.0
     early = len(times) - int(len(times) * TAIL_FRACTION)
     return times[-1] - times[early - 1]
-
-
-def is_something(figure: str, value: float) -> bool:
-    """Return whether a figure of a ``Summary`` is more than what shows as 0, and so has ratios to it."""
-    return value >= LEAST_TIME_S if figure.endswith("time_s") else value != 0
 
 
 class Tally:

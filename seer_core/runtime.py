@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import msgspec
 
 from seer_core.config import Config, RolloutTable, SeerTable, load_config
 from seer_core.errors import EngineError, SeerError, WeightVersionError
-from seer_core.events import InstanceStarted
 from seer_core.kv import KVPool
 from seer_core.loop import Loop
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies, assemble
 from seer_core.policy import Observer
-from seer_core.ports import Clock, Engine
+from seer_core.ports import Engine
 from seer_core.prompts import check_groups, make_groups
 from seer_core.rollout import Rollout
 from seer_core.scheduler import Slot
-from seer_core.weights import NO_COPY
+from seer_core.snapshots import NO_COPY
+from seer_core.weights import WeightSpec, directory
 
-__all__ = ["Keep", "Runtime"]
-
-
-class Keep(Enum):
-    """What ``Runtime.use`` leaves as it is."""
-
-    POOL = "pool"
+__all__ = ["Runtime"]
 
 
 class Runtime:
@@ -61,8 +55,7 @@ class Runtime:
         Raises:
             ConfigError, PluginError: see ``load_config`` and ``assemble``.
         """
-        if not isinstance(config, Config):
-            config = load_config(config)
+        config = config if isinstance(config, Config) else load_config(config)
         settings = config.seer
         if settings.weights_dir not in ("", NO_COPY):
             place = str(config.base_dir / settings.weights_dir)
@@ -70,19 +63,9 @@ class Runtime:
         return cls(assemble(config).watched_by(*observers), settings, config.rollout)
 
     @property
-    def clock(self) -> Clock:
-        """The time that the fleet lives on."""
-        return self.fleet.clock
-
-    @property
     def living(self) -> Mapping[str, InstanceInfo]:
         """The instances that take chunks, by id."""
         return self.fleet.living
-
-    @property
-    def given_up(self) -> Mapping[str, str]:
-        """Why instances that are not started again were lost for good, by id."""
-        return self.fleet.given_up
 
     @property
     def kv_pool(self) -> Slot[KVPool] | None:
@@ -102,21 +85,21 @@ class Runtime:
         await self.stop()
 
     async def start(self) -> None:
-        """Start observers, KV pool, drafter, then all engines in parallel; if one fails, stop all and raise.
+        """Start observers, KV pool, then all engines in parallel; if one fails, stop all and raise.
 
         May be called again after ``stop``.
 
         Raises:
             SeerError: it has been started already, or a rollout that failed midway has spoilt its strategies.
             EngineError: an engine did not start, or cannot draft or share KV.
-            PluginError: an observer, the KV pool or the drafter did not start.
+            PluginError: an observer or the KV pool did not start.
             ConfigError: a plug-in finds that an instance does not suit its settings.
         """
         if not self.fleet.engines:
             raise EngineError("the engine plug-in made no engines; set its `instances` to 1 or more")
         if self._started:
             raise SeerError("the runtime has been started already; stop it before it can start again")
-        self._expect_fresh()
+        self.loop.expect_fresh()
         self._started = True
         try:
             await self.loop.audience.start()
@@ -127,7 +110,7 @@ class Runtime:
         self.loop.say_chunks()
 
     async def stop(self) -> None:
-        """End all engines, drafter, KV pool and observers, delete the copy of the weights; idempotent."""
+        """End all engines, KV pool and observers, delete the copy of the weights; idempotent."""
         await self._end()
         await self.fleet.weights.close()
 
@@ -138,19 +121,18 @@ class Runtime:
         await self.loop.audience.stop()
         self._started = False
 
-    async def use(self, strategies: Strategies, kv_pool: Slot[KVPool] | Keep | None = Keep.POOL) -> None:
-        """Roll out by other strategies, and through another KV pool or none, from now on.
+    async def use(self, strategies: Strategies, kv_pool: Slot[KVPool] | EllipsisType | None = ...) -> None:
+        """Roll out by other strategies, and through another KV pool or none, if one is named, from now on.
 
         Where drafting or the pool changes, engines are started anew.
 
         Raises:
             EngineError, PluginError: as ``start``; the runtime is stopped then.
         """
-        self._expect_idle("change the strategies")
+        self.loop.expect_idle("change the strategies")
         fleet = self.fleet
-        pool = fleet.kv_pool if isinstance(kv_pool, Keep) else kv_pool
-        changed = strategies.drafter is not fleet.drafter or pool is not fleet.kv_pool
-        anew = bool(fleet.living) and changed
+        pool = fleet.kv_pool if kv_pool is ... else kv_pool
+        anew = fleet.living and (strategies.drafter is not fleet.drafter or pool is not fleet.kv_pool)
         if anew:
             await self._end()
         await self.loop.audience.stop()
@@ -165,9 +147,7 @@ class Runtime:
             except BaseException:
                 await self._end()
                 raise
-        for info in fleet.living.values():
-            self.loop.handle(InstanceStarted(info))
-        self.loop.say_chunks()
+        self.loop.meet_living()
 
     async def add(self, engine: Engine) -> InstanceInfo:
         """Start one more instance, also while a rollout runs; see ``Fleet.add``."""
@@ -181,27 +161,53 @@ class Runtime:
 
     async def reset_caches(self) -> None:
         """Let every engine, and the pool, forget all KV, so that the next rollout starts cold."""
-        self._expect_idle("reset caches")
+        self.loop.expect_idle("reset caches")
         await self.fleet.reset_caches()
 
-    async def update_weights(self, source: str, version: int | None = None) -> int:
+    async def update_weights(self, source: str | Path | WeightSpec, version: int | None = None) -> int:
         """Load new weights into every engine and return their version; nothing may be in flight.
 
         ``version`` is the trainer's, such as the number of its step; without one it is the next.
-
-        Engines load a copy of the directory ``source``, which is kept until the next update: the directory
-        may change or vanish once this has returned.  An instance that cannot load what others could, or that
-        then has another fingerprint than most, is lost, and comes back with the new weights.
+        ``source`` is a directory of safetensors, or names another ``WeightSource``.  Of a directory engines
+        load a copy, which is kept until the next update: the directory may change or vanish once this has
+        returned.  What another source reads is its author's to keep until then.  An instance that
+        cannot load what others could, or that then has another fingerprint than most, is lost, and comes back
+        with the new weights.
 
         Raises:
+            SeerError: the instances are asleep.
             WeightVersionError: a rollout or another update is under way, or the version is no higher than
                 the current one, so versions would mix.
             EngineError: the weights could not be kept, or no instance could load them; the old ones stay.
         """
-        self._expect_idle("update weights", WeightVersionError)
-        await self.fleet.restarts_over()
-        self._expect_idle("update weights", WeightVersionError)  # still
-        return await self.fleet.update_weights(source, version)
+        await self._settle("update weights", WeightVersionError)
+        spec = source if isinstance(source, WeightSpec) else directory(source)
+        return await self.fleet.update_weights(spec, version)
+
+    async def sleep(self) -> int:
+        """Let all instances give memory back until ``wake``, and return how many bytes that gave.
+
+        It is for a trainer on the same devices.  Instances forget all KV; the KV pool keeps its own.  Which
+        memory an engine gives back is said in its documentation, and 0 bytes means none.  Nothing wakes the
+        instances but ``wake``, for the memory is somebody else's now: rollouts, updates and whatever else
+        needs them are errors until then.  An instance that is lost asleep starts again once the others wake,
+        with the current weights.  If they sleep already, or are just waking, nothing is done.
+
+        Raises:
+            SeerError: a rollout or an update is under way.
+            EngineError: an instance refuses; all are awake then.
+        """
+        if self.fleet.asleep:
+            return 0
+        await self._settle("put the instances to sleep")
+        return await self.fleet.sleep()
+
+    async def wake(self) -> None:
+        """Let all instances take their memory again: ready for new weights, or for a rollout by the old ones.
+
+        One that cannot is lost and starts again.  Does nothing if they are awake.
+        """
+        await self.fleet.wake()
 
     def groups(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> list[PromptGroup]:
         """Build prompt groups from mappings with the fields of a prompts file's lines.
@@ -214,14 +220,9 @@ class Runtime:
         Raises:
             PromptError: a record cannot be rolled out.
         """
-        return make_groups(
-            records,
-            self.defaults,
-            self.fleet.model,
-            self.fleet.tokenizer,
-            seed=self.settings.seed,
-            iteration=self.iteration if iteration is None else iteration,
-        )
+        number = self.iteration if iteration is None else iteration
+        fleet, seed = self.fleet, self.settings.seed
+        return make_groups(records, self.defaults, fleet.model, fleet.tokenizer, seed=seed, iteration=number)
 
     def rollout(self, groups: Iterable[PromptGroup], *, keep: bool = True) -> Rollout:
         """Begin to roll out prompt groups; iterate over what is returned for completions.
@@ -232,8 +233,8 @@ class Runtime:
             PromptError: a group does not fit the model or the instances, or an id occurs twice.
             EngineError: no instance is alive.
         """
-        self._expect_idle("start another rollout")
-        self._expect_fresh()
+        self.loop.expect_idle("start another rollout")
+        self.loop.expect_fresh()
         groups = list(groups)
         if groups:
             self.fleet.expect_living()
@@ -241,15 +242,8 @@ class Runtime:
         self.iteration += bool(groups)
         return self.loop.begin(groups, keep)
 
-    def _expect_fresh(self) -> None:
-        if self.loop.spoilt:
-            raise SeerError("the last rollout failed midway; give the runtime fresh strategies with use()")
-
-    def _expect_idle(self, what: str, error: type[SeerError] = SeerError) -> None:
-        if self.fleet.weights.changing:
-            raise error(f"cannot {what} while weights are being updated; await that first")
-        if self.loop.rollout is not None:
-            raise error(
-                f"cannot {what} while a rollout is under way; take its last completion first,"
-                " or leave it with `await rollout.abort()`"
-            )
+    async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
+        """Wait for instances that are being started again; nothing else may be under way, nor begin."""
+        self.loop.expect_idle(what, error)
+        await self.fleet.restarts_over()
+        self.loop.expect_idle(what, error)

@@ -17,6 +17,7 @@ from seer_core.policy import Observer
 from seer_core.result import RolloutResult
 from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
+from seer_core.weights import WeightSpec
 
 __all__ = ["Session", "rollout"]
 
@@ -125,13 +126,26 @@ class Session:
             finally:
                 self._leave()
 
-    def update_weights(self, source: str | Path, version: int | None = None) -> int:
+    def update_weights(self, source: str | Path | WeightSpec, version: int | None = None) -> int:
         """Load new weights into every engine and return their version; see ``Runtime.update_weights``.
 
         Ctrl-C is heard once they are loaded: engines must not be left with some of each.
         """
         with self._use("updating weights"):
-            return self._call(self.runtime.update_weights(str(source), version), finish=True)
+            return self._call(self.runtime.update_weights(source, version), finish=True)
+
+    def sleep(self) -> int:
+        """Let all instances give memory back until ``wake``; return the bytes; see ``Runtime.sleep``.
+
+        Ctrl-C is heard once they sleep, or, in ``wake``, once they are awake.
+        """
+        with self._use("putting its engines to sleep"):
+            return self._call(self.runtime.sleep(), finish=True)
+
+    def wake(self) -> None:
+        """Let all instances take their memory again; see ``Runtime.wake``."""
+        with self._use("waking its engines"):
+            self._call(self.runtime.wake(), finish=True)
 
     async def _begin(
         self, records: Iterable[Mapping[str, Any]], iteration: int | None, keep: bool

@@ -14,7 +14,8 @@ class SharedText:
     """The responses of one group as far as they are written, and how much of each every instance knows.
 
     An instance knows what it was given with a chunk, what it wrote itself, and what it was told here; so it
-    is told each token at most once.
+    is told each token at most once.  What may be new to it is noted as it is written, so that telling it
+    costs as much as there is to tell, and not a look at every response.
     """
 
     def __init__(self, rollout_id: str, group_id: str) -> None:
@@ -22,24 +23,31 @@ class SharedText:
         self._group_id = group_id
         self._texts: dict[str, Sequence[int]] = {}
         self._known: dict[str, dict[str, int]] = {}
+        self._news: dict[str, dict[str, None]] = {}
+        """Requests that have written since an instance was told; of one that never was, all have."""
 
     def know(self, instance_id: str, request_id: str, token_ids: Sequence[int]) -> None:
         """Take in a response as it is now; this instance was given it, or has written it."""
         self._texts[request_id] = token_ids
         self._known.setdefault(instance_id, {})[request_id] = len(token_ids)
+        for other, news in self._news.items():
+            if other != instance_id:
+                news[request_id] = None
 
     def tell(self, instance_id: str) -> list[SiblingText]:
         """Return what an instance lacks, which it knows from now on."""
         known = self._known.setdefault(instance_id, {})
         told = []
-        for request_id, token_ids in self._texts.items():
-            start = known.get(request_id, 0)
+        for request_id in self._news.get(instance_id, self._texts):
+            token_ids, start = self._texts[request_id], known.get(request_id, 0)
             if start < len(token_ids):
                 rest = Tokens(token_ids[start:])
                 told.append(SiblingText(self._rollout_id, self._group_id, request_id, start, rest))
                 known[request_id] = len(token_ids)
+        self._news[instance_id] = {}
         return told
 
     def lost(self, instance_id: str) -> None:
         """Note that an instance knows nothing any more."""
         self._known.pop(instance_id, None)
+        self._news.pop(instance_id, None)

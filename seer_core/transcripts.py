@@ -24,12 +24,16 @@ A = TypeVar("A", Tokens, Logprobs)
 
 @attrs.define(eq=False)
 class Siblings:
-    """What the transcripts of a group share; ``left`` are not over, ``instances`` were given chunks of it."""
+    """What the transcripts of a group share.
+
+    ``left`` are not over, ``instances`` were given chunks of it, ``running`` counts those under way on each.
+    """
 
     group: PromptGroup
     prompt: list[int]
     left: int
     instances: dict[str, None] = attrs.Factory(dict)
+    running: dict[str, int] = attrs.Factory(dict)
 
 
 @attrs.define(eq=False)
@@ -128,6 +132,7 @@ class Transcripts:
         siblings = transcript.siblings
         group, written = siblings.group, transcript.token_ids
         siblings.instances[command.instance_id] = None
+        siblings.running[command.instance_id] = siblings.running.get(command.instance_id, 0) + 1
         transcript.job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
         self._flights[transcript.job_id] = Flight(command, now)
         self._know(command.instance_id, command.request_id)
@@ -236,13 +241,10 @@ class Transcripts:
 
         They are told once: when one has been given a chunk, and when a chunk has finished elsewhere.
         """
-        group = self._open[request_id].siblings.group
         shared = self._shared_by(request_id)
         if shared is None:
             return []
-        mates = [self._open.get(f"{group.id}/{index}") for index in range(group.n)]
-        jobs = [mate.job_id for mate in mates if mate is not None and mate.job_id is not None]
-        running = dict.fromkeys(self._flights[job_id].dispatch.instance_id for job_id in jobs)
+        running = self._open[request_id].siblings.running
         return [(instance_id, text) for instance_id in running for text in shared.tell(instance_id)]
 
     def forget(self, request_id: str) -> str:
@@ -299,9 +301,14 @@ class Transcripts:
 
     def _land(self, job_id: str) -> str:
         """Note that a chunk is no longer under way and return the id of its request."""
-        request_id = self._flights.pop(job_id).dispatch.request_id
-        self._open[request_id].job_id = None
-        return request_id
+        dispatch = self._flights.pop(job_id).dispatch
+        transcript = self._open[dispatch.request_id]
+        transcript.job_id = None
+        running = transcript.siblings.running
+        running[dispatch.instance_id] -= 1
+        if not running[dispatch.instance_id]:
+            del running[dispatch.instance_id]
+        return dispatch.request_id
 
 
 def _joined(head: A, tail: Any) -> A:

@@ -11,7 +11,8 @@ import structlog
 
 from seer_core.errors import EngineError, WeightVersionError
 from seer_core.ports import Engine
-from seer_core.weights import FIRST_WEIGHTS, WeightStore
+from seer_core.snapshots import FIRST_WEIGHTS, WeightStore
+from seer_core.weights import WeightSpec
 
 __all__ = ["WeightVersions"]
 
@@ -59,18 +60,18 @@ class WeightVersions:
             )
         return version
 
-    async def update(self, source: str, version: int, engines: Mapping[str, Engine]) -> dict[str, str]:
-        """Make what is in ``source`` the current weights; return why instances do not serve them, by id.
+    async def update(self, source: WeightSpec, version: int, engines: Mapping[str, Engine]) -> dict[str, str]:
+        """Make what ``source`` names the current weights; return why instances do not serve them, by id.
 
         Raises:
             EngineError: the weights could not be kept, or no engine could load them; the old ones stay.
         """
         if not engines:
-            raise EngineError(f"no instance could load the weights in {source!r}: none is alive")
+            raise EngineError(f"no instance could load the weights in {str(source)!r}: none is alive")
         old = self.current
         new = await asyncio.to_thread(self._store.keep, source, version)
         answers = await asyncio.gather(
-            *(engine.update_weights(new.path, version) for engine in engines.values()), return_exceptions=True
+            *(engine.update_weights(new.kept, version) for engine in engines.values()), return_exceptions=True
         )
         fingerprints: dict[str, str] = {}
         refused: dict[str, str] = {}
@@ -82,7 +83,7 @@ class WeightVersions:
         if len(refused) == len(engines):
             await asyncio.to_thread(self._store.drop, version)
             fact = next(iter(refused.values()))
-            raise EngineError(f"no instance could load the weights in {source!r}: {fact}")
+            raise EngineError(f"no instance could load the weights in {str(source)!r}: {fact}")
         if fingerprints:
             [(usual, _)] = Counter(fingerprints.values()).most_common(1)
             self._fingerprints = {version: usual}
@@ -110,7 +111,7 @@ class WeightVersions:
             version = weights.version
             if weights.digest:
                 await asyncio.to_thread(weights.check)
-            fingerprint = await engine.update_weights(weights.path, version)
+            fingerprint = await engine.update_weights(weights.kept, version)
         if fingerprint and (known := self._fingerprints.setdefault(version, fingerprint)) != fingerprint:
             first = version == FIRST_WEIGHTS.version
             raise EngineError(

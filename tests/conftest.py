@@ -11,7 +11,6 @@ import attrs
 import pytest
 import structlog
 from click.testing import CliRunner
-from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.cli import main
 from seer_core.clock import RealClock
@@ -165,7 +164,8 @@ class Hand:
         self.jobs = {}
         self.aborted = []
         self.weights = []
-        self.starts = self.stops = self.resets = 0
+        self.specs = []
+        self.starts = self.stops = self.resets = self.slept = self.woken = 0
         self.drafter = self.kv_pool = None
         self.shares_kv = True
         self.forgotten = []
@@ -204,7 +204,15 @@ class Hand:
         self.resets += 1
 
     async def update_weights(self, source, version):
-        self.weights.append((source, version))
+        self.weights.append((str(source), version))
+        self.specs.append(source)
+
+    async def sleep(self):
+        self.slept += 1
+        return 1000
+
+    async def wake(self):
+        self.woken += 1
 
     async def stop(self):
         self.stops += 1
@@ -275,6 +283,7 @@ def by_hand():
 @pytest.fixture(scope="session")
 def simulated():
     """Return a function that makes a runtime over simulated engines, on a clock of its own."""
+    from seer_sim.plugin import Settings, make_fleet  # the core's own tests do without it
 
     def make(policies=None, observers=(), drafter=None, kv_pool=None, seer=None, **settings):
         assembly = Assembly(

@@ -19,6 +19,7 @@ import structlog
 from seer_core.cli import display
 from seer_core.cli.common import _configure_logs
 from seer_core.cli.display import Display
+from seer_core.cli.progress import Progress
 from seer_core.errors import OutputError
 from seer_core.events import (
     ChunkFinished,
@@ -30,7 +31,6 @@ from seer_core.events import (
     InstanceStarted,
 )
 from seer_core.model import InstanceInfo
-from seer_core.progress import Progress
 from seer_core.scheduler import Policies, Scheduler, Slot
 from seer_core.trace import TraceWriter, replay
 

@@ -146,9 +146,9 @@ def test_an_arm_with_other_tokens_is_told(by_hand, hand, write_config, some_grou
 def test_figures_are_medians_and_ratios_of_pairs(compared):
     baseline, other, *_ = compared(repeat=2)
     first, second = other.summaries
-    assert other.median("chunks") == (first.chunks + second.chunks) / 2
-    assert other.ratio("preemptions", baseline) == 0
-    assert ArmResult(other.arm, [first, second]).ratio("migrations", baseline) is None
+    assert other.figures.spread("chunks").median == (first.chunks + second.chunks) / 2
+    assert other.figures.ratio("preemptions", baseline.figures) == 0
+    assert ArmResult(other.arm, [first, second]).figures.ratio("migrations", baseline.figures) is None
 
 
 def test_there_is_no_ratio_to_a_time_that_shows_as_nothing(compared):
@@ -156,7 +156,9 @@ def test_there_is_no_ratio_to_a_time_that_shows_as_nothing(compared):
     for tail, ratio in ((0.0, None), (0.0007, None), (0.049, None), (0.05, 122.0)):
         base = ArmResult(baseline.arm, [replace(baseline.summaries[0], tail_time_s=tail)])
         mine = ArmResult(other.arm, [replace(other.summaries[0], tail_time_s=6.1)])
-        assert mine.ratio("tail_time_s", base) == (None if ratio is None else pytest.approx(ratio))
+        assert mine.figures.ratio("tail_time_s", base.figures) == (
+            None if ratio is None else pytest.approx(ratio)
+        )
         assert ("tail_time_s" in mine.to_json(base)["ratio_to_baseline"]) == (ratio is not None)
         cell = _cell(mine, "tail_time_s", base)
         assert cell == ("6.1" if ratio is None else "6.1 (122.00x)")

@@ -9,7 +9,7 @@ import pytest
 from seer_core.compare import compare
 from seer_core.config import load_config
 from seer_core.drafting import Drafter, SourceSpec, StepTimes
-from seer_core.errors import EngineError, PluginError
+from seer_core.errors import EngineError
 from seer_core.events import InstanceReported
 from seer_core.plugins import Strategies, fill_slots
 from seer_core.runtime import Runtime
@@ -30,12 +30,6 @@ class Steady:
 
 
 class Drafter:
-    async def start(self, instances):
-        pass
-
-    async def stop(self):
-        pass
-
     def source(self):
         return SourceSpec("steady:Source", {}, 4)
 
@@ -54,19 +48,9 @@ def seer_make_drafter():
 
 @attrs.define(eq=False)
 class Noted:
-    """A drafter that notes what it is asked."""
+    """A drafter whose sharing a test chooses."""
 
-    calls: list = attrs.Factory(list)
-    fault: Exception | None = None
     sharing: bool = False
-
-    async def start(self, instances):
-        self.calls.append(("start", instances))
-        if self.fault:
-            raise self.fault
-
-    async def stop(self):
-        self.calls.append("stop")
 
     def source(self):
         return SourceSpec("noted:Source", {}, 4)
@@ -82,48 +66,6 @@ def slot(strategy):
     return Slot("drafter", "noted", strategy)
 
 
-def test_the_drafter_starts_before_the_engines_and_stops_after_them(by_hand, hand):
-    noted = Noted()
-
-    class Engine(hand):
-        async def start(self, sink):
-            noted.calls.append(("engine", self.drafter))
-            return await super().start(sink)
-
-        async def stop(self):
-            noted.calls.append("engine stop")
-
-    async def main():
-        async with by_hand(Engine("a"), Engine("b"), drafter=slot(noted)):
-            pass
-
-    asyncio.run(main())
-    assert noted.calls == [
-        ("start", 2),
-        ("engine", noted),
-        ("engine", noted),
-        "engine stop",
-        "engine stop",
-        "stop",
-    ]
-
-
-def test_a_drafter_that_does_not_start_is_named_and_nothing_is_left_running(by_hand, hand):
-    noted, engine = Noted(fault=OSError("no port")), hand()
-
-    async def main():
-        async with by_hand(engine, drafter=slot(noted)):
-            pass
-
-    with pytest.raises(
-        PluginError,
-        match=r"'noted', slot 'drafter': raised OSError: no port at \S*test_drafting.py:\d+; run without",
-    ):
-        asyncio.run(main())
-    assert engine.starts == 0
-    assert noted.calls == [("start", 1), "stop"]
-
-
 def test_engines_start_anew_when_drafting_changes_and_only_then(by_hand, hand):
     engine, noted = hand(), Noted()
 
@@ -137,7 +79,6 @@ def test_engines_start_anew_when_drafting_changes_and_only_then(by_hand, hand):
             assert engine.weights == [("weights/1", 1), ("weights/1", 1)]
             await runtime.use(Strategies(Policies()))
             assert (engine.starts, engine.drafter) == (3, None)
-            assert noted.calls == [("start", 1), "stop"]
 
     asyncio.run(main())
 

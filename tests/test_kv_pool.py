@@ -6,13 +6,14 @@ import attrs
 import pytest
 import structlog
 
+from seer_core.cli.installed import slots_of
 from seer_core.compare import arms_of
 from seer_core.config import load_config
 from seer_core.errors import ConfigError, EngineError, PluginError
 from seer_core.events import ChunkFinished
 from seer_core.kv import PoolStats, StoreSpec
 from seer_core.model import InstanceInfo
-from seer_core.plugins import Strategies, assemble, slots_of
+from seer_core.plugins import Strategies, assemble
 from seer_core.scheduler import Policies, Slot
 
 POOL = """

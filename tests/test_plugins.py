@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from seer_core.cli.installed import describe, offers, slots_of
 from seer_core.config import load_config
 from seer_core.errors import ConfigError, PluginError
-from seer_core.plugins import assemble, describe, fill_slots, installed, offers, slots_of
+from seer_core.plugins import assemble, fill_slots, installed
 from seer_core.ports import Engine
 from seer_core.runtime import Runtime
 from seer_core.session import rollout

@@ -477,7 +477,7 @@ def test_an_instance_that_dies_now_and_then_is_started_again_for_ever(stepped, s
         async with runtime:
             for _ in range(20):  # iterations, with one loss in each
                 under_way = runtime.rollout(some_groups(1, 1))
-                await runtime.clock.jump(400.0)
+                await runtime.fleet.clock.jump(400.0)
                 await die_and_wait(engine, 1.0 if engine.starts > 1 else 0.0)
                 engine.finish()
                 assert (await under_way.wait()).summary.instances_given_up == 0
@@ -503,7 +503,7 @@ def test_losses_in_a_row_are_mended_later_each_time_and_at_last_the_instance_is_
             await turns()
             [given_up] = [each for each in recorder.seen if isinstance(each, InstanceGivenUp)]
             assert given_up == InstanceGivenUp("x", "the test killed it")
-            assert runtime.given_up == {"x": "the test killed it"}
+            assert runtime.fleet.given_up == {"x": "the test killed it"}
             y.finish()
             y.finish()
             summaries = [(await under_way.wait()).summary]
@@ -528,7 +528,7 @@ def test_time_spent_on_restarts_that_fail_slowly_gives_no_more_of_them(stepped, 
     async def slow(sink):
         if engine.starts:
             engine.starts += 1
-            runtime.clock.time_s += 1000.0
+            runtime.fleet.clock.time_s += 1000.0
             raise EngineError("the machine is too slow")
         return await began(sink)
 
@@ -1029,7 +1029,7 @@ class Picky:
     """An engine's share in a test of updates that fail: it takes no weights called ``bad``."""
 
     async def update_weights(self, source, version):
-        if source == self.bad:
+        if str(source) == self.bad:
             raise EngineError(f"no tensor in {source}")
         await super().update_weights(source, version)
 

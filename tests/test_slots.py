@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from seer_core.cli.installed import slots_of
 from seer_core.config import load_config
 from seer_core.errors import ConfigError
-from seer_core.plugins import fill_slots, slots_of
+from seer_core.plugins import fill_slots
 from seer_core.session import rollout
 
 HEAD = "from seer_core.hookspecs import hookimpl\n"

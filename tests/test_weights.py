@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
-from seer_core.weights import WeightStore
+from seer_core.snapshots import WeightStore
+from seer_core.weights import WeightSpec, directory
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def reader(hand):
 
         async def update_weights(self, source, version):
             await super().update_weights(source, version)
-            content = Path(source, "a.safetensors").read_bytes().decode()
+            content = Path(source.directory, "a.safetensors").read_bytes().decode()
             if content == "bad":
                 raise EngineError("tensor 'x' is missing")
             if self.loses:
@@ -79,54 +80,54 @@ async def back(runtime, *names):
 
 
 def test_a_copy_holds_the_tensors_and_nothing_else(store, checkpoint):
-    weights = store.keep(checkpoint(), 1)
-    assert sorted(path.name for path in Path(weights.path).iterdir()) == [
+    weights = store.keep(directory(checkpoint()), 1)
+    assert sorted(path.name for path in Path(weights.kept.directory).iterdir()) == [
         "a.safetensors",
         "b.safetensors",
         "model.safetensors.index.json",
     ]
-    assert (weights.version, weights.source) == (1, checkpoint())
+    assert (weights.version, weights.source) == (1, directory(checkpoint()))
     weights.check()
 
 
 def test_a_copy_does_not_change_with_the_original_nor_vanish_with_it(store, checkpoint):
-    weights = store.keep(checkpoint(b"one"), 1)
-    assert store.keep(checkpoint(b"two"), 2).digest != weights.digest
+    weights = store.keep(directory(checkpoint(b"one")), 1)
+    assert store.keep(directory(checkpoint(b"two")), 2).digest != weights.digest
     weights.check()
     shutil.rmtree(checkpoint())
     weights.check()
-    assert store.keep(checkpoint(b"one"), 3).digest == weights.digest
+    assert store.keep(directory(checkpoint(b"one")), 3).digest == weights.digest
 
 
 def test_a_copy_that_is_not_what_was_loaded_is_refused_with_both_digests(store, checkpoint):
-    weights = store.keep(checkpoint(b"one"), 1)
-    other = store.keep(checkpoint(b"two"), 2)
-    (Path(weights.path) / "a.safetensors").write_bytes(b"two")
+    weights = store.keep(directory(checkpoint(b"one")), 1)
+    other = store.keep(directory(checkpoint(b"two")), 2)
+    (Path(weights.kept.directory) / "a.safetensors").write_bytes(b"two")
     with pytest.raises(
         EngineError, match=f"have changed: their digest is {other.digest}, and was {weights.digest}"
     ):
         weights.check()
-    shutil.rmtree(weights.path)
+    shutil.rmtree(weights.kept.directory)
     with pytest.raises(EngineError, match=f"and was {weights.digest}"):
         weights.check()
 
 
 def test_copies_are_deleted_one_by_one_and_together(store, checkpoint, place):
-    store.keep(checkpoint(), 1)
-    current = store.keep(checkpoint(), 2)
+    store.keep(directory(checkpoint()), 1)
+    current = store.keep(directory(checkpoint()), 2)
     assert copies(place) == ["1", "2"]
     store.drop(1)
     store.drop(7)
     assert copies(place) == ["2"]
     left = store.close(current)
     assert list(place.iterdir()) == []
-    assert (left.path, left.digest) == (left.source, current.digest)
+    assert (left.kept, left.digest) == (left.source, current.digest)
     left.check()
 
 
 def test_without_copies_the_checkpoint_must_stay_as_it_was(checkpoint):
-    weights = WeightStore("none").keep(checkpoint(b"one"), 1)
-    assert weights.path == checkpoint(b"one")
+    weights = WeightStore("none").keep(directory(checkpoint(b"one")), 1)
+    assert weights.kept == directory(checkpoint(b"one"))
     weights.check()
     checkpoint(b"two")
     with pytest.raises(EngineError, match="have changed"):
@@ -134,23 +135,27 @@ def test_without_copies_the_checkpoint_must_stay_as_it_was(checkpoint):
 
 
 def test_a_source_without_safetensors_is_the_engines_own_business(store, place, tmp_path):
-    for source in ("hub:somebody/something", str(tmp_path)):
+    for source in (
+        directory("hub:somebody/something"),
+        directory(tmp_path),
+        WeightSpec("p.m:Shared", {"at": 7}),
+    ):
         weights = store.keep(source, 1)
-        assert (weights.path, weights.digest) == (source, "")
+        assert (weights.source, weights.kept, weights.digest) == (source, source, "")
     assert not place.exists()
 
 
 def test_what_a_killed_process_left_is_deleted_and_what_a_living_one_has_is_not(checkpoint, place):
     left, used = (WeightStore(str(place)) for _ in range(2))
     for store in (left, used):
-        store.keep(checkpoint(), 1)
+        store.keep(directory(checkpoint()), 1)
     roots = {store: store._root for store in (left, used)}
     os.close(left._lock)
-    WeightStore(str(place)).keep(checkpoint(), 1)
+    WeightStore(str(place)).keep(directory(checkpoint()), 1)
     assert roots[left].exists()  # it may just be in the making
     for root in roots.values():
         os.utime(root, (0, 0))
-    WeightStore(str(place)).keep(checkpoint(), 1)
+    WeightStore(str(place)).keep(directory(checkpoint()), 1)
     assert (roots[left].exists(), roots[used].exists()) == (False, True)
 
 
@@ -162,13 +167,29 @@ def test_no_room_for_a_copy_is_a_sentence_with_a_remedy_and_leaves_nothing(store
         with pytest.raises(
             EngineError, match=r"cannot be copied to '.*': .*File too large.*\[seer\]\.weights_dir"
         ):
-            store.keep(source, 1)
+            store.keep(directory(source), 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert copies(place) == []
 
 
 # The runtime.
+
+
+def test_weights_from_elsewhere_are_named_to_every_instance_and_copied_by_nobody(by_hand, hand, place):
+    x, y = hand("x"), hand("y")
+    spec = WeightSpec("somewhere:Shared", {"at": 7})
+
+    async def run():
+        async with by_hand(x, y, weights_dir=str(place)) as runtime:
+            assert await runtime.update_weights(spec, 3) == 3
+            y.die()
+            await back(runtime, "y")
+        assert x.specs == [spec]
+        assert y.specs == [spec, spec]
+        assert not place.exists()
+
+    asyncio.run(run())
 
 
 def test_engines_load_the_copy_and_an_instance_lost_later_loads_the_same(by_hand, reader, checkpoint, place):

@@ -31,8 +31,12 @@ class Account:
         if accepted < len(drafts) and kept[accepted] == drafts[accepted]:
             accepted += 1  # a draft that ended the chunk
         self.computed_tokens -= len(drafts) + 1 - len(kept)
-        self.spared_steps += len(kept) - 1
-        for counts, reached in ((self.drafted_at, len(drafts)), (self.accepted_at, accepted)):
-            counts.extend([0] * (len(drafts) - len(counts)))
+        self.reached(len(drafts), accepted, len(kept))
+
+    def reached(self, depth: int, accepted: int, kept: int) -> None:
+        """Book a step whose drafts were so deep, of which so many were accepted, and so many tokens kept."""
+        self.spared_steps += kept - 1
+        for counts, reached in ((self.drafted_at, depth), (self.accepted_at, accepted)):
+            counts.extend([0] * (depth - len(counts)))
             for position in range(reached):
                 counts[position] += 1

@@ -7,30 +7,33 @@ fail.  A method that fails is not called again; the instance goes on without dra
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
+from operator import add
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import attrs
 import numpy as np
+import structlog
 
-from seer_core.drafting import DraftBatch, DraftSource, SiblingText, SourceSpec
+from seer_core.drafting import DraftBatch, DraftSource, SiblingText, SourceSpec, tree_flaw
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_host.loader import Kind
 from seer_host.troubles import Troubles
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 __all__ = ["SOURCE", "Drafting", "SourceProposer", "check_source"]
+
+log = structlog.get_logger("seer")
 
 SOURCE: Kind[DraftSource] = Kind(
     "draft source", DraftSource, "correct what the drafter in [seer].plugins names, or drop that plug-in"
 )
 
 Drafts = list[list[int]]
+Text = Callable[[int, int, int], list[int]]
 
 
 def check_source(spec: SourceSpec, own_methods: Sequence[str]) -> None:
@@ -83,7 +86,7 @@ class Drafting:
     def fail(self, error: Exception) -> None:
         """Draft no more, and tell why."""
         self.failed = True
-        traceback.print_exception(error)
+        log.error("draft_source_failed", exc_info=error)
         self.troubles.tell(f"the draft source failed: {type(error).__name__}: {error}")
 
     def _make_up(self, tokens: int) -> list[int]:
@@ -91,27 +94,41 @@ class Drafting:
         return self._nonsense[self._offset : self._offset + tokens]
 
 
+@attrs.define(eq=False)
+class _Chunk:
+    """An open chunk: the source's handle of it, its length at most, and how many tokens the source knows."""
+
+    handle: int
+    end: int
+    known: int
+
+
 class SourceProposer:
-    """Asks a source once per step for the whole batch, on the engine's own arrays.
+    """Asks a source once per step for the whole batch.
 
     Chunks have to be opened before they run, by the ids the engine has for them, and closed.  Until
-    ``attach``, and in processes without a source, nobody gets a draft.
+    ``attach``, and in processes without a source, nobody gets a draft.  Engines that verify more than one of
+    a draft's ``paths`` at once ask for trees.
     """
 
-    def __init__(self, draft_tokens: int, vocab_size: int, max_running: int) -> None:
+    def __init__(self, draft_tokens: int, vocab_size: int, max_running: int, paths: int = 1) -> None:
         self.drafting = Drafting(draft_tokens, vocab_size)
         self._vocab_size = vocab_size
+        self._paths = paths
         self._source: DraftSource | None = None
         self._request_ids: Callable[[], list[str]] = list
         self._batched: list[str] = []
-        self._open: dict[str, tuple[int, int]] = {}
+        self._open: dict[str, _Chunk] = {}
         self._batch: DraftBatch | None = None
+        self._chunks: list[_Chunk] = []
         self._ends: list[int] = []
-        self._rows = np.arange(max_running, dtype=np.int32)
-        self._handles, self._sampled, self._limits, self._counts = (
-            np.zeros(max_running, np.int32) for _ in range(4)
+        self._known: list[int] = []
+        self._handles, self._lengths, self._written, self._limits, self._counts = (
+            np.zeros(max_running, np.int32) for _ in range(5)
         )
-        self._drafts = np.zeros((max_running, self.drafting.draft_tokens), np.int32)
+        self._drafts = np.zeros((max_running, draft_tokens), np.int32)
+        self._line = np.arange(-1, draft_tokens - 1, dtype=np.int32)
+        self._parents = np.tile(self._line, (max_running, 1))
 
     def attach(self, source: DraftSource, request_ids: Callable[[], list[str]]) -> None:
         """Draft with ``source``; ``request_ids`` returns the batch's, in order."""
@@ -121,13 +138,14 @@ class SourceProposer:
         """Tell the source that a chunk begins, and remember where it ends."""
         handle = self._tell("open", job)
         if handle is not None:
-            self._open[request_id] = (handle, len(job.token_ids) + job.max_tokens)
+            tokens = len(job.token_ids)
+            self._open[request_id] = _Chunk(handle, tokens + job.max_tokens, tokens)
 
     def close(self, request_id: str) -> None:
         """Tell the source that a chunk has ended."""
         opened = self._open.pop(request_id, None)
         if opened is not None:
-            self._tell("close", opened[0])
+            self._tell("close", opened.handle)
 
     def learn(self, text: SiblingText) -> None:
         """Tell the source what a response has written on another instance."""
@@ -155,29 +173,43 @@ class SourceProposer:
             with suppress(Exception):
                 self._source.stop()
 
-    def propose_for(
-        self, sampled: list[list[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]
-    ) -> Drafts:
+    def propose_for(self, sampled: list[list[int]], lengths: list[int], text: Text) -> Drafts:
         """Return drafts for the next step, a list for each request of the batch.
 
         Args:
             sampled: the tokens that each request got in the step just made.
-            lengths: prompt and response so far, [rows].
-            tokens: these texts, [rows, max_model_tokens].
+            lengths: tokens of its prompt and response so far.
+            text: ``text(b, start, stop)`` returns tokens of request b; asked for those of steps that went by
+                without this call.
         """
-        return self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, tokens))
+        return self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, text))
 
-    def _ask(self, sampled: list[list[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]) -> Drafts:
+    def propose_trees(
+        self, sampled: list[list[int]], lengths: list[int], text: Text
+    ) -> tuple[Drafts, Drafts]:
+        """Return trees for the next step: each request's tokens, and each token's parent (``DraftBatch``)."""
+        self._parents[:] = self._line
+        drafts = self.propose_for(sampled, lengths, text)
+        parents = self._parents[: len(drafts)].tolist()
+        return drafts, [row[: len(draft)] for row, draft in zip(parents, drafts, strict=True)]
+
+    def _ask(self, sampled: list[list[int]], lengths: list[int], text: Text) -> Drafts:
         if self._source is None:
             return [[] for _ in sampled]
-        batch = self._arrange(lengths, tokens)
+        batch = self._arrange()
         # Lists, not numpy: on batches of this size it takes half the time.
         most, counts = self.drafting.draft_tokens, list(map(len, sampled))
         limits = [
             min(max(end - length - 1, 0), most) if count else 0  # 0 in the middle of a prefill
-            for count, end, length in zip(counts, self._ends, batch.lengths.tolist(), strict=True)
+            for count, end, length in zip(counts, self._ends, lengths, strict=True)
         ]  # the token after the last draft may be the chunk's last
-        batch.sampled[:] = counts
+        if list(map(add, self._known, counts)) != lengths:
+            sampled = [text(b, known, lengths[b]) for b, known in enumerate(self._known)]
+            counts = list(map(len, sampled))
+        self._known = lengths
+        batch.lengths[:] = lengths
+        batch.written[:] = counts
+        batch.new_tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
         batch.limits[:] = limits
         batch.counts.fill(0)
         self._source.propose(batch)
@@ -190,25 +222,33 @@ class SourceProposer:
         least, highest = min(map(min, filter(None, drafts))), max(map(max, filter(None, drafts)))
         if least < 0 or highest >= self._vocab_size:
             raise ValueError(f"drafts with tokens from {least} to {highest}")
+        if self._paths > 1:
+            for draft, parents in zip(drafts, batch.parents.tolist(), strict=True):
+                flaw = tree_flaw(draft, parents[: len(draft)], self._paths)
+                if flaw is not None:
+                    raise ValueError(f"a draft with {flaw}")
         return drafts
 
-    def _arrange(self, lengths: NDArray[np.int32], tokens: NDArray[np.int32]) -> DraftBatch:
+    def _arrange(self) -> DraftBatch:
         """Return the batch's arrays; made anew only where requests have come, gone or moved."""
         ids = self._request_ids()
         if self._batch is None or ids != self._batched:
+            for chunk, known in zip(self._chunks, self._known, strict=True):
+                chunk.known = known
             size = len(ids)
-            opened = [self._open[id] for id in ids]
-            self._handles[:size] = [handle for handle, _ in opened]
-            self._ends = [end for _, end in opened]
+            self._chunks = chunks = [self._open[id] for id in ids]
+            self._handles[:size] = [chunk.handle for chunk in chunks]
+            self._ends = [chunk.end for chunk in chunks]
+            self._known = [chunk.known for chunk in chunks]
             self._batched = list(ids)
             self._batch = DraftBatch(
                 handles=self._handles[:size],
-                rows=self._rows[:size],
-                lengths=lengths[:size],
-                sampled=self._sampled[:size],
+                lengths=self._lengths[:size],
+                written=self._written[:size],
+                new_tokens=self._written[:0],
                 limits=self._limits[:size],
-                tokens=tokens,
                 drafts=self._drafts[:size],
+                parents=self._parents[:size],
                 counts=self._counts[:size],
             )
         return self._batch

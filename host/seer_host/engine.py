@@ -17,26 +17,31 @@ import msgspec
 from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported, InstanceTroubled
-from seer_core.kv import KVPool
+from seer_core.kv import KVPool, WiredPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, EngineSink
+from seer_core.weights import WeightSpec, directory
 from seer_host.launcher import Launcher, RunningWorker
 from seer_host.wire import (
     Abort,
     Called,
+    ControlCall,
     Failed,
     Finished,
     ForgetGroup,
     FromWorker,
-    Load,
     MeasureSteps,
+    PoolNote,
     Ready,
     ResetCache,
+    Sleep,
     Start,
     Submit,
     Teach,
+    Telemetry,
     Troubled,
     UpdateWeights,
+    Wake,
     WireError,
 )
 
@@ -64,7 +69,6 @@ class Launch:
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
     launcher: Launcher
-    report_interval_s: float
     start_timeout_s: float
     stop_timeout_s: float
     control_timeout_s: float
@@ -86,6 +90,7 @@ class WorkerEngine:
         self._drafter: Drafter | None = None
         self._shares_text = False
         self._kv_pool: KVPool | None = None
+        self._wired: WiredPool | None = None
         self._worker: RunningWorker | None = None
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[Called]] = deque()
@@ -129,6 +134,7 @@ class WorkerEngine:
         """
         await self.stop()
         self._chunks.clear()
+        self._wired = self._kv_pool if isinstance(self._kv_pool, WiredPool) else None
         launch = self._launch
         try:
             worker = await launch.launcher.launch(self.id, launch.interpreter, launch.environment)
@@ -143,7 +149,6 @@ class WorkerEngine:
                     launch.instance,
                     self.id,
                     dict(launch.settings),
-                    launch.report_interval_s,
                     worker.scratch,
                     source,
                     store,
@@ -165,6 +170,8 @@ class WorkerEngine:
             await worker.end()
             self._worker = None
             raise
+        if self._wired is not None:
+            self._wired.connect(self.id, self._tell_store)
         self._listener = asyncio.create_task(self._listen(worker, sink))
         return msgspec.structs.replace(info, labels=self._labels)
 
@@ -208,16 +215,30 @@ class WorkerEngine:
         """Forget all cached KV and all drafts; an EngineError if the instance is busy or down."""
         await self._call(ResetCache())
 
-    async def update_weights(self, source: str, version: int) -> str | None:
-        """Load the safetensors in the directory ``source`` as weight version ``version``.
+    async def update_weights(self, source: WeightSpec, version: int) -> str | None:
+        """Load what ``source`` names as weight version ``version``.
 
         Raises:
-            EngineError: the instance is down, chunks are running, or the directory does not hold the model's
+            EngineError: the instance is down, chunks are running, or the source does not hold the model's
                 tensors, finite and of their shapes: then nothing has changed.  Or a layer does not answer by
                 what was loaded: then the instance ends.
         """
-        answer = await self._call(UpdateWeights(str(Path(source).absolute()), version))
+        if source.directory is not None:  # the worker may be at home elsewhere
+            source = directory(Path(source.directory).absolute())
+        answer = await self._call(UpdateWeights(source, version))
         return answer.fingerprint
+
+    async def sleep(self) -> int:
+        """Give memory back until ``wake``; return the bytes, 0 from an engine that is no ``Sleeper``.
+
+        Raises:
+            EngineError: the instance is busy or down, or refuses.
+        """
+        return (await self._call(Sleep())).freed_bytes
+
+    async def wake(self) -> None:
+        """Take the memory again; an EngineError if the instance is down."""
+        await self._call(Wake())
 
     async def stop(self) -> None:
         """End the worker and all it started, within ``stop_timeout_s`` and a few seconds more."""
@@ -299,10 +320,12 @@ class WorkerEngine:
             case Failed(job_id, reason):
                 self._chunks.discard(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
-            case Load(running, waiting, kv_usage, stepping_s, drafting_s, drafting):
+            case Telemetry(running, waiting, kv_usage, stepping_s, drafting_s, drafting):
                 sink.reported(
                     InstanceReported(self.id, running, waiting, kv_usage, stepping_s, drafting_s, drafting)
                 )
+            case PoolNote(note):
+                self._tell_pool(note, sink, log)
             case Troubled(what, reason):
                 self._troubled = True
                 sink.troubled(InstanceTroubled(self.id, what, reason, log))
@@ -311,7 +334,21 @@ class WorkerEngine:
                 if not call.done():
                     call.set_result(message)
 
-    async def _call(self, message: ResetCache | UpdateWeights | MeasureSteps) -> Called:
+    def _tell_pool(self, note: Mapping[str, int], sink: EngineSink, log: str) -> None:
+        """Hand on what the store has told; a pool that raises is told no more until the next start."""
+        if self._wired is not None:
+            try:
+                self._wired.told(self.id, note)
+            except Exception as error:
+                self._wired = None
+                reason = f"the KV pool failed: {type(error).__name__}: {error}"
+                sink.troubled(InstanceTroubled(self.id, "kv_pool", reason, log))
+
+    def _tell_store(self, note: Mapping[str, int]) -> None:
+        if self._worker is not None:
+            self._worker.send(PoolNote(dict(note)))
+
+    async def _call(self, message: ControlCall) -> Called:
         """Send a control message and wait for its answer; answers come in order."""
         name = type(message).__name__
         if self._worker is None:
@@ -323,8 +360,12 @@ class WorkerEngine:
             async with asyncio.timeout(self._launch.control_timeout_s):
                 answer = await call
         except TimeoutError as error:
+            # It may obey yet, with weights that nobody takes it to have; so it is lost.
+            if self._worker is not None:
+                await self._worker.end()
             raise EngineError(
-                f"{name} on instance {self.id!r}: no answer after {self._launch.control_timeout_s:g} s"
+                f"{name} on instance {self.id!r}: no answer after {self._launch.control_timeout_s:g} s;"
+                " the instance was ended"
             ) from error
         if answer.refusal is not None:
             raise EngineError(f"{name} on instance {self.id!r}: {answer.refusal}")

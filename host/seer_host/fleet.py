@@ -51,7 +51,6 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     stop_timeout_s: Seconds = 10.0
     control_timeout_s: Seconds = 120.0
     silence_timeout_s: Seconds = 300.0
-    report_interval_s: Seconds = 0.2
     log_dir: str | None = None
     labels: InstanceLabels = {}
 
@@ -108,7 +107,6 @@ def make_fleet(
         settings=arguments,
         environment={},
         launcher=LocalLauncher(log_dir, keep_logs=settings.log_dir is not None),
-        report_interval_s=settings.report_interval_s,
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=settings.stop_timeout_s,
         control_timeout_s=settings.control_timeout_s,

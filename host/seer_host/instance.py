@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from seer_core.drafting import SiblingText, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob
+from seer_core.weights import WeightSpec
 from seer_host.loader import Kind
-from seer_host.wire import Failed, Finished, Load, Troubled
+from seer_host.wire import Failed, Finished, Telemetry, Troubled
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["INSTANCE", "Instance", "Refusal", "Row"]
+__all__ = [
+    "INSTANCE",
+    "DraftingInstance",
+    "Instance",
+    "PoolingInstance",
+    "Refusal",
+    "Row",
+    "Sleeper",
+]
 
 
 class Refusal(EngineError):
@@ -41,7 +50,8 @@ class Instance(Protocol):
     ``EngineError`` tells why it cannot be made.  From then on the worker calls ``step`` as long as chunks are
     running, and everything else between two steps.  It gives an instance only chunks of the weights that are
     loaded and that are no longer than ``info.max_model_tokens``, and it calls ``measure_steps``,
-    ``reset_cache`` and ``update_weights`` only while no chunk is running.
+    ``reset_cache`` and ``update_weights`` only while no chunk is running.  An instance that can give memory
+    back is a ``Sleeper`` besides.
 
     Each method may raise a ``Refusal`` where its documentation says so.  Any other exception ends the
     process, and the runtime learns that the instance is lost and why.
@@ -62,20 +72,8 @@ class Instance(Protocol):
         """Make one step; return the chunks that it ended."""
         ...
 
-    def load(self) -> Load:
-        """Return the instance's load; the worker adds how long all steps have taken."""
-        ...
-
-    def troubles(self) -> list[Troubled]:
-        """Return what the draft source and the KV store complain of, since this was last asked."""
-        ...
-
-    def teach(self, text: SiblingText) -> None:
-        """Let drafting know what a response has written on another instance."""
-        ...
-
-    def forget_group(self, group_id: str) -> None:
-        """Drop what drafting and the KV pool remember of a group."""
+    def telemetry(self) -> Telemetry:
+        """Return the instance's telemetry; the worker adds how long all steps have taken."""
         ...
 
     def measure_steps(
@@ -88,10 +86,11 @@ class Instance(Protocol):
         """Forget all cached KV and all drafts; a ``Refusal`` says why not."""
         ...
 
-    def update_weights(self, source: str, version: int) -> str | None:
-        """Load the weights in the directory ``source`` and forget all KV; return their fingerprint.
+    def update_weights(self, source: WeightSpec, version: int) -> str | None:
+        """Load the weights that ``source`` names and forget all KV; return their fingerprint.
 
-        A ``Refusal`` names what is wrong with them, before anything has changed.
+        A ``Refusal`` names what is wrong with them, before anything has changed: that of
+        ``seer_host.checkpoint.open_checked``, which an instance calls first.
         """
         ...
 
@@ -104,6 +103,60 @@ class Instance(Protocol):
 
     def close(self) -> None:
         """End the draft source, the store and other processes; the worker's own ends right afterwards."""
+        ...
+
+
+class Helped(Protocol):
+    """What an ``Instance`` has besides if a draft source or a KV store helps it."""
+
+    def troubles(self) -> list[Troubled]:
+        """Return what the draft source and the KV store complain of, since this was last asked."""
+        ...
+
+    def forget_group(self, group_id: str) -> None:
+        """Drop what drafting and the KV pool remember of a group."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """What an ``Instance`` has besides if its engine can give memory back; the worker looks for it.
+
+    An instance without these methods sleeps as well: the worker resets its cache and says that this freed
+    nothing.  While one sleeps, the worker refuses chunks and calls on its behalf, ``wake`` excepted.
+    """
+
+    def sleep(self) -> int:
+        """Forget all KV, and give back its memory, and that of weights if ``wake`` can restore them.
+
+        Returns the bytes given back, as measured; no chunk is running.  A ``Refusal`` says why not.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again; the weights are those of before."""
+        ...
+
+
+@runtime_checkable
+class DraftingInstance(Helped, Protocol):
+    """What an ``Instance`` that drafts has besides."""
+
+    def teach(self, text: SiblingText) -> None:
+        """Let drafting know what a response has written on another instance."""
+        ...
+
+
+@runtime_checkable
+class PoolingInstance(Helped, Protocol):
+    """What an ``Instance`` that shares KV has besides; ``seer_host.stores.Guarded`` knows both answers."""
+
+    def pool_told(self, note: Mapping[str, int]) -> None:
+        """Hand on to the KV store what the pool has told."""
+        ...
+
+    def pool_note(self) -> dict[str, int]:
+        """Return what the store has to tell the pool, since this was last asked."""
         ...
 
 

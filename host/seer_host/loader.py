@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import traceback
 from typing import Any, Generic, TypeVar
 
 import attrs
+import structlog
 
 from seer_core.errors import EngineError
 
 __all__ = ["Kind"]
+
+log = structlog.get_logger("seer")
 
 T = TypeVar("T")
 
@@ -56,7 +58,7 @@ class Kind(Generic[T]):
         except EngineError:
             raise
         except Exception as error:
-            traceback.print_exception(error)
+            log.exception("cannot_be_made", what=self.name, path=path)
             raise EngineError(
                 f"{self.name} {path!r} cannot be made: {type(error).__name__}: {error}; {self.remedy}"
             ) from error

@@ -34,7 +34,7 @@ JOBS = tuple(
     ChunkJob(
         id=f"{GROUP}-{number}",
         request_id=f"{GROUP}-{number}",
-        group_id=GROUP,
+        group_id=f"{GROUP}-{number}",  # a group has one prompt
         token_ids=prompt,
         prompt_tokens=len(prompt),
         max_tokens=TOKENS,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import structlog
+
 from seer_core.errors import tell_nobody
-from seer_core.kv import KVStore
+from seer_core.kv import KVStore, WiredStore
 from seer_host.loader import Kind
 
 __all__ = ["STORE", "Guarded"]
+
+log = structlog.get_logger("seer")
 
 T = TypeVar("T")
 
@@ -30,7 +33,15 @@ class Guarded:
         try:
             return work(self._store)
         except Exception as error:
-            traceback.print_exception(error)
+            log.exception("kv_store_failed")
             self._store = None
             self._tell(f"the KV store failed: {type(error).__name__}: {error}")
             return otherwise
+
+    def told(self, note: Mapping[str, int]) -> None:
+        """Hand on what the pool has told."""
+        self.ask(lambda store: store.told(note) if isinstance(store, WiredStore) else None, None)
+
+    def note(self) -> dict[str, int]:
+        """Return what the pool is to know."""
+        return self.ask(lambda store: dict(store.note()) if isinstance(store, WiredStore) else {}, {})

@@ -17,28 +17,33 @@ from seer_core.kv import StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 from seer_core.reading import UNREADABLE, flaw
+from seer_core.weights import WeightSpec
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "Abort",
     "Called",
+    "ControlCall",
     "Failed",
     "Fatal",
     "Finished",
     "ForgetGroup",
     "Frames",
     "FromWorker",
-    "Load",
     "MeasureSteps",
+    "PoolNote",
     "Ready",
     "ResetCache",
     "Shutdown",
+    "Sleep",
     "Start",
     "Submit",
     "Teach",
+    "Telemetry",
     "ToWorker",
     "Troubled",
     "UpdateWeights",
+    "Wake",
     "WireError",
     "encode",
 ]
@@ -64,7 +69,6 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     instance: str
     instance_id: str
     settings: dict[str, Any]
-    report_interval_s: float
     scratch: str
     source: SourceSpec | None = None
     store: StoreSpec | None = None
@@ -100,10 +104,18 @@ class ResetCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
-    """Load the safetensors of a directory as weight ``version``; answered by ``Called``."""
+    """Load what ``source`` names as weight ``version``; answered by ``Called``."""
 
-    source: str
+    source: WeightSpec
     version: int
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give memory back; answered by ``Called``, with the bytes."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Take the memory again; answered by ``Called``."""
 
 
 class MeasureSteps(msgspec.Struct, frozen=True, tag=True):
@@ -114,11 +126,20 @@ class MeasureSteps(msgspec.Struct, frozen=True, tag=True):
     context_tokens: int | None
 
 
+class PoolNote(msgspec.Struct, frozen=True, tag=True):
+    """What the KV pool and an instance's store tell each other, both ways; silently."""
+
+    note: dict[str, int]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
-ToWorker = Start | Submit | Abort | Teach | ForgetGroup | ResetCache | UpdateWeights | MeasureSteps | Shutdown
+ControlCall = ResetCache | UpdateWeights | Sleep | Wake | MeasureSteps
+"""What is answered by ``Called``."""
+
+ToWorker = Start | Submit | Abort | Teach | ForgetGroup | PoolNote | ControlCall | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -140,8 +161,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
-    """Telemetry, as ``InstanceReported`` has it."""
+class Telemetry(msgspec.Struct, frozen=True, tag=True):
+    """What an instance is doing, as ``InstanceReported`` has it; ``stepping_s`` comes from the worker."""
 
     running: int
     waiting: int
@@ -154,12 +175,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 class Called(msgspec.Struct, frozen=True, tag=True):
     """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked.
 
-    ``fingerprint`` stands for the weights just loaded.
+    ``fingerprint`` stands for the weights just loaded, ``freed_bytes`` is what sleeping gave back.
     """
 
     refusal: str | None = None
     step_times: StepTimes | None = None
     fingerprint: str | None = None
+    freed_bytes: int = 0
 
 
 class Troubled(msgspec.Struct, frozen=True, tag=True):
@@ -175,7 +197,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker = Ready | Finished | Failed | Load | Called | Troubled | Fatal
+FromWorker = Ready | Finished | Failed | Telemetry | Called | PoolNote | Troubled | Fatal
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=packed)
 

@@ -12,36 +12,47 @@ from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import Any
 
+import structlog
 from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_host.drafts import check_source
-from seer_host.instance import INSTANCE, Instance, Refusal
+from seer_host.instance import INSTANCE, DraftingInstance, Instance, PoolingInstance, Refusal, Sleeper
 from seer_host.wire import (
     Abort,
     Called,
+    ControlCall,
     Failed,
     Fatal,
     ForgetGroup,
     Frames,
     FromWorker,
     MeasureSteps,
+    PoolNote,
     Ready,
     ResetCache,
     Shutdown,
+    Sleep,
     Start,
     Submit,
     Teach,
     ToWorker,
+    Troubled,
     UpdateWeights,
+    Wake,
     WireError,
     encode,
 )
 
 __all__ = ["Link", "Worker", "work"]
 
+log = structlog.get_logger("seer")
+
 TRACEBACK_LINES = 12
+ASLEEP = "it is asleep; wake it first"
+REPORT_INTERVAL_S = 0.2
+"""Telemetry is sent at most this often, and once when falling idle."""
 
 
 class Link:
@@ -75,12 +86,12 @@ class Link:
 class Worker:
     """Drives an instance: chunks in, answers out, and control calls only while it is idle."""
 
-    def __init__(self, link: Link, instance: Instance, report_interval_s: float) -> None:
+    def __init__(self, link: Link, instance: Instance) -> None:
         self._link = link
         self._instance = instance
-        self._report_interval_s = report_interval_s
         self._running: set[str] = set()
         self._weight_version = 0
+        self._asleep = False
         self._stepping_s = 0.0
 
     def serve(self) -> None:
@@ -103,10 +114,15 @@ class Worker:
                     self._running.remove(job_id)
                     self._instance.abort(job_id)
             case Teach(text):
-                self._instance.teach(text)
+                if isinstance(self._instance, DraftingInstance):
+                    self._instance.teach(text)
             case ForgetGroup(group_id):
-                self._instance.forget_group(group_id)
-            case ResetCache() | UpdateWeights() | MeasureSteps():
+                if isinstance(self._instance, DraftingInstance | PoolingInstance):
+                    self._instance.forget_group(group_id)
+            case PoolNote(note):
+                if isinstance(self._instance, PoolingInstance):
+                    self._instance.pool_told(note)
+            case ResetCache() | UpdateWeights() | Sleep() | Wake() | MeasureSteps():
                 self._link.send(self._call(message))
             case Start() | Shutdown():
                 raise ValueError("started twice")
@@ -114,6 +130,8 @@ class Worker:
     def _submit(self, job: ChunkJob) -> None:
         tokens, limit = len(job.token_ids) + job.max_tokens, self._instance.info.max_model_tokens
         try:
+            if self._asleep:
+                raise Refusal(ASLEEP)
             if job.weight_version != self._weight_version:
                 wanted, loaded = job.weight_version, self._weight_version
                 raise Refusal(f"the chunk wants weight version {wanted}, loaded is {loaded}")
@@ -125,9 +143,11 @@ class Worker:
         else:
             self._running.add(job.id)
 
-    def _call(self, message: ResetCache | UpdateWeights | MeasureSteps) -> Called:
+    def _call(self, message: ControlCall) -> Called:
         if self._running:
             return Called(f"{len(self._running)} chunks are running")
+        if self._asleep and not isinstance(message, Sleep | Wake):
+            return Called(ASLEEP)
         try:
             match message:
                 case ResetCache():
@@ -140,8 +160,29 @@ class Worker:
                     fingerprint = self._instance.update_weights(source, version)
                     self._weight_version = version
                     return Called(fingerprint=fingerprint)
+                case Sleep():
+                    return Called(freed_bytes=self._sleep())
+                case Wake():
+                    self._wake()
+                    return Called()
         except Refusal as refusal:
             return Called(str(refusal))
+
+    def _sleep(self) -> int:
+        if self._asleep:
+            return 0
+        freed_bytes = 0
+        if isinstance(self._instance, Sleeper):
+            freed_bytes = self._instance.sleep()
+        else:
+            self._instance.reset_cache()
+        self._asleep = True
+        return freed_bytes
+
+    def _wake(self) -> None:
+        if self._asleep and isinstance(self._instance, Sleeper):
+            self._instance.wake()
+        self._asleep = False
 
     def _step(self, next_report_s: float) -> float:
         """Make a step, tell what came of it, and return when the next report is due."""
@@ -152,11 +193,33 @@ class Worker:
             result.job_id if isinstance(result, Failed) else result.output.job_id for result in results
         }
         report = not self._running or monotonic() >= next_report_s
-        load = [structs.replace(self._instance.load(), stepping_s=self._stepping_s)] if report else []
-        # Troubles first: the rollout may be over, and summed up, with the last result.
-        troubles = self._instance.troubles() if results or report else []
-        self._link.send(*troubles, *results, *load)
-        return monotonic() + self._report_interval_s if report else next_report_s
+        telemetry = (
+            [structs.replace(self._instance.telemetry(), stepping_s=self._stepping_s)] if report else []
+        )
+        # Troubles and counts first: the rollout may be over, and summed up, with the last result.
+        told = _told_by(self._instance) if results or report else []
+        self._link.send(*told, *results, *telemetry)
+        return monotonic() + REPORT_INTERVAL_S if report else next_report_s
+
+
+def _told_by(instance: Instance) -> list[Troubled | PoolNote]:
+    """Return what draft source and KV store complain of, and what the store tells the pool."""
+    note = instance.pool_note() if isinstance(instance, PoolingInstance) else {}
+    troubles = instance.troubles() if isinstance(instance, DraftingInstance | PoolingInstance) else []
+    return [*troubles, *([PoolNote(note)] if note else [])]
+
+
+def _check_helped(start: Start, instance: Instance) -> None:
+    """Make sure that whoever was given a draft source or a KV store can be told what they need."""
+    for given, what, kind in (
+        (start.source, "a draft source", DraftingInstance),
+        (start.store, "a KV store", PoolingInstance),
+    ):
+        if given is not None and not isinstance(instance, kind):
+            raise EngineError(
+                f"{type(instance).__name__} took {what}, and has not all methods of"
+                f" seer_host.instance.{kind.__name__}"
+            )
 
 
 def work(connection: socket.socket, before_close: Callable[[], object] = lambda: None) -> int:
@@ -174,11 +237,12 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
             check_source(start.source, start.own_methods)  # the engine's import takes seconds
         make: Any = INSTANCE.load(start.instance)
         instance = make(start)
+        _check_helped(start, instance)
         from seer_host.selftest import check_keyed  # imports torch, which takes seconds
 
         check_keyed(instance)
-        link.send(*instance.troubles(), Ready(instance.info))
-        Worker(link, instance, start.report_interval_s).serve()
+        link.send(*_told_by(instance), Ready(instance.info))
+        Worker(link, instance).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except (EngineError, WireError) as error:
@@ -186,7 +250,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         return 1
     except Exception:
         tail = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
-        traceback.print_exc()
+        log.exception("worker_failed")
         link.send(Fatal("\n".join(tail)))
         return 1
     finally:

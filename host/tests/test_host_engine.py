@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import threading
 from pathlib import Path
@@ -18,9 +19,11 @@ from seer_core.arrays import Tokens
 from seer_core.clock import RealClock
 from seer_core.drafting import SiblingText, SourceSpec
 from seer_core.errors import EngineError
+from seer_core.kv import PoolStats, StoreSpec
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob, ModelInfo
 from seer_core.testing import EngineContract
+from seer_core.weights import directory
 
 HERE = str(Path(__file__).parent)
 
@@ -117,7 +120,6 @@ def launch(monkeypatch, tmp_path):
         settings={},
         environment={**os.environ, "PYTHONPATH": HERE},
         launcher=ThreadLauncher(tmp_path),
-        report_interval_s=0.2,
         start_timeout_s=30.0,
         stop_timeout_s=5.0,
         control_timeout_s=30.0,
@@ -171,7 +173,7 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
             engine.submit(job())
             await sink.until(lambda sink=sink: "j" in sink.outputs)
             tokens.append(sink.outputs["j"].token_ids)
-            assert await engine.update_weights("/weights", 1) == "weights 1"
+            assert await engine.update_weights(directory("/weights"), 1) == "weights 1"
             await engine.stop()
             assert sink.losses == []
 
@@ -197,13 +199,76 @@ def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
             "unlucky": "no luck",
         }
         with pytest.raises(EngineError, match="UpdateWeights on instance 'toy-0': these weights are bad"):
-            await engine.update_weights("/bad", 1)
+            await engine.update_weights(directory("/bad"), 1)
         with pytest.raises(EngineError, match="MeasureSteps on instance 'toy-0': it has no clock"):
             await engine.measure_steps((1,), (0,))
         engine.submit(job("good"))
         with pytest.raises(EngineError, match="1 chunks are running"):
             await asyncio.gather(engine.reset_cache())
         await sink.until(lambda: "good" in sink.outputs)
+        await engine.stop()
+
+    tell(story)
+
+
+def test_an_instance_that_can_give_memory_back_is_asked_to_and_others_only_take_no_chunks(launch):
+    async def story():
+        sink = Sink()
+        plain = await started(launch, sink)
+        assert await plain.sleep() == 0
+        await plain.wake()
+        await plain.stop()
+        sleepy = await started(attrs.evolve(launch, instance="toys:Sleepy"), sink)
+        assert await sleepy.sleep() == 4096
+        assert await sleepy.sleep() == 0
+        sleepy.submit(job("asleep"))
+        await sink.until(lambda: "asleep" in sink.failures)
+        assert sink.failures["asleep"] == "it is asleep; wake it first"
+        with pytest.raises(EngineError, match="UpdateWeights on instance 'toy-0': it is asleep; wake it"):
+            await sleepy.update_weights(directory("/weights"), 1)
+        await sleepy.wake()
+        await sleepy.wake()
+        sleepy.submit(job("awake"))
+        await sink.until(lambda: len(sink.troubles) == 2)
+        assert [trouble.reason for trouble in sink.troubles] == ["good night", "good morning"]
+        await sleepy.stop()
+        settings = {"sleepless": True}
+        awake = await started(attrs.evolve(launch, instance="toys:Sleepy", settings=settings), sink)
+        with pytest.raises(EngineError, match="Sleep on instance 'toy-0': it has coffee"):
+            await awake.sleep()
+        awake.submit(job("still awake"))
+        await sink.until(lambda: "still awake" in sink.outputs)
+        await awake.stop()
+
+    tell(story)
+
+
+def test_an_instance_that_cannot_wake_is_lost_with_its_reason(launch, local):
+    async def story():
+        sink = Sink()
+        engine = await started(attrs.evolve(launch, launcher=local, instance="toys:Sleepy"), sink)
+        await engine.update_weights(directory("/weights"), 13)
+        await engine.sleep()
+        with pytest.raises(EngineError, match="the toy had a nightmare"):
+            await engine.wake()
+        await sink.until(lambda: bool(sink.losses))
+        await engine.stop()
+
+    tell(story)
+
+
+def test_an_instance_that_does_not_answer_in_time_is_lost_lest_it_obeys_later(launch, local):
+    async def story():
+        sink = Sink()
+        slow = attrs.evolve(launch, launcher=local, instance="toys:Slow", control_timeout_s=0.5)
+        engine = await started(slow, sink)
+        with pytest.raises(
+            EngineError, match=r"UpdateWeights .* no answer after 0.5 s; the instance was ended"
+        ):
+            await engine.update_weights(directory("w"), 1)
+        await sink.until(lambda: sink.losses)
+        assert len(sink.losses) == 1
+        assert engine.worker is None
         await engine.stop()
 
     tell(story)
@@ -219,7 +284,10 @@ def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch, local):
         assert "RuntimeError: the toy is broken" in sink.losses[0]
         assert engine.worker is None
         await engine.stop()
-        assert "the toy is broken" in log.read_text()
+        text = log.read_text()
+        assert text.count("RuntimeError: the toy is broken") == 1
+        assert "Traceback (most recent call last)" in text
+        assert re.search(r"^\d\d:\d\d:\d\d \[error\s*\] worker_failed", text, re.M)
 
     tell(story)
 
@@ -248,6 +316,114 @@ def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch, l
         log = Path(engine.worker.log)
         await engine.stop()
         assert log.exists()
+
+    tell(story)
+
+
+class WiredPool:
+    """Tells an epoch, and writes down what it is told, and after how many outputs."""
+
+    def __init__(self, sink):
+        self.sink, self.lines, self.heard = sink, {}, []
+
+    async def start(self, instances):
+        pass
+
+    async def stop(self):
+        pass
+
+    def store(self, instance_id):
+        return StoreSpec("nobody:makes_it", {})
+
+    async def clear(self):
+        for line in self.lines.values():
+            line({"epoch": 8})
+
+    def stats(self):
+        return PoolStats(0)
+
+    def connect(self, instance_id, tell):
+        self.lines[instance_id] = tell
+        tell({"epoch": 7})
+
+    def told(self, instance_id, note):
+        self.heard.append((instance_id, note, len(self.sink.outputs)))
+
+
+def test_a_pool_and_its_stores_tell_each_other_over_the_wire_before_results(launch, local):
+    async def story():
+        sink = Sink()
+        pool = WiredPool(sink)
+        pooling = attrs.evolve(launch, launcher=local, instance="toys:Pooling", ignores_kv_pool=False)
+        engine = WorkerEngine("toy-0", pooling)
+        assert engine.share_kv(pool)
+        await engine.start(sink)
+        [(_, selftest, _)] = pool.heard
+        steps = selftest["steps"]
+        for name, epoch in (("j", 7), ("k", 8)):
+            engine.submit(job(name, max_tokens=3))
+            await sink.until(lambda name=name: name in sink.outputs)
+            [*_, (_, _, outputs)] = pool.heard
+            assert outputs == (name == "k")  # told before the result
+            assert [note["epoch"] for _, note, _ in pool.heard if "epoch" in note][-1] == epoch
+            steps += 3
+            assert sum(note.get("steps", 0) for _, note, _ in pool.heard) == steps
+            await pool.clear()
+        await engine.stop()
+        await pool.clear()  # nobody hears it
+        await engine.start(sink)
+        assert pool.heard[-1][:2] == ("toy-0", selftest)
+        await engine.stop()
+
+    tell(story)
+
+
+def test_a_pool_that_raises_at_what_it_is_told_is_told_no_more(launch):
+    class Deaf(WiredPool):
+        def told(self, instance_id, note):
+            super().told(instance_id, note)
+            raise KeyError("no such count")
+
+    async def story():
+        sink = Sink()
+        pool = Deaf(sink)
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, instance="toys:Pooling", ignores_kv_pool=False))
+        engine.share_kv(pool)
+        await engine.start(sink)
+        engine.submit(job())
+        await sink.until(lambda: "j" in sink.outputs)
+        assert len(pool.heard) == 1
+        [trouble] = sink.troubles
+        assert (trouble.what, trouble.reason) == ("kv_pool", "the KV pool failed: KeyError: 'no such count'")
+        await engine.stop()
+
+    tell(story)
+
+
+def test_an_instance_without_a_draft_source_or_a_store_needs_no_methods_for_them(launch):
+    async def story():
+        sink = Sink()
+        bare = attrs.evolve(
+            launch,
+            instance="toys:Bare",
+            ignores_kv_pool=False,
+            cannot_draft=None,
+            own_methods=("toy:own",),
+        )
+        engine = WorkerEngine("toy-0", bare)
+        await engine.start(sink)
+        engine.forget_group("g")
+        engine.submit(job())
+        await sink.until(lambda: "j" in sink.outputs)
+        assert sink.troubles == sink.losses == []
+        await engine.stop()
+        engine.share_kv(WiredPool(sink))
+        with pytest.raises(EngineError, match="Bare took a KV store, and has not all methods"):
+            await engine.start(sink)
+        engine.share_kv(None)
+        engine.draft_with(OwnDrafter(sharing=True))
+        with pytest.raises(EngineError, match="Bare took a draft source, and has not all methods"):
+            await engine.start(sink)
 
     tell(story)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from seer_host.engine import Launch, WorkerEngine
-from seer_host.wire import Load
+from seer_host.wire import Telemetry
 
 LAUNCH = Launch("nowhere:Instance", {}, {}, None, 0.2, 5.0, 5.0, 5.0, 300.0)
 
@@ -46,7 +46,7 @@ def test_a_word_spoken_while_the_engine_stops_does_not_keep_it_from_stopping(tur
         engine._worker = worker
         engine._listener = asyncio.create_task(engine._listen(worker, Sink()))
         await asyncio.sleep(0)
-        worker.word.set_result([Load(0, 0, 0.0)])
+        worker.word.set_result([Telemetry(0, 0, 0.0)])
         for _ in range(turns):
             await asyncio.sleep(0)
         stopped, _ = await asyncio.wait({asyncio.create_task(engine.stop())}, timeout=5)

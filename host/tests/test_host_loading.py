@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import structlog
 from seer_host.drafts import check_source
 from seer_host.stores import STORE, Guarded
 
@@ -12,7 +13,7 @@ from seer_core.errors import EngineError
 from seer_core.kv import StoreHost
 
 
-def test_a_store_that_fails_is_not_asked_again(capsys):
+def test_a_store_that_fails_is_not_asked_again():
     class Broken:
         asked = 0
 
@@ -22,10 +23,11 @@ def test_a_store_that_fails_is_not_asked_again(capsys):
 
     store, told = Broken(), []
     guarded = Guarded(store, told.append)
-    assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
+    with structlog.testing.capture_logs() as logs:
+        assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
     assert store.asked == 1
     assert told == ["the KV store failed: RuntimeError: out of order"]
-    assert "Traceback" in capsys.readouterr().err
+    assert [(entry["event"], entry["exc_info"]) for entry in logs] == [("kv_store_failed", True)]
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,20 @@ from seer_host.wire import (
     ForgetGroup,
     Frames,
     FromWorker,
-    Load,
     MeasureSteps,
+    PoolNote,
     Ready,
     ResetCache,
     Shutdown,
+    Sleep,
     Start,
     Submit,
     Teach,
+    Telemetry,
     ToWorker,
     Troubled,
     UpdateWeights,
+    Wake,
     WireError,
     encode,
 )
@@ -31,19 +34,23 @@ from seer_core.arrays import Tokens
 from seer_core.drafting import SiblingText, SourceSpec, StepTimes
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.weights import directory
 
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
 TIMES = StepTimes((1, 4), (0, 2), ((0.25, 0.5), (0.5, 0.75)))
 TO_WORKER = [
-    Start("p.m:I", "i", {"dtype": "float32", "max_running": 8}, 0.2, "/tmp/x"),
-    Start("p.m:I", "i", {}, 0.2, "/tmp/x", SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
-    Start("p.m:I", "i", {}, 0.2, "/tmp/x", SourceSpec("e:own", {}, 8), own_methods=("e:own",)),
+    Start("p.m:I", "i", {"dtype": "float32", "max_running": 8}, "/tmp/x"),
+    Start("p.m:I", "i", {}, "/tmp/x", SourceSpec("p.m:C", {"url": "tcp://x", "bytes": 5}, 8, TIMES)),
+    Start("p.m:I", "i", {}, "/tmp/x", SourceSpec("e:own", {}, 8), own_methods=("e:own",)),
     Submit(JOB),
     Abort("j"),
     Teach(SiblingText("roll", "g", "g/1", 7, Tokens([1, 70_000, 2**31 - 1]))),
     ForgetGroup("g"),
+    PoolNote({"epoch": 2**40}),
     ResetCache(),
-    UpdateWeights("/w", 4),
+    UpdateWeights(directory("/w"), 4),
+    Sleep(),
+    Wake(),
     MeasureSteps((1, 8), (0, 4), 64),
     Shutdown(),
 ]
@@ -51,10 +58,12 @@ FROM_WORKER = [
     Ready(InstanceInfo("i", 1024, 32, 8, 512)),
     Finished(ChunkOutput("j", [7, 8], [-0.5, -1.25], True, 32, 5, 7, 1, 4, 2, [1, 1], [1, 0])),
     Failed("j", "no"),
-    Load(1, 2, 0.25, 9.5, 0.125, {"groups": 3.0}),
+    Telemetry(1, 2, 0.25, 9.5, 0.125, {"groups": 3.0}),
     Called(),
     Called("busy"),
     Called(None, TIMES),
+    Called(freed_bytes=2**40),
+    PoolNote({"asked_blocks": 3, "put_bytes": 1 << 50}),
     Troubled("drafting", "no server"),
     Fatal("oh"),
 ]
@@ -99,7 +108,7 @@ def test_a_message_nested_too_deeply_is_not_sent():
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(WireError, match="a Start is nested too deeply"):
-        encode(Start("p.m:I", "i", {"hf_overrides": deep}, 0.2, "/tmp/x"))
+        encode(Start("p.m:I", "i", {"hf_overrides": deep}, "/tmp/x"))
 
 
 def test_an_oversize_message_is_not_sent(monkeypatch):
@@ -109,7 +118,7 @@ def test_an_oversize_message_is_not_sent(monkeypatch):
 
 
 def test_a_message_nested_too_deeply_is_an_error_and_what_it_says_is_harmless():
-    start = encode(Start("p.m:I", "i", {"model": "deep"}, 0.2, "here"))[4:]
+    start = encode(Start("p.m:I", "i", {"model": "deep"}, "here"))[4:]
     deep = start.replace(msgspec.msgpack.encode("deep"), b"\x91" * 100_000 + b"\xc0")
     rude = msgspec.msgpack.encode({"type": "\x1b[2J"})
     for body, fact in ((deep, "nested too deeply"), (rude, r"x1b\[2J")):

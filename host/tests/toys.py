@@ -6,7 +6,7 @@ import time
 import torch
 from seer_host.instance import Refusal
 from seer_host.sampler import Sampler
-from seer_host.wire import Failed, Finished, Load, Troubled
+from seer_host.wire import Failed, Finished, Telemetry, Troubled
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -72,8 +72,8 @@ class Toy:
             weight_version=self.version,
         )
 
-    def load(self):
-        return Load(len(self.running), 0, 0.0)
+    def telemetry(self):
+        return Telemetry(len(self.running), 0, 0.0)
 
     def troubles(self):
         told, self.told = self.told, []
@@ -92,7 +92,7 @@ class Toy:
         pass
 
     def update_weights(self, source, version):
-        if "bad" in source:
+        if "bad" in str(source):
             raise Refusal("these weights are bad")
         self.version = version
         return f"weights {version}"
@@ -105,6 +105,54 @@ class Toy:
 
     def close(self):
         pass
+
+
+class Sleepy(Toy):
+    """Gives memory back, if it is not told to refuse, and cannot wake from bad weights."""
+
+    def sleep(self):
+        if "sleepless" in self.start.settings:
+            raise Refusal("it has coffee")
+        self.told.append(Troubled("drafting", "good night"))
+        return 4096
+
+    def wake(self):
+        self.told.append(Troubled("drafting", "good morning"))
+        if self.version == 13:
+            raise RuntimeError("the toy had a nightmare")
+
+
+class Bare(Toy):
+    """Has neither a draft source nor a KV store to help it, and no methods for them."""
+
+    troubles = teach = forget_group = None
+
+
+class Pooling(Toy):
+    """Shares KV, it says: counts its steps for the pool, and repeats what the pool has told."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.pooled = {"made": 1}
+
+    def step(self):
+        self.pooled["steps"] = self.pooled.get("steps", 0) + 1
+        return super().step()
+
+    def pool_told(self, note):
+        self.pooled.update(note)
+
+    def pool_note(self):
+        note, self.pooled = self.pooled, {}
+        return note
+
+
+class Slow(Toy):
+    """Takes its time over weights."""
+
+    def update_weights(self, source, version):
+        time.sleep(30)
+        return super().update_weights(source, version)
 
 
 class Unheard(Toy):

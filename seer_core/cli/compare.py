@@ -104,7 +104,7 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     for figure in FIGURES:
         if figure in DRAFTING and not drafted:
             continue
-        if figure == "pool_tokens" and not any(result.median(figure) for result in results):
+        if figure == "pool_tokens" and not any(any(result.figures.values[figure]) for result in results):
             continue
         table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
     table.add_row(
@@ -117,11 +117,10 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
 
 
 def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:
-    value = result.median(figure)
+    value, least, most = result.figures.spread(figure)
     form = DRAFTING.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
     text = format(value, form)
-    ratio = result.ratio(figure, baseline)
+    ratio = result.figures.ratio(figure, baseline.figures)
     if result is not baseline and ratio is not None and figure not in DRAFTING:
         text += f" ({ratio:.2f}x)"
-    least, most = result.spread(figure)
     return text if least == most else f"{text}\n[{least:,.4g}, {most:,.4g}]"

@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from seer_core.cli.progress import Progress
 from seer_core.errors import printable
 from seer_core.events import Command, Event
 from seer_core.policy import Observer
-from seer_core.progress import Progress
 from seer_core.scheduler import CORE, Slot
 
 __all__ = ["Display"]

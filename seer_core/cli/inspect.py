@@ -12,11 +12,12 @@ import msgspec
 from rich.table import Table
 
 from seer_core.cli.common import config_options, load, main_options, table_console
+from seer_core.cli.doctor import examine
+from seer_core.cli.installed import describe, offers, slots_of
 from seer_core.cli.output import InputPath, check_writable, write_json
 from seer_core.config import Config, SlotsTable
-from seer_core.doctor import examine
 from seer_core.errors import printable
-from seer_core.plugins import describe, fill_slots, installed, load_enabled, offers, slots_of
+from seer_core.plugins import fill_slots, installed, load_enabled
 from seer_core.scheduler import CORE
 
 __all__ = ["config_command", "doctor_command", "plugins_command"]

@@ -12,11 +12,12 @@ import msgspec
 
 from seer_core.cli.common import config_options, main_options, run_async
 from seer_core.cli.display import Display
+from seer_core.cli.installed import describe
 from seer_core.cli.output import RUN_FILES, InputPath, OutputDir, check_apart, check_writable, write_json
 from seer_core.config import Config
 from seer_core.errors import SeerError, printable
 from seer_core.kv import PoolStats
-from seer_core.plugins import Assembly, assemble, describe
+from seer_core.plugins import Assembly, assemble
 from seer_core.prompts import PromptsFile, read_prompts
 from seer_core.result import Summary
 from seer_core.runtime import Runtime

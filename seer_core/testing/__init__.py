@@ -8,6 +8,7 @@ A contract is a class of tests.  Subclass it, say how your part is made, and pyt
 
 No test of a contract asks for a fixture, reads the wall clock to judge, or leaves anything behind.  What is
 drawn at random is drawn the same in each run; a failure shows the smallest story that leads to it.
+``python -m seer_core.testing`` draws afresh, for as long as it is asked to.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ except ImportError as error:
 PARTS = (
     "bounds",
     "by_hand",
+    "chance",
     "clock",
     "drafting",
     "engine",

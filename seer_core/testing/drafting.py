@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,10 +24,11 @@ from seer_core.drafting import (
     SiblingText,
     SourceSpec,
     StepTimes,
+    tree_flaw,
 )
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
-from seer_core.testing.bounds import run_within
+from seer_core.testing.chance import chance as new_chance
 from seer_core.testing.plain import as_sent
 from seer_core.testing.rollouts import quiet
 
@@ -54,6 +55,8 @@ STEEP = StepTimes((1, 64), (0, 8), ((1.0, 9.0), (64.0, 576.0)))
 """A step takes as long as it has tokens."""
 
 HOST = DraftHost("a", max_running=8, max_model_tokens=256, vocab_size=1000, draft_tokens=6, step_times=FREE)
+TREES = msgspec.structs.replace(HOST, paths=3)
+"""An engine that verifies three paths at once."""
 
 
 class DraftPolicyContract:
@@ -88,7 +91,7 @@ class DraftPolicyContract:
         """Without this, no simulation repeats."""
 
         def story(policy: DraftPolicy) -> list[tuple[int, int]]:
-            chance = random.Random(0)
+            chance = new_chance()
             lengths = []
             for _ in range(STEPS):
                 lengths.append(self._ask(policy, chance.randint(0, 8), chance.randint(1, 24)))
@@ -117,13 +120,11 @@ class DraftPolicyContract:
 
 
 class DrafterContract(DraftPolicyContract):
-    """Tests of a ``Drafter`` and of its pure half, if it has one; ``make`` returns a new one, not started."""
-
-    patience_s: float = 30.0
+    """Tests of a ``Drafter`` and of its pure half, if it has one; ``make`` returns a new one."""
 
     def make(self) -> Drafter:
-        """Return a new drafter, nothing of it started."""
-        raise NotImplementedError("define make(), which returns a new drafter, not yet started")
+        """Return a new drafter."""
+        raise NotImplementedError("define make(), which returns a new drafter")
 
     def make_policy(self, step_times: StepTimes) -> DraftPolicy:
         """Return the drafter's pure half."""
@@ -136,18 +137,6 @@ class DrafterContract(DraftPolicyContract):
         """It has the methods of the Protocol."""
         assert isinstance(self.make(), Drafter)
 
-    def test_it_starts_and_stops_in_any_order(self) -> None:
-        """It can be stopped unstarted, twice, and started again; no thread is left."""
-        before = threading.active_count()
-        drafter = self.make()
-        for instances in (0, 2, 1):
-            if instances:
-                self._run(drafter.start(instances))
-                assert isinstance(drafter.source(), SourceSpec)
-            self._run(drafter.stop())
-            self._run(drafter.stop())
-        assert threading.active_count() <= before, "stop() leaves a thread behind"
-
     def test_it_always_says_the_same_of_sharing(self) -> None:
         """Each engine asks for itself."""
         drafter = self.make()
@@ -156,22 +145,18 @@ class DrafterContract(DraftPolicyContract):
 
     def test_what_a_source_is_made_of_is_plain_data(self) -> None:
         """It travels to another process, under a path that can be imported there."""
-        drafter = self.make()
-        self._run(drafter.start(2))
-        try:
-            spec = drafter.source()
-            assert re.fullmatch(r"[\w.]+:\w+", spec.path), f"{spec.path!r} is no package.module:Class"
-            as_sent(spec.settings)
-            assert spec.draft_tokens >= 1
-        finally:
-            self._run(drafter.stop())
-
-    def _run(self, wait: Coroutine[Any, Any, None]) -> None:
-        run_within(self.patience_s, wait, "start() or stop()")
+        spec = self.make().source()
+        assert isinstance(spec, SourceSpec), f"source() answered {spec!r}, which is no SourceSpec"
+        assert re.fullmatch(r"[\w.]+:\w+", spec.path), f"{spec.path!r} is no package.module:Class"
+        as_sent(spec.settings)
+        assert spec.draft_tokens >= 1
 
 
 class DraftSourceContract:
-    """Tests of a ``DraftSource``; ``make_source`` returns a new one that drafts for ``host``."""
+    """Tests of a ``DraftSource``; ``make_source`` returns a new one that drafts for ``host``.
+
+    It is asked for lines and for trees; where it is asked for trees, lines will do.
+    """
 
     def make_source(self, host: DraftHost) -> DraftSource:
         """Return a new source."""
@@ -189,10 +174,18 @@ class DraftSourceContract:
         with self._bench() as bench:
             bench.story()
 
+    @quiet(EXAMPLES)
+    @given(seed=st.integers(0, 2**32), paths=st.integers(2, 8))
+    def test_trees_are_trees_of_no_more_paths_than_the_engine_verifies(self, seed: int, paths: int) -> None:
+        """Parents before their children, no two equal children of one parent; lines are such trees too."""
+        with self._bench(host=msgspec.structs.replace(HOST, paths=paths)) as bench:
+            bench.story(random.Random(seed), steps=40)
+
     def test_only_drafts_and_counts_are_written(self) -> None:
-        """All other arrays are the engine's; so is what lies beyond a draft's limit."""
-        with self._bench(guarded=True) as bench:
-            bench.story()
+        """And parents, if drafts may be trees; all else is the engine's, as is what lies beyond a limit."""
+        for host in (HOST, TREES):
+            with self._bench(guarded=True, host=host) as bench:
+                bench.story()
 
     def test_open_chunks_have_handles_of_their_own(self) -> None:
         """Also when many more are open than run at once; a closed one's may be used again."""
@@ -254,10 +247,10 @@ class DraftSourceContract:
         assert threading.active_count() <= before, "stop() leaves a thread behind"
 
     @contextmanager
-    def _bench(self, guarded: bool = False) -> Iterator[_Bench]:
-        source = self.make_source(HOST)
+    def _bench(self, guarded: bool = False, host: DraftHost = HOST) -> Iterator[_Bench]:
+        source = self.make_source(host)
         try:
-            yield _Bench(source, guarded)
+            yield _Bench(source, guarded, host)
         finally:
             source.stop()
 
@@ -267,61 +260,71 @@ REPEAT = list(range(100, 124))
 
 
 class _Bench:
-    """An engine's token buffer, one row per chunk, and a source that drafts from it."""
+    """An engine's texts, one row per chunk, and a source that drafts from what it is told of them."""
 
-    def __init__(self, source: DraftSource, guarded: bool) -> None:
+    def __init__(self, source: DraftSource, guarded: bool, host: DraftHost) -> None:
         self.source = source
         self.guarded = guarded
-        self.tokens = np.zeros((HOST.max_running, HOST.max_model_tokens), np.int32)
-        self.lengths = np.zeros(HOST.max_running, np.int32)
+        self.host = host
+        self.lengths = [0] * host.max_running
+        self.untold: list[list[int]] = [[] for _ in self.lengths]
 
     def open(self, row: int, request: str, response: Sequence[int] = (), group: str = "g") -> int:
         ids = [*PROMPT, *response]
-        self.tokens[row, : len(ids)] = ids
-        self.lengths[row] = len(ids)
+        self.lengths[row], self.untold[row] = len(ids), []
         job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0)
         return self.source.open(job)
 
     def write(self, row: int, tokens: Sequence[int]) -> None:
-        start = self.lengths[row]
-        self.tokens[row, start : start + len(tokens)] = tokens
+        self.untold[row] += tokens
         self.lengths[row] += len(tokens)
 
-    def propose(
-        self, handles: list[int], rows: list[int], limits: list[int], sampled: int = 1
-    ) -> list[list[int]]:
+    def propose(self, handles: list[int], rows: list[int], limits: list[int]) -> list[list[int]]:
         """Ask for drafts of at most ``limits`` tokens and return them; guarded, see what else was written."""
-        size, width = len(handles), HOST.draft_tokens
+        size, width = len(handles), self.host.draft_tokens
+        written = [self.untold[row] for row in rows]
+        for row in rows:
+            self.untold[row] = []
         batch = DraftBatch(
             handles=np.array(handles, np.int32),
-            rows=np.array(rows, np.int32),
-            lengths=self.lengths[rows].astype(np.int32),
-            sampled=np.full(size, sampled, np.int32),
+            lengths=np.array([self.lengths[row] for row in rows], np.int32),
+            written=np.array([len(tokens) for tokens in written], np.int32),
+            new_tokens=np.array([token for tokens in written for token in tokens], np.int32),
             limits=np.array(limits, np.int32),
-            tokens=self.tokens,
             drafts=np.full((size, width), -1, np.int32),
+            parents=np.tile(np.arange(-1, width - 1, dtype=np.int32), (size, 1)),
             counts=np.zeros(size, np.int32),
         )
-        inputs = ("handles", "rows", "lengths", "sampled", "limits", "tokens")
-        before = {name: getattr(batch, name).copy() for name in inputs}
+        inputs = ["handles", "lengths", "written", "new_tokens", "limits"]
+        if self.host.paths == 1:
+            inputs.append("parents")
+        before = {name: getattr(batch, name).copy() for name in (*inputs, "parents")}
         self.source.propose(batch)
-        for count, limit, draft in zip(batch.counts, limits, batch.drafts, strict=True):
+        for count, limit, draft, parents in zip(
+            batch.counts, limits, batch.drafts, batch.parents, strict=True
+        ):
             assert 0 <= count <= limit, f"drafted {count} tokens where {limit} were allowed"
             taken = draft[:count]
-            assert ((taken >= 0) & (taken < HOST.vocab_size)).all(), f"{taken} are not all tokens"
+            assert ((taken >= 0) & (taken < self.host.vocab_size)).all(), f"{taken} are not all tokens"
+            flaw = tree_flaw(taken.tolist(), parents[:count].tolist(), self.host.paths)
+            assert flaw is None, f"drafted {flaw}"
         if self.guarded:
             changed = [name for name in inputs if not np.array_equal(getattr(batch, name), before[name])]
             assert not changed, f"wrote into {', '.join(changed)}"
-            beyond = [draft[limit:] for draft, limit in zip(batch.drafts, limits, strict=True)]
-            assert all((rest == -1).all() for rest in beyond), "wrote into drafts beyond their limits"
+            for array, was in (
+                (batch.drafts, np.full_like(batch.drafts, -1)),
+                (batch.parents, before["parents"]),
+            ):
+                beyond = np.arange(width) >= np.array(limits)[:, None]
+                assert (array == was)[beyond].all(), "wrote into drafts beyond their limits"
         return [draft[:count].tolist() for draft, count in zip(batch.drafts, batch.counts, strict=True)]
 
-    def story(self) -> None:
+    def story(self, chance: random.Random | None = None, steps: int = STEPS) -> None:
         """Open, write, propose and close at random; requests of a group write much the same."""
-        chance = random.Random(0)
+        chance = chance or new_chance()
         open_rows: dict[int, int] = {}
-        for step in range(STEPS):
-            row = chance.randrange(HOST.max_running)
+        for step in range(steps):
+            row = chance.randrange(self.host.max_running)
             if row not in open_rows:
                 group = chance.choice("gh")
                 open_rows[row] = self.open(row, f"{group}/{step}", REPEAT[: chance.randint(0, 24)], group)
@@ -329,10 +332,12 @@ class _Bench:
                 self.source.close(open_rows.pop(row))
                 continue
             size = chance.randint(1, 3)
-            at = int(self.lengths[row]) - len(PROMPT)
+            at = self.lengths[row] - len(PROMPT)
             self.write(row, [REPEAT[(at + i) % len(REPEAT)] for i in range(size)])
-            self.propose([open_rows[row]], [row], [chance.randint(0, HOST.draft_tokens)], size)
+            if chance.random() < 0.2:  # now and then something else, after which several things may come
+                self.write(row, [chance.choice(REPEAT)])
+            self.propose([open_rows[row]], [row], [chance.randint(0, self.host.draft_tokens)])
         rows = sorted(open_rows)
         if rows:
-            limits = [chance.randint(0, HOST.draft_tokens) for _ in rows]
+            limits = [chance.randint(0, self.host.draft_tokens) for _ in rows]
             self.propose([open_rows[row] for row in rows], rows, limits)

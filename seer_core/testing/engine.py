@@ -18,6 +18,7 @@ from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob, ChunkOutput, Clock, Engine, EngineFleet, Tokenizer
 from seer_core.testing.bounds import run_within
+from seer_core.weights import directory
 
 __all__ = ["EngineContract"]
 
@@ -29,8 +30,8 @@ class EngineContract:
     """Tests of an ``EngineFleet`` and its engines; ``make`` returns a new fleet, nothing of it started.
 
     It needs two engines at least, with room for 64 tokens a response.  ``exact``: the same seed gives the
-    same tokens, however a response is divided and wherever it runs.  ``weights`` is what ``update_weights``
-    takes.  ``shared``: tests that stop and change nothing use the same started engines, which pays where a
+    same tokens, however a response is divided and wherever it runs.  ``weights`` is a directory of other
+    weights.  ``shared``: tests that stop and change nothing use the same started engines, which pays where a
     start takes seconds.
     """
 
@@ -191,15 +192,68 @@ class EngineContract:
                         await engine.reset_cache()
                     elif forget == "update_weights":
                         stage.version += 1
-                        await engine.update_weights(self.weights, stage.version)
+                        await engine.update_weights(directory(self.weights), stage.version)
                     else:
                         await engine.stop()
                         await engine.start(stage.sink)
-                        await engine.update_weights(self.weights, stage.version)
+                        await engine.update_weights(directory(self.weights), stage.version)
                     job = stage.job(0, name=f"{turn} after", prompt=40, version=stage.version)
                     [output] = await stage.run([job])
                     assert output.cached_tokens == 0, f"{forget}() left {output.cached_tokens} tokens of KV"
                     assert output.weight_version == stage.version
+
+        self._tell(story)
+
+    def test_after_a_sleep_it_answers_as_before(self) -> None:
+        """By the same weights, without the KV of before; asleep it gives chunks back and refuses calls."""
+
+        async def story() -> None:
+            async with self._stage(self.make()) as stage:
+                engine = stage.fleet.engines[0]
+                await engine.update_weights(directory(self.weights), 1)
+                [before] = await stage.run([stage.job(0, name="before", prompt=40, version=1)])
+                freed = [await engine.sleep(), await engine.sleep()]
+                assert freed[0] >= 0
+                assert freed[1] == 0, f"asleep already, it gave {freed[1]} bytes"
+                job = stage.job(1, name="asleep", version=1)
+                stage.submit(job)
+                await stage.answered([job])
+                [answer] = stage.sink.answers["asleep"]
+                assert isinstance(answer, str), "answered a chunk asleep"
+                for name, call in (
+                    ("update_weights", lambda: engine.update_weights(directory(self.weights), 2)),
+                    ("reset_cache", engine.reset_cache),
+                    ("measure_steps", lambda: engine.measure_steps((1,), (0,))),
+                ):
+                    assert await _refused(call()), f"took {name}() asleep"
+                await engine.wake()
+                await engine.wake()
+                [after] = await stage.run([stage.job(0, name="after", prompt=40, version=1)])
+                assert after.cached_tokens == 0, f"sleep() left {after.cached_tokens} tokens of KV"
+                assert after.weight_version == 1
+                if self.exact:
+                    assert after.token_ids == before.token_ids, "asleep it forgot its weights"
+
+        self._tell(story)
+
+    def test_it_sleeps_only_while_it_is_idle_and_up_and_starts_awake(self) -> None:
+        """A busy one refuses and goes on with its chunk; one that was stopped asleep starts awake."""
+
+        async def story() -> None:
+            fleet = self.make()
+            assert await _refused(fleet.engines[0].sleep()), "slept before it had started"
+            assert await _refused(fleet.engines[0].wake()), "woke before it had started"
+            async with self._stage(fleet) as stage:
+                engine = fleet.engines[0]
+                job = stage.job(0, max_tokens=TOKENS)
+                stage.submit(job)
+                assert await _refused(engine.sleep()), "slept in the midst of a chunk"
+                await stage.answered([job])
+                assert isinstance(stage.sink.answers[job.id][0], ChunkOutput)
+                await engine.sleep()
+                await engine.stop()
+                await engine.start(stage.sink)
+                await stage.run([stage.job(1)])
 
         self._tell(story)
 
@@ -409,6 +463,15 @@ async def _started(fleet: EngineFleet) -> _Stage:
         await stage.stop()
         raise
     return stage
+
+
+async def _refused(call: Coroutine[Any, Any, Any]) -> bool:
+    """Return whether a call raises an ``EngineError``."""
+    try:
+        await call
+    except EngineError:
+        return True
+    return False
 
 
 def _check_account(job: ChunkJob, output: ChunkOutput, vocabulary: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seer_core.kv import KEY_BYTES, KVPool, KVStore, PoolStats, StoreHost
+from seer_core.kv import KEY_BYTES, KVPool, KVStore, PoolStats, StoreHost, WiredPool, WiredStore
 from seer_core.testing.bounds import run_within
 from seer_core.testing.plain import as_sent, load
 
@@ -120,7 +120,7 @@ class KVPoolContract:
                     for number in range(0, start + 8, 7):
                         for found in self._get(store, keys[number : number + 1]):
                             assert np.array_equal(found, blocks[number]), "found other bytes than were put"
-            stats = pool.stats()
+            stats = self._stats(pool, *stores)
             assert 0 <= stats.used_bytes <= stats.capacity_bytes, f"{stats}: holds more than its capacity"
 
     def test_figures_add_up(self) -> None:
@@ -129,11 +129,11 @@ class KVPoolContract:
             a, b = open_store("a"), open_store("b")
             keys, blocks = self._blocks(4)
             a.put(keys[:3], blocks[:3])
-            before = pool.stats()
+            before = self._stats(pool, a, b)
             assert before.put_bytes == 3 * self.block_bytes
             b.find(keys)
             self._get(b, keys)
-            after = pool.stats()
+            after = self._stats(pool, a, b)
             assert after.got_bytes - before.got_bytes == 3 * self.block_bytes
             asked, hits = after.asked_blocks - before.asked_blocks, after.hit_blocks - before.hit_blocks
             assert asked >= hits >= 3
@@ -220,7 +220,18 @@ class KVPoolContract:
         spec = pool.store(name)
         host = StoreHost(name, self.block_bytes, BLOCK_TOKENS)
         store: KVStore = load(spec.path)(as_sent(spec.settings), host)
+        if isinstance(pool, WiredPool):
+            assert isinstance(store, WiredStore), f"the store of {name!r} is not wired, and its pool is"
+            pool.connect(name, store.told)
         return store
+
+    def _stats(self, pool: KVPool, *stores: KVStore) -> PoolStats:
+        """Return the pool's figures after it has heard what these stores have to tell."""
+        if isinstance(pool, WiredPool):
+            for store in stores:
+                assert isinstance(store, WiredStore)
+                pool.told("a", as_sent(store.note()))
+        return pool.stats()
 
     def _run(self, wait: Coroutine[Any, Any, None]) -> None:
         run_within(self.patience_s, wait, "start(), stop() or clear()")

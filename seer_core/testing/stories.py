@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -14,6 +13,7 @@ from seer_core.guard import guard
 from seer_core.model import ChunkRecord, Completion, GroupContext, InstanceInfo, InstanceStatus, Request
 from seer_core.policy import Placement, Placer, Prioritizer
 from seer_core.scheduler import Policies, Slot
+from seer_core.testing.chance import chance as new_chance
 from seer_core.testing.rig import Rig
 from seer_core.testing.rollouts import Pieces
 
@@ -96,7 +96,7 @@ def drain(queue: Prioritizer, waiting: Sequence[Request], tell: bool = True) -> 
 
 def queue_story(queue: Prioritizer) -> list[str | None]:
     """Tell a queue of what happens in a rollout and return whom it offered."""
-    chance = random.Random(0)
+    chance = new_chance()
     numbers = count()
     waiting: list[Request] = []
     running: list[Request] = []
@@ -179,7 +179,7 @@ class Fleet:
 
 def fleet_story(fleet: Fleet) -> list[str | None]:
     """Tell a placer of what happens in a rollout and return what it chose."""
-    chance = random.Random(0)
+    chance = new_chance()
     chosen: list[str | None] = []
     for _ in range(STEPS):
         step = chance.random()

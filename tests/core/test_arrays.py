@@ -21,6 +21,7 @@ def test_they_equal_lists_of_the_same_values_and_so_do_their_parts_and_copies():
     assert tokens == [5, 6, 7] == tokens
     assert logprobs == [-0.5, -0.25]
     assert tokens != [5, 6]
+    assert not tokens != [5, 6, 7]  # noqa: SIM202 (an operator of its own)
     assert tokens != (5, 6, 7)
     assert tokens[1:] == [6, 7]
     assert (tokens[0], list(tokens), len(tokens)) == (5, [5, 6, 7], 3)

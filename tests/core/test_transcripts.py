@@ -138,6 +138,21 @@ def test_an_instance_that_was_lost_or_gave_a_chunk_back_is_told_again():
     assert untold(book, "a/1") == everything
 
 
+def test_instances_are_told_as_long_as_a_chunk_of_the_group_is_under_way_there():
+    book = Transcripts([group(n=4)], sharing=True)
+    jobs = {name: send(book, name, "y") for name in ("a/1", "a/2")}
+    write(book, "a/0", "x", [7])
+    assert untold(book, "a/0") == [("y", "a/0", 0, [7])]
+    book.finished("y", answer(jobs["a/1"], [1]), 1.0)
+    write(book, "a/0", "x", [8])
+    assert untold(book, "a/0") == [("y", "a/0", 1, [8])]
+    book.finished("y", answer(jobs["a/2"], [2]), 1.0)
+    write(book, "a/0", "x", [9])
+    assert untold(book, "a/0") == []
+    send(book, "a/3", "y")
+    assert untold(book, "a/3") == [("y", "a/0", 2, [9])]
+
+
 def test_without_sharing_nobody_is_told_anything():
     book = Transcripts([group()])
     write(book, "a/0", "x", [7, 8])

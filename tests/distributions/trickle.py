@@ -91,6 +91,12 @@ class Trickle:
     async def update_weights(self, source, version):
         pass
 
+    async def sleep(self):
+        return 0
+
+    async def wake(self):
+        pass
+
     async def stop(self):
         (self.base_dir / f"{self.id}.stopped").touch()
 

@@ -1,9 +1,9 @@
 """Draft policies, drafters and draft sources that break their contract in one way each."""
 
-import asyncio
 import re
 import threading
 
+import numpy as np
 import pytest
 
 from seer_core.drafting import SourceSpec
@@ -76,12 +76,6 @@ class Sorter(Policy):
 
 
 class Drafter:
-    async def start(self, instances):
-        pass
-
-    async def stop(self):
-        pass
-
     def source(self):
         return SourceSpec("module:Class", {"letters": "ab"}, 2)
 
@@ -93,29 +87,14 @@ class Drafter:
 
 
 class NoDrafter:
-    source = policy = shares = start = print
+    source = shares = print
 
 
-class Sleeper(Drafter):
-    async def stop(self):
-        await asyncio.Event().wait()
+class Coy(Drafter):
+    """It says where its source is, and not what that is made of."""
 
-
-class Fragile(Drafter):
-    """It can be stopped once only."""
-
-    server = "running"
-
-    async def stop(self):
-        assert self.server, "stopped already"
-        self.server = ""
-
-
-class Careless(Drafter):
-    """Its thread goes on."""
-
-    async def start(self, instances):
-        threading.Thread(target=THE_END.wait, daemon=True).start()
+    def source(self):
+        return "module:Class"
 
 
 class Fickle(Drafter):
@@ -167,32 +146,38 @@ class Source:
     """Drafts the last token again, in order until broken."""
 
     def __init__(self):
-        self.handles = set()
+        self.last = {}
 
     def open(self, job):
-        handle = next(number for number in range(len(self.handles) + 1) if number not in self.handles)
-        self.handles.add(handle)
+        handle = next(number for number in range(len(self.last) + 1) if number not in self.last)
+        self.last[handle] = job.token_ids[-1]
         return handle
 
     def learn(self, text):
         pass
 
     def propose(self, batch):
-        for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
-            batch.drafts[b, :limit] = batch.tokens[row, length - 1]
+        for b, (handle, written) in enumerate(zip(batch.handles, batch.each_written(), strict=True)):
+            if len(written):
+                self.last[handle] = written[-1]
+            limit = batch.limits[b]
+            batch.drafts[b, :limit] = self.draft(self.last[handle], limit)
             batch.counts[b] = limit
 
+    def draft(self, last, limit):
+        return [last] * limit
+
     def close(self, handle):
-        self.handles.discard(handle)
+        del self.last[handle]
 
     def forget(self, group_id):
         pass
 
     def reset(self):
-        self.handles.clear()
+        self.last.clear()
 
     def stats(self):
-        return {"open": float(len(self.handles))}
+        return {"open": float(len(self.last))}
 
     def stop(self):
         pass
@@ -217,7 +202,35 @@ class Babbler(Source):
 class Writer(Source):
     def propose(self, batch):
         super().propose(batch)
-        batch.tokens[batch.rows, batch.lengths] = 7
+        batch.new_tokens[:] = 7
+
+
+class Planter(Source):
+    """It writes parents where drafts are lines."""
+
+    def propose(self, batch):
+        super().propose(batch)
+        batch.parents[:] = -1
+        batch.counts[:] = np.minimum(batch.counts, 1)
+
+
+class Bush(Source):
+    """Every token comes first, and they are all the same."""
+
+    def propose(self, batch):
+        super().propose(batch)
+        batch.parents[:] = -1
+
+
+class Hydra(Bush):
+    def draft(self, last, limit):
+        return range(limit)
+
+
+class Loop(Source):
+    def propose(self, batch):
+        super().propose(batch)
+        batch.parents[:, 1] = 1
 
 
 class Overflow(Source):
@@ -244,11 +257,8 @@ class Touchy(Source):
 class Elephant(Source):
     """It knows one text, whatever happens."""
 
-    def propose(self, batch):
-        for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
-            last = batch.tokens[row, length - 1]
-            batch.drafts[b, :limit] = [last + 1 + i for i in range(limit)]
-            batch.counts[b] = limit
+    def draft(self, last, limit):
+        return [last + 1 + i for i in range(limit)]
 
 
 class Reporter(Source):
@@ -265,10 +275,11 @@ class Haunted(Source):
 LENGTHS = "test_lengths_are_two_numbers_within_the_limit"
 ALIKE = "test_told_alike_two_decide_alike"
 UNCHANGED = "test_what_it_is_told_is_not_changed"
-ANY_ORDER = "test_it_starts_and_stops_in_any_order"
+PLAIN = "test_what_a_source_is_made_of_is_plain_data"
 PLAIN = "test_what_a_source_is_made_of_is_plain_data"
 LIMITS = "test_drafts_keep_to_their_limits"
 WRITTEN = "test_only_drafts_and_counts_are_written"
+TREES = "test_trees_are_trees_of_no_more_paths_than_the_engine_verifies"
 
 FAULTS = {
     DraftPolicyContract: [
@@ -280,9 +291,7 @@ FAULTS = {
     ],
     DrafterContract: [
         (NoDrafter, "test_it_is_a_drafter", ""),
-        (Sleeper, ANY_ORDER, "took more than 0.05 s"),
-        (Fragile, ANY_ORDER, "stopped already"),
-        (Careless, ANY_ORDER, "leaves a thread behind"),
+        (Coy, PLAIN, "which is no SourceSpec"),
         (Fickle, "test_it_always_says_the_same_of_sharing", "answered .True, False, False."),
         (Lambda, PLAIN, "is no plain data"),
         (Pathless, PLAIN, "'module.Class' is no package.module:Class"),
@@ -294,7 +303,11 @@ FAULTS = {
         (NoSource, "test_it_has_the_methods_of_a_source", "lacks forget"),
         (Generous, LIMITS, r"drafted 6 tokens where \d were allowed"),
         (Babbler, LIMITS, "are not all tokens"),
-        (Writer, WRITTEN, "wrote into tokens"),
+        (Writer, WRITTEN, "wrote into new_tokens"),
+        (Planter, WRITTEN, "wrote into parents"),
+        (Bush, TREES, "two children of one parent are the same token"),
+        (Hydra, TREES, r"drafted \d paths, where the engine verifies \d"),
+        (Loop, TREES, "token 1 has parent 1, which does not come before it"),
         (Overflow, WRITTEN, "beyond their limits"),
         (Nameless, "test_open_chunks_have_handles_of_their_own", ""),
         (Strict, "test_a_group_may_be_forgotten_at_any_time", "never heard of"),

@@ -155,6 +155,64 @@ class Conservative(Spoilt):
         super().chunk_finished(instance_id, msgspec.structs.replace(output, weight_version=self.version))
 
 
+class Restless(Spoilt):
+    """It says that it sleeps, and does not."""
+
+    async def sleep(self):
+        return 0
+
+    async def wake(self):
+        pass
+
+
+class Insomniac(Spoilt):
+    """It sleeps whenever it is told to, and wakes by itself for a chunk."""
+
+    async def sleep(self):
+        return 0 if self.sink is None or self.engine._runs else await self.engine.sleep()
+
+    def submit(self, job):
+        self.engine._asleep = False
+        super().submit(job)
+
+
+class Amnesiac(Spoilt):
+    """Asleep it forgets which weights it had."""
+
+    async def wake(self):
+        await self.engine.wake()
+        self.engine._weight_version = 0
+
+
+class Hoarder(Spoilt):
+    """It keeps its KV asleep."""
+
+    async def sleep(self):
+        if self.engine._asleep or self.engine._sink is None:
+            return await self.engine.sleep()
+        batch = self.engine._batch
+        freed = await self.engine.sleep()
+        self.engine._batch = batch
+        return freed
+
+
+class Sleeper(Spoilt):
+    """Once asleep it is so after a restart, too."""
+
+    slept = False
+
+    async def sleep(self):
+        freed = await self.engine.sleep()
+        self.slept = True
+        return freed
+
+    async def start(self, sink):
+        info = await super().start(sink)
+        if self.slept:
+            await self.engine.sleep()
+        return info
+
+
 class Mortal(Spoilt):
     stopped = False
 
@@ -200,6 +258,8 @@ ONCE = "test_every_chunk_is_answered_once"
 TOKENS = "test_the_same_seed_gives_the_same_tokens"
 GIVEN_BACK = "test_a_chunk_that_cannot_be_run_is_given_back"
 FORGOTTEN = "test_what_is_cached_is_forgotten_when_it_must_be"
+SLEEP = "test_after_a_sleep_it_answers_as_before"
+IDLE = "test_it_sleeps_only_while_it_is_idle_and_up_and_starts_awake"
 STOPS = "test_it_stops_twice_and_says_nothing_afterwards"
 
 ENGINES = [
@@ -225,6 +285,12 @@ ENGINES = [
     (engine(Obliging), GIVEN_BACK, "longer than the model"),
     (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
     (engine(Conservative), FORGOTTEN, r"update_weights\(\) left \d+ tokens"),
+    (engine(Restless), SLEEP, "answered a chunk asleep"),
+    (engine(Insomniac), SLEEP, "answered a chunk asleep"),
+    (engine(Insomniac), IDLE, "slept before it had started"),
+    (engine(Amnesiac), SLEEP, ""),
+    (engine(Hoarder), SLEEP, r"sleep\(\) left \d+ tokens"),
+    (engine(Sleeper), IDLE, "gave chunk 'chunk 1' back: the instance is asleep"),
     (engine(Mortal), STOPS, "stopped already"),
     (engine(Undead), STOPS, "sim-0 spoke after it was stopped"),
     (engine(Sociable), "test_without_drafter_and_pool_it_goes_without", ""),

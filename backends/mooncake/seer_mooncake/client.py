@@ -12,14 +12,17 @@ from __future__ import annotations
 import math
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import structlog
+
 __all__ = ["Client", "answers"]
+
+log = structlog.get_logger("seer")
 
 UNREACHABLE = frozenset((-900, -901))
 """RPC_FAIL and RPC_TIMEOUT: the master, not the key."""
@@ -94,13 +97,13 @@ class Client:
             try:
                 ended.result(CLOSE_S)
             except Exception as error:
-                _say(f"Mooncake's client does not end: {type(error).__name__} {error}")
+                log.warning("kv_client_does_not_end", error=repr(error))
         self._away, self._retry_at = True, math.inf
 
     def _leave(self, why: str) -> None:
         self._away, self._retry_at = True, time.monotonic() + RETRY_S
         self._on_away(why)
-        _say(f"the KV pool is away, everything is a miss: {why}")
+        log.warning("kv_pool_away", why=why)
 
     def _look(self) -> None:
         """Have the thread look for the master, unless it is still busy, or has just looked."""
@@ -117,7 +120,7 @@ class Client:
     def _returned(self, looked: Future[Any]) -> None:
         if self._away and looked.exception() is None and self._retry_at != math.inf:
             self._away = False
-            _say("the KV pool is back")
+            log.info("kv_pool_back")
 
     def _submit(self, work: Work) -> Future[Any]:
         future: Future[Any] = Future()
@@ -131,7 +134,3 @@ class Client:
                 future.set_result(work(self._store))
             except BaseException as error:
                 future.set_exception(error)
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)

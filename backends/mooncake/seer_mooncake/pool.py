@@ -6,14 +6,14 @@ import asyncio
 import secrets
 import threading
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import structlog
 
 from seer_core.errors import PluginError
 from seer_core.kv import PoolStats, StoreSpec
-from seer_mooncake.control import Control, Word
 from seer_mooncake.keeper import PREFIX
 from seer_mooncake.master import Master
 from seer_mooncake.settings import Settings
@@ -36,7 +36,10 @@ class MooncakePool:
 
     def __init__(self, settings: Settings, directory: Path | None = None) -> None:
         self.settings, self.directory = settings, directory
-        self._control: Control | None = None
+        self._instances: Sequence[str] = ()
+        self._lines: dict[str, Callable[[Mapping[str, int]], None]] = {}
+        self._epoch = 0
+        self._counted: Counter[str] = Counter()
         self._master = Master()
         self._stopped = threading.Event()
         self._run = self._secret = self._off = ""
@@ -52,7 +55,7 @@ class MooncakePool:
             PluginError: Mooncake is not installed, or no master answers, and ``on_failure`` is "fail".
         """
         await self.stop()
-        self._control = Control(instances)
+        self._instances, self._counted = tuple(instances), Counter()
         self._run = uuid.uuid4().hex[:12]
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._figures, self._evicted_before = {}, 0.0
@@ -73,17 +76,15 @@ class MooncakePool:
         self._last = self.stats()
         self._stopped.set()
         await asyncio.to_thread(self._master.stop)
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        self._instances = ()
+        self._lines.clear()
 
     def store(self, instance_id: str) -> StoreSpec:
         """Return what an instance needs to find the master; none of it, if there is no master."""
-        assert self._control is not None
         if not self._on:
             return StoreSpec("seer_mooncake.store:NoStore", {"reason": self._off})
         settings = self.settings
-        count = len(self._control.rows)
+        count = len(self._instances)
         directory = self._run_directory
         return StoreSpec(
             "seer_mooncake.store:MooncakeStore",
@@ -91,8 +92,7 @@ class MooncakePool:
                 "master": self._master.address,
                 "run": self._run,
                 "secret": self._secret,
-                "control": self._control.path,
-                "row": self._control.rows[instance_id],
+                "epoch": self._epoch,
                 "segment_bytes": settings.capacity_bytes // count,
                 "buffer_bytes": settings.buffer_bytes,
                 "disk_path": None if directory is None else str(directory / instance_id),
@@ -106,26 +106,39 @@ class MooncakePool:
         )
 
     async def clear(self) -> None:
-        """Begin a new epoch; the first store that is asked for anything removes the last one's values."""
-        if self._control is not None:
-            self._control.next_epoch()
+        """Begin a new epoch; the stores remove the last one's values."""
+        self._epoch += 1
+        for tell in self._lines.values():
+            tell({"epoch": self._epoch})
+
+    def connect(self, instance_id: str, tell: Callable[[Mapping[str, int]], None]) -> None:
+        """Take the line to a store, and tell it the epoch, which may have begun since it was made."""
+        if self._on:
+            self._lines[instance_id] = tell
+            tell({"epoch": self._epoch})
+
+    def told(self, instance_id: str, note: Mapping[str, int]) -> None:
+        """Count on, and log when a store has lost sight of the master."""
+        self._counted.update(note)
+        if "away" in note:
+            log.warning("kv_pool_away", instance=instance_id, times=note["away"])
 
     def stats(self) -> PoolStats:
         """Add up what the stores have counted, and what the master said a second ago."""
-        if self._control is None:
+        if not self._instances:
             return self._last
-        total, figures = self._control.total, self._figures
+        counted, figures = self._counted, self._figures
         evicted = self._evicted_before + figures.get(EVICTED, 0)
         return PoolStats(
             capacity_bytes=self.settings.capacity_bytes if self._on else 0,
             used_bytes=int(figures.get("master_allocated_bytes", 0)),
-            asked_blocks=total(Word.ASKED),
-            hit_blocks=total(Word.HIT),
-            torn_blocks=total(Word.TORN),
-            evicted_blocks=int(evicted) + total(Word.REFUSED),
-            released_blocks=total(Word.RELEASED),
-            put_bytes=total(Word.PUT_BYTES),
-            got_bytes=total(Word.GOT_BYTES),
+            asked_blocks=counted["asked_blocks"],
+            hit_blocks=counted["hit_blocks"],
+            torn_blocks=counted["torn_blocks"],
+            evicted_blocks=int(evicted) + counted["refused_blocks"],
+            released_blocks=counted["released_blocks"],
+            put_bytes=counted["put_bytes"],
+            got_bytes=counted["got_bytes"],
             disk_capacity_bytes=self.settings.disk_bytes if self._on else 0,
             disk_used_bytes=int(figures.get("master_allocated_file_size_bytes", 0)),
         )
@@ -156,9 +169,7 @@ class MooncakePool:
         )
 
     def _watch(self, stopped: threading.Event) -> None:
-        """Ask the master for its figures, and log when stores lose sight of it."""
-        control, away = self._control, 0
-        assert control is not None
+        """Ask the master for its figures."""
         while not stopped.wait(WATCH_S):
             figures = self._master.figures()
             if figures:
@@ -166,6 +177,3 @@ class MooncakePool:
                 if lost > 0:  # another master, which counts from 0
                     self._evicted_before += self._figures[EVICTED]
                 self._figures = figures
-            if (now := control.total(Word.AWAY)) != away:
-                log.warning("kv_pool_away", times=now - away)
-                away = now

@@ -15,7 +15,7 @@ import numpy as np
 from seer_core.errors import EngineError
 from seer_core.kv import StoreHost
 from seer_mooncake.client import Client, answers
-from seer_mooncake.control import Counts, Word
+from seer_mooncake.counts import Counts
 from seer_mooncake.values import HEADER_BYTES, pack, unpack
 
 if TYPE_CHECKING:
@@ -91,18 +91,12 @@ class MooncakeStore:
                 f"the KV pool is too small: a block of {host.block_tokens} tokens takes {host.block_bytes}"
                 " bytes; raise [kv_pool.mooncake].capacity_bytes"
             )
-        try:
-            self._counts = Counts(settings["control"], settings["row"])
-        except OSError as error:
-            raise EngineError(
-                f"the KV pool's counters cannot be opened: {error}; instances must run on the runtime's"
-                ' machine, as its user and in its container: else set kv_pool = "none"'
-            ) from error
+        self._counts = Counts()
         rows = max(1, settings["buffer_bytes"] // self._row_bytes)
         self._rows: Bytes = np.zeros((rows, self._row_bytes), np.uint8)
         self._pointers = [self._rows.ctypes.data + i * self._row_bytes for i in range(rows)]
         self._sizes = [self._row_bytes] * rows
-        self._epoch = self._counts.epoch
+        self._epoch: int = settings["epoch"]
         self._here: Any = None  # says that a value should lie in this instance's own segment
         self._impatient_until = 0.0
         self._dropped: list[str] = []
@@ -119,8 +113,7 @@ class MooncakeStore:
         """Return how many of the keys, from the first on, the master believes to be there."""
         codes = self._client.batch("batch_is_exist", self._names(keys)) if keys else []
         found = next((i for i, code in enumerate(codes) if code != 1), len(codes))
-        self._counts.add(Word.ASKED, len(keys))
-        self._counts.add(Word.HIT, found)
+        self._counts.add(asked_blocks=len(keys), hit_blocks=found)
         return found
 
     def lacks(self, keys: Sequence[bytes]) -> list[int]:
@@ -136,9 +129,9 @@ class MooncakeStore:
             for row, i in zip(self._rows, some, strict=False):
                 pack(self._secret, keys[i], blocks[i], row)
             kept = self._put_rows(names[some.start : some.stop])
-            self._counts.add(Word.PUT_BYTES, kept * self._block_bytes)
+            self._counts.add(put_bytes=kept * self._block_bytes)
             if kept < len(some):
-                self._counts.add(Word.REFUSED, len(keys) - begin - kept)
+                self._counts.add(refused_blocks=len(keys) - begin - kept)
                 return
 
     def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
@@ -153,7 +146,7 @@ class MooncakeStore:
             for row, code in zip(self._rows, codes, strict=False):
                 at = copied + whole
                 if code != self._row_bytes or not unpack(self._secret, keys[at], row, blocks[at]):
-                    self._counts.add(Word.TORN, 1)
+                    self._counts.add(torn_blocks=1)
                     if code >= 0 or code == TOO_LONG:  # it is no good, and in the way of a good one
                         self._remove(names[at])
                     break
@@ -161,7 +154,7 @@ class MooncakeStore:
             copied += whole
             if whole < len(some):
                 break
-        self._counts.add(Word.GOT_BYTES, copied * self._block_bytes)
+        self._counts.add(got_bytes=copied * self._block_bytes)
         return copied
 
     def drop(self, keys: Sequence[bytes]) -> None:
@@ -170,21 +163,28 @@ class MooncakeStore:
         if len(self._dropped) * self._row_bytes > self._settings["segment_bytes"] * DROPPED_SHARE:
             self._remove_dropped()
 
+    def told(self, note: Mapping[str, int]) -> None:
+        """Begin the pool's epoch, and remove the last one's values, if it is another."""
+        if note["epoch"] != self._epoch:
+            old = f"^{self._prefix}"
+            self._client.later(lambda store: store and store.remove_by_regex(old, True))
+            self._epoch, self._dropped = note["epoch"], []
+
+    def note(self) -> dict[str, int]:
+        """Return what has been counted."""
+        return self._counts.take()
+
     def close(self) -> None:
         """Unmount the segment, and with it what lies there."""
         self._client.close()
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
-        epoch = self._counts.epoch
-        if epoch != self._epoch:
-            old = f"^{self._prefix(self._epoch)}"
-            self._client.later(lambda store: store and store.remove_by_regex(old, True))
-            self._epoch, self._dropped = epoch, []
-        prefix = self._prefix(epoch)
+        prefix = self._prefix
         return [prefix + key.hex() for key in keys]
 
-    def _prefix(self, epoch: int) -> str:
-        return f"seer-{self._settings['run']}-{epoch}-"
+    @property
+    def _prefix(self) -> str:
+        return f"seer-{self._settings['run']}-{self._epoch}-"
 
     def _put_rows(self, names: Sequence[str]) -> int:
         """Put the first rows of the buffer under these names; return how many, from the first on, are in."""
@@ -205,7 +205,7 @@ class MooncakeStore:
         return done
 
     def _on_away(self, why: str) -> None:
-        self._counts.add(Word.AWAY, 1)
+        self._counts.add(away=1)
         self._tell(f"the KV pool is away, and everything a miss until it is back: {why}")
 
     def _remove(self, name: str) -> None:
@@ -218,7 +218,7 @@ class MooncakeStore:
             self._client.later(lambda store: self._released(store.batch_remove(names)))
 
     def _released(self, codes: Sequence[int]) -> None:
-        self._counts.add(Word.RELEASED, sum(code == 0 for code in codes))
+        self._counts.add(released_blocks=sum(code == 0 for code in codes))
 
     def _set_up(self) -> Any:
         """Return a client of Mooncake with its segment mounted and the buffer registered."""

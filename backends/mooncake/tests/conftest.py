@@ -53,6 +53,31 @@ def until():
     return wait_until
 
 
+class Wired(MooncakePool):
+    """A pool that has heard all that its stores here have to tell before it says anything of it."""
+
+    def __init__(self, *arguments):
+        self.stores = []
+        super().__init__(*arguments)
+
+    def opened(self, name, store):
+        """Connect a store, beside others that a test has opened under the name."""
+        self.stores.append((name, store))
+        mine = [each for other, each in self.stores if other == name]
+        self.connect(name, lambda note: [each.told(note) for each in mine])
+
+    def stats(self):
+        return self.hear() and super().stats()
+
+    def counted(self, name):
+        return self.hear() and self._counted[name]
+
+    def hear(self):
+        for name, store in self.stores:
+            self.told(name, store.note())
+        return True
+
+
 @pytest.fixture(scope="module")
 def make_pool():
     """Return a function that starts a pool for these instances; all are stopped, and nothing is left."""
@@ -62,7 +87,7 @@ def make_pool():
     def make(names=("a", "b"), directory=None, **settings):
         # Clients of masters that an earlier test killed hold up this process now and then, for seconds.
         own = {"capacity_bytes": 64 << 20, "buffer_bytes": 1 << 20, "start_timeout_s": 60.0}
-        pool = MooncakePool(msgspec.convert(own | settings, Settings), directory)
+        pool = Wired(msgspec.convert(own | settings, Settings), directory)
         pools.append(pool)
         asyncio.run(pool.start(names))
         return pool
@@ -80,6 +105,7 @@ def open_store(make_pool):
 
     def open_store(pool, name, block_bytes=BLOCK_BYTES, **host):
         stores.append(MooncakeStore(pool.store(name).settings, StoreHost(name, block_bytes, 32, **host)))
+        pool.opened(name, stores[-1])
         return stores[-1]
 
     yield open_store

@@ -11,7 +11,6 @@ import psutil
 import pytest
 import seer_mooncake.pool
 from seer_mooncake import MooncakePool, Settings
-from seer_mooncake.control import Word
 from seer_mooncake.store import NoStore
 
 from seer_core.errors import PluginError
@@ -42,7 +41,7 @@ def test_a_killed_master_is_a_miss_until_it_is_back_without_its_keys(
     until(lambda: len(got(b, keys)) == 0)
     a.put(keys, data)
     a.drop(keys)
-    until(lambda: pool._control.total(Word.AWAY) > 0)
+    until(lambda: pool.counted("away") > 0)
 
     def works_again():
         a.put(keys, data)

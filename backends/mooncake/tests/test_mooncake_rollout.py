@@ -6,7 +6,6 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
-from seer_mooncake.control import Word
 
 from seer_core.config import load_config
 from seer_core.plugins import fill_slots
@@ -80,7 +79,7 @@ def test_moved_rollouts_give_the_same_tokens_also_when_the_master_dies(master_of
                 return {one.request_id: one for one in result.completions}, result.summary
 
             def counted():
-                return [pool._control.total(word) for word in (Word.AWAY, Word.REFUSED, Word.TORN)]
+                return [pool._counted[name] for name in ("away", "refused_blocks", "torn_blocks")]
 
             whole, summary = await roll_out(())
             assert summary.pool_tokens == 0

@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import psutil
 import pytest
-from seer_mooncake.control import Word
 from seer_mooncake.store import MooncakeStore
 from seer_mooncake.values import HEADER_BYTES, SECRET_BYTES, pack
 
@@ -193,7 +192,7 @@ def test_a_burst_beyond_the_memory_never_waits_long_and_keeps_what_it_says(
         assert np.array_equal(got(store, keys[:found], 65536), data[:found])
     put = pool.stats().put_bytes // 65536
     assert 0 < kept <= put
-    assert put + pool._control.total(Word.REFUSED) == 640
+    assert put + pool.counted("refused_blocks") == 640
     assert pool.stats().torn_blocks == 0
 
 
@@ -242,7 +241,24 @@ def test_a_pool_too_small_for_a_block_is_refused_by_the_instance(pool):
         MooncakeStore(pool.store("a").settings, StoreHost("a", 32 << 20, 32))
 
 
-def test_counters_that_cannot_be_opened_are_named(pool):
-    settings = dict(pool.store("a").settings) | {"control": "/proc/1/fd/999999"}
-    with pytest.raises(EngineError, match=r"counters cannot be opened: .*runtime's machine"):
-        MooncakeStore(settings, StoreHost("a", BLOCK_BYTES, 32))
+def test_a_store_made_before_an_epoch_began_learns_of_it_when_it_is_connected(make_pool, blocks):
+    pool = make_pool(("a", "b"))
+    early = MooncakeStore(pool.store("a").settings, StoreHost("a", BLOCK_BYTES, 32))
+    asyncio.run(pool.clear())
+    late = MooncakeStore(pool.store("b").settings, StoreHost("b", BLOCK_BYTES, 32))
+    pool.connect("a", early.told)
+    pool.connect("b", late.told)
+    keys, data = blocks(3)
+    early.put(keys, data)
+    assert late.find(keys) == 3
+    early.close()
+    late.close()
+
+
+def test_what_a_store_has_counted_is_told_once(pool, a, blocks):
+    a.note()
+    keys, data = blocks(2)
+    a.put(keys, data)
+    assert a.find(keys) == 2
+    assert a.note() == {"put_bytes": 2 * BLOCK_BYTES, "asked_blocks": 2, "hit_blocks": 2}
+    assert a.note() == {}

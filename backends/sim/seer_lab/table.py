@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from rich.table import Table
 
-from seer_core.result import is_something
+from seer_core.figures import Figures, spread
 from seer_lab.simulate import Simulation
 
 __all__ = ["FIGURES", "Row", "rows_of", "table_of", "to_json"]
@@ -62,20 +61,10 @@ class Row(msgspec.Struct, frozen=True):
 
     runs: list[Simulation]
 
-    def values(self, name: str) -> list[float]:
-        """Return a figure of each run."""
-        return [float(FIGURES[name].of(run)) for run in self.runs]
-
-    def median(self, name: str) -> float:
-        """Return a figure's median over the runs."""
-        return statistics.median(self.values(name))
-
-    def ratio(self, name: str, first: Row) -> float | None:
-        """Return the median over the runs of this row's figure divided by the first's; None at nothing."""
-        pairs = list(zip(self.values(name), first.values(name), strict=True))
-        if not all(is_something(name, other) for _, other in pairs):
-            return None
-        return statistics.median(mine / other for mine, other in pairs)
+    @property
+    def figures(self) -> Figures:
+        """What is shown of it, run by run."""
+        return Figures({name: [figure.of(run) for run in self.runs] for name, figure in FIGURES.items()})
 
 
 def rows_of(simulations: Sequence[Simulation]) -> list[Row]:
@@ -99,9 +88,9 @@ def table_of(rows: Sequence[Row]) -> Table:
     for row in rows:
         cells = [row.runs[0].policy.name]
         for name, figure in shown.items():
-            cells.append(_cell(row.values(name), figure.form))
+            cells.append(_cell(row.figures.values[name], figure.form))
             if name == THROUGHPUT:
-                cells.append(f"{row.ratio(name, rows[0]):.2f}x")
+                cells.append(f"{row.figures.ratio(name, rows[0].figures):.2f}x")
         table.add_row(*cells)
     return table
 
@@ -111,16 +100,14 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     documents = []
     for row in rows:
         policy = row.runs[0].policy
-        ratios = {name: row.ratio(name, rows[0]) for name in FIGURES}
         documents.append(
             {
                 "name": policy.name,
                 "plugins": list(policy.plugins),
                 "workload": row.runs[0].workload,
                 "seeds": [run.seed for run in row.runs],
-                **{name: row.median(name) for name in FIGURES},
-                "spread": {name: [min(row.values(name)), max(row.values(name))] for name in FIGURES},
-                "ratio_to_first": {name: value for name, value in ratios.items() if value is not None},
+                **row.figures.to_json(),
+                "ratio_to_first": row.figures.ratios(rows[0].figures),
                 "summaries": [msgspec.to_builtins(run.summary) for run in row.runs],
             }
         )
@@ -128,6 +115,6 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _cell(values: Sequence[float], form: str) -> str:
-    text = format(statistics.median(values), form)
-    least, most = min(values), max(values)
+    median, least, most = spread(values)
+    text = format(median, form)
     return text if least == most else f"{text}\n[{least:{form}},\n {most:{form}}]"

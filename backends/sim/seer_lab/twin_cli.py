@@ -15,11 +15,11 @@ from seer_core.cli.output import InputPath, check_writable, write_json
 from seer_core.compare import Arm, arms_of
 from seer_core.config import Config, nearest
 from seer_core.errors import ConfigError, quote
+from seer_core.figures import Figures
 from seer_core.numbers import NotNegative
 from seer_core.plugins import fill_slots
 from seer_core.profile import read_profile
 from seer_core.reading import Form
-from seer_core.result import is_something
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.policies import Policy
 from seer_lab.simulate import simulate
@@ -137,11 +137,8 @@ def predict(
             row["is_recorded_run"] = set(arm.plugins) == recorded.difference(arm.observers)
         if measured is not None and arm.name in measured:
             row["measured"] = {name: measured[arm.name][name] for name in FIGURES}
-            row["error"] = {
-                name: predicted[name] / value - 1
-                for name, value in row["measured"].items()
-                if is_something(name, value)
-            }
+            found = _of_one_run(predicted).ratios(_of_one_run(row["measured"]))
+            row["error"] = {name: ratio - 1 for name, ratio in found.items()}
         rows.append(row)
     about = (
         f"fitted step times are {fitted.median_error:.1%} off the profile's in the median,"
@@ -150,6 +147,10 @@ def predict(
     if calibrate:
         about += f"; all are slowed by {factor:.3f}, so that the recorded run takes as long as it did"
     return rows, about
+
+
+def _of_one_run(figures: Mapping[str, float]) -> Figures:
+    return Figures({name: [value] for name, value in figures.items()})
 
 
 def predict_arm(twin: Twin, arm: Arm) -> dict[str, float]:

@@ -103,6 +103,10 @@ def _geometric(mean_length: float, draft_tokens: int) -> tuple[float, ...]:
     return tuple(high**j for j in range(1, POSITIONS + 1))
 
 
+LEAST_EXPECTED = 1e-9
+"""Fewer acceptances than this are none: dividing by them may overflow."""
+
+
 def share_out(accepted: int, drafted_at: Sequence[int], rates: Sequence[float]) -> list[int]:
     """Return how many steps accepted position 1, 2, ..., ``accepted`` in all and as ``rates`` expect.
 
@@ -111,7 +115,8 @@ def share_out(accepted: int, drafted_at: Sequence[int], rates: Sequence[float]) 
     if not drafted_at:
         return []
     expected = [drafted * rate for drafted, rate in zip(drafted_at, rates, strict=False)]
-    scale = accepted / (sum(expected) or 1.0)
+    total = sum(expected)
+    scale = accepted / total if total > LEAST_EXPECTED else 0.0
     counts: list[int] = []
     left = most = accepted
     for drafted, share in zip(drafted_at, expected, strict=True):

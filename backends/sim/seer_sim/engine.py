@@ -19,6 +19,7 @@ from seer_core.events import InstanceReported
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput, EngineSink
+from seer_core.weights import WeightSpec
 from seer_sim.acceptance import share_out
 from seer_sim.batch import Batch, Segment
 from seer_sim.clock import VirtualClock
@@ -93,6 +94,7 @@ class SimEngine:
         """Be as new: no sink, no chunks, first weights."""
         self._sink: EngineSink | None = None
         self._weight_version = 0
+        self._asleep = False
         self._runs: dict[str, Run] = {}
         self._reported_s = -self._report_interval_s
         self._stepping_s = 0.0
@@ -151,7 +153,9 @@ class SimEngine:
         generated = tokens - job.prompt_tokens
         left = self._lengths.of(job) - generated
         longest = tokens + job.max_tokens
-        if longest > self._info.max_model_tokens:
+        if self._asleep:
+            self._fail(job, "the instance is asleep; wake it first")
+        elif longest > self._info.max_model_tokens:
             limit = self._info.max_model_tokens
             self._fail(job, f"{longest} tokens of context and chunk exceed max_model_tokens = {limit}")
         elif left <= 0:
@@ -184,6 +188,7 @@ class SimEngine:
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
     ) -> StepTimes:
         """Return what the cost model says, at no cost in time."""
+        self._expect_awake()
         drafts = self._acceptance if self._speculation is None else self._speculation.drafts
         return step_times(self._cost, drafts, self._info, batch, draft_tokens, context_tokens)
 
@@ -191,10 +196,26 @@ class SimEngine:
         """Forget all cached KV; the policy goes on with the acceptance it has learnt."""
         self._forget("its cache")
 
-    async def update_weights(self, source: str, version: int) -> None:
+    async def update_weights(self, source: WeightSpec, version: int) -> None:
         """Take the version, at no cost in time, and forget all KV; ``source`` is not read."""
         self._forget("its weights")
         self._weight_version = version
+
+    async def sleep(self) -> int:
+        """Forget all KV and give back what memory it stands for, at no cost in time; weights take none."""
+        if self._sink is None:
+            raise EngineError(f"instance {self.id!r} has not started; it cannot sleep")
+        if self._asleep:
+            return 0
+        self._forget("its memory")
+        self._asleep = True
+        return self._info.kv_capacity_tokens * self._info.kv_bytes_per_token
+
+    async def wake(self) -> None:
+        """Take the memory again, at no cost in time."""
+        if self._sink is None:
+            raise EngineError(f"instance {self.id!r} has not started; it cannot wake")
+        self._asleep = False
 
     async def stop(self) -> None:
         """Drop everything, without a word to the sink."""
@@ -268,10 +289,15 @@ class SimEngine:
 
     def _forget(self, what: str) -> None:
         """Empty the KV cache, and with it what a step under way still holds of aborted chunks."""
+        self._expect_awake()
         if self._runs:
             raise EngineError(f"instance {self.id!r} is busy; {what} can change only while it is idle")
         self._stop_timer()
         self._start_empty()
+
+    def _expect_awake(self) -> None:
+        if self._asleep:
+            raise EngineError(f"instance {self.id!r} is asleep; wake it first")
 
     def _stop_timer(self) -> None:
         if self._cancel_timer is not None:

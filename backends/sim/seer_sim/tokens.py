@@ -124,6 +124,10 @@ class Drawn(Sequence[T], Generic[T]):
     def __repr__(self) -> str:
         return f"<{len(self)} values drawn by {self._series!r}>"
 
+    def tolist(self) -> list[T]:
+        """Return all values, as arrays of tokens and log-probs do."""
+        return self._values(0, len(self))
+
     def _values(self, first: int, last: int) -> list[T]:
         """Return the values number ``first`` to ``last``, the latter excluded."""
         if first >= last:

@@ -69,12 +69,6 @@ class FixedDrafter:
         self.step_times = None
         self.made = None
 
-    async def start(self, instances):
-        raise NotImplementedError
-
-    async def stop(self):
-        raise NotImplementedError
-
     def source(self):
         return self.spec
 

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import pytest
 from seer_sim.cost import PRESETS
-from seer_sim.tokens import EOS_TOKEN_ID
+from seer_sim.tokens import EOS_TOKEN_ID, generate
 
 from seer_core.errors import EngineError
 from seer_core.ports import Engine
+from seer_core.weights import directory
 
 STEP_S = 1e-3
 
@@ -157,7 +158,7 @@ def test_kv_does_not_survive(simulate, chunk_job, forget):
         case "reset_cache":
             asyncio.run(sim.engine.reset_cache())
         case "update_weights":
-            asyncio.run(sim.engine.update_weights("elsewhere", 1))
+            asyncio.run(sim.engine.update_weights(directory("elsewhere"), 1))
         case "restart":
             asyncio.run(sim.engine.stop())
             asyncio.run(sim.engine.start(sim.sink))
@@ -170,7 +171,7 @@ def test_weights_and_cache_stay_while_chunks_are_in_flight(simulate, chunk_job):
     sim = simulate()
     sim.engine.submit(chunk_job("a"))
     with pytest.raises(EngineError, match="busy"):
-        asyncio.run(sim.engine.update_weights("elsewhere", 1))
+        asyncio.run(sim.engine.update_weights(directory("elsewhere"), 1))
     with pytest.raises(EngineError, match="busy"):
         asyncio.run(sim.engine.reset_cache())
 
@@ -276,7 +277,7 @@ def test_an_aborted_chunk_under_way_does_not_keep_the_instance_busy(simulate, ch
     while sim.clock.now() == 0:
         sim.clock.step()
     sim.engine.abort("a")
-    asyncio.run(sim.engine.update_weights("elsewhere", 3))
+    asyncio.run(sim.engine.update_weights(directory("elsewhere"), 3))
     assert submit_all(sim, chunk_job("b")).outputs["b"].weight_version == 3
 
 
@@ -355,3 +356,10 @@ def test_h800_presets_are_bound_by_memory_in_decoding(throughput):
     # A mixture of experts reads 3 of 16 parts for one token, and all for many.
     assert throughput("h800-moonlight", 1, 200, 400) == pytest.approx(1 / 0.0085, rel=0.15)
     assert throughput("h800-moonlight", 64, 200, 400) == pytest.approx(64 / 0.030, rel=0.15)
+
+
+def test_what_is_drawn_gives_a_list_as_an_array_does():
+    tokens, logprobs = generate(7, 5, 9, True, 512)
+    assert tokens.tolist() == list(tokens) == tokens
+    assert logprobs.tolist() == list(logprobs)
+    assert len(tokens.tolist()) == len(logprobs.tolist()) == 9

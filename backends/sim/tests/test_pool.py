@@ -8,6 +8,7 @@ from seer_sim.pool import Settings, SimKVPool
 
 from seer_core.errors import EngineError
 from seer_core.kv import KVPool
+from seer_core.weights import directory
 
 TOKEN_BYTES = round(PRESETS["cpu-tiny"].kv_bytes_per_token)
 BLOCK_BYTES = 4 * TOKEN_BYTES
@@ -120,7 +121,7 @@ def test_kv_that_a_lost_instance_computed_is_still_there(move):
 
 def test_kv_of_other_weights_is_never_found(move):
     def update(first, second):
-        asyncio.run(second.engine.update_weights("elsewhere", 1))
+        asyncio.run(second.engine.update_weights(directory("elsewhere"), 1))
 
     output, _ = move(pool_of(), between=update)
     assert counts(output) == (0, 0, 44)

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from seer_sim.acceptance import PAPER_MEAN_LENGTHS, Acceptance, share_out
 from seer_sim.cost import PRESETS
@@ -12,6 +12,7 @@ from seer_sim.drafts import METHODS, Drafts, make_methods
 from seer_sim.plugin import Settings
 
 from seer_core.errors import ConfigError, EngineError
+from seer_core.weights import directory
 
 HALF = Drafts(siblings=(0,), rates=((0.5, 0.25, 0.125, 0.0625),), request_s=0)
 
@@ -200,7 +201,7 @@ def test_weights_change_and_drafts_go_on(simulate, chunk_job, fixed_drafter):
     sim = simulate(drafter=drafter)
     run_all(sim, chunk_job("a", max_tokens=30, known=30))
     policy = drafter.made
-    asyncio.run(sim.engine.update_weights("elsewhere", 1))
+    asyncio.run(sim.engine.update_weights(directory("elsewhere"), 1))
     sim.engine.forget_group("any")
     assert run_all(sim, chunk_job("b", max_tokens=30, known=30)).outputs["b"].drafted_at
     assert drafter.made is policy
@@ -301,6 +302,7 @@ def test_a_model_that_accepts_nothing_or_everything_is_possible(simulate, chunk_
     st.lists(st.floats(0, 1), min_size=6, max_size=6),
     st.floats(0, 1),
 )
+@example([1], [5e-324] * 6, 1.0)  # divided by which a number overflows
 def test_shares_add_up_and_fall(drafted, rates, share):
     drafted_at = sorted(drafted, reverse=True)
     accepted = round(share * sum(drafted_at))

@@ -86,7 +86,8 @@ class StoreConnector(KVConnectorBase_V1):
         self.saves = True
         """False after a step with log-probs that are not finite, whose KV is no better."""
         self._blocks = kv_cache_config.num_blocks
-        self._store = Guarded(None)
+        self.store = Guarded(None)
+        """The pool's; one that is not there has nothing."""
         self._read: Callable[[list[int]], Bytes] | None = None
         self._staged: dict[str, Staged] = {}
         self._loads = Loads()
@@ -105,7 +106,7 @@ class StoreConnector(KVConnectorBase_V1):
 
         ``tell`` is told why, if the store is given up.
         """
-        self._store, self._read = Guarded(store, tell), read
+        self.store, self._read = Guarded(store, tell), read
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
@@ -113,7 +114,7 @@ class StoreConnector(KVConnectorBase_V1):
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
         staged = self._staged.get(request.request_id)
         if staged is None or staged.first != first:
-            staged = Staged(first, self._store.ask(lambda store: self._stage(store, keys), NOTHING))
+            staged = Staged(first, self.store.ask(lambda store: self._stage(store, keys), NOTHING))
             self._staged[request.request_id] = staged
         return len(staged.blocks) * self.block_tokens, False
 
@@ -164,7 +165,7 @@ class StoreConnector(KVConnectorBase_V1):
 
     def _drop(self, keys: Sequence[bytes]) -> None:
         if keys:
-            self._store.ask(lambda store: store.drop(keys), None)
+            self.store.ask(lambda store: store.drop(keys), None)
 
     def _keys(self, request: Request) -> Sequence[bytes]:
         keys: Sequence[bytes] = request.block_hashes
@@ -190,7 +191,7 @@ class StoreConnector(KVConnectorBase_V1):
                 assert self._read is not None
                 store.put([keys[i] for i in lacking], self._read([block_ids[i] for i in lacking]))
 
-        self._store.ask(save, None)
+        self.store.ask(save, None)
 
     # In the worker.
 

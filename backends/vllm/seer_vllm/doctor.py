@@ -6,6 +6,8 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from seer_host.machine import machine as asked_of_machine
+
 from seer_core.hookspecs import Check
 from seer_vllm import SUPPORTED_VLLM
 
@@ -55,27 +57,8 @@ def elsewhere(python: Path) -> list[Check]:
 
 def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | None) -> list[Check]:
     """Compare what the settings ask for with what the machine has."""
-    there = (model / "config.json").is_file()
-    checks = [
-        Check(
-            PART,
-            there,
-            f"model {model}" if there else f"no config.json in {model}",
-            "" if there else "set [engine.vllm].model to a directory with a Hugging Face model",
-        )
-    ]
-    cpus = len(os.sched_getaffinity(0))
-    wanted = instances * threads
-    checks.append(
-        Check(
-            PART,
-            wanted <= cpus,
-            f"{instances} instances of {threads} threads on {cpus} CPUs",
-            ""
-            if wanted <= cpus
-            else "lower threads or instances: threads that wait for a CPU spin, and may be 25 times slower",
-        )
-    )
+    spin = "threads that wait for a CPU spin, and may be 25 times slower"
+    checks = asked_of_machine(PART, model, instances, threads, kv_cache_bytes, spin)
     if kv_cache_bytes is None and on_cpu():
         checks.append(
             Check(
@@ -83,17 +66,6 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
                 False,
                 "no kv_cache_bytes, and vLLM is built for CPUs",
                 "set [engine.vllm].kv_cache_bytes, the KV memory of one instance; 1 GiB is 1_073_741_824",
-            )
-        )
-    if kv_cache_bytes is not None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        needed = instances * kv_cache_bytes
-        checks.append(
-            Check(
-                PART,
-                needed < memory,
-                f"KV caches of {needed / 2**30:.2f} GiB in {memory / 2**30:.1f} GiB of memory",
-                "" if needed < memory else "lower kv_cache_bytes or instances",
             )
         )
     return checks

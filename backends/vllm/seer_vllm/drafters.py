@@ -7,60 +7,43 @@ Their drafts are verified by key like any others, so the tokens are the same as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import attrs
-import msgspec
 from msgspec import Meta, Struct
 
 from seer_core.drafting import DraftPolicy, SourceSpec, StepTimes
 from seer_core.hookspecs import hookimpl
-from seer_core.numbers import NotNegative, Share
 
-__all__ = ["NGRAM", "OWN_METHODS", "SUFFIX", "NgramSettings", "OwnDrafter", "SuffixSettings"]
+__all__ = ["NGRAM", "OWN_METHODS", "SUFFIX", "OwnDrafter", "OwnSettings"]
 
 OWN_METHODS = ("vllm:ngram", "vllm:suffix")
 """What a ``SourceSpec`` names instead of a class."""
 
-Positive = Annotated[int, Meta(ge=1)]
+
+NGRAM_MATCH = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+"""Tokens of a match that n-gram drafts follow.  Of suffix decoding vLLM's own defaults hold."""
 
 
-class NgramSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[plugin.vllm_ngram]``: drafts of ``draft_tokens`` after a match of so many tokens."""
+class OwnSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[plugin.vllm_ngram]`` and ``[plugin.vllm_suffix]``: how long drafts are at most."""
 
-    draft_tokens: Positive = 8
-    prompt_lookup_min: Positive = 2
-    prompt_lookup_max: Positive = 5
-
-
-class SuffixSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[plugin.vllm_suffix]``: vLLM's names and defaults."""
-
-    draft_tokens: Positive = 8
-    suffix_decoding_max_tree_depth: Positive = 24
-    suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0)] = 10_000
-    suffix_decoding_max_spec_factor: NotNegative = 1.0
-    suffix_decoding_min_token_prob: Share = 0.1
+    draft_tokens: Annotated[int, Meta(ge=1)] = 8
 
 
 @attrs.frozen
 class OwnDrafter:
-    """A method that vLLM brings itself; nothing to start and no policy to ask."""
+    """A method that vLLM brings itself; no policy to ask."""
 
     method: str
-    settings: Any
-
-    async def start(self, instances: int) -> None:
-        """Do nothing: each instance drafts by itself."""
-
-    async def stop(self) -> None:
-        """Do nothing."""
+    draft_tokens: int
+    arguments: Mapping[str, int]
+    """Further keys of vLLM's ``speculative_config``."""
 
     def source(self) -> SourceSpec:
-        """Name the method; its settings are vLLM's ``speculative_config``."""
-        settings = msgspec.structs.asdict(self.settings)
-        draft_tokens = settings.pop("draft_tokens")
-        return SourceSpec(f"vllm:{self.method}", settings, draft_tokens)
+        """Name the method."""
+        return SourceSpec(f"vllm:{self.method}", self.arguments, self.draft_tokens)
 
     def shares(self) -> bool:
         """Return False: vLLM's methods look at the texts of their own instance."""
@@ -74,15 +57,17 @@ class OwnDrafter:
 class _Plugin:
     """What an entry point names: settings and one hook."""
 
-    def __init__(self, method: str, settings: type[Struct]) -> None:
+    Settings = OwnSettings
+
+    def __init__(self, method: str, arguments: Mapping[str, int]) -> None:
         self.method = method
-        self.Settings = settings
+        self.arguments = arguments
 
     @hookimpl
     def seer_make_drafter(self, settings: Any) -> OwnDrafter:
         """Return the drafter."""
-        return OwnDrafter(self.method, settings)
+        return OwnDrafter(self.method, settings.draft_tokens, self.arguments)
 
 
-NGRAM = _Plugin("ngram", NgramSettings)
-SUFFIX = _Plugin("suffix", SuffixSettings)
+NGRAM = _Plugin("ngram", NGRAM_MATCH)
+SUFFIX = _Plugin("suffix", {})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import structs
 from seer_host import checkpoint
+from seer_host.checkpoint import WEIGHTS
 from seer_host.drafts import SOURCE, Drafting
 from seer_host.instance import Row
 from seer_host.wire import Troubled
@@ -15,7 +16,8 @@ from vllm.platforms import current_platform
 
 from seer_core.drafting import DraftHost, SiblingText, SourceSpec
 from seer_core.ports import ChunkJob
-from seer_vllm import internals, sampling, weights
+from seer_core.weights import WeightSpec
+from seer_vllm import internals, memory, sampling, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import Proposer
 
@@ -57,9 +59,9 @@ class WorkerExtension:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
         return self._seer_sampler.watch.turn(on)
 
-    def seer_load(self, path: str, version: int) -> str:
-        """Load a directory of safetensors; return the fingerprint of the weights."""
-        return weights.load(self, path, version)
+    def seer_load(self, source: WeightSpec, version: int) -> str:
+        """Load the weights of a source; return their fingerprint."""
+        return weights.load(self, WEIGHTS.make(source.path, source.settings), version)
 
     def seer_fingerprint(self) -> str:
         """Return the fingerprint of the weights the worker was started with."""
@@ -75,6 +77,16 @@ class WorkerExtension:
         for layer in self.model_runner.kv_caches:
             for part in layer if isinstance(layer, list | tuple) else [layer]:
                 part.zero_()
+
+    def seer_release_kv(self) -> None:
+        """Give all KV memory, in main memory, back to the system until it is written again."""
+        for layer in self.model_runner.kv_caches:
+            for part in layer if isinstance(layer, list | tuple) else [layer]:
+                memory.release(part)
+
+    def seer_used_bytes(self) -> int:
+        """Return the memory in use: this process's, or all of the device."""
+        return memory.used_bytes(self.model_runner.device)
 
     def seer_read_kv(self, block_ids: list[int]) -> NDArray[np.uint8]:
         """Return blocks of KV, uint8 [n, block_bytes]."""

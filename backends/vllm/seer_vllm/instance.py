@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import structlog
 from msgspec import structs
 from seer_host import checkpoint
 from seer_host.instance import Refusal, Row
 from seer_host.meters import MoveMeter, StepMeter, default_grid
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
-from seer_host.wire import Failed, Finished, Load, Start, Troubled
+from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
 from vllm import EngineArgs, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
@@ -33,6 +34,7 @@ from seer_core.errors import EngineError
 from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.weights import WeightSpec
 from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
@@ -40,6 +42,8 @@ from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.scheduler import AccountingScheduler
 
 __all__ = ["Instance"]
+
+log = structlog.get_logger("seer")
 
 EXTENSION = "seer_vllm.extension.WorkerExtension"
 SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
@@ -85,7 +89,8 @@ class Instance:
         self._running: dict[str, _Running] = {}
         self._weight_version = 0
         self._poisoned = False
-        self._tensors = checkpoint.read_headers(Path(self._engine.vllm_config.model_config.model))
+        self._fingerprint_asleep = ""
+        self._tensors = checkpoint.headers_of(self._engine.vllm_config.model_config.model)
         self._pool_troubles = Troubles("kv_pool")
         self._drafts = source is not None
         self._opens = source is not None and own_method(source) is None
@@ -94,7 +99,7 @@ class Instance:
         self._connector = connector if isinstance(connector, StoreConnector) else None
         self._store = None if start.store is None else self._share(start.store)
         measured = MoveMeter(self._bench()).measure()
-        print("measured", ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in measured.items()), flush=True)
+        log.info("moves_measured", **measured)
         self.info = structs.replace(self.info, **measured)
         if source is not None and self._opens:
             self._attach(source)
@@ -146,12 +151,12 @@ class Instance:
             results += self._cleanse()
         return results
 
-    def load(self) -> Load:
-        """Return the instance's load as vLLM sees it."""
+    def telemetry(self) -> Telemetry:
+        """Return what vLLM is doing, and what its drafts cost."""
         running, waiting = self._scheduler.get_request_counts()
         drafting_s, drafting = self._call("seer_drafting")[0] if self._drafts else (0.0, {})
         kv_usage = self._scheduler.get_kv_cache_usage()
-        return Load(running, waiting, kv_usage, drafting_s=drafting_s, drafting=drafting)
+        return Telemetry(running, waiting, kv_usage, drafting_s=drafting_s, drafting=drafting)
 
     def troubles(self) -> list[Troubled]:
         """Return what the draft source and the KV store complain of, since this was last asked."""
@@ -169,6 +174,15 @@ class Instance:
             self._call("seer_forget", group_id)
         if self._connector is not None:
             self._connector.forget_group(group_id)
+
+    def pool_told(self, note: Mapping[str, int]) -> None:
+        """Hand on to the KV store what the pool has told."""
+        if self._connector is not None:
+            self._connector.store.told(note)
+
+    def pool_note(self) -> dict[str, int]:
+        """Return what the store has to tell the pool."""
+        return {} if self._connector is None else self._connector.store.note()
 
     def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
@@ -188,19 +202,13 @@ class Instance:
             self._connector.reset()
         self._reset_prefix_cache()
 
-    def update_weights(self, source: str, version: int) -> str:
-        """Load the safetensors of a directory, if they are the model's tensors, and let the layers prove it.
+    def update_weights(self, source: WeightSpec, version: int) -> str:
+        """Load weights, if they are the model's tensors, and let the layers prove it.
 
         An error half-way leaves a broken model: it is no refusal, and ends the process.
         """
-        try:
-            tensors = checkpoint.read_headers(Path(source))
-            if not tensors:
-                raise Refusal(f"no safetensors in {source!r}")
-            dtype: Any = self._engine.vllm_config.model_config.dtype  # a torch.dtype by now
-            checkpoint.check(tensors, self._tensors, self._call("seer_ties")[0], dtype)
-        except EngineError as error:
-            raise Refusal(str(error)) from error
+        dtype: Any = self._engine.vllm_config.model_config.dtype  # a torch.dtype by now
+        checkpoint.open_checked(source, self._tensors, self._call("seer_ties")[0], dtype)
         fingerprint = self._fingerprint("seer_load", source, version)
         self._weight_version = version
         try:
@@ -208,6 +216,32 @@ class Instance:
         except Refusal as error:
             raise EngineError(str(error)) from error
         return fingerprint
+
+    def sleep(self) -> int:
+        """Forget all KV and give its memory back; on a GPU that of the weights too, which wait in the host's.
+
+        On a GPU it is vLLM's sleep mode, of level 1.  On a CPU the weights stay: vLLM computes there with
+        packed copies of which only their kernels know.
+        """
+        on_cpu = current_platform.is_cpu()
+        if not on_cpu and not self._engine.vllm_config.model_config.enable_sleep_mode:
+            raise Refusal("it cannot give memory back; set engine_args = { enable_sleep_mode = true }")
+        self.reset_cache()
+        self._fingerprint_asleep = self._fingerprint("seer_fingerprint")
+        before = self._used_bytes()
+        if on_cpu:
+            self._call("seer_release_kv")
+        else:
+            self._engine.sleep(level=1)
+        return max(0, before - self._used_bytes())
+
+    def wake(self) -> None:
+        """Take the memory again, and see that the model answers by the weights of before."""
+        if not current_platform.is_cpu():
+            self._engine.wake_up()
+            self._call("seer_clear_kv")  # new memory holds anything, numbers that are not finite too
+        if self._fingerprint("seer_fingerprint") != self._fingerprint_asleep:
+            raise EngineError("it woke with other weights than it fell asleep with")
 
     def watch(self, on: bool) -> list[Row]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
@@ -231,6 +265,10 @@ class Instance:
     def _fingerprint(self, method: str, *arguments: Any) -> str:
         """Return what all workers say of their weights."""
         return "-".join(self._call(method, *arguments))
+
+    def _used_bytes(self) -> int:
+        used: list[int] = self._call("seer_used_bytes")
+        return sum(used)
 
     def _cleanse(self) -> list[Failed]:
         """Clear KV memory after values that are not finite, which masks and zeros do not stop.
@@ -270,7 +308,7 @@ class Instance:
             self._reset_prefix_cache()
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
-            print(f"measured {times} in {perf_counter() - begun:.1f} s", flush=True)
+            log.info("steps_measured", times=times, took_s=round(perf_counter() - begun, 1))
         host = DraftHost(
             instance_id=self.info.id,
             max_running=self.info.max_running,

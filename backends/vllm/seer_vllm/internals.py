@@ -7,13 +7,9 @@ connector's documented methods) is not repeated.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
-import attrs
+from seer_host.names import Name, complain, flaw_of, lacking
 
 from seer_core.errors import EngineError
 from seer_vllm import SUPPORTED_VLLM
@@ -32,20 +28,7 @@ __all__ = [
 ]
 
 
-@attrs.frozen
-class Name:
-    """A name, dotted where it is an attribute's; ``owner`` is the module, or ``module:Class``, that has it.
-
-    ``takes`` are the parameters with which it is called, or with which vLLM calls what we put in its place;
-    None where it is not a function.
-    """
-
-    owner: str
-    name: str
-    without: str
-    takes: tuple[str, ...] | None = None
-
-
+ENGINE = "vLLM"
 RENDEZVOUS = "the file by which an engine's processes meet stays in the temporary directory"
 SAMPLED = "tokens are not sampled by key"
 ACCOUNT = "chunks come without an account of what they cost"
@@ -171,7 +154,7 @@ def check_imports(*, on_cpu: bool) -> None:
     if not vllm.__version__.startswith(SUPPORTED_VLLM):
         raise EngineError(f"vLLM {vllm.__version__} is not {SUPPORTED_VLLM}*, on whose internals Seer relies")
     names = (*IMPORTED, *ON_CPU) if on_cpu else IMPORTED
-    _complain(flaw for name in names if (flaw := _flaw_of(name)) is not None)
+    complain(ENGINE, (flaw for name in names if (flaw := flaw_of(name)) is not None))
 
 
 def check_runner(runner: Any) -> None:
@@ -184,7 +167,7 @@ def check_runner(runner: Any) -> None:
 
     if not isinstance(runner, GPUModelRunner):
         raise EngineError(f"vLLM's model runner is {type(runner).__qualname__}, without keyed sampling")
-    _complain(_lacking(runner, (*RUNNER, *DRAFTING) if hasattr(runner, "drafter") else RUNNER))
+    complain(ENGINE, lacking(runner, (*RUNNER, *DRAFTING) if hasattr(runner, "drafter") else RUNNER))
     for holds, fact in (
         (not getattr(runner, "use_async_scheduling", True), "async scheduling is on"),
         (not runner.model_config.logits_processors, "it would pass logits processors by"),
@@ -199,42 +182,6 @@ def check_scheduler(scheduler: Any) -> None:
     Raises:
         EngineError: it has it not.
     """
-    _complain(_lacking(scheduler, SCHEDULER))
+    complain(ENGINE, lacking(scheduler, SCHEDULER))
     if scheduler.connector is not None:
-        _complain(_lacking(scheduler.connector, CONNECTOR))
-
-
-def _complain(flaws: Iterable[str]) -> None:
-    found = list(flaws)
-    if found:
-        raise EngineError(f"this vLLM will not do: {'; '.join(found)}")
-
-
-def _lacking(thing: Any, names: Sequence[Name]) -> list[str]:
-    flaws = []
-    for name in names:
-        try:
-            attrgetter(name.name)(thing)
-        except AttributeError:
-            flaws.append(f"{name.owner} has no {name.name}, and without it {name.without}")
-    return flaws
-
-
-def _flaw_of(name: Name) -> str | None:
-    module, _, kind = name.owner.partition(":")
-    try:
-        owner: Any = importlib.import_module(module)
-        owner = getattr(owner, kind) if kind else owner
-    except (ImportError, AttributeError):
-        return f"there is no {name.owner}, and without its {name.name} {name.without}"
-    annotated = inspect.isclass(owner) and any(
-        name.name in vars(each).get("__annotations__", {}) for each in owner.__mro__
-    )
-    if not annotated and not hasattr(owner, name.name):
-        return f"{name.owner} has no {name.name}, and without it {name.without}"
-    if name.takes is not None:
-        taken = tuple(inspect.signature(getattr(owner, name.name)).parameters)
-        if taken[: len(name.takes)] != name.takes:
-            takes, wanted = ", ".join(taken), ", ".join(name.takes)
-            return f"{name.owner}.{name.name} takes ({takes}), not ({wanted}), and then {name.without}"
-    return None
+        complain(ENGINE, lacking(scheduler.connector, CONNECTOR))

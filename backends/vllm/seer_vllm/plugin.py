@@ -48,8 +48,8 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
 
     ``kv_cache_bytes``, ``threads`` (OpenMP's) and ``tensor_parallel`` are per instance.  Without
     ``kv_cache_bytes`` vLLM takes what a GPU has left; on a CPU it must be given.  ``max_batched_tokens`` 0
-    means vLLM's choice.  ``visible_devices`` are shared out among the instances, in order; empty means those
-    of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  ``engine_args`` are passed to vLLM as they are.
+    means vLLM's choice.  The devices of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..., are shared out among the
+    instances, in order.  ``engine_args`` are passed to vLLM as they are.
     """
 
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
@@ -58,7 +58,6 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Few = 1
     tensor_parallel: Annotated[int, Meta(ge=1, le=128)] = 1
-    visible_devices: tuple[str, ...] = ()
     enforce_eager: bool = True
     engine_args: dict[str, Any] = field(default_factory=dict)
 
@@ -127,9 +126,7 @@ def share_devices(settings: Settings, environment: Mapping[str, str]) -> list[Se
     """
     each, needed = settings.tensor_parallel, settings.tensor_parallel * settings.instances
     inherited = environment.get("CUDA_VISIBLE_DEVICES")
-    if settings.visible_devices:
-        devices = list(settings.visible_devices)
-    elif inherited is None:
+    if inherited is None:
         devices = [str(index) for index in range(needed)]
     elif inherited.strip() in ("", "-1"):
         return [()] * settings.instances

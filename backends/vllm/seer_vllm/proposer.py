@@ -51,5 +51,8 @@ class Proposer(SourceProposer):
         token_ids_cpu: NDArray[np.int32],
         **_: Any,
     ) -> Drafts:
-        """Return drafts for the next step, a list for each request."""
-        return self.propose_for(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        """Return drafts for the next step, a list for each request; not asked where one nears its end."""
+        lengths = num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        return self.propose_for(
+            sampled_token_ids, lengths, lambda row, start, stop: token_ids_cpu[row, start:stop].tolist()
+        )

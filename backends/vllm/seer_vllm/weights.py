@@ -25,6 +25,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from seer_core.errors import EngineError
+from seer_core.weights import WeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +41,8 @@ SAMPLED = 4096
 """At most about so many values of any other tensor enter a fingerprint."""
 
 
-def load(worker: Any, path: str, version: int) -> str:
-    """Load a directory of safetensors into the worker's model; return the fingerprint of what it is now.
+def load(worker: Any, source: WeightSource, version: int) -> str:
+    """Load what a source reads into the worker's model; return the fingerprint of what it is now.
 
     Raises:
         EngineError: a layer does not answer by what was loaded; the model is of no use any more.
@@ -56,7 +57,7 @@ def load(worker: Any, path: str, version: int) -> str:
 
     places = {layer: _places(layer, version) for layer in layers.values()}
     with _watching(note):
-        worker.reload_weights(weights_path=path)
+        worker.reload_weights(weights_iterator=source.tensors())
         for layer in _tied(layers):
             layer.quant_method.process_weights_after_loading(layer)
     answers = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from seer_host.checkpoint import Directory
 from seer_vllm.blocks import Layers
 
 from seer_core.errors import EngineError
@@ -27,7 +28,7 @@ class Scripted:
         self.notes = Path(settings["notes"])
         self.random = random.Random(1)
         self.open_jobs = {}
-        self.seen = {}
+        self.texts = {}
         self.answers = {}
         self.handle = 0
         self.proposals = 0
@@ -42,6 +43,7 @@ class Scripted:
     def open(self, job):
         self.handle += 1
         self.open_jobs[self.handle] = job
+        self.texts[self.handle] = list(job.token_ids)
         if job.group_id in ("perfect", "mixed"):
             answers = json.loads((self.notes / "answers.json").read_text())
             self.answers[self.handle] = job.token_ids[: job.prompt_tokens] + answers[job.seed]
@@ -51,19 +53,23 @@ class Scripted:
     def propose(self, batch):
         self.proposals += 1
         size = len(batch.handles)
-        assert size == len(batch.rows) == len(batch.counts) == len(batch.limits) == len(set(batch.rows))
+        assert self.host.paths == 1
+        assert size == len(batch.lengths) == len(batch.counts) == len(batch.limits) == len(set(batch.handles))
         assert batch.drafts.shape == (size, self.host.draft_tokens)
-        assert {array.dtype for array in (batch.tokens, batch.drafts, batch.lengths)} == {np.dtype(np.int32)}
+        assert {array.dtype for array in (batch.new_tokens, batch.drafts, batch.lengths)} == {
+            np.dtype(np.int32)
+        }
         assert not batch.counts.any()
-        for b, handle in enumerate(batch.handles.tolist()):
-            job, length, sampled = self.open_jobs[handle], int(batch.lengths[b]), int(batch.sampled[b])
-            text = batch.tokens[batch.rows[b], :length].tolist()
-            assert text[: len(job.token_ids)] == job.token_ids
-            assert length == self.seen.get(handle, len(job.token_ids)) + sampled
-            self.seen[handle] = length
+        for b, (handle, written) in enumerate(zip(batch.handles.tolist(), batch.each_written(), strict=True)):
+            job, length, limit = self.open_jobs[handle], int(batch.lengths[b]), int(batch.limits[b])
+            text = self.texts[handle]
+            text += written.tolist()
+            assert length == len(text)
             left = len(job.token_ids) + job.max_tokens - length
-            limit = int(batch.limits[b])
-            assert limit == (max(min(self.host.draft_tokens, left - 1), 0) if sampled else 0)
+            assert limit == (max(min(self.host.draft_tokens, left - 1), 0) if len(written) else 0)
+            if job.group_id == "perfect":
+                answer = self.answers[handle]  # a step may go on beyond its end
+                assert text[: len(answer)] == answer[:length]
             draft = self.draft(job.group_id, handle, length, limit)
             batch.counts[b] = len(draft)
             batch.drafts[b, : len(draft)] = draft[: self.host.draft_tokens]
@@ -144,18 +150,18 @@ class Saboteur(Scripted):
 
         sampling.KeyedSampler._positions = poison_and_go_on
 
-    def load_with_faults(self, worker, path, version):
+    def load_with_faults(self, worker, source, version):
         faults = {}
-        old = worker.vllm_config.model_config.model
+        old = Directory({"directory": worker.vllm_config.model_config.model})
         for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head", "nothing"):
             self.load(worker, old, version)
             try:
                 with self.stale(worker, name):
-                    faults[name] = self.load(worker, path, version)
+                    faults[name] = self.load(worker, source, version)
             except EngineError as error:
                 faults[name] = str(error)
         (self.notes / "faults.json").write_text(json.dumps(faults))
-        return self.load(worker, path, version)
+        return self.load(worker, source, version)
 
     @contextmanager
     def stale(self, worker, name):

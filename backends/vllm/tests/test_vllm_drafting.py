@@ -8,6 +8,7 @@ import pytest
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
+from seer_core.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -152,7 +153,7 @@ def test_new_weights_make_the_source_start_afresh(drafting, models, notes, promp
     before = drafting.whole(prompts(2), PLAIN, 30)
     (notes / "calls.jsonl").write_text("")
     drafting.weight_version += 1
-    drafting.run(drafting.engine.update_weights(str(models[0]), drafting.weight_version))
+    drafting.run(drafting.engine.update_weights(directory(models[0]), drafting.weight_version))
     assert calls(notes) == [["reset"]]
     assert drafting.whole(prompts(2), PLAIN, 30) == before
 

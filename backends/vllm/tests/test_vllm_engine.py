@@ -8,6 +8,7 @@ from seer_vllm.plugin import MAX_TEMPERATURE
 
 from seer_core.errors import EngineError
 from seer_core.model import GroupContext, InstanceStatus, Request, Sampling
+from seer_core.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -165,7 +166,7 @@ def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts
     before = roomy.whole(prompts(4), PLAIN, 100)
 
     old_version = roomy.weight_version
-    roomy.run(roomy.engine.update_weights(str(models[1]), old_version + 1))
+    roomy.run(roomy.engine.update_weights(directory(models[1]), old_version + 1))
     stale = roomy.job(prompts(1)[0], 5, 0, PLAIN)
     roomy.engine.submit(stale)
     roomy.run(roomy.until(lambda: stale.id in roomy.answers))
@@ -179,7 +180,7 @@ def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts
     assert {output.cached_tokens for output in outputs} == {0}
     assert {output.weight_version for output in outputs} == {old_version + 1}
 
-    roomy.run(roomy.engine.update_weights(str(models[0]), old_version + 2))
+    roomy.run(roomy.engine.update_weights(directory(models[0]), old_version + 2))
     roomy.weight_version = old_version + 2
     assert roomy.whole(prompts(4), PLAIN, 100) == before
 
@@ -187,7 +188,7 @@ def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts
 def test_weights_that_are_not_there_change_nothing(roomy, prompts, tmp_path):
     before = roomy.whole(prompts(2), PLAIN, 20)
     with pytest.raises(EngineError, match=r"UpdateWeights on instance 'vllm-0': no safetensors in"):
-        roomy.run(roomy.engine.update_weights(str(tmp_path), 9))
+        roomy.run(roomy.engine.update_weights(directory(tmp_path), 9))
     assert roomy.whole(prompts(2), PLAIN, 20) == before
 
 
@@ -195,7 +196,7 @@ def test_control_calls_are_refused_while_chunks_run(roomy, prompts, models: tupl
     job = roomy.job(prompts(1)[0], 200, 0, GREEDY)
     roomy.engine.submit(job)
     with pytest.raises(EngineError, match="1 chunks are running"):
-        roomy.run(roomy.engine.update_weights(str(models[1]), 9))
+        roomy.run(roomy.engine.update_weights(directory(models[1]), 9))
     with pytest.raises(EngineError, match="1 chunks are running"):
         roomy.run(roomy.engine.reset_cache())
     roomy.run(roomy.until(lambda: job.id in roomy.answers))

@@ -12,6 +12,7 @@ from msgspec import structs
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.kv import StoreSpec
 from seer_core.model import Sampling
+from seer_core.weights import directory
 
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
@@ -212,7 +213,7 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, st
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(4), firsts, strict=True)]
     for each in pair:
         each.weight_version += 1
-        each.run(each.engine.update_weights(str(models[1]), each.weight_version))
+        each.run(each.engine.update_weights(directory(models[1]), each.weight_version))
     jobs = [b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]
     outputs = b.run(b.chunks(jobs))  # the pool still holds the old KV: keys alone must do
     fresh = start(models[1])
@@ -230,7 +231,7 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, st
     assert pool.stats().used_bytes == 0
     for each in pair:
         each.weight_version += 1
-        each.run(each.engine.update_weights(str(models[0]), each.weight_version))
+        each.run(each.engine.update_weights(directory(models[0]), each.weight_version))
     b.group = "mixed"
 
 
@@ -252,7 +253,7 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, co
     assert max(output.prefilled_tokens for output in outputs) <= BLOCK
     a.run(a.engine.start(a))
     a.weight_version = b.weight_version
-    a.run(a.engine.update_weights(str(models[0]), a.weight_version))
+    a.run(a.engine.update_weights(directory(models[0]), a.weight_version))
     outputs = a.run(a.chunks([a.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
     assert [
         first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)

@@ -16,6 +16,7 @@ import pytest
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
+from seer_core.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -183,9 +184,9 @@ def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
         "the draft source failed: ValueError: no draft today"
     ]
     before, harness.group = harness.info.fingerprint, "group"
-    assert harness.run(harness.engine.update_weights(str(models[0]), 0)) == before
+    assert harness.run(harness.engine.update_weights(directory(models[0]), 0)) == before
     assert harness.whole(prompts(3), PLAIN, 40) == whole
-    assert harness.run(harness.engine.update_weights(str(models[1]), 0)) != before
+    assert harness.run(harness.engine.update_weights(directory(models[1]), 0)) != before
     leader = harness.pid
     children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
     assert len(children) >= 2

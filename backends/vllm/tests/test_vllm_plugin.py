@@ -83,7 +83,7 @@ def test_instances_share_the_visible_devices_in_order():
     assert share_devices(two_by_two, {}) == [["0", "1"], ["2", "3"]]
     assert share_devices(two_by_two, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == [["4", "5"], ["6", "7"]]
     assert share_devices(settings(instances=2), {"CUDA_VISIBLE_DEVICES": ""}) == [(), ()]
-    assert share_devices(settings(visible_devices=["GPU-a"]), {"CUDA_VISIBLE_DEVICES": "3"}) == [["GPU-a"]]
+    assert share_devices(settings(), {"CUDA_VISIBLE_DEVICES": "GPU-a"}) == [["GPU-a"]]
 
 
 def test_too_few_devices_is_a_config_error():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from seer_core.model import PromptGroup, Sampling
 from seer_core.plugins import Assembly, Strategies
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Policies, Slot
+from seer_core.weights import WeightSpec, directory
 
 pytestmark = pytest.mark.engine
 
@@ -46,9 +48,9 @@ def tied(start, tied_models):
     return start(tied_models[0])
 
 
-def update(harness, directory):
+def update(harness, path):
     """Give new weights to an instance; chunks ask for them from now on."""
-    harness.run(harness.engine.update_weights(str(directory), harness.weight_version + 1))
+    harness.run(harness.engine.update_weights(directory(path), harness.weight_version + 1))
     harness.weight_version += 1
 
 
@@ -75,6 +77,48 @@ def test_after_an_update_a_tied_model_answers_like_one_freshly_started_on_the_we
     tokens, found = scores(tied, prompts(6))
     assert tokens == first[0]
     assert np.abs(found - first[1]).max() < 1e-5
+
+
+@pytest.fixture
+def shared():
+    """Return a function that puts weights into shared memory, as a trainer would, and names them."""
+    memory = Path("/dev/shm") / f"seer-test-{os.getpid()}"
+
+    def share(weights):
+        memory.write_bytes(b"".join(tensor.tobytes() for tensor in weights.values()))
+        sizes = [tensor.size for tensor in weights.values()]
+        begins = [sum(sizes[:number]) for number in range(len(sizes))]
+        table = [
+            (name, list(tensor.shape), begin)
+            for (name, tensor), begin in zip(weights.items(), begins, strict=True)
+        ]
+        return WeightSpec("weight_sources:Shared", {"memory": str(memory), "table": table})
+
+    yield share
+    memory.unlink(missing_ok=True)
+
+
+def test_weights_from_shared_memory_are_those_of_a_directory_and_are_checked_alike(
+    tied, tied_models, prompts, shared
+):
+    version = tied.weight_version + 1
+    by_directory = tied.run(tied.engine.update_weights(directory(tied_models[1]), version))
+    tied.weight_version = version
+    expected = scores(tied, prompts(2), 20)
+    update(tied, tied_models[0])
+    weights = tensors(tied_models[1])
+    assert tied.run(tied.engine.update_weights(shared(weights), version)) == by_directory
+    tied.weight_version = version
+    tokens, found = scores(tied, prompts(2), 20)
+    assert tokens == expected[0]
+    assert (found == expected[1]).all()
+    weights[UP] = put(np.nan)(weights[UP].copy())
+    with pytest.raises(EngineError, match=f"tensor '{UP}' has values that are no finite numbers"):
+        tied.run(tied.engine.update_weights(shared(weights), version + 1))
+    with pytest.raises(EngineError, match="weight source 'weight_sources:Lost' cannot be imported"):
+        tied.run(tied.engine.update_weights(WeightSpec("weight_sources:Lost", {}), version + 1))
+    assert scores(tied, prompts(2), 20)[0] == tokens
+    assert tied.losses == []
 
 
 def with_values(name, change):
@@ -107,7 +151,10 @@ def half(weights):
             with_values(UP, lambda tensor: tensor[:, :-1]),
             rf"tensor '{UP}' has the shape \[512, 191\], the model's",
         ),
-        (with_values(UP, lambda tensor: tensor.astype(np.int8)), f"tensor '{UP}' holds I8, the model's F32"),
+        (
+            with_values(UP, lambda tensor: tensor.astype(np.int8)),
+            f"tensor '{UP}' holds int8, the model's float32",
+        ),
         (with_values(UP, put(np.nan)), f"tensor '{UP}' has values that are no finite numbers"),
         (
             with_values(EMBEDDINGS, put(-np.inf)),
@@ -149,6 +196,7 @@ def test_a_file_that_is_no_safetensors_is_refused(tied, tmp_path, content):
 
 
 def test_shards_and_an_equal_copy_of_the_head_are_taken(tied, tied_models, prompts, tmp_path):
+    update(tied, tied_models[0])
     before = scores(tied, prompts(2), 20)
     weights = tensors(tied_models[0])
     weights[HEAD] = weights[EMBEDDINGS].copy()

@@ -73,12 +73,6 @@ class VanillaDrafter:
         self._method = method
         self._draft_tokens = draft_tokens
 
-    async def start(self, instances: int) -> None:
-        """Do nothing: nothing is shared."""
-
-    async def stop(self) -> None:
-        """Do nothing."""
-
     def source(self) -> SourceSpec:
         """Return the method's name; only simulated engines know it (vLLM has ``vllm_suffix``)."""
         return SourceSpec(f"sim:{self._method}", {}, self._draft_tokens)

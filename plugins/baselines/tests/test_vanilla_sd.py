@@ -1,5 +1,3 @@
-import asyncio
-
 import msgspec
 import pytest
 from seer_baselines.vanilla_sd import AdaptiveLength, Settings, VanillaDrafter, seer_make_drafter
@@ -22,13 +20,6 @@ def test_each_method_has_the_paper_s_longest_draft(method, longest):
 
 def test_the_longest_draft_can_be_set():
     assert seer_make_drafter(Settings(draft_tokens=5), None).source().draft_tokens == 5
-
-
-def test_nothing_is_started_and_nothing_stopped():
-    drafter = VanillaDrafter("mtp", 1)
-    asyncio.run(drafter.start(3))
-    asyncio.run(drafter.stop())
-    assert drafter.source().draft_tokens == 1
 
 
 def test_probes_are_not_told_apart():

@@ -79,10 +79,10 @@ class Voting:
 class IndexStats:
     """A snapshot; ``tokens``, ``bytes``, ``groups`` and ``requests`` are what is held now, the rest counts.
 
-    ``drafts`` are rows asked for with a limit above 0.  No draft was given for ``stale`` rows (request
-    gone or closed) and ``mismatched`` ones (the row is shorter than, or different from, what is stored,
-    or holds a negative id); ``unstored`` rows had new tokens that found no room.  ``bytes_leaving`` is text
-    of dropped groups on its way into the common index, a little per call.
+    ``drafts`` are requests asked for with a limit above 0.  No draft was given for ``stale`` ones (gone or
+    closed), ``mismatched`` ones (what they wrote does not go on from what is stored, or holds a negative id)
+    and ``unstored`` ones (some of their text found no room; ``append`` it).  ``bytes_leaving`` is text of
+    dropped groups on its way into the common index, a little per call.
     """
 
     tokens: int
@@ -101,9 +101,8 @@ class IndexStats:
 class DraftIndex:
     """All requests' texts by group, and drafts that continue them.
 
-    Thread-safe: every call releases the GIL and takes one mutex; appends take it in slices of 256
-    tokens and step aside for drafts.  A handle never names anything but what it was given out for:
-    once that is gone, ``draft`` gives no tokens for it and every other call raises.
+    Every call keeps the GIL.  A handle never names anything but what it was given out for: once that is
+    gone, ``draft`` gives no tokens for it and every other call raises.
 
     ``memory_bytes`` bounds everything held, ``common_bytes`` (at most a quarter of it) the text of groups
     that are gone.  When memory is full, the least recently used group goes, except those with open
@@ -150,40 +149,42 @@ class DraftIndex:
     def draft(
         self,
         requests: Int32 | NDArray[np.int64],
-        rows: Int32,
         lengths: Int32,
+        written: Int32,
+        new_tokens: Int32,
         limits: Int32,
-        tokens: Int32,
         out: Int32,
         counts: Int32,
         probabilities: Float32,
     ) -> None:
-        """Append what is new in each request's row, then draft a path for it; in place, zero copy.
+        """Append what each request has written, then draft a path for it; in place, zero copy.
 
-        Row ``rows[b]`` of ``tokens`` [R, L] holds prompt and response of ``requests[b]``, ``lengths[b]``
-        tokens in all.  Writes ``counts[b] <= min(limits[b], K)`` tokens to ``out`` [B, K], and to
+        Prompt and response of ``requests[b]`` have ``lengths[b]`` tokens in all, the last ``written[b]`` of
+        which are its own in ``new_tokens``, where one request's follow the other's; those that are stored
+        already are skipped.  Writes ``counts[b] <= min(limits[b], K)`` tokens to ``out`` [B, K], and to
         ``probabilities`` [B, K] the estimated chance that the draft is accepted up to each.  Limit 0 only
-        appends.  All arrays are C-contiguous int32, ``probabilities`` float32; one-dimensional ones and
-        the outputs may be longer than the batch, whose size is that of ``requests``.
+        appends.  All arrays are C-contiguous int32, ``probabilities`` float32; but for ``new_tokens`` they
+        may be longer than the batch, whose size is that of ``requests``.
         """
 
     def draft_trees(
         self,
         requests: Int32 | NDArray[np.int64],
-        rows: Int32,
         lengths: Int32,
+        written: Int32,
+        new_tokens: Int32,
         max_nodes: Int32,
-        tokens: Int32,
         out: Int32,
         parents: Int32,
         counts: Int32,
         probabilities: Float32,
         top_k: int = 0,
         max_depth: int = 0,
+        paths: int = 0,
     ) -> None:
         """Draft trees, most probable nodes first; ``parents`` [B, N] precede their children, -1 is the root.
 
-        At most ``top_k`` children per node and ``max_depth`` tokens per path; 0: no limit.
+        At most ``top_k`` children per node, ``max_depth`` tokens per path and so many ``paths``; 0: no limit.
         """
 
     def stats(self) -> IndexStats: ...
@@ -263,17 +264,27 @@ class TokenChoice:
     def open(self, handle: int, probe: bool) -> None:
         """Learn that a request, a probe or not, runs under this handle from now on."""
 
-    def choose(self, handles: Int32, lengths: Int32, counts: Int32, chances: Float32) -> None:
+    def choose(
+        self,
+        handles: Int32,
+        lengths: Int32,
+        counts: Int32,
+        chances: Float32,
+        drafts: Int32 | None = None,
+        parents: Int32 | None = None,
+    ) -> None:
         """Lower ``counts`` [B] of draft tokens to what is worth verifying; in place.
 
         ``lengths`` [B] are the requests' tokens so far, ``chances`` [>= B, K] that a draft is accepted up to
-        each token, as the index says.
+        each token, as the index says.  Trees, most probable tokens first, come with their tokens and
+        ``parents``, both [>= B, K].
         """
 
-    def learn(self, handles: Int32, sampled: Int32, seconds: float) -> None:
-        """Learn that the step last chosen for took so long, and gave ``sampled`` [B] tokens to ``handles``.
+    def learn(self, handles: Int32, written: Int32, new_tokens: Int32, seconds: float) -> None:
+        """Learn that the step last chosen for took so long, and gave ``written`` [B] tokens to ``handles``.
 
-        Its duration is learnt from if the same requests are here and none was in its prefill.
+        ``new_tokens``, one request's after the other's, tell which of a tree's were accepted.  The duration
+        is learnt from if the same requests are here, none was in its prefill, and no step went by untold.
         """
 
     @property

@@ -1,7 +1,11 @@
-"""How a source's drafts are cut to what is worth verifying; one choice per instance."""
+"""How a source's drafts are cut to what is worth verifying; one choice per instance.
+
+Drafts may be trees, their most probable nodes first.  A tree is cut as a line is: its first tokens stay.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from seer_core.drafting import DraftHost
@@ -27,15 +31,26 @@ class Choice(Protocol):
         """Learn that a request, a probe or not, runs under this handle from now on."""
         ...
 
-    def learn(self, handles: Int32, sampled: Int32, seconds: float) -> None:
-        """Learn what became of the step that was last chosen for, how long it took, and who is here now."""
+    def learn(self, handles: Int32, written: Int32, new_tokens: Int32, seconds: float) -> None:
+        """Learn what became of the step that was last chosen for, how long it took, and who is here now.
+
+        ``written`` [B] counts each request's new tokens; ``new_tokens`` holds them, request after request.
+        """
         ...
 
-    def choose(self, handles: Int32, lengths: Int32, counts: Int32, chances: Float32) -> None:
+    def choose(
+        self,
+        handles: Int32,
+        lengths: Int32,
+        counts: Int32,
+        chances: Float32,
+        drafts: Int32 | None = None,
+        parents: Int32 | None = None,
+    ) -> None:
         """Lower ``counts`` [B] of draft tokens to what is worth verifying.
 
         ``lengths`` [B] are the requests' tokens so far, ``chances`` [>= B, K] that a draft is accepted up to
-        each token.
+        each token.  Of trees it is told the tokens and ``parents``, both [>= B, K].
         """
         ...
 
@@ -55,27 +70,53 @@ class ClassChoice:
         self._policy = policy
         self._probes: dict[int, bool] = {}
         self._drafted: dict[int, int] = {}
+        self._trees: dict[int, tuple[list[int], list[int]]] = {}
         self._steps = 0
 
     def open(self, handle: int, probe: bool) -> None:
         """See ``Choice``."""
         self._probes[handle] = probe
         self._drafted[handle] = 0
+        self._trees.pop(handle, None)
 
-    def learn(self, handles: Int32, sampled: Int32, seconds: float) -> None:
-        """See ``Choice``; step times are believed as they were measured."""
+    def learn(self, handles: Int32, written: Int32, new_tokens: Int32, seconds: float) -> None:
+        """See ``Choice``; step times are believed as they were measured.
+
+        A tree's token counts at the position where it stands in the draft, not at its depth.
+        """
         self._steps += 1
         if self._steps % TokenChoice.LEARN_EVERY and not self._policy.exploring:
             return
         drafted = [self._drafted[handle] for handle in handles.tolist()]
-        accepted = [min(tokens - 1, most) for tokens, most in zip(sampled.tolist(), drafted, strict=True)]
+        if self._trees:
+            kept = self._kept(handles.tolist(), written.tolist(), new_tokens.tolist())
+        else:
+            accepted = [min(tokens - 1, most) for tokens, most in zip(written.tolist(), drafted, strict=True)]
+            kept = [[True] * count for count in accepted]
         positions = range(max(drafted, default=0))
         self._policy.learn(
             [sum(count > j for count in drafted) for j in positions],
-            [sum(count > j for count in accepted) for j in positions],
+            [sum(any(each[j : j + 1]) for each in kept) for j in positions],
         )
 
-    def choose(self, handles: Int32, lengths: Int32, counts: Int32, chances: Any) -> None:
+    def _kept(self, handles: list[int], written: list[int], new_tokens: list[int]) -> list[list[bool]]:
+        """Return which tokens of each request's tree were accepted."""
+        kept, at = [], 0
+        for handle, count in zip(handles, written, strict=True):
+            tokens, parents = self._trees.get(handle, ([], []))
+            kept.append(accepted_nodes(tokens, parents, new_tokens[at : at + count - 1] if count else []))
+            at += count
+        return kept
+
+    def choose(
+        self,
+        handles: Int32,
+        lengths: Int32,
+        counts: Int32,
+        chances: Any,
+        drafts: Int32 | None = None,
+        parents: Int32 | None = None,
+    ) -> None:
         """See ``Choice``; who is a probe is all that counts."""
         batch = handles.tolist()
         probes = sum(self._probes[handle] for handle in batch)
@@ -83,3 +124,15 @@ class ClassChoice:
         for b, (handle, count) in enumerate(zip(batch, counts.tolist(), strict=True)):
             chosen = min(count, ours if self._probes[handle] else theirs)
             counts[b] = self._drafted[handle] = chosen
+            if drafts is not None and parents is not None:
+                self._trees[handle] = drafts[b, :chosen].tolist(), parents[b, :chosen].tolist()
+
+
+def accepted_nodes(tokens: Sequence[int], parents: Sequence[int], accepted: Sequence[int]) -> list[bool]:
+    """Return which nodes of a tree are on the path that was accepted."""
+    depths: list[int] = []  # 0: not on it
+    for token, parent in zip(tokens, parents, strict=True):
+        above = 0 if parent < 0 else depths[parent]
+        follows = (parent < 0 or above > 0) and accepted[above : above + 1] == [token]
+        depths.append(above + 1 if follows else 0)
+    return [depth > 0 for depth in depths]

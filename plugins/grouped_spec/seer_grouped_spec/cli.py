@@ -33,6 +33,9 @@ DEFAULT_SIBLINGS = (0, 1, 3, 7, 9)
     "--tree-nodes", type=click.IntRange(0, 1024), default=0, metavar="N", help="Draft trees of N tokens."
 )
 @click.option(
+    "--paths", type=click.IntRange(0), default=0, metavar="N", help="Of at most N paths; 0 is no limit."
+)
+@click.option(
     "--min-probability", type=click.FloatRange(0, 1), default=0.0, metavar="P", help="Cut weaker drafts."
 )
 @click.option(
@@ -45,6 +48,7 @@ def replay_command(
     siblings: str | None,
     draft_tokens: int,
     tree_nodes: int,
+    paths: int,
     min_probability: float,
     control: bool,
     limit: int | None,
@@ -71,6 +75,7 @@ def replay_command(
             tree_nodes,
             min_probability,
             control=control,
+            paths=paths,
             progress=_show_progress,
         )
     if json_file is not None:

@@ -22,17 +22,11 @@ _PROFILE = Form[StepTimes](StepTimes, "no profile", "write one with `seer profil
 
 
 class GroupedDrafter:
-    """Says what the workers load; nothing of it is to be started."""
+    """Says what the workers load."""
 
     def __init__(self, settings: Settings, step_times: StepTimes | None) -> None:
         self._settings = settings
         self._step_times = step_times
-
-    async def start(self, instances: int) -> None:
-        """Do nothing: the runtime carries what the instances share."""
-
-    async def stop(self) -> None:
-        """Do nothing."""
 
     def source(self) -> SourceSpec:
         """Return the engine half."""

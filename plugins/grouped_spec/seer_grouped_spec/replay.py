@@ -74,12 +74,14 @@ def replay(
     common: int = 0,
     targets: Sequence[int] | None = None,
     top_k: int = 0,
+    paths: int = 0,
     voting: Voting | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[ReplayRow]:
     """Return a row per entry of ``siblings``; groups with too few responses for it are left out.
 
-    With ``tree_nodes`` trees of so many nodes are drafted, else paths of ``draft_tokens``.  ``control``
+    With ``tree_nodes`` trees of so many nodes are drafted, of at most so many ``paths`` and ``top_k``
+    children per node (0: no limit), else single paths of ``draft_tokens``.  ``control``
     takes other prompts' responses as siblings: what the group itself adds is the difference.  ``common``
     responses of each other group go to the common index, as if those groups had finished before.
     ``targets`` are the numbers of the responses to replay, all by default; "live" always advances all.
@@ -117,7 +119,7 @@ def replay(
                 played = tuple(played[t] for t in wanted)
                 requests = [_open_target(index, recordings, number, t, setting, control) for t in wanted]
             total += _play(
-                index, requests, recordings[number].prompt, played, draft_tokens, tree_nodes, top_k
+                index, requests, recordings[number].prompt, played, draft_tokens, tree_nodes, top_k, paths
             )
         if progress is not None:
             progress(f"siblings {setting}", len(fitting), len(fitting))
@@ -202,6 +204,7 @@ def _play(
     draft_tokens: int,
     tree_nodes: int,
     top_k: int,
+    paths: int,
 ) -> NDArray[np.int64]:
     """Play responses side by side; return the numbers of responses, steps, tokens and drafted tokens."""
     width = tree_nodes or draft_tokens
@@ -217,31 +220,37 @@ def _play(
     out, parents = np.zeros((2, len(responses), width), np.int32)
     probabilities, counts = np.zeros((len(responses), width), np.float32), np.zeros(len(responses), np.int32)
     offsets = np.arange(width)
+    written = np.zeros_like(lengths)
     total = np.array([len(responses), 0, int((ends - lengths).sum()), 0], np.int64)
     while True:
         going = lengths < ends
+        starts = (lengths - written)[:, None]
+        new_tokens = tokens[rows[:, None], starts + np.arange(width + 1)]
+        new_tokens = new_tokens[np.arange(width + 1) < written[:, None]]
         if not going.all():
             # The last tokens go in, for whoever is still writing; then the row leaves the batch.
-            index.draft(handles, rows, lengths, np.zeros_like(limits), tokens, out, counts, probabilities)
+            index.draft(
+                handles, lengths, written, new_tokens, np.zeros_like(limits), out, counts, probabilities
+            )
             handles, rows = handles[going], rows[going]
             lengths, ends = lengths[going], ends[going]
-            limits = limits[: len(rows)]
+            limits, written, new_tokens = limits[: len(rows)], np.zeros_like(lengths), new_tokens[:0]
         size = len(rows)
         if not size:
             return total
         said = tokens[rows[:, None], lengths[:, None] + offsets]
+        asked = (handles, lengths, written, new_tokens, limits)
         if tree_nodes:
-            index.draft_trees(
-                handles, rows, lengths, limits, tokens, out, parents, counts, probabilities, top_k=top_k
-            )
+            index.draft_trees(*asked, out, parents, counts, probabilities, top_k=top_k, paths=paths)
             accepted = _accept_tree(out[:size], parents[:size], counts[:size], said)
         else:
-            index.draft(handles, rows, lengths, limits, tokens, out, counts, probabilities)
+            index.draft(*asked, out, counts, probabilities)
             equal = (out[:size] == said) & (offsets < counts[:size, None])
             accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
         total[1] += size
         total[3] += int(counts[:size].sum())
-        lengths = np.minimum(lengths + accepted + 1, ends).astype(np.int32)
+        written = np.minimum(accepted + 1, ends - lengths).astype(np.int32)
+        lengths = lengths + written
 
 
 def _accept_tree(out: Tokens, parents: Tokens, counts: Tokens, said: Tokens) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -21,6 +21,11 @@ from seer_core.ports import ChunkJob
 from seer_grouped_spec._index import DraftIndex, DraftIndexError, TokenChoice, Voting
 from seer_grouped_spec.choice import make_choice
 from seer_grouped_spec.settings import SourceSettings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int32 = NDArray[np.int32]
 
 __all__ = ["GroupedSource"]
 
@@ -64,6 +69,7 @@ class GroupedSource:
         self._requests = np.zeros(0, np.int64)
         self._add_slots(host.max_running)
         self._chances = np.zeros((host.max_running, host.draft_tokens), np.float32)
+        self._paths = host.paths
         self._steps = 0
         self._learnt_tokens = 0
         self._tell = host.tell
@@ -105,20 +111,17 @@ class GroupedSource:
             self._learnt_tokens += len(text.token_ids)
 
     def propose(self, batch: DraftBatch) -> None:
-        """Draft for the batch and keep what is worth verifying."""
+        """Draft for the batch, lines or trees, and keep what is worth verifying."""
         handles = batch.handles
-        self._choice.learn(handles, batch.sampled, time.perf_counter() - self._ended_s)
-        self._index.draft(
-            self._requests[handles],
-            batch.rows,
-            batch.lengths,
-            batch.limits,
-            batch.tokens,
-            batch.drafts,
-            batch.counts,
-            self._chances,
-        )
-        self._choice.choose(handles, batch.lengths, batch.counts, self._chances)
+        self._choice.learn(handles, batch.written, batch.new_tokens, time.perf_counter() - self._ended_s)
+        asked = (self._requests[handles], batch.lengths, batch.written, batch.new_tokens, batch.limits)
+        tree: tuple[Int32, ...] = ()
+        if self._paths == 1:
+            self._index.draft(*asked, batch.drafts, batch.counts, self._chances)
+        else:
+            tree = (batch.drafts, batch.parents)
+            self._index.draft_trees(*asked, *tree, batch.counts, self._chances, paths=self._paths)
+        self._choice.choose(handles, batch.lengths, batch.counts, self._chances, *tree)
         self._batch_size = len(handles)
         self._steps += 1
         if self._steps % EXPIRE_EVERY == 0:

@@ -60,27 +60,23 @@ def draft(
     tree: bool = False,
     top_k: int = 0,
     max_depth: int = 0,
+    paths: int = 0,
     width: int | None = None,
 ) -> list[Draft]:
-    """Draft for (request, whole text) pairs in one call."""
+    """Draft for (request, whole text) pairs in one call, whatever the index has of a text already."""
     width = limit if width is None else width
     size = len(items)
-    columns = max((len(text) for _, text in items), default=0) + 1
-    buffer = np.full((size + 1, columns), 10**9, np.int32)
-    rows = np.arange(size, 0, -1, dtype=np.int32)  # not in the batch's order
-    for row, (_, text) in zip(rows, items, strict=True):
-        buffer[row, : len(text)] = text
+    new_tokens = np.array([token for _, text in items for token in text], np.int32)
     lengths = np.array([len(text) for _, text in items], np.int32)
     limits = np.full(size, limit, np.int32)
     out, parents = np.full((2, size, width), -7, np.int32)
     probabilities, counts = np.zeros((size, width), np.float32), np.full(size, -7, np.int32)
     handles = np.array([request for request, _ in items], np.int64)
+    asked = (handles, lengths, lengths, new_tokens, limits)
     if tree:
-        index.draft_trees(
-            handles, rows, lengths, limits, buffer, out, parents, counts, probabilities, top_k, max_depth
-        )
+        index.draft_trees(*asked, out, parents, counts, probabilities, top_k, max_depth, paths)
     else:
-        index.draft(handles, rows, lengths, limits, buffer, out, counts, probabilities)
+        index.draft(*asked, out, counts, probabilities)
         parents[:] = np.arange(width) - 1
     return [
         Draft(out[b, :n].tolist(), probabilities[b, :n].tolist(), parents[b, :n].tolist())

@@ -1,4 +1,4 @@
-// The nanobind front of the draft index.
+// The nanobind front of the draft index.  Every call keeps the GIL, which is what keeps two apart.
 #define SEER_IMPORTS_NUMPY
 #include "arrays.hpp"
 
@@ -12,7 +12,7 @@ using namespace seer;
 
 namespace {
 
-Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle limits, nb::handle tokens,
+Batch batch_of(nb::handle requests, nb::handle lengths, nb::handle written, nb::handle new_tokens, nb::handle limits,
                nb::handle out, nb::handle counts, nb::handle probabilities) {
   Batch batch;
   const bool wide = PyArray_Check(requests.ptr()) &&
@@ -24,13 +24,12 @@ Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::han
   } else {
     batch.requests32 = data<int32_t>(handles);
   }
-  batch.rows = vector(rows, "rows", batch.size);
   batch.lengths = vector(lengths, "lengths", batch.size);
+  batch.written = vector(written, "written", batch.size);
+  PyArrayObject* added = array(new_tokens, "new_tokens", NPY_INT32, 1);
+  batch.new_tokens = data<int32_t>(added);
+  batch.new_count = dimension(added, 0);
   batch.limits = vector(limits, "limits", batch.size);
-  PyArrayObject* buffer = array(tokens, "tokens", NPY_INT32, 2);
-  batch.tokens = data<int32_t>(buffer);
-  batch.token_rows = dimension(buffer, 0);
-  batch.token_columns = dimension(buffer, 1);
   PyArrayObject* drafts = array(out, "out", NPY_INT32, 2, true);
   batch.out_columns = dimension(drafts, 1);
   batch.out = matrix<int32_t>(out, "out", batch.size, batch.out_columns);
@@ -39,11 +38,10 @@ Batch batch_of(nb::handle requests, nb::handle rows, nb::handle lengths, nb::han
   return batch;
 }
 
-struct Tokens {  // a 1-d int32 array that stays alive while the GIL is released
-  nb::object owner;
+struct Tokens {  // a 1-d int32 array
   const int32_t* data;
   size_t size;
-  Tokens(nb::handle object, const char* name) : owner(nb::borrow(object)) {
+  Tokens(nb::handle object, const char* name) {
     PyArrayObject* found = array(object, name, NPY_INT32, 1);
     data = seer::data<int32_t>(found);
     size = dimension(found, 0);
@@ -57,8 +55,6 @@ nb::object to_array(const std::vector<int32_t>& tokens) {
   if (size) std::memcpy(data<int32_t>(reinterpret_cast<PyArrayObject*>(made)), tokens.data(), 4 * tokens.size());
   return nb::steal(made);
 }
-
-using Release = nb::gil_scoped_release;
 
 }  // namespace
 
@@ -142,60 +138,59 @@ NB_MODULE(_index, m) {
           "open_group",
           [](DraftIndex& self, nb::handle prompt, double now_s, double ttl_s) {
             Tokens tokens(prompt, "prompt");
-            Release release;
             return self.open_group(tokens.data, tokens.size, now_s, ttl_s);
           },
           "prompt"_a, "now_s"_a, "ttl_s"_a)
-      .def("touch_group", &DraftIndex::touch_group, "group"_a, "now_s"_a, nb::call_guard<Release>())
-      .def("drop_group", &DraftIndex::drop_group, "group"_a, nb::call_guard<Release>())
-      .def("expire", &DraftIndex::expire, "now_s"_a, nb::call_guard<Release>())
-      .def("clear", &DraftIndex::clear, nb::call_guard<Release>())
-      .def("open_request", &DraftIndex::open_request, "group"_a, nb::call_guard<Release>())
+      .def("touch_group", &DraftIndex::touch_group, "group"_a, "now_s"_a)
+      .def("drop_group", &DraftIndex::drop_group, "group"_a)
+      .def("expire", &DraftIndex::expire, "now_s"_a)
+      .def("clear", &DraftIndex::clear)
+      .def("open_request", &DraftIndex::open_request, "group"_a)
       .def(
           "append",
           [](DraftIndex& self, Handle request, int64_t prev_token_count, nb::handle tokens) {
             Tokens added(tokens, "tokens");
-            Release release;
             self.append(request, prev_token_count, added.data, added.size);
           },
           "request"_a, "prev_token_count"_a, "tokens"_a)
-      .def("length", &DraftIndex::length, "request"_a, nb::call_guard<Release>())
+      .def("length", &DraftIndex::length, "request"_a)
       .def(
           "tokens",
           [](const DraftIndex& self, Handle request, int64_t start, int64_t stop) {
             std::vector<int32_t> found;
             {
-              Release release;
-              found = self.tokens(request, start, stop);
+                found = self.tokens(request, start, stop);
             }
             return to_array(found);
           },
           "request"_a, "start"_a, "stop"_a)
-      .def("close_request", &DraftIndex::close_request, "request"_a, nb::call_guard<Release>())
+      .def("close_request", &DraftIndex::close_request, "request"_a)
       .def(
           "draft",
-          [](DraftIndex& self, nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle limits,
-             nb::handle tokens, nb::handle out, nb::handle counts, nb::handle probabilities) {
-            const Batch batch = batch_of(requests, rows, lengths, limits, tokens, out, counts, probabilities);
-            Release release;
+          [](DraftIndex& self, nb::handle requests, nb::handle lengths, nb::handle written, nb::handle new_tokens,
+             nb::handle limits, nb::handle out, nb::handle counts, nb::handle probabilities) {
+            const Batch batch =
+                batch_of(requests, lengths, written, new_tokens, limits, out, counts, probabilities);
             self.draft(batch);
           },
-          "requests"_a, "rows"_a, "lengths"_a, "limits"_a, "tokens"_a, "out"_a, "counts"_a, "probabilities"_a)
+          "requests"_a, "lengths"_a, "written"_a, "new_tokens"_a, "limits"_a, "out"_a, "counts"_a,
+          "probabilities"_a)
       .def(
           "draft_trees",
-          [](DraftIndex& self, nb::handle requests, nb::handle rows, nb::handle lengths, nb::handle max_nodes,
-             nb::handle tokens, nb::handle out, nb::handle parents, nb::handle counts, nb::handle probabilities,
-             int top_k, int max_depth) {
-            Batch batch = batch_of(requests, rows, lengths, max_nodes, tokens, out, counts, probabilities);
+          [](DraftIndex& self, nb::handle requests, nb::handle lengths, nb::handle written, nb::handle new_tokens,
+             nb::handle max_nodes, nb::handle out, nb::handle parents, nb::handle counts, nb::handle probabilities,
+             int top_k, int max_depth, int paths) {
+            Batch batch =
+                batch_of(requests, lengths, written, new_tokens, max_nodes, out, counts, probabilities);
             batch.parents = matrix<int32_t>(parents, "parents", batch.size, batch.out_columns);
             within("top_k", top_k, 0, 1 << 30);
             within("max_depth", max_depth, 0, 1 << 30);
-            Release release;
-            self.draft_trees(batch, {top_k, max_depth});
+            within("paths", paths, 0, 1 << 30);
+            self.draft_trees(batch, {top_k, max_depth, paths});
           },
-          "requests"_a, "rows"_a, "lengths"_a, "max_nodes"_a, "tokens"_a, "out"_a, "parents"_a, "counts"_a,
-          "probabilities"_a, "top_k"_a = 0, "max_depth"_a = 0)
-      .def("stats", &DraftIndex::stats, nb::call_guard<Release>());
+          "requests"_a, "lengths"_a, "written"_a, "new_tokens"_a, "max_nodes"_a, "out"_a, "parents"_a, "counts"_a,
+          "probabilities"_a, "top_k"_a = 0, "max_depth"_a = 0, "paths"_a = 0)
+      .def("stats", &DraftIndex::stats);
 
   bind_choice(m);
 }

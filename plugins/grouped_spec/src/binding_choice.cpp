@@ -1,4 +1,4 @@
-// Every call here keeps the GIL: it takes a few microseconds, and the GIL is what keeps two apart.
+// The nanobind front of the choice among drafts; its calls keep the GIL, as those of the index do.
 #include "binding_choice.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -20,8 +20,8 @@ StepModel model_of(nb::handle profile) {
   return {{seconds, seconds + PyArray_SIZE(found)}, dimension(found, 1) - 1};
 }
 
-void choose(TokenChoice& self, nb::handle handles, nb::handle lengths, nb::handle counts,
-            nb::handle chances) {
+void choose(TokenChoice& self, nb::handle handles, nb::handle lengths, nb::handle counts, nb::handle chances,
+            nb::handle tokens, nb::handle parents) {
   PyArrayObject* batch = array(handles, "handles", NPY_INT32, 1);
   PyArrayObject* wide = array(chances, "chances", NPY_FLOAT32, 2);
   Drafts drafts;
@@ -31,13 +31,23 @@ void choose(TokenChoice& self, nb::handle handles, nb::handle lengths, nb::handl
   drafts.lengths = vector(lengths, "lengths", drafts.size);
   drafts.counts = vector(counts, "counts", drafts.size, true);
   drafts.chances = matrix<float>(chances, "chances", drafts.size, drafts.columns);
+  if (!parents.is_none()) {
+    drafts.tokens = matrix<int32_t>(tokens, "drafts", drafts.size, drafts.columns);
+    drafts.parents = matrix<int32_t>(parents, "parents", drafts.size, drafts.columns);
+  }
   self.choose(drafts);
 }
 
-void learn(TokenChoice& self, nb::handle handles, nb::handle sampled, double seconds) {
+void learn(TokenChoice& self, nb::handle handles, nb::handle written, nb::handle new_tokens, double seconds) {
   PyArrayObject* batch = array(handles, "handles", NPY_INT32, 1);
-  const size_t size = dimension(batch, 0);
-  self.learn(data<int32_t>(batch), vector(sampled, "sampled", size), size, seconds);
+  Outcome outcome;
+  outcome.size = dimension(batch, 0);
+  outcome.handles = data<int32_t>(batch);
+  outcome.written = vector(written, "written", outcome.size);
+  PyArrayObject* tokens = array(new_tokens, "new_tokens", NPY_INT32, 1);
+  outcome.new_tokens = data<int32_t>(tokens);
+  outcome.new_count = dimension(tokens, 0);
+  self.learn(outcome, seconds);
 }
 
 }  // namespace
@@ -98,8 +108,9 @@ void bind_choice(nb::module_& m) {
           },
           "profile"_a, "priority_factor"_a = 2.0, "least_gain"_a = 0.02)
       .def("open", &TokenChoice::open, "handle"_a, "probe"_a)
-      .def("choose", &choose, "handles"_a, "lengths"_a, "counts"_a, "chances"_a)
-      .def("learn", &learn, "handles"_a, "sampled"_a, "seconds"_a)
+      .def("choose", &choose, "handles"_a, "lengths"_a, "counts"_a, "chances"_a, "drafts"_a.none() = nb::none(),
+           "parents"_a.none() = nb::none())
+      .def("learn", &learn, "handles"_a, "written"_a, "new_tokens"_a, "seconds"_a)
       .def_ro("calibration", &TokenChoice::calibration)
       .def_ro("steps", &TokenChoice::steps);
 }

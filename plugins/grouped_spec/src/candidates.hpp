@@ -65,10 +65,10 @@ struct Pattern {
   int length;
   int32_t tokens[MAX_MATCH];  // right-aligned; what is missing in front equals nothing
 
-  void set(const int32_t* text, int n) {
+  void set(const int32_t* end, int n) {  // the n tokens before `end`
     length = std::min(n, MAX_MATCH);
     std::fill(tokens, tokens + MAX_MATCH - length, NO_TOKEN - 1);
-    std::memcpy(tokens + MAX_MATCH - length, text + n - length, sizeof(int32_t) * size_t(length));
+    std::memcpy(tokens + MAX_MATCH - length, end - length, sizeof(int32_t) * size_t(length));
   }
   const int32_t* last() const { return tokens + MAX_MATCH - 1; }
 
@@ -99,12 +99,13 @@ inline int count_bits8(unsigned x) {  // without -mpopcnt the builtin is a libra
 class Query {
  public:
   // Stage 1: hash the contexts.
-  void start(const Group& group, const RecentText* common, int segment, const int32_t* text, int n) {
+  void start(const Group& group, const RecentText* common, int segment) {
     group_ = &group;
     common_ = common && common->used() ? common : nullptr;
     segment_ = segment;
-    here_ = group.segment(segment).end();
-    pattern_.set(text, n);
+    const Segment& text = group.segment(segment);
+    here_ = text.end();
+    pattern_.set(text.at(here_), group.prompt_tokens() + text.size());
     hash_contexts(pattern_.last(), hashes_);
     for (uint32_t hash : hashes_) group.contexts().prefetch(hash);
     if (common_) common_->prefetch(hashes_);

@@ -44,6 +44,11 @@ void TokenChoice::choose(const Drafts& drafts) {
     slot(drafts.handles[b]);
     step.context_tokens += drafts.lengths[b];
   }
+  trees_ = drafts.parents != nullptr;
+  if (trees_) {
+    tokens_.resize(predicted_.size());
+    parents_.resize(predicted_.size());
+  }
   if (drafts.size) {
     const double plain_s = steps.seconds(step);
     weigh(drafts);
@@ -64,8 +69,18 @@ void TokenChoice::choose(const Drafts& drafts) {
     step.drafting += 1;
     step.drafting_context_tokens += drafts.lengths[b];
     step.draft_tokens += count;
-    const float* chances = drafts.chances + b * drafts.columns;
-    std::copy(chances, chances + count, predicted_.data() + size_t(drafts.handles[b]) * steps.longest());
+    const size_t from = b * drafts.columns, to = size_t(drafts.handles[b]) * steps.longest();
+    std::copy_n(drafts.chances + from, count, predicted_.data() + to);
+    if (!trees_) continue;
+    std::copy_n(drafts.tokens + from, count, tokens_.data() + to);
+    for (int j = 0; j < count; j++) {
+      const int32_t parent = drafts.parents[from + size_t(j)];
+      if (parent < -1 || parent >= j) {
+        throw IndexError("parents of request " + std::to_string(b) + " has " + std::to_string(parent) + " at " +
+                         std::to_string(j) + "; parents come before their children, and -1 is none");
+      }
+      parents_[to + size_t(j)] = parent;
+    }
   }
   step_ = step;
   batch_.assign(drafts.handles, drafts.handles + drafts.size);
@@ -135,19 +150,44 @@ void TokenChoice::explore(const Drafts& drafts) {
   drafts.counts[best] = most > 0;
 }
 
-void TokenChoice::learn(const int32_t* handles, const int32_t* sampled, size_t size, double seconds) {
+void TokenChoice::learn(const Outcome& outcome, double seconds) {
+  const int32_t *handles = outcome.handles, *written = outcome.written;
+  const size_t size = outcome.size;
   const bool same = size && size == batch_.size() && std::equal(handles, handles + size, batch_.begin());
-  if (same && std::all_of(sampled, sampled + size, [](int32_t tokens) { return tokens != 0; })) {
-    steps.learn(step_, seconds);
-  }
+  bool made = same;
+  for (size_t b = 0; made && b < size; b++) made = written[b] && written[b] <= slot(handles[b]).drafted + 1;
+  if (made) steps.learn(step_, seconds);
   if (++calls_ % LEARN_EVERY) return;
   verdicts_.clear();
+  size_t at = 0;  // of the request's tokens in new_tokens
   for (size_t b = 0; b < size; b++) {
-    const int drafted = slot(handles[b]).drafted, accepted = std::max(sampled[b], 1) - 1;
-    const float* predicted = predicted_.data() + size_t(handles[b]) * steps.longest();
-    for (int j = 0; j < drafted; j++) verdicts_.push_back({double(predicted[j]), j < accepted});
+    const Slot& request = slot(handles[b]);
+    const int tokens = std::max(written[b], 0), accepted = std::max(tokens, 1) - 1;
+    if (trees_ && outcome.new_count - at < size_t(tokens)) {
+      throw IndexError("new_tokens has " + std::to_string(outcome.new_count) +
+                       " tokens, fewer than written adds up to; pass those of all requests");
+    }
+    judge(request, size_t(handles[b]) * steps.longest(), outcome.new_tokens + at, accepted);
+    if (trees_) at += size_t(tokens);
   }
   calibration.learn(verdicts_);
+}
+
+// Say of each token that was verified whether it was accepted; a request's drafts begin at `first`.
+void TokenChoice::judge(const Slot& request, size_t first, const int32_t* written, int accepted) {
+  const float* predicted = predicted_.data() + first;
+  if (!trees_) {
+    if (accepted > request.drafted) return;  // of several steps
+    for (int j = 0; j < request.drafted; j++) verdicts_.push_back({double(predicted[j]), j < accepted});
+    return;
+  }
+  depths_.assign(size_t(request.drafted), 0);
+  for (int j = 0; j < request.drafted; j++) {
+    const int parent = parents_[first + size_t(j)], above = parent < 0 ? 0 : depths_[size_t(parent)];
+    const bool follows = (parent < 0 || above) && above < accepted && written[above] == tokens_[first + size_t(j)];
+    if (follows) depths_[size_t(j)] = above + 1;
+    verdicts_.push_back({double(predicted[j]), follows});
+  }
 }
 
 }  // namespace seer

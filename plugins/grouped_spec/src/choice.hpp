@@ -18,12 +18,28 @@ namespace seer {
 
 // One step's drafts.  Request b is handles[b] and lengths[b] tokens long; chances[b * columns + j] is
 // the chance, as the index says, that its draft is accepted up to and including token j.
+//
+// Drafts are trees if `parents` is given, most probable nodes first.  The first n nodes of such a tree are a
+// tree, and n better ones there are not; what they give is the sum of their chances, as it is on a line.  So
+// both are cut alike, and only what became of them is told differently.
 struct Drafts {
   size_t size = 0, columns = 0;
   const int32_t* handles = nullptr;
   const int32_t* lengths = nullptr;
   const float* chances = nullptr;
-  int32_t* counts = nullptr;  // in: tokens drafted; out: tokens to verify
+  const int32_t* tokens = nullptr;   // [size, columns], as is the next; of trees only
+  const int32_t* parents = nullptr;  // index of a token's parent, -1 for the first ones
+  int32_t* counts = nullptr;         // in: tokens drafted; out: tokens to verify
+};
+
+// What requests have written since `choose` was last called: written[b] tokens each, all in new_tokens, one
+// request's after the other's.  The tokens are looked at after trees only.
+struct Outcome {
+  size_t size = 0;
+  const int32_t* handles = nullptr;
+  const int32_t* written = nullptr;
+  const int32_t* new_tokens = nullptr;
+  size_t new_count = 0;
 };
 
 // Chooses for one instance.  Not thread-safe.
@@ -44,9 +60,9 @@ class TokenChoice {
 
   void choose(const Drafts& drafts);
 
-  // The step for which `choose` was last called has taken so long, and gave sampled[b] tokens to handles[b].
-  // It was made of what was chosen if the same requests were in it, and none was in its prefill.
-  void learn(const int32_t* handles, const int32_t* sampled, size_t size, double seconds);
+  // The step for which `choose` was last called has taken so long.  It was made of what was chosen if the same
+  // requests were in it, none was in its prefill, and none has written more than one step gives.
+  void learn(const Outcome& outcome, double seconds);
 
   Calibration calibration;
   StepModel steps;
@@ -61,17 +77,21 @@ class TokenChoice {
   void weigh(const Drafts& drafts);
   double best_step(const Drafts& drafts, const Step& plain, double plain_s);
   void explore(const Drafts& drafts);
+  void judge(const Slot& slot, size_t first, const int32_t* written, int accepted);
 
   double priority_factor_, threshold_;
   long calls_ = 0, plain_steps_ = 0;
   std::vector<Slot> slots_;
   std::vector<float> predicted_;  // of each slot's drafts, steps.longest() apiece
+  std::vector<int32_t> tokens_, parents_;  // of the same, if they are trees
+  bool trees_ = false;
   std::vector<int32_t> batch_;    // handles of the last step
   Step step_;
 
   // Scratch of a call: per request, the draft tokens there are, what 0, 1, ... of them give, and lengths.
   std::vector<int> there_, lengths_, best_;
   std::vector<double> gains_;
+  std::vector<int> depths_;  // of a tree's accepted nodes; 0 is a rejected one
   std::vector<Verdict> verdicts_;
 };
 

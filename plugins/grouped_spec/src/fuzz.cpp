@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <thread>
+#include <set>
 
 #include "choice.hpp"
 #include "index.hpp"
@@ -57,48 +57,49 @@ Handle some_request(const std::vector<Known>& groups, const Known** of) {
 }
 
 void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
-  const size_t size = size_t(below(20)), rows = size_t(below(20)) + 1, columns = size_t(below(700));
-  const size_t width = size_t(below(40)) + 1;
+  const size_t size = size_t(below(20)), width = size_t(below(40)) + 1;
   std::vector<int64_t> requests(size);
-  std::vector<int32_t> at(size), lengths(size), limits(size), counts(size), tokens(rows * columns);
+  std::vector<int32_t> lengths(size), written(size), limits(size), counts(size), new_tokens;
   std::vector<int32_t> out(size * width), parents(size * width);
   std::vector<float> probabilities(size * width);
-  for (int32_t& token : tokens) token = int32_t(below(kinds));
   for (size_t b = 0; b < size; b++) {
     const Known* group;
     requests[b] = some_request(groups, &group);
-    at[b] = int32_t(below(int64_t(rows)));
     limits[b] = int32_t(below(50));
-    lengths[b] = int32_t(below(int64_t(columns) + 1));
-    if (group) {  // a row that goes on from what is stored, if it fits
+    std::vector<int32_t> text;
+    if (group) {  // what goes on from what is stored, if it fits
       try {
-        std::vector<int32_t> text = group->prompt;
+        text = group->prompt;
         const std::vector<int32_t> stored = index.tokens(requests[b], 0, index.length(requests[b]));
         text.insert(text.end(), stored.begin(), stored.end());
-        if (text.size() <= columns) {
-          std::copy(text.begin(), text.end(), tokens.begin() + std::ptrdiff_t(size_t(at[b]) * columns));
-          lengths[b] = int32_t(text.size()) + int32_t(below(int64_t(columns - text.size()) + 1));
-        }
       } catch (const IndexError&) {
       }
     }
-    if (one_in(400)) at[b] = malformed();
+    const std::vector<int32_t> more = random_tokens(one_in(20) ? 600 : 12, kinds);
+    text.insert(text.end(), more.begin(), more.end());
+    lengths[b] = int32_t(text.size());
+    const size_t told = one_in(9) ? size_t(below(lengths[b] + 1)) : more.size();
+    written[b] = int32_t(told);
+    new_tokens.insert(new_tokens.end(), text.end() - std::ptrdiff_t(told), text.end());
+    if (one_in(400)) written[b] = malformed();
     if (one_in(400)) lengths[b] = malformed();
     if (one_in(400)) limits[b] = malformed();
   }
-  if (!tokens.empty() && one_in(10)) tokens[size_t(below(int64_t(tokens.size())))] = malformed();
+  if (one_in(100)) new_tokens.resize(size_t(below(30)));
+  new_tokens.shrink_to_fit();
   Batch batch;
   batch.size = size;
   batch.requests64 = requests.data();
-  batch.rows = at.data(), batch.lengths = lengths.data(), batch.limits = limits.data();
-  batch.tokens = tokens.data(), batch.token_rows = rows, batch.token_columns = columns;
+  batch.lengths = lengths.data(), batch.written = written.data(), batch.limits = limits.data();
+  batch.new_tokens = new_tokens.data(), batch.new_count = new_tokens.size();
   batch.out = out.data(), batch.probabilities = probabilities.data(), batch.out_columns = width;
   batch.counts = counts.data();
+  const size_t paths = size_t(below(5));
   if (one_in(2)) {
     index.draft(batch);
   } else {
     batch.parents = parents.data();
-    index.draft_trees(batch, {int(below(4)), int(below(6))});
+    index.draft_trees(batch, {int(below(4)), int(below(6)), int(paths)});
   }
   for (size_t b = 0; b < size; b++) {
     require(counts[b] >= 0 && counts[b] <= limits[b] && size_t(counts[b]) <= width, "counts within limits");
@@ -107,6 +108,11 @@ void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
       require(probabilities[i] >= 0 && probabilities[i] <= 1.0001f, "probabilities are probabilities");
       const size_t node = i - b * width;
       if (batch.parents) require(parents[i] >= -1 && size_t(parents[i] + 1) <= node, "parents come first");
+    }
+    if (batch.parents && paths) {
+      const auto first = parents.begin() + std::ptrdiff_t(b * width);
+      const std::set<int32_t> inner(first, first + counts[b]);
+      require(size_t(counts[b]) - (inner.size() - inner.count(-1)) <= paths, "no more paths than wanted");
     }
   }
 }
@@ -174,12 +180,19 @@ TokenChoice random_choice() {
 
 void choose(TokenChoice& choice) {
   const size_t size = size_t(below(24)), columns = size_t(below(12)) + one_in(2);
-  std::vector<int32_t> handles(size), lengths(size), sampled(size), counts(size);
+  std::vector<int32_t> handles(size), lengths(size), written(size), counts(size), new_tokens;
   std::vector<float> chances(size * columns);
+  std::vector<int32_t> tokens(size * columns), parents(size * columns);
+  const bool trees = one_in(2);
   for (size_t b = 0; b < size; b++) {
     handles[b] = one_in(400) ? malformed() : int32_t(below(24));
     lengths[b] = one_in(50) ? malformed() : int32_t(below(5000));
-    sampled[b] = one_in(200) ? malformed() : int32_t(below(9)) + 1;
+    written[b] = one_in(200) ? malformed() : int32_t(below(9)) + 1;
+    for (int32_t i = 0; i < written[b] && i < 9; i++) new_tokens.push_back(int32_t(below(2)));
+    for (size_t j = 0; j < columns; j++) {
+      tokens[b * columns + j] = int32_t(below(2));
+      parents[b * columns + j] = one_in(500) ? malformed() : int32_t(below(int64_t(j) + 1)) - 1;
+    }
     counts[b] = one_in(50) ? malformed() : int32_t(below(int64_t(columns) + 1));
   }
   for (float& probability : chances) {
@@ -190,13 +203,14 @@ void choose(TokenChoice& choice) {
   // Often twice the same batch: only then are step times learnt.
   for (int64_t turn = below(3); turn >= 0; turn--) {
     counts = drafted;
-    choice.choose({size, columns, handles.data(), lengths.data(), chances.data(), counts.data()});
+    choice.choose({size, columns, handles.data(), lengths.data(), chances.data(), tokens.data(),
+                   trees ? parents.data() : nullptr, counts.data()});
     for (size_t b = 0; b < size; b++) {
       require(counts[b] >= 0 && counts[b] <= std::max(drafted[b], 0), "no more is chosen than was drafted");
       require(size_t(counts[b]) <= columns, "no more is chosen than there is room for");
     }
     const double took = one_in(50) ? double(malformed_chance()) : double(below(99)) / 1e4;
-    choice.learn(handles.data(), sampled.data(), size, took);
+    choice.learn({size, handles.data(), written.data(), new_tokens.data(), new_tokens.size()}, took);
     const Step some{1, double(below(5000)), 1, double(below(5000)), double(below(9))};
     const double seconds = choice.steps.seconds(some);
     require(seconds > 0 && std::isfinite(seconds), "a step takes time");
@@ -226,22 +240,6 @@ int main(int count, char** arguments) {
     std::vector<Known> groups;
     const int32_t kinds = one_in(3) ? INT32_MAX : int32_t(below(60)) + 1;
     double now = 0;
-    // Half of the rounds append from a second thread; its errors do not matter, its races would.
-    std::atomic<bool> over{false};
-    std::thread second;
-    if (one_in(2)) {
-      second = std::thread([&index, &over] {
-        const std::vector<int32_t> tokens(600, 7);
-        for (int64_t i = 0; !over; i++) {
-          try {
-            const Handle request = i % 64;
-            index.append(request, index.length(request), tokens.data(), tokens.size());
-          } catch (const IndexError&) {
-          }
-          std::this_thread::yield();
-        }
-      });
-    }
     TokenChoice choice = random_choice();
     for (int32_t handle = 0; handle < 24; handle++) {
       if (!one_in(500)) choice.open(handle, one_in(3));
@@ -259,8 +257,6 @@ int main(int count, char** arguments) {
     }
     const Stats stats = index.stats();
     require(stats.bytes <= size_t(1) << 24, "memory is bounded");
-    over = true;
-    if (second.joinable()) second.join();
   }
   std::printf("%llu operations, %llu refused\n", (unsigned long long)operations, (unsigned long long)refused);
 }

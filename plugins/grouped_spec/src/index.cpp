@@ -1,13 +1,12 @@
 #include "index.hpp"
 
 #include <cmath>
-#include <thread>
 
 namespace seer {
 
 namespace {
 
-constexpr int SLICE = 256;  // tokens appended per turn of the mutex, about 20 us
+constexpr int SLICE = 256;  // tokens that are stored, or moved to the common index, at a time
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -57,15 +56,12 @@ Handle DraftIndex::open_group(const int32_t* prompt, size_t n, double now_s, dou
     throw IndexError("open_group: the prompt has " + text(int64_t(n)) + " tokens, but at most " +
                      text(MAX_POSITIONS - LEAD - 1) + " fit; pass the end of it");
   }
-  // Nobody else knows the group yet, so its prompt is indexed without the mutex.
   auto entry = std::make_unique<GroupEntry>(int(n), now_s, ttl_s);
-  for (size_t i = 0; i < n; i += SLICE) entry->group.append(0, prompt + i, int(std::min<size_t>(SLICE, n - i)));
+  entry->group.append(0, prompt, int(n));
   entry->group.shrink(0);
 
-  Dropped dropped;
-  std::lock_guard<std::mutex> lock(mutex_);
   if (groups_.full()) throw IndexError("open_group: " + text(Slots<Group>::LIMIT) + " groups are open; drop some");
-  if (!make_room(entry->group.bytes(), nullptr, dropped)) {
+  if (!make_room(entry->group.bytes(), nullptr)) {
     throw IndexError("open_group: the prompt's " + text(int64_t(entry->group.bytes())) + " bytes do not fit into " +
                      text(int64_t(memory_bytes_)) + " beside groups that are being drafted for; raise memory_bytes");
   }
@@ -79,40 +75,33 @@ Handle DraftIndex::open_group(const int32_t* prompt, size_t n, double now_s, dou
 
 void DraftIndex::touch_group(Handle group, double now_s) {
   check_time("now_s", now_s);
-  std::lock_guard<std::mutex> lock(mutex_);
   GroupEntry& entry = group_of(group);
   entry.touched_s = std::max(entry.touched_s, now_s);
   entry.used = ++clock_;
 }
 
 void DraftIndex::drop_group(Handle group) {
-  std::unique_ptr<GroupEntry> dropped;
-  std::lock_guard<std::mutex> lock(mutex_);
   group_of(group);
-  dropped = remove(group, true);
+  remove(group, true);
   absorb(4 * SLICE);
 }
 
 std::vector<Handle> DraftIndex::expire(double now_s) {
   check_time("now_s", now_s);
-  Dropped dropped;
-  std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Handle> expired;
   groups_.each([&](Handle handle, const GroupEntry& entry) {
     if (now_s - entry.touched_s >= entry.ttl_s) expired.push_back(handle);
   });
-  for (Handle handle : expired) dropped.push_back(remove(handle, true));
+  for (Handle handle : expired) remove(handle, true);
   counters_.dropped_by_ttl += expired.size();
   absorb(4 * SLICE);
   return expired;
 }
 
 void DraftIndex::clear() {
-  Dropped dropped;
-  std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Handle> all;
   groups_.each([&](Handle handle, const GroupEntry&) { all.push_back(handle); });
-  for (Handle handle : all) dropped.push_back(remove(handle, false));
+  for (Handle handle : all) remove(handle, false);
   common_.clear();
   leaving_.clear();
   leaving_bytes_ = leaving_done_ = common_tokens_ = 0;
@@ -160,7 +149,7 @@ void DraftIndex::absorb(size_t tokens) {
 
 // Drop least recently used groups until so many bytes fit.  `keep`, and groups with open requests that
 // the latest draft call served, stay; false if that is not enough.
-bool DraftIndex::make_room(size_t bytes, const GroupEntry* keep, Dropped& dropped) {
+bool DraftIndex::make_room(size_t bytes, const GroupEntry* keep) {
   while (group_bytes_ + leaving_bytes_ + common_.reserved_bytes() + bytes > memory_bytes_) {
     if (!leaving_.empty()) {
       leaving_.clear();
@@ -173,7 +162,7 @@ bool DraftIndex::make_room(size_t bytes, const GroupEntry* keep, Dropped& droppe
       if (&entry != keep && !drafting && (!oldest || entry.used < oldest->used)) oldest = &entry;
     });
     if (!oldest) return false;
-    dropped.push_back(remove(oldest->handle, false));
+    remove(oldest->handle, false);
     counters_.dropped_for_memory++;
   }
   return true;
@@ -182,7 +171,6 @@ bool DraftIndex::make_room(size_t bytes, const GroupEntry* keep, Dropped& droppe
 // ---- requests ----
 
 Handle DraftIndex::open_request(Handle group) {
-  std::lock_guard<std::mutex> lock(mutex_);
   GroupEntry& entry = group_of(group);
   if (entry.group.full() || requests_.full()) {
     throw IndexError("open_request: group " + text(group) + " has had " + text(entry.requests.size()) +
@@ -198,14 +186,14 @@ Handle DraftIndex::open_request(Handle group) {
 }
 
 // Index tokens that are known to follow; false if memory or positions have run out.
-bool DraftIndex::store(Request& request, const int32_t* tokens, int k, Dropped& dropped) {
+bool DraftIndex::store(Request& request, const int32_t* tokens, int64_t k) {
   Group& group = request.group->group;
   while (k > 0) {
-    const int slice = std::min(k, SLICE);
+    const int slice = int(std::min<int64_t>(k, SLICE));
     if (segment_of(request).end() + slice >= MAX_POSITIONS) return false;
     const size_t growth = group.growth(request.segment, slice);
     if (group_bytes_ + leaving_bytes_ + common_.reserved_bytes() + growth > memory_bytes_ &&
-        !make_room(growth, request.group, dropped)) {
+        !make_room(growth, request.group)) {
       return false;
     }
     const size_t before = group.bytes();
@@ -224,50 +212,38 @@ void DraftIndex::append(Handle handle, int64_t prev_token_count, const int32_t* 
     throw IndexError("append to request " + text(handle) + ": prev_token_count is " + text(prev_token_count) +
                      "; pass the number of response tokens before these, 0.." + text(MAX_POSITIONS));
   }
-  const int64_t end = prev_token_count + int64_t(k);
-  for (bool done = false; !done;) {
-    for (int turns = 0; turns < 64 && drafting_; turns++) std::this_thread::yield();
-    Dropped dropped;
-    std::lock_guard<std::mutex> lock(mutex_);
-    // Others may have acted between slices, so every slice looks afresh.
-    Request& request = request_of(handle);
-    const std::string name = "append to request " + text(handle) + ": ";
-    if (!request.open) throw IndexError(name + "it is closed; open another request of its group");
-    const Segment& segment = segment_of(request);
-    const int64_t have = segment.size();
-    if (prev_token_count > have) {
-      throw IndexError(name + "prev_token_count is " + text(prev_token_count) + ", but it has " + text(have) +
-                       " tokens; send those from " + text(have) + " on");
-    }
-    const int64_t overlap = std::min(have, end) - prev_token_count;
-    if (overlap > 0 && std::memcmp(segment.text() + prev_token_count, tokens, sizeof(int32_t) * size_t(overlap))) {
-      throw IndexError(name + "tokens differ from the ones it has between " + text(prev_token_count) + " and " +
-                       text(prev_token_count + overlap) + "; a response never changes, open another request");
-    }
-    request.group->used = ++clock_;
-    const int slice = int(std::min<int64_t>(end - prev_token_count - overlap, SLICE));
-    if (!store(request, tokens + overlap, slice, dropped)) {
-      if (have + slice + LEAD >= MAX_POSITIONS) {
-        throw IndexError(name + "a response of more than " + text(MAX_POSITIONS - LEAD - 1) +
-                         " tokens cannot be indexed; leave it at that");
-      }
-      throw IndexError(name + "all " + text(int64_t(memory_bytes_)) +
-                       " bytes are taken by it and by groups that are being drafted for; raise memory_bytes");
-    }
-    absorb(SLICE);
-    done = std::min(have, end) + slice >= end;
-    tokens += overlap;  // the next slice does not compare what this one did
-    prev_token_count += overlap;
+  Request& request = request_of(handle);
+  const std::string name = "append to request " + text(handle) + ": ";
+  if (!request.open) throw IndexError(name + "it is closed; open another request of its group");
+  const Segment& segment = segment_of(request);
+  const int64_t have = segment.size(), end = prev_token_count + int64_t(k);
+  if (prev_token_count > have) {
+    throw IndexError(name + "prev_token_count is " + text(prev_token_count) + ", but it has " + text(have) +
+                     " tokens; send those from " + text(have) + " on");
   }
+  const int64_t overlap = std::min(have, end) - prev_token_count;
+  if (overlap > 0 && std::memcmp(segment.text() + prev_token_count, tokens, sizeof(int32_t) * size_t(overlap))) {
+    throw IndexError(name + "tokens differ from the ones it has between " + text(prev_token_count) + " and " +
+                     text(prev_token_count + overlap) + "; a response never changes, open another request");
+  }
+  request.group->used = ++clock_;
+  if (!store(request, tokens + overlap, int64_t(k) - overlap)) {
+    if (end + LEAD >= MAX_POSITIONS) {
+      throw IndexError(name + "a response of more than " + text(MAX_POSITIONS - LEAD - 1) +
+                       " tokens cannot be indexed; leave it at that");
+    }
+    throw IndexError(name + "all " + text(int64_t(memory_bytes_)) +
+                     " bytes are taken by it and by groups that are being drafted for; raise memory_bytes");
+  }
+  absorb(std::max<size_t>(k, SLICE));
+  request.cut = false;
 }
 
 int DraftIndex::length(Handle request) const {
-  std::lock_guard<std::mutex> lock(mutex_);
   return segment_of(request_of(request)).size();
 }
 
 std::vector<int32_t> DraftIndex::tokens(Handle request, int64_t start, int64_t stop) const {
-  std::lock_guard<std::mutex> lock(mutex_);
   const Segment& segment = segment_of(request_of(request));
   if (start < 0 || stop < start || stop > segment.size()) {
     throw IndexError("tokens of request " + text(request) + ": [" + text(start) + ", " + text(stop) +
@@ -277,7 +253,6 @@ std::vector<int32_t> DraftIndex::tokens(Handle request, int64_t start, int64_t s
 }
 
 void DraftIndex::close_request(Handle handle) {
-  std::lock_guard<std::mutex> lock(mutex_);
   Request& request = request_of(handle);
   if (!request.open) return;
   request.open = false;
@@ -289,7 +264,6 @@ void DraftIndex::close_request(Handle handle) {
 }
 
 Stats DraftIndex::stats() const {
-  std::lock_guard<std::mutex> lock(mutex_);
   Stats stats = counters_;
   stats.tokens = tokens_;
   stats.bytes = group_bytes_ + leaving_bytes_ + common_.bytes();
@@ -303,85 +277,95 @@ Stats DraftIndex::stats() const {
 // ---- drafts ----
 
 void DraftIndex::check(const Batch& batch) const {
+  size_t written = 0;
   for (size_t b = 0; b < batch.size; b++) {
-    const auto refuse = [b](const char* array, int32_t value, const char* fact, size_t limit) {
+    const auto refuse = [b](const char* array, int32_t value, const char* fact, int32_t limit) {
       throw IndexError("draft: " + std::string(array) + "[" + text(int64_t(b)) + "] is " + text(value) +
-                       ", but " + fact + text(int64_t(limit)) + "; pass the engine's own numbers");
+                       ", but " + fact + text(limit) + "; pass the engine's own numbers");
     };
-    if (!batch.token_rows) refuse("rows", batch.rows[b], "the token buffer has no rows, not even ", 1);
-    if (batch.rows[b] < 0 || size_t(batch.rows[b]) >= batch.token_rows) {
-      refuse("rows", batch.rows[b], "the rows of the token buffer are 0..", batch.token_rows - 1);
-    }
-    if (batch.lengths[b] < 0 || size_t(batch.lengths[b]) > batch.token_columns) {
-      refuse("lengths", batch.lengths[b], "a row of the token buffer holds 0..", batch.token_columns);
+    if (batch.lengths[b] < 0) refuse("lengths", batch.lengths[b], "lengths start at ", 0);
+    if (batch.written[b] < 0 || batch.written[b] > batch.lengths[b]) {
+      refuse("written", batch.written[b], "of its tokens there are 0..", batch.lengths[b]);
     }
     if (batch.limits[b] < 0) refuse("limits", batch.limits[b], "limits start at ", 0);
+    written += size_t(batch.written[b]);
+  }
+  if (written != batch.new_count) {
+    throw IndexError("draft: new_tokens has " + text(int64_t(batch.new_count)) + " tokens, but written adds up to " +
+                     text(int64_t(written)) + "; pass the tokens of all requests, one after the other");
   }
 }
 
-// Read row b once and say whether it can be drafted for: its request is open, and the row goes on from
-// what the index holds.
-bool DraftIndex::ready(const Batch& batch, size_t b, Ready& item) {
+// Say whether row b can be drafted for: its request is open, and what it has written goes on from what the
+// index holds.
+bool DraftIndex::ready(const Batch& batch, size_t b, const int32_t* written, Ready& item) {
   batch.counts[b] = 0;
-  const int32_t row = batch.rows[b];
   item.b = b;
   item.length = batch.lengths[b];
   item.limit = int(std::min<int64_t>(batch.limits[b], int64_t(batch.out_columns)));
-  // Checked before; again, as another thread may have written to the arrays since.
-  if (row < 0 || size_t(row) >= batch.token_rows || item.length < 0 || size_t(item.length) > batch.token_columns) {
-    return false;
-  }
   counters_.drafts += item.limit > 0;
   item.request = requests_.find(batch.request(b));
   if (!item.request || !item.request->open) {
     counters_.stale++;
     return false;
   }
-  item.row = batch.tokens + size_t(row) * batch.token_columns;
+  if (item.request->cut) {
+    counters_.unstored++;
+    return false;
+  }
+  const Group& group = item.request->group->group;
   const Segment& segment = segment_of(*item.request);
-  const int have = item.have = item.request->group->group.prompt_tokens() + segment.size();
-  const int tail = std::min(have, 4);
-  const int32_t* stored = segment.at(segment.end() - tail);
-  bool same = item.length >= have && !std::memcmp(item.row + have - tail, stored, sizeof(int32_t) * size_t(tail));
-  for (int i = have; same && i < item.length; i++) same = item.row[i] >= 0;
-  counters_.mismatched += !same;
-  return same;
+  const int prompt = group.prompt_tokens(), have = item.have = prompt + segment.size();
+  const int start = item.length - batch.written[b];
+  // What it has of these must be the same: some of it prompt, some response.
+  const auto equal = [&](int from, int to, const int32_t* stored) {
+    return from >= to || !std::memcmp(written + (from - start), stored, sizeof(int32_t) * size_t(to - from));
+  };
+  bool fits = start <= have && item.length >= have;
+  if (fits && start < have) {
+    const int response = std::max(start, prompt);
+    fits = equal(start, std::min(prompt, have), group.segment(0).text() + start) &&
+           equal(response, have, segment.text() + (response - prompt));
+  }
+  item.added = fits ? written + (have - start) : nullptr;
+  for (int i = 0; fits && i < item.length - have; i++) fits = item.added[i] >= 0;
+  counters_.mismatched += !fits;
+  return fits;
 }
 
-// Append what is new in the row.
-void DraftIndex::sync(const Ready& item, Dropped& dropped) {
+// Append what is new.
+void DraftIndex::sync(const Ready& item) {
   Request& request = *item.request;
   request.group->used = ++clock_;
   const int have = request.group->group.prompt_tokens() + segment_of(request).size();
   if (have != item.have) return;  // the request occurs twice in this batch, and the other row went first
-  if (item.length > have && !store(request, item.row + have, item.length - have, dropped)) counters_.unstored++;
+  request.cut = item.length > have && !store(request, item.added, item.length - have);
+  counters_.unstored += request.cut;
 }
 
 template <class Vote>
 void DraftIndex::run(const Batch& batch, Vote&& vote) {
-  Dropped dropped;
-  drafting_++;
-  std::lock_guard<std::mutex> lock(mutex_);
-  struct Leave {
-    std::atomic<int>& count;
-    ~Leave() { count--; }
-  } leave{drafting_};
   check(batch);
   draft_calls_++;
   for (size_t b = 0; b < batch.size; b++) {  // none of these groups may be dropped meanwhile
     if (Request* request = requests_.find(batch.request(b))) request->group->draft_call = draft_calls_;
   }
+  const int32_t* written = batch.new_tokens;
   for (size_t begin = 0; begin < batch.size; begin += WINDOW) {
     Ready items[WINDOW];
     size_t count = 0;
-    for (size_t b = begin; b < std::min(batch.size, begin + WINDOW); b++) count += ready(batch, b, items[count]);
+    for (size_t b = begin; b < std::min(batch.size, begin + WINDOW); b++) {
+      count += ready(batch, b, written, items[count]);
+      written += batch.written[b];
+    }
     for (size_t i = 0; i < count; i++) items[i].request->group->group.prefetch_append(items[i].request->segment);
-    for (size_t i = 0; i < count; i++) sync(items[i], dropped);
-    const auto wanted = std::remove_if(items, items + count, [](const Ready& x) { return !x.limit || !x.length; });
+    for (size_t i = 0; i < count; i++) sync(items[i]);
+    const auto idle = [](const Ready& x) { return !x.limit || !x.length || x.request->cut; };
+    const auto wanted = std::remove_if(items, items + count, idle);
     count = size_t(wanted - items);
     for (size_t i = 0; i < count; i++) {
       const Ready& item = items[i];
-      queries_[i].start(item.request->group->group, &common_, item.request->segment, item.row, item.length);
+      queries_[i].start(item.request->group->group, &common_, item.request->segment);
     }
     for (size_t i = 0; i < count; i++) queries_[i].find(voting_);
     for (size_t i = 0; i < count; i++) queries_[i].list(voting_);

@@ -1,12 +1,9 @@
 // The draft index: groups and requests by handle, one memory budget, drafts for a whole batch.
 //
-// One mutex guards everything.  Appends take it in slices, and let a draft go first between slices, so
-// the decoding path never waits for more than one slice.  Nothing here knows Python.
+// It serves one thread, the engine's; nothing here locks, and nothing knows Python.
 #pragma once
 
-#include <atomic>
 #include <deque>
-#include <mutex>
 #include <string>
 
 #include "candidates.hpp"
@@ -22,20 +19,21 @@ struct Stats {
   uint64_t dropped_for_memory = 0, dropped_by_ttl = 0;
   uint64_t drafts = 0;      // rows asked for with a limit above 0
   uint64_t stale = 0;       // rows whose request is gone or closed
-  uint64_t mismatched = 0;  // rows that are not what the index holds, or hold a bad token id
-  uint64_t unstored = 0;    // rows whose new tokens found no room
+  uint64_t mismatched = 0;  // rows that do not go on from what the index holds, or hold a bad token id
+  uint64_t unstored = 0;    // rows whose new tokens, or some before them, found no room
 };
 
-// One call's arrays.  Row b of the engine's buffer is tokens[rows[b] * columns ...).
+// One call's arrays.  Request b is lengths[b] tokens long, prompt included; the last written[b] of these are
+// new.  All requests' new tokens stand in new_tokens, one request's after the other's.
 struct Batch {
   size_t size = 0;
   const int32_t* requests32 = nullptr;  // one of the two
   const int64_t* requests64 = nullptr;
-  const int32_t* rows = nullptr;
-  const int32_t* lengths = nullptr;  // prompt and response so far, tokens
-  const int32_t* limits = nullptr;   // most tokens or nodes to draft; 0: append only
-  const int32_t* tokens = nullptr;
-  size_t token_rows = 0, token_columns = 0;
+  const int32_t* lengths = nullptr;
+  const int32_t* written = nullptr;
+  const int32_t* new_tokens = nullptr;
+  size_t new_count = 0;
+  const int32_t* limits = nullptr;  // most tokens or nodes to draft; 0: append only
   int32_t* out = nullptr;      // [size, out_columns], as are the next two
   int32_t* parents = nullptr;  // trees only
   float* probabilities = nullptr;
@@ -84,27 +82,27 @@ class DraftIndex {
     GroupEntry* group;
     int segment;
     bool open;
+    bool cut = false;  // some of its text found no room, so what comes after does not fit
   };
   struct Ready {  // one row of a batch that can be drafted for
     size_t b;
     Request* request;
-    const int32_t* row;
-    int have, length, limit;  // tokens stored, tokens in the row, tokens wanted
+    const int32_t* added;     // what the index does not have
+    int have, length, limit;  // tokens stored, tokens there are, tokens wanted
   };
-  using Dropped = std::vector<std::unique_ptr<GroupEntry>>;  // freed after the mutex is
 
   GroupEntry& group_of(Handle group) const;
   Request& request_of(Handle request) const;
   const Segment& segment_of(const Request& request) const { return request.group->group.segment(request.segment); }
 
   std::unique_ptr<GroupEntry> remove(Handle group, bool keep_text);
-  bool make_room(size_t bytes, const GroupEntry* keep, Dropped& dropped);
-  bool store(Request& request, const int32_t* tokens, int k, Dropped& dropped);
+  bool make_room(size_t bytes, const GroupEntry* keep);
+  bool store(Request& request, const int32_t* tokens, int64_t k);
   void absorb(size_t tokens);
 
   void check(const Batch& batch) const;
-  bool ready(const Batch& batch, size_t b, Ready& item);
-  void sync(const Ready& item, Dropped& dropped);
+  bool ready(const Batch& batch, size_t b, const int32_t* written, Ready& item);
+  void sync(const Ready& item);
   template <class Vote>
   void run(const Batch& batch, Vote&& vote);
 
@@ -112,8 +110,6 @@ class DraftIndex {
   const Voting voting_;
   const Weights weights_;
 
-  mutable std::mutex mutex_;
-  std::atomic<int> drafting_{0};  // drafts that run or wait; appends step aside for them
   Slots<GroupEntry> groups_;
   Slots<Request> requests_;
   size_t group_bytes_ = 0, tokens_ = 0;
@@ -125,7 +121,7 @@ class DraftIndex {
   std::deque<Segment> leaving_;
   size_t leaving_bytes_ = 0, leaving_done_ = 0, common_tokens_ = 0;
 
-  // Scratch of a batch; drafts run under the mutex, one at a time.
+  // Scratch of a batch.
   static constexpr size_t WINDOW = 16;  // requests whose cache misses overlap
   std::unique_ptr<Query[]> queries_{new Query[WINDOW]};
   std::unique_ptr<Candidates> candidates_{new Candidates};

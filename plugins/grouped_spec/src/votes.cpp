@@ -165,11 +165,19 @@ int Voters::draft_tree(const Candidates& from, const Voting& voting, int limit, 
   open_.clear();
   for (int i = 0; i < from.size; i++) ids_.push_back(Index(i));
   if (from.size && limit > 0) expand(from, voting, 1, -1, 0, 0, uint32_t(from.size), limits.children);
-  int drafted = 0;
+  inner_.assign(1, false);
+  int drafted = 0, paths = 1;
   while (drafted < limit && !open_.empty()) {
     std::pop_heap(open_.begin(), open_.end());
     const Node node = open_.back();
     open_.pop_back();
+    const size_t above = size_t(node.parent + 1);
+    if (inner_[above]) {  // it has a child, so this one begins another path
+      if (limits.paths && paths == limits.paths) continue;
+      paths++;
+    }
+    inner_[above] = true;
+    inner_.push_back(false);
     out.tokens[drafted] = node.token;
     out.parents[drafted] = node.parent;
     out.probabilities[drafted] = node.probability;

@@ -22,9 +22,10 @@ struct DraftOut {
   float* probabilities;
 };
 
-struct TreeLimits {
-  int children;  // most per node, 0: no limit
-  int depth;     // most tokens on a path, 0: no limit
+struct TreeLimits {  // 0: no limit
+  int children = 0;  // most per node
+  int depth = 0;     // most tokens on a path
+  int paths = 0;     // most paths, each from the root to a leaf
 };
 
 class Voters {
@@ -89,6 +90,7 @@ class Voters {
   std::vector<Index> ids_;    // lists of candidates, one per node
   std::vector<Node> open_;    // a heap
   std::vector<std::pair<float, Index>> ranked_;
+  std::vector<bool> inner_;  // of the root, then of each node: it has a child
 };
 
 }  // namespace seer

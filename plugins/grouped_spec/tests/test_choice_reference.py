@@ -1,5 +1,7 @@
 """The choice in C++ against the same in plain Python, step by step, on anything an engine may do."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,29 +99,39 @@ class Reference:
         self.priority_factor = priority_factor
         self.longest = len(curves.lengths) - 1
         self.calls = self.plain_steps = 0
-        self.probe, self.drafted = {}, {}
+        self.probe, self.drafted, self.paths = {}, {}, {}
+        self.trees = False
         self.step = self.batch = None
 
     def open(self, handle, probe):
-        self.probe[handle], self.drafted[handle] = probe, []
+        self.probe[handle], self.drafted[handle], self.paths[handle] = probe, [], []
 
-    def learn(self, handles, sampled, seconds):
-        if handles == self.batch and all(sampled):
+    def learn(self, handles, texts, seconds):
+        drafted = [len(self.drafted[handle]) for handle in handles]
+        once = [len(text) <= most + 1 for text, most in zip(texts, drafted, strict=True)]
+        if handles == self.batch and all(texts) and all(once):
             self.steps.learn(self.step, seconds)
         self.calls += 1
         if self.calls % 4 == 0:
-            self.calibration.learn(
-                [
-                    (probability, j < tokens - 1)
-                    for handle, tokens in zip(handles, sampled, strict=True)
-                    for j, probability in enumerate(self.drafted[handle])
-                ]
-            )
+            verdicts = []
+            for handle, text, whole in zip(handles, texts, once, strict=True):
+                for j, chance in enumerate(self.drafted[handle]):
+                    if self.trees:
+                        path = self.paths[handle][j]
+                        verdicts.append((chance, len(path) < len(text) and path == text[: len(path)]))
+                    elif whole:
+                        verdicts.append((chance, j < len(text) - 1))
+            self.calibration.learn(verdicts)
 
-    def choose(self, handles, lengths, counts, chances):
+    def choose(self, handles, lengths, counts, chances, drafts=None, parents=None):
         taken = self.best(handles, lengths, [min(count, self.longest) for count in counts], chances)
-        for handle, n, row in zip(handles, taken, chances, strict=True):
-            self.drafted[handle] = row[:n]
+        self.trees = drafts is not None
+        for row, (handle, n) in enumerate(zip(handles, taken, strict=True)):
+            self.drafted[handle] = chances[row][:n]
+            if self.trees:
+                paths = self.paths[handle] = []
+                for token, parent in zip(drafts[row][:n], parents[row][:n], strict=True):
+                    paths.append(([] if parent < 0 else paths[parent]) + [token])
         self.step, self.batch = self.made_of(lengths, taken), handles
         return taken
 
@@ -168,9 +180,13 @@ class Reference:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.integers(0, 2**32), st.sampled_from([FLAT, STEEP, MEASURED]), st.integers(1, WIDTH), st.integers(1, 9)
+    st.integers(0, 2**32),
+    st.sampled_from([FLAT, STEEP, MEASURED]),
+    st.integers(1, WIDTH),
+    st.integers(1, 9),
+    st.booleans(),
 )
-def test_the_same_tokens_are_chosen_as_by_the_plain_reference(seed, step_times, longest, most):
+def test_the_same_tokens_are_chosen_as_by_the_plain_reference(seed, step_times, longest, most, trees):
     random = np.random.default_rng(seed)
     curves = StepCurves(step_times, longest)
     choice, reference = TokenChoice(curves.table(MOST)), Reference(curves)
@@ -186,19 +202,28 @@ def test_the_same_tokens_are_chosen_as_by_the_plain_reference(seed, step_times, 
                 reference.open(handle, probe)
         size = len(handles)
         batch = np.array(handles, np.int32)
-        sampled = (1 + random.integers(0, WIDTH + 1, size) * (random.random(size) < 0.5)).astype(np.int32)
+        drafted = np.array([len(reference.drafted[handle]) for handle in handles])
+        sampled = (1 + random.integers(0, drafted + 1) * (random.random(size) < 0.5)).astype(np.int32)
         sampled[random.random(size) < 0.02] = 0
+        sampled[random.random(size) < 0.02] += 2  # of more than one step
+        texts = [random.integers(0, 2, n).tolist() for n in sampled]
         seconds = unit_s if reference.step is None else float(truth @ (1, *reference.step))
         seconds *= random.uniform(0.5, 1.5)
-        choice.learn(batch, sampled, seconds)
-        reference.learn(handles, sampled.tolist(), seconds)
+        choice.learn(batch, sampled, np.array([*chain(*texts)], np.int32), seconds)
+        reference.learn(handles, texts, seconds)
         contexts[handles] += sampled
         lengths = contexts[handles].astype(np.int32)
         sharpness = 3.0 if number % 2 else 0.2
         chances = np.minimum.accumulate(random.random((size, WIDTH)) ** sharpness, axis=1).astype(np.float32)
         counts = random.integers(0, WIDTH + 1, size).astype(np.int32)
-        expected = reference.choose(handles, lengths.tolist(), counts.tolist(), chances.tolist())
-        choice.choose(batch, lengths, counts, chances)
+        tree = [
+            random.integers(0, 2, (size, WIDTH)).astype(np.int32),
+            np.array([[random.integers(-1, j) for j in range(WIDTH)] for _ in batch], np.int32),
+        ][: 2 * trees]
+        expected = reference.choose(
+            handles, lengths.tolist(), counts.tolist(), chances.tolist(), *(each.tolist() for each in tree)
+        )
+        choice.choose(batch, lengths, counts, chances, *tree)
         assert counts.tolist() == expected
         assert choice.steps.costs(size) == pytest.approx(reference.steps.costs(size), rel=1e-6, abs=1e-12)
 
@@ -206,13 +231,13 @@ def test_the_same_tokens_are_chosen_as_by_the_plain_reference(seed, step_times, 
 def test_no_more_is_chosen_than_was_drafted_though_drafts_seem_to_save_time():
     choice = TokenChoice(StepCurves(FLAT, 8).table(8))
     choice.open(0, False)
-    handles, lengths, sampled = np.zeros(1, np.int32), np.full(1, 100, np.int32), np.ones(1, np.int32)
+    handles, lengths = np.zeros(1, np.int32), np.full(1, 100, np.int32)
     chances = np.full((1, 8), 0.9, np.float32)
     for number in range(400):
         counts = np.array([number % 4], np.int32)
         choice.choose(handles, lengths, counts, chances)
         assert counts[0] <= number % 4
-        choice.learn(handles, sampled, 1.0 - 0.1 * counts[0])
+        choice.learn(handles, 1 + 0 * counts, np.zeros(1, np.int32), 1.0 - 0.1 * counts[0])
     assert choice.steps.costs(1)[2] < 0
 
 
@@ -233,6 +258,12 @@ def wrong_calls():
     yield {**ok, "chances": np.zeros((1, 4))}, "chances holds float64"
     yield {**ok, "chances": np.zeros((0, 4), np.float32)}, r"chances has shape \(0, 4\)"
     yield {**ok, "chances": np.zeros(4, np.float32)}, "chances has rank 1"
+    tree = {**ok, "counts": np.full(1, 2, np.int32), "chances": np.ones((1, 4), np.float32)}
+    tree |= {"drafts": np.ones((1, 4), np.int32), "parents": np.full((1, 4), -1, np.int32)}
+    yield {**tree, "drafts": None}, "drafts is a NoneType"
+    yield {**tree, "parents": np.ones((1, 3), np.int32)}, r"parents has shape \(1, 3\)"
+    yield {**tree, "parents": np.ones((1, 4), np.int32)}, "parents of request 0 has 1 at 0"
+    yield {**tree, "parents": np.full((1, 4), -2, np.int32)}, "parents of request 0 has -2 at 0"
     many = {name: np.zeros((9, 4) if name == "chances" else 9, array.dtype) for name, array in ok.items()}
     yield many, "batch is 9.* 1 to 8"
 

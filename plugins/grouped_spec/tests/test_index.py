@@ -1,5 +1,3 @@
-import threading
-
 import numpy as np
 import pytest
 from seer_grouped_spec import DraftIndex, DraftIndexError, Voting
@@ -127,6 +125,21 @@ def test_top_k_bounds_the_children_of_every_node(index):
     for top_k in (1, 2):
         (tree,) = draft(index, [(request, [1, 2, 3, 5])], 24, tree=True, top_k=top_k)
         assert max(tree.parents.count(parent) for parent in tree.parents) == top_k
+
+
+def test_paths_bounds_the_leaves_of_a_tree_and_one_path_is_a_line(index):
+    _, sibling, request = open_pair(index)
+    index.append(sibling, 0, ids(5, 6, 5, 7, 9, 5, 6, 5, 8, 5, 9, 5, 6, 5, 7))
+    asked = [(request, [1, 2, 3, 5])]
+    [line] = draft(index, asked)
+    for paths in (1, 2, 3):
+        (tree,) = draft(index, asked, 12, tree=True, paths=paths)
+        leaves = set(range(len(tree.tokens))) - set(tree.parents)
+        assert len(leaves) == paths
+        assert tree.probabilities == sorted(tree.probabilities, reverse=True)
+    (tree,) = draft(index, asked, tree=True, paths=1)
+    assert (tree.tokens, tree.parents) == (line.tokens, line.parents)
+    assert tree.probabilities == pytest.approx(line.probabilities, rel=1e-5)
 
 
 def test_max_depth_bounds_every_path(index):
@@ -314,13 +327,19 @@ def test_a_group_that_is_being_drafted_for_is_not_dropped_for_memory():
     assert index.stats().bytes <= 1 << 20
 
 
-def test_a_draft_that_finds_no_room_for_new_tokens_drafts_from_what_is_there():
+def test_a_request_whose_new_tokens_find_no_room_is_not_drafted_for_until_its_text_is_there():
     index = DraftIndex(1 << 20, voting=Voting(common_weight=0.0))
     _, request, _ = open_pair(index)
-    text = [1, 2, 3, *np.random.default_rng(0).integers(0, 2**31, 60_000).tolist(), 1, 2]
-    assert draft(index, [(request, text)])[0].tokens[:1] == [3]
-    assert index.stats().unstored == 1
-    assert index.length(request) < 60_000
+    text = [1, 2, 3, 7, *np.random.default_rng(1).integers(0, 2**31, 60_000).tolist(), 1, 2]
+    assert draft(index, [(request, text)])[0].tokens == []
+    stored = index.length(request)
+    assert 0 < stored < 60_000
+    shorter = text[: 3 + stored]
+    assert draft(index, [(request, shorter)])[0].tokens == []
+    assert (index.stats().unstored, index.stats().mismatched) == (2, 0)
+    index.append(request, 0, ids(*shorter[3:]))
+    assert draft(index, [(request, shorter)], 0)[0].tokens == []
+    assert (index.stats().unstored, index.stats().mismatched) == (2, 0)
 
 
 def test_a_group_of_512_requests_keeps_them_apart(index):
@@ -360,17 +379,27 @@ def test_a_response_beyond_a_million_tokens_is_an_error(index):
         index.append(request, most, ids(1))
 
 
-def test_rows_that_are_not_what_the_index_holds_get_no_draft(index):
+def test_what_does_not_go_on_from_what_the_index_holds_gets_no_draft(index):
     _, request, _ = open_pair(index)
     index.append(request, 0, ids(10, 11, 12))
-    short, other, bad = [1, 2, 3, 10], [1, 2, 3, 10, 11, 99, 5], [1, 2, 3, 10, 11, 12, -4]
-    assert [d.tokens for d in draft(index, [(request, short), (request, other), (request, bad)])] == [
-        [],
-        [],
-        [],
-    ]
-    assert index.stats().mismatched == 3
+    short, bad = [1, 2, 3, 10], [1, 2, 3, 10, 11, 12, -4]
+    other, prompt = [1, 2, 3, 10, 11, 99, 5], [1, 9, 3, 10, 11, 12, 5]
+    texts = [short, bad, other, prompt]
+    assert [d.tokens for d in draft(index, [(request, text) for text in texts])] == [[]] * 4
+    assert index.stats().mismatched == 4
+    gap = arrays(requests=np.array([request]), lengths=ids(8), written=ids(1), new_tokens=ids(14))
+    index.draft(**gap)
+    assert index.stats().mismatched == 5
     assert index.length(request) == 3
+
+
+def test_tokens_that_the_index_has_already_are_skipped(index):
+    _, request, _ = open_pair(index)
+    index.append(request, 0, ids(10, 11, 12))
+    asked = arrays(requests=np.array([request]), lengths=ids(8), written=ids(3), new_tokens=ids(12, 13, 14))
+    index.draft(**asked)
+    assert index.tokens(request, 0, index.length(request)).tolist() == [10, 11, 12, 13, 14]
+    assert index.stats().mismatched == 0
 
 
 def test_a_request_that_occurs_twice_in_a_batch_takes_the_first_row_only(index):
@@ -382,10 +411,10 @@ def test_a_request_that_occurs_twice_in_a_batch_takes_the_first_row_only(index):
 def arrays(**changes):
     made = {
         "requests": np.zeros(1, np.int64),
-        "rows": np.zeros(1, np.int32),
         "lengths": np.full(1, 3, np.int32),
+        "written": np.zeros(1, np.int32),
+        "new_tokens": np.zeros(0, np.int32),
         "limits": np.full(1, 4, np.int32),
-        "tokens": np.tile(PROMPT, (2, 1)),
         "out": np.zeros((1, 4), np.int32),
         "counts": np.zeros(1, np.int32),
         "probabilities": np.zeros((1, 4), np.float32),
@@ -396,18 +425,18 @@ def arrays(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rows": ids(2)}, r"rows\[0\] is 2, but the rows of the token buffer are 0..1"),
-        ({"rows": ids(-1)}, r"rows\[0\] is -1"),
-        ({"lengths": ids(4)}, r"lengths\[0\] is 4, but a row of the token buffer holds 0..3"),
-        ({"lengths": ids(-1)}, r"lengths\[0\] is -1"),
+        ({"written": ids(4)}, r"written\[0\] is 4, but of its tokens there are 0..3"),
+        ({"written": ids(-1)}, r"written\[0\] is -1"),
+        ({"lengths": ids(-1)}, r"lengths\[0\] is -1, but lengths start at 0"),
         ({"limits": ids(-1)}, r"limits\[0\] is -1, but limits start at 0"),
-        ({"rows": ids()}, "rows has 0 items for 1 requests"),
-        ({"rows": np.zeros(1, np.int64)}, "rows holds int64; pass a C-contiguous numpy array of int32"),
+        ({"new_tokens": ids(5)}, "new_tokens has 1 tokens, but written adds up to 0"),
+        ({"written": ids(2), "new_tokens": ids(5)}, "new_tokens has 1 tokens, but written adds up to 2"),
+        ({"lengths": ids()}, "lengths has 0 items for 1 requests"),
+        ({"written": np.zeros(1, np.int64)}, "written holds int64; pass a C-contiguous numpy array of int32"),
         ({"requests": np.zeros(1, np.float32)}, "requests holds float32"),
-        ({"tokens": PROMPT}, "tokens has rank 1"),
-        ({"tokens": np.asfortranarray(np.ones((2, 3), np.int32))}, "tokens is not contiguous"),
-        ({"tokens": [[1, 2, 3]]}, "tokens is a list"),
-        ({"tokens": np.zeros((0, 3), np.int32)}, r"rows\[0\] is 0, but the token buffer has no rows"),
+        ({"new_tokens": np.zeros((1, 1), np.int32)}, "new_tokens has rank 2"),
+        ({"new_tokens": np.zeros(4, np.int32)[::2]}, "new_tokens is not contiguous"),
+        ({"new_tokens": [1]}, "new_tokens is a list"),
         ({"out": np.zeros((0, 4), np.int32)}, r"out has shape \(0, 4\)"),
         ({"probabilities": np.zeros((1, 3), np.float32)}, r"probabilities has shape \(1, 3\)"),
         ({"probabilities": np.zeros((1, 4))}, "probabilities holds float64"),
@@ -428,7 +457,7 @@ def test_a_read_only_output_is_an_error(index):
 
 
 def test_an_empty_batch_and_an_empty_row_draft_nothing(index):
-    empty = {name: np.zeros((0, *a.shape[1:]), a.dtype) for name, a in arrays().items() if name != "tokens"}
+    empty = {name: np.zeros((0, *a.shape[1:]), a.dtype) for name, a in arrays().items()}
     index.draft(**arrays(**empty))
     group = index.open_group(ids(), 0.0, FOREVER)
     assert draft(index, [(index.open_request(group), [])])[0].tokens == []
@@ -499,24 +528,3 @@ def test_memory_accounts_return_to_zero_when_groups_go():
     assert index.stats().tokens == 10_003
     index.drop_group(group)
     assert (index.stats().bytes, index.stats().tokens) == (0, 0)
-
-
-def test_threads_append_while_another_drafts(index):
-    group = index.open_group(PROMPT, 0.0, FOREVER)
-    writers = [index.open_request(group) for _ in range(3)]
-    reader = index.open_request(group)
-    text = np.random.default_rng(0).integers(0, 50, 4_000).astype(np.int32)
-
-    def write(request):
-        for start in range(0, len(text), 100):
-            index.append(request, start, text[start : start + 100])
-
-    threads = [threading.Thread(target=write, args=(request,)) for request in (*writers, writers[0])]
-    for thread in threads:
-        thread.start()
-    for length in range(300):
-        draft(index, [(reader, [*PROMPT.tolist(), *text[:length].tolist()])])
-    for thread in threads:
-        thread.join()
-    for request in writers:
-        assert (index.tokens(request, 0, len(text)) == text).all()

@@ -9,7 +9,7 @@ import pytest
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").glob("*.cpp"))
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread"]
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wshadow", "-O1", "-g", "-fno-omit-frame-pointer"]
 SECONDS = 4
 
 

@@ -129,23 +129,33 @@ class IndexMachine(RuleBasedStateMachine):
         limit=st.integers(0, 12),
         tree=st.booleans(),
         top_k=st.integers(0, 3),
+        paths=st.integers(0, 4),
     )
-    def draft(self, data, tail, limit, tree, top_k):
+    def draft(self, data, tail, limit, tree, top_k, paths):
         chosen = data.draw(st.lists(st.sampled_from(self.requests()), max_size=10, unique=True))
         for request in chosen:
             if request.open:
                 request.text += tail
         items = [(request.handle, request.group.prompt + request.text) for request in chosen]
         items += [(handle, [0, 1]) for handle in self.stale[-2:]]
-        drafts = draft(self.index, items, limit, tree=tree, top_k=top_k, width=max(limit, 1))
+        drafts = draft(self.index, items, limit, tree=tree, top_k=top_k, paths=paths, width=max(limit, 1))
+        if tree and not top_k and not paths:
+            # At each place a token at least as probable as the line's: the line's next one could be had.
+            for line, drafted in zip(
+                draft(self.index, items, limit, width=max(limit, 1)), drafts, strict=True
+            ):
+                assert len(line.tokens) <= len(drafted.tokens)
+                assert all(
+                    a <= b * 1.0001 for a, b in zip(line.probabilities, drafted.probabilities, strict=False)
+                )
         for request, (_, text), drafted in zip(chosen, items, drafts, strict=False):
             if request.open:
-                self.check(request, text, drafted, limit, tree, top_k)
+                self.check(request, text, drafted, limit, tree, top_k, paths)
             else:
                 assert drafted.tokens == []
         assert all(drafted.tokens == [] for drafted in drafts[len(chosen) :])
 
-    def check(self, request, text, drafted, limit, tree, top_k):
+    def check(self, request, text, drafted, limit, tree, top_k, paths):
         assert len(drafted.tokens) <= limit
         assert all(parent < number for number, parent in enumerate(drafted.parents))
         for number, parent in enumerate(drafted.parents):
@@ -154,6 +164,8 @@ class IndexMachine(RuleBasedStateMachine):
         if tree:
             edges = list(zip(drafted.parents, drafted.tokens, strict=True))
             assert len(set(edges)) == len(edges)
+            assert not paths or len(set(range(len(edges))) - set(drafted.parents)) <= paths
+            assert drafted.probabilities == sorted(drafted.probabilities, reverse=True)
             assert not top_k or all(drafted.parents.count(p) <= top_k for p in drafted.parents)
         texts = request.group.texts()
         common = self.gone if self.voting.common_weight else []

@@ -33,6 +33,27 @@ def test_paths_and_trees_of_the_same_text_accept_as_much():
     assert rates(replay(made, (2,), 8)) == rates(replay(made, (2,), 1, tree_nodes=8))
 
 
+def walks(responses=6, tokens=400, seed=1):
+    """A group that walks through one graph: after each token one of two may come."""
+    random = np.random.default_rng(seed)
+    follows = random.integers(0, 60, (60, 2))
+    texts = np.zeros((responses, tokens), np.int32)
+    for at in range(1, tokens):
+        texts[:, at] = follows[texts[:, at - 1], random.integers(0, 2, responses)]
+    return [Recording("g", texts[0, :0], tuple(texts))]
+
+
+@pytest.mark.parametrize("siblings", [0, 3, "live"])
+def test_of_a_tree_more_is_accepted_the_more_paths_it_has_and_of_one_path_as_much_as_of_a_line(siblings):
+    [line] = replay(walks(), (siblings,), 8)
+    one, two, three, every = (
+        replay(walks(), (siblings,), 8, tree_nodes=8, paths=paths)[0].acceptance_length
+        for paths in (1, 2, 3, 0)
+    )
+    assert one == pytest.approx(line.acceptance_length, rel=0.02)
+    assert 1.1 * one < two < three < every
+
+
 def test_live_siblings_in_lock_step_foresee_only_what_is_behind_them():
     assert rates(replay(recordings(), ("live",))) == {"live": 1.0}
     staggered = [Recording("g", r.prompt, (r.responses[0], r.responses[0][5:])) for r in recordings()]

@@ -1,5 +1,7 @@
 """The engine half: what it drafts, what it learns, and that nothing stops it."""
 
+from itertools import chain
+
 import msgspec
 import numpy as np
 import pytest
@@ -20,44 +22,51 @@ OTHER = list(range(130, 100, -1))
 
 
 class Rig:
-    """A source, the engine's token buffer, and one row per open chunk."""
+    """A source, and a row per open chunk: its length, and what the source has not been told of it."""
 
-    def __init__(self, step_times=FLAT, **settings):
+    def __init__(self, step_times=FLAT, paths=1, **settings):
         drafter = GroupedDrafter(Settings(**settings), None)
-        host = DraftHost("a", 8, 512, 1000, 8, step_times)
+        host = DraftHost("a", 8, 512, 1000, 8, step_times, paths)
         self.source = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
-        self.tokens = np.zeros((8, 512), np.int32)
-        self.lengths = np.zeros(8, np.int32)
+        self.lengths = [0] * 8
+        self.untold = [[] for _ in self.lengths]
 
     def open(self, row, request, response=(), group="g", **more):
         ids = [*PROMPT, *response]
         job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0, **more)
-        self.tokens[row, : len(ids)] = ids
-        self.lengths[row] = len(ids)
+        self.lengths[row], self.untold[row] = len(ids), []
         return self.source.open(job)
 
     def learn(self, request, start, tokens, group="g", rollout=""):
         self.source.learn(SiblingText(rollout, group, request, start, Tokens(tokens)))
 
     def write(self, row, tokens):
-        start = self.lengths[row]
-        self.tokens[row, start : start + len(tokens)] = tokens
+        self.untold[row] += tokens
         self.lengths[row] += len(tokens)
 
-    def propose(self, handles, rows, sampled=1, limits=8):
+    def propose(self, handles, rows, limits=8):
         size = len(handles)
-        batch = DraftBatch(
+        written = [self.untold[row] for row in rows]
+        for row in rows:
+            self.untold[row] = []
+        self.batch = batch = DraftBatch(
             handles=np.array(handles, np.int32),
-            rows=np.array(rows, np.int32),
-            lengths=self.lengths[rows].astype(np.int32),
-            sampled=np.full(size, sampled, np.int32),
+            lengths=np.array([self.lengths[row] for row in rows], np.int32),
+            written=np.array(list(map(len, written)), np.int32),
+            new_tokens=np.array([*chain(*written)], np.int32),
             limits=np.full(size, limits, np.int32),
-            tokens=self.tokens,
             drafts=np.zeros((size, 8), np.int32),
+            parents=np.tile(np.arange(-1, 7, dtype=np.int32), (size, 1)),
             counts=np.zeros(size, np.int32),
         )
         self.source.propose(batch)
         return [row[:count].tolist() for row, count in zip(batch.drafts, batch.counts, strict=True)]
+
+    def parents(self):
+        """Return the parents of what was drafted last."""
+        return [
+            row[:count].tolist() for row, count in zip(self.batch.parents, self.batch.counts, strict=True)
+        ]
 
 
 @pytest.fixture
@@ -187,16 +196,47 @@ def test_drafts_that_would_not_pay_are_left_out(make_rig):
     assert rig.propose([handle], [0]) == [[]]
 
 
-def test_drafts_that_are_rejected_again_and_again_are_given_up(make_rig):
-    rig = make_rig(StepTimes((1, 64), (0, 8), ((1.0, 2.0), (1.0, 2.0))))
+@pytest.mark.parametrize("paths", [1, 3])
+def test_drafts_that_are_rejected_again_and_again_are_given_up(make_rig, paths):
+    rig = make_rig(StepTimes((1, 64), (0, 8), ((1.0, 2.0), (1.0, 2.0))), paths=paths)
     handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
     assert rig.propose([handle], [0]) != [[]]
     for number in range(400):
         rig.write(0, [*PHRASE[number % 50 : number % 50 + 1]])
         if rig.lengths[0] > 500:
             break
-        last = rig.propose([handle], [0], sampled=1)
+        last = rig.propose([handle], [0])
     assert last == [[]]
+
+
+def write_in_two_ways(rig):
+    """Let one sibling write a phrase, and another go on differently in the middle of it."""
+    rig.source.close(rig.open(0, "g/0", PHRASE[:12]))
+    rig.source.close(rig.open(0, "g/1", [*PHRASE[:6], *OTHER[:6]]))
+
+
+@pytest.mark.parametrize("policy", ["token", "class"])
+def test_an_engine_that_verifies_trees_gets_what_several_siblings_wrote(make_rig, policy):
+    rig = make_rig(paths=2, policy=policy)
+    write_in_two_ways(rig)
+    (draft,) = rig.propose([rig.open(0, "g/2", PHRASE[:6])], [0])
+    (parents,) = rig.parents()
+    assert len(draft) == 8
+    assert {token for token, parent in zip(draft, parents, strict=True) if parent < 0} == {
+        PHRASE[6],
+        OTHER[0],
+    }
+    paths = []
+    for token, parent in zip(draft, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+        assert paths[-1] in (PHRASE[6:12][: len(paths[-1])], OTHER[:6][: len(paths[-1])])
+
+
+def test_an_engine_that_verifies_lines_gets_the_likelier_one(make_rig):
+    rig = make_rig()
+    write_in_two_ways(rig)
+    assert rig.propose([rig.open(0, "g/2", PHRASE[:6])], [0]) == [OTHER[:6]]
+    assert rig.parents() == [[-1, 0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("policy", ["token", "class"])

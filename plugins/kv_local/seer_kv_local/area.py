@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+import structlog
 import xxhash
 from numpy.typing import NDArray
 
@@ -32,6 +32,8 @@ from seer_core.errors import tell_nobody
 from seer_core.kv import KEY_BYTES
 
 __all__ = ["PAGE", "Area", "Bytes", "FileBlocks", "Header", "Word", "checksum", "slots_in"]
+
+log = structlog.get_logger("seer")
 
 PAGE = mmap.PAGESIZE
 ROW_BYTES = 8 + 8 + KEY_BYTES
@@ -148,9 +150,8 @@ class FileBlocks:
         except OSError as error:
             self.errors += 1
             if self.errors == 1:
-                reason = f"the KV pool's disk failed: {error}; blocks there are lost"
-                print(reason, file=sys.stderr, flush=True)
-                self._tell(reason)
+                log.warning("kv_disk_failed", error=str(error))
+                self._tell(f"the KV pool's disk failed: {error}; blocks there are lost")
             return False
         return True
 

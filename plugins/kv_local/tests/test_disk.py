@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+import structlog
 from seer_kv_local import LocalPool
 from seer_kv_local.area import FileBlocks, checksum
 
@@ -163,23 +164,24 @@ def test_a_block_the_disk_forgot_is_a_miss(make_pool, open_store, blocks, got, b
     assert pool.stats().torn_blocks == 1
 
 
-def test_a_full_disk_costs_hits_and_is_said_once(make_pool, open_store, blocks, got, capsys):
+def test_a_full_disk_costs_hits_and_is_said_once(make_pool, open_store, blocks, got):
     pool = make_pool(blocks=2, disk_blocks=4)
     a, b = open_store(pool, "a"), open_store(pool, "b")
     broken_by(a, "/dev/full")
     keys, data = blocks(8)
-    for i in range(0, 8, 2):
-        a.put(keys[i : i + 2], data[i : i + 2])
-    assert b.lacks(keys) == [0, 1, 2, 3, 4, 5]
+    with structlog.testing.capture_logs() as logs:
+        for i in range(0, 8, 2):
+            a.put(keys[i : i + 2], data[i : i + 2])
+        assert b.lacks(keys) == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(got(b, keys[6:]), data[6:])
     assert pool.stats().disk_errors == 1  # it is not tried again
     assert pool.stats().evicted_blocks == 6
-    assert capsys.readouterr().err.count("No space left") == 1
+    assert [(entry["event"], "No space left" in entry["error"]) for entry in logs] == [
+        ("kv_disk_failed", True)
+    ]
 
 
-def test_a_disk_that_cannot_be_read_is_a_miss_and_is_said_once(
-    make_pool, open_store, blocks, got, capsys, tmp_path
-):
+def test_a_disk_that_cannot_be_read_is_a_miss_and_is_said_once(make_pool, open_store, blocks, got, tmp_path):
     pool = make_pool(blocks=1, disk_blocks=4)
     a = open_store(pool, "a")
     keys, data = blocks(3)
@@ -188,12 +190,13 @@ def test_a_disk_that_cannot_be_read_is_a_miss_and_is_said_once(
     os.ftruncate(pool._disk["a"].disk_fd, 0)
     told = []
     b = open_store(pool, "b", tell=told.append)
-    assert len(got(b, keys)) == 0
-    assert len(got(b, keys[1:])) == 0
+    with structlog.testing.capture_logs() as logs:
+        assert len(got(b, keys)) == 0
+        assert len(got(b, keys[1:])) == 0
     assert [reason.startswith("the KV pool's disk failed: ") for reason in told] == [True]
     assert np.array_equal(got(b, keys[2:]), data[2:])
     assert pool.stats().disk_errors == 2
-    assert capsys.readouterr().err.count("the KV pool's disk failed") == 1
+    assert [entry["event"] for entry in logs] == ["kv_disk_failed"]
 
 
 def test_room_that_is_not_there_is_refused_at_the_start(tmp_path):

@@ -11,6 +11,7 @@ from statistics import fmean
 import msgspec
 import structlog
 
+from seer_core.figures import ratios
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import Simulation, simulate
@@ -58,7 +59,7 @@ def mean(runs: Runs, arm: Arm, figure: str) -> float:
 def ratio(runs: Runs, arm: Arm, base: Arm, figure: str) -> float:
     """Return the mean over the seeds of a figure's ratio to that of ``base``, seed by seed."""
     of = FIGURES[figure]
-    return fmean(of(run) / of(other) for run, other in zip(runs[arm], runs[base], strict=True))
+    return fmean(ratios(map(of, runs[arm]), map(of, runs[base])))
 
 
 def workload_of(arm: Arm, scale: float | None = None) -> Workload:

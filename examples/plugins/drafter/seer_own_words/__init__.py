@@ -19,38 +19,40 @@ class Lookup:
     """DraftSource, the engine half: what followed the last token where the request has it before."""
 
     def __init__(self, settings: Mapping[str, Any], host: DraftHost) -> None:
-        self._open: set[int] = set()
+        self._texts: dict[int, list[int]] = {}
         self._drafted = 0
 
     def open(self, job: ChunkJob) -> int:
-        """Return the lowest free handle."""
-        handle = next(number for number in range(len(self._open) + 1) if number not in self._open)
-        self._open.add(handle)
+        """Keep the text so far under the lowest free handle, which is returned."""
+        handle = next(number for number in range(len(self._texts) + 1) if number not in self._texts)
+        self._texts[handle] = list(job.token_ids)
         return handle
 
     def learn(self, text: SiblingText) -> None:
         """Take in what a sibling has written elsewhere; never called, for the drafter does not share."""
 
     def propose(self, batch: DraftBatch) -> None:
-        """Write drafts for the next step."""
-        for b, (row, length, limit) in enumerate(zip(batch.rows, batch.lengths, batch.limits, strict=True)):
-            text = batch.tokens[row, :length]
-            [earlier] = (text[:-1] == text[-1]).nonzero()
-            draft = text[earlier[-1] + 1 :][:limit] if len(earlier) else text[:0]
+        """Take in what has been written, and write drafts for the next step: lines, so parents stay."""
+        requests = zip(batch.handles.tolist(), batch.limits.tolist(), batch.each_written(), strict=True)
+        for b, (handle, limit, written) in enumerate(requests):
+            text = self._texts[handle]
+            text += written.tolist()
+            earlier = next((at for at in range(len(text) - 1, 0, -1) if text[at - 1] == text[-1]), len(text))
+            draft = text[earlier:][:limit]
             batch.drafts[b, : len(draft)] = draft
             batch.counts[b] = len(draft)
             self._drafted += len(draft)
 
     def close(self, handle: int) -> None:
         """Free the handle."""
-        self._open.discard(handle)
+        del self._texts[handle]
 
     def forget(self, group_id: str) -> None:
         """Drop a group; nothing is kept of any."""
 
     def reset(self) -> None:
         """Drop everything."""
-        self._open.clear()
+        self._texts.clear()
 
     def stats(self) -> dict[str, float]:
         """Return figures for the trace."""
@@ -79,12 +81,6 @@ class OwnWords:
 
     def __init__(self, draft_tokens: int) -> None:
         self.draft_tokens = draft_tokens
-
-    async def start(self, instances: int) -> None:
-        """Start what the sources share: nothing."""
-
-    async def stop(self) -> None:
-        """End it."""
 
     def source(self) -> SourceSpec:
         """Return the engine half."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from safetensors.torch import load_file
 from seer_host import checkpoint
 from seer_host.instance import Refusal, Row
 from seer_host.sampler import Sampler
-from seer_host.wire import Failed, Finished, Load, Start, Troubled
+from seer_host.wire import Failed, Finished, Start, Telemetry
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import SiblingText, StepTimes
-from seer_core.errors import EngineError
+from seer_core.drafting import StepTimes
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.weights import WeightSpec
 
 __all__ = ["TransformersInstance"]
 
@@ -44,7 +42,7 @@ class TransformersInstance:
             settings["model"], dtype=getattr(torch, settings["dtype"])
         )
         self._model = model.eval()
-        self._tensors = checkpoint.read_headers(Path(settings["model"]))
+        self._tensors = checkpoint.headers_of(settings["model"])
         ends = model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends])
         self._sampler = Sampler(model.config.vocab_size)
@@ -87,21 +85,11 @@ class TransformersInstance:
                 ended.append(Finished(self._output(chunk)))
         return ended
 
-    def load(self) -> Load:
+    def telemetry(self) -> Telemetry:
         """Return how many chunks run and wait; their KV is what their tokens take."""
         running = min(len(self._chunks), self.info.max_running)
         held = sum(len(each.job.token_ids) + len(each.token_ids) for each in self._chunks.values())
-        return Load(running, len(self._chunks) - running, min(1.0, held / self.info.kv_capacity_tokens))
-
-    def troubles(self) -> list[Troubled]:
-        """Return nothing: there is neither a draft source nor a KV store."""
-        return []
-
-    def teach(self, text: SiblingText) -> None:
-        """Do nothing: nothing drafts here."""
-
-    def forget_group(self, group_id: str) -> None:
-        """Do nothing: nothing is kept of a group."""
+        return Telemetry(running, len(self._chunks) - running, min(1.0, held / self.info.kv_capacity_tokens))
 
     def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
@@ -112,15 +100,11 @@ class TransformersInstance:
     def reset_cache(self) -> None:
         """Do nothing: KV ends with its chunk."""
 
-    def update_weights(self, source: str, version: int) -> None:
-        """Load the safetensors of a directory, if they are the model's tensors."""
-        try:
-            tensors = checkpoint.read_headers(Path(source))
-            checkpoint.check(tensors, self._tensors, checkpoint.ties(self._model), self._model.dtype)
-        except EngineError as error:
-            raise Refusal(str(error)) from error
-        for path in {header.path for header in tensors.values()}:
-            self._model.load_state_dict(load_file(path), strict=False)
+    def update_weights(self, source: WeightSpec, version: int) -> None:
+        """Load weights, if they are the model's tensors."""
+        ties = checkpoint.ties(self._model)
+        weights = checkpoint.open_checked(source, self._tensors, ties, self._model.dtype)
+        self._model.load_state_dict(dict(weights.tensors()), strict=False)
         self._weight_version = version
 
     def watch(self, on: bool) -> list[Row]:

@@ -14,6 +14,7 @@ from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
 from seer_core.numbers import NotNegative
 from seer_core.ports import ChunkJob, ChunkOutput, EngineFleet, EngineSink, ModelInfo
+from seer_core.weights import WeightSpec
 
 MODEL = ModelInfo(vocab_size=1000, max_model_tokens=4096)
 END = 0
@@ -34,6 +35,7 @@ class NoModel:
         self.id = id
         self.token_s = token_s
         self.weight_version = 0
+        self._asleep = False
         self._sink: EngineSink | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -49,7 +51,7 @@ class NoModel:
 
     async def start(self, sink: EngineSink) -> InstanceInfo:
         """Be ready; a real engine starts its process here, within a time limit."""
-        self._sink, self.weight_version = sink, 0
+        self._sink, self.weight_version, self._asleep = sink, 0, False
         return InstanceInfo(
             self.id,
             kv_capacity_tokens=16 * MODEL.max_model_tokens,
@@ -60,7 +62,8 @@ class NoModel:
 
     def submit(self, job: ChunkJob) -> None:
         """Answer later, with tokens or with a reason."""
-        answer = self._fail if len(job.token_ids) + job.max_tokens > MODEL.max_model_tokens else self._finish
+        too_long = len(job.token_ids) + job.max_tokens > MODEL.max_model_tokens
+        answer = self._fail if self._asleep or too_long else self._finish
         delay_s = job.max_tokens * self.token_s
         self._timers[job.id] = asyncio.get_running_loop().call_later(delay_s, answer, job)
 
@@ -84,10 +87,25 @@ class NoModel:
 
     async def reset_cache(self) -> None:
         """Forget all KV: there is none."""
+        self._expect_awake()
 
-    async def update_weights(self, source: str, version: int) -> None:
+    async def update_weights(self, source: WeightSpec, version: int) -> None:
         """Take the version, which every chunk names from now on."""
+        self._expect_awake()
         self.weight_version = version
+
+    async def sleep(self) -> int:
+        """Give back no memory, for there is none, and take no chunks."""
+        if self._timers or self._sink is None:
+            raise EngineError(f"instance {self.id!r} is busy or down; it cannot sleep")
+        self._asleep = True
+        return 0
+
+    async def wake(self) -> None:
+        """Take chunks again."""
+        if self._sink is None:
+            raise EngineError(f"instance {self.id!r} is down; it cannot wake")
+        self._asleep = False
 
     async def stop(self) -> None:
         """Drop all chunks, without a word."""
@@ -120,7 +138,13 @@ class NoModel:
     def _fail(self, job: ChunkJob) -> None:
         longest = len(job.token_ids) + job.max_tokens
         reason = f"{longest} tokens are more than the model's {MODEL.max_model_tokens}"
+        if self._asleep:
+            reason = "the instance is asleep; wake it first"
         self._answered(job).chunk_failed(self.id, job.id, reason)
+
+    def _expect_awake(self) -> None:
+        if self._asleep:
+            raise EngineError(f"instance {self.id!r} is asleep; wake it first")
 
     def _answered(self, job: ChunkJob) -> EngineSink:
         del self._timers[job.id]

@@ -1,0 +1,289 @@
+"""What the tests of real engines share: a random Qwen3 model made on the spot, and a started instance."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from seer_host.engine import WorkerEngine
+from seer_host.local import LocalWorker
+
+from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.events import InstanceReported, InstanceTroubled
+from seer_core.kv import KVPool
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob, ChunkOutput
+
+T = TypeVar("T")
+
+VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 192, 4, 6, 2, 32, 512
+EOS = 2
+KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+
+
+def write_model(directory: Path, seed: int, tied: bool = False) -> Path:
+    """Write a random float32 Qwen3 with a word-level tokenizer; its logits are as spread as a real one's.
+
+    ``tied``: its output head is its embeddings.
+    """
+    safetensors = pytest.importorskip("safetensors.numpy")
+    tokenizers = pytest.importorskip("tokenizers")
+    random = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
+        return random.normal(0, gain / math.sqrt(columns), (rows, columns)).astype(np.float32)
+
+    def ones(size: int) -> np.ndarray:
+        return np.ones(size, np.float32)
+
+    weights = {
+        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN, 2 if tied else 4),
+        "model.norm.weight": ones(HIDDEN),
+    }
+    if not tied:
+        weights["lm_head.weight"] = matrix(VOCAB, HIDDEN, 2)
+    for layer in range(LAYERS):
+        p = f"model.layers.{layer}."
+        weights |= {
+            p + "input_layernorm.weight": ones(HIDDEN),
+            p + "post_attention_layernorm.weight": ones(HIDDEN),
+            p + "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM, 2),
+            p + "self_attn.q_norm.weight": ones(HEAD_DIM),
+            p + "self_attn.k_norm.weight": ones(HEAD_DIM),
+            p + "mlp.gate_proj.weight": matrix(FFN, HIDDEN),
+            p + "mlp.up_proj.weight": matrix(FFN, HIDDEN),
+            p + "mlp.down_proj.weight": matrix(HIDDEN, FFN, 2),
+        }
+    directory.mkdir(parents=True)
+    safetensors.save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 8192,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": tied,
+        "torch_dtype": "float32",
+        "eos_token_id": EOS,
+        "bos_token_id": 1,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    words = {
+        word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, VOCAB))])
+    }
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<pad>", "<bos>", "<eos>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": {"__type": "AddedToken", "content": "<eos>"},
+        "pad_token": "<pad>",
+        "chat_template": "{{ bos_token }} {% for m in messages %}{{ m['content'] }} {% endfor %}",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models that differ in their weights only."""
+    root = tmp_path_factory.mktemp("models")
+    return write_model(root / "a", 1), write_model(root / "b", 2)
+
+
+@pytest.fixture(scope="session")
+def tied_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models whose output heads are their embeddings, and that differ in their weights only."""
+    root = tmp_path_factory.mktemp("tied")
+    return write_model(root / "a", 1, tied=True), write_model(root / "b", 2, tied=True)
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The one event loop on which all engines of the session live."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+class Drafter:
+    """Has a source, and nothing else."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self.spec = spec
+
+    def source(self) -> SourceSpec:
+        return self.spec
+
+    def shares(self):
+        return False
+
+    def policy(self, step_times: StepTimes) -> None:
+        return None
+
+
+class Harness:
+    """One instance, and the sink it reports to."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        engine: WorkerEngine,
+        drafter: Drafter | None = None,
+        kv_pool: KVPool | None = None,
+    ) -> None:
+        self.loop = loop
+        self.engine = engine
+        self.engine.draft_with(drafter)
+        self.engine.share_kv(kv_pool)
+        self.group = "group"
+        self.reports: list[InstanceReported] = []
+        self.troubles: list[InstanceTroubled] = []
+        self.losses: list[str] = []
+        self.failures: dict[str, str] = {}
+        self.outputs: dict[str, ChunkOutput] = {}
+        self.answers: dict[str, int] = defaultdict(int)
+        self._happened = asyncio.Event()
+        self._ids = iter(range(1 << 30))
+        self.weight_version = 0
+        self.info = self.run(engine.start(self))
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None while it is down."""
+        worker = self.engine.worker
+        assert worker is None or isinstance(worker, LocalWorker)
+        return None if worker is None else worker.pid
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the session's loop."""
+        return self.loop.run_until_complete(asyncio.wait_for(work, 240))
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        self.outputs[output.job_id] = output
+        self._answered(output.job_id)
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        self.failures[job_id] = reason
+        self._answered(job_id)
+
+    def reported(self, report: InstanceReported) -> None:
+        self.reports.append(report)
+        self._happened.set()
+
+    def troubled(self, trouble: InstanceTroubled) -> None:
+        self.troubles.append(trouble)
+        self._happened.set()
+
+    def lost(self, instance_id: str, reason: str) -> None:
+        self.losses.append(reason)
+        self._happened.set()
+
+    def _answered(self, job_id: str) -> None:
+        self.answers[job_id] += 1
+        self._happened.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition()`` holds; it is asked again whenever the engine has spoken."""
+        while not condition():
+            self._happened.clear()
+            await self._happened.wait()
+
+    def job(self, tokens: Sequence[int], max_tokens: int, seed: int, sampling: Sampling) -> ChunkJob:
+        """Return a chunk with an id of its own."""
+        id = f"job-{next(self._ids)}"
+        return ChunkJob(
+            id, id, self.group, list(tokens), len(tokens), max_tokens, sampling, seed, self.weight_version
+        )
+
+    async def chunks(self, jobs: Sequence[ChunkJob]) -> list[ChunkOutput]:
+        """Submit chunks together and wait for all."""
+        for job in jobs:
+            self.engine.submit(job)
+        await self.until(lambda: all(job.id in self.answers for job in jobs))
+        return [self.outputs[job.id] for job in jobs]
+
+    def whole(self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int) -> list[list[int]]:
+        """Return the responses to all prompts, undivided, in one batch; prompt i has seed i."""
+        jobs = [self.job(prompt, tokens, seed, sampling) for seed, prompt in enumerate(prompts)]
+        return [output.token_ids for output in self.run(self.chunks(jobs))]
+
+    def alone(self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int) -> list[list[int]]:
+        """Return the same, one response after the other."""
+        jobs = [self.job(prompt, tokens, seed, sampling) for seed, prompt in enumerate(prompts)]
+        return [self.run(self.chunks([job]))[0].token_ids for job in jobs]
+
+    def divided(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int, chunk_tokens: int
+    ) -> list[list[int]]:
+        """Return the same, in chunks."""
+
+        async def respond(prompt: Sequence[int], seed: int) -> list[int]:
+            response: list[int] = []
+            while len(response) < tokens:
+                wanted = min(chunk_tokens, tokens - len(response))
+                [output] = await self.chunks([self.job([*prompt, *response], wanted, seed, sampling)])
+                response += output.token_ids
+                if output.stopped:
+                    break
+                assert len(output.token_ids) == wanted
+            return response
+
+        async def respond_all() -> list[list[int]]:
+            return await asyncio.gather(*(respond(prompt, seed) for seed, prompt in enumerate(prompts)))
+
+        return self.run(respond_all())
+
+    def kill(self) -> None:
+        """Kill the worker, as the kernel would when memory runs out."""
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Callable[..., list[list[int]]]:
+    """Return a function that makes distinct prompts of slightly different lengths."""
+
+    def make(count: int, tokens: int = 40) -> list[list[int]]:
+        return [
+            [1, *(3 + (i * 31 + j * (7 + i)) % (VOCAB - 3) for j in range(tokens - 1 + i % 5))]
+            for i in range(count)
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
+    """Return a function that starts an engine, perhaps with a draft source or a pool; all are stopped."""
+    started: list[Harness] = []
+
+    def run(engine: WorkerEngine, source: SourceSpec | None = None, kv_pool: KVPool | None = None) -> Harness:
+        started.append(Harness(loop, engine, None if source is None else Drafter(source), kv_pool))
+        return started[-1]
+
+    yield run
+    for harness in started:
+        harness.run(harness.engine.stop())

@@ -1,0 +1,62 @@
+"""A SGLang engine as the host's meters want it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seer_host.drafts import Drafting
+from seer_host.meters import Sizes, Step
+
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob
+from seer_sglang.engine import SglangEngine
+
+__all__ = ["SglangBench"]
+
+GROUP = "measure"
+
+
+class SglangBench:
+    """Made-up requests for an idle engine."""
+
+    pooled = False
+
+    def __init__(self, engine: SglangEngine, sizes: Sizes, drafting: Drafting | None) -> None:
+        self._engine = engine
+        self._drafting = drafting
+        self._added = 0
+        self.sizes = sizes
+
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int, *, save: bool = False) -> None:
+        """Queue a request that is sampled at temperature 1, to its last token."""
+        self._added += 1
+        tokens = list(prompt)
+        job = ChunkJob(name, name, GROUP, tokens, len(tokens), max_tokens, Sampling(), self._added, 0)
+        self._engine.add(job, GROUP, to_the_end=True)
+
+    def step(self) -> Step:
+        """Make one step; return what it computed."""
+        self._engine.step()
+        return self._engine.computed
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has tokens to write."""
+        return bool(self._engine.chunks)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forget requests, ended or not."""
+        self._engine.abort(names)
+        self._engine.settle()
+
+    def make_up_drafts(self, tokens: int | None) -> None:
+        """Draft so many tokens of no meaning for every request, until told None."""
+        if self._drafting is not None:
+            self._drafting.made_up = tokens
+
+    def reset_cache(self) -> None:
+        """Forget the KV in SGLang's own cache."""
+        self._engine.reset_cache()
+
+    def forget_saved(self) -> None:
+        """Do nothing: no KV is saved."""

@@ -1,0 +1,76 @@
+"""What this backend needs of the machine: an environment with SGLang, a model, memory, CPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from seer_host.machine import machine as asked_of_machine
+
+from seer_core.hookspecs import Check
+from seer_sglang import SUPPORTED_SGLANG
+
+__all__ = ["beside", "installation", "interpreter", "machine"]
+
+PART = "sglang"
+SETUP = "run `make setup-sglang`; on a machine with a GPU `pip install 'seer-sglang[gpu]'`"
+ENVIRONMENT = ".venv-sglang"
+ASK_S = 60
+ASK = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("sglang", "torch", "seer-host", "seer-sgl-kernel-standin"):
+    try:
+        print(name, version(name))
+    except PackageNotFoundError:
+        print(name, "-")
+"""
+
+
+def beside() -> Path:
+    """Return where ``make setup-sglang`` puts an interpreter: beside the environment of this one."""
+    return Path(sys.prefix).parent / ENVIRONMENT / "bin" / "python"
+
+
+def interpreter() -> str | None:
+    """Return the interpreter whose environment has SGLang: this one, or the one beside; None if neither."""
+    try:
+        version("sglang")
+    except PackageNotFoundError:
+        return str(beside()) if os.access(beside(), os.X_OK) else None
+    return sys.executable
+
+
+def installation(python: str | None) -> list[Check]:
+    """Look into an interpreter's environment, or say that there is none."""
+    if python is None:
+        return [Check(PART, False, f"SGLang is neither here nor in {beside()}", SETUP)]
+    if not os.access(python, os.X_OK) or Path(python).is_dir():
+        return [Check(PART, False, f"{python} is no interpreter", "correct [engine.sglang].python")]
+    try:
+        asked = subprocess.run([python, "-P", "-c", ASK], capture_output=True, text=True, timeout=ASK_S)
+        found = dict(line.split() for line in asked.stdout.splitlines())
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return [Check(PART, False, f"{python} does not answer: {error}", "correct [engine.sglang].python")]
+    finding = f"SGLang {found.get('sglang', '-')} under {python}"
+    if found.get("sglang") != SUPPORTED_SGLANG:
+        return [Check(PART, False, finding, f"keyed sampling needs {SUPPORTED_SGLANG}: {SETUP}")]
+    checks = [Check(PART, True, finding, "")]
+    for name in ("torch", "seer-host"):
+        there = found.get(name, "-") != "-"
+        checks.append(Check(PART, there, f"{name} {found.get(name, '-')}", "" if there else SETUP))
+    if found.get("seer-sgl-kernel-standin", "-") != "-":
+        gpu = Path("/dev/nvidiactl").exists()
+        remedy = "pip uninstall seer-sgl-kernel-standin there, and pip install 'seer-sglang[gpu]'"
+        finding = "a stand-in for SGLang's kernels, " + ("and a GPU" if gpu else "as is right without a GPU")
+        checks.append(Check(PART, not gpu, finding, remedy if gpu else ""))
+    return checks
+
+
+def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | None) -> list[Check]:
+    """Compare what the settings ask for with what the machine has."""
+    return asked_of_machine(
+        PART, model, instances, threads, kv_cache_bytes, "threads that wait for a CPU spin"
+    )

@@ -1,0 +1,203 @@
+"""Drafts of a ``DraftSource`` where SGLang verifies those of its own n-grams: as trees, and by key.
+
+SGLang's n-gram worker asks for a tree before each decoding step, runs its nodes through the model in one
+step, and hands the logits to a function that says which were accepted.  ``TreeWorker`` asks somebody else for
+the trees, as large as this step's largest, and ``KeyedVerifier`` samples by key at every node that it comes
+to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
+from sglang.srt.speculative import ngram_worker
+from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+from seer_sglang.sampling import KeyedSampler
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["KeyedVerifier", "TreeWorker", "install"]
+
+Trees = tuple[list[list[int]], list[list[int]]]
+"""For each request its draft, and each token's parent in it: -1 is the last token written."""
+
+
+class NoCorpus:
+    """Stands where SGLang keeps its n-grams, which nobody asks for."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def batch_put(self, batch_tokens: Any) -> None:
+        """Do nothing."""
+
+    def erase_match_state(self, req_ids: Any) -> None:
+        """Do nothing."""
+
+
+class TreeWorker(NGRAMWorker):
+    """Verifies trees that it is given."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.propose: Callable[[Sequence[Req]], Trees] = _no_drafts
+        self._trees: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
+
+    def forward_batch_generation(self, batch: ScheduleBatch, *arguments: Any, **named: Any) -> Any:
+        """Verify drafts, or prefill; what is kept of it between two steps says nothing of trees' sizes."""
+        self._set_nodes(1)
+        result = super().forward_batch_generation(batch, *arguments, **named)
+        carried = result.next_draft_input
+        carried.draft_token_num = 1
+        carried.accept_tokens = torch.zeros(len(batch.reqs), dtype=torch.int32, device=self.device)
+        return result
+
+    def _prepare_for_speculative_decoding(self, batch: ScheduleBatch) -> None:
+        if batch.forward_mode.is_decode():
+            tokens, parents = self.propose(batch.reqs)
+            self._set_nodes(1 + max(map(len, tokens)))
+            self._make_room(len(batch.reqs))
+            last = [req.output_ids[-1] for req in batch.reqs]
+            self._trees = as_nodes(last, tokens, parents, self.draft_token_num)
+        super()._prepare_for_speculative_decoding(batch)
+
+    def _prepare_draft_tokens(self, batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        assert self._trees is not None
+        tokens, mask = self._trees
+        return tokens.flatten(), mask.flatten()
+
+    def _set_nodes(self, nodes: int) -> None:
+        """Have trees of so many nodes in this step, the last token written included."""
+        self.draft_token_num = nodes
+        self.speculative_num_draft_tokens = nodes
+
+    def _make_room(self, requests: int) -> None:
+        """Give the step tensors of its own size, where SGLang has some of one size for each batch."""
+        nodes = requests * self.draft_token_num
+
+        def room(*shape: int, dtype: torch.dtype = torch.int64) -> dict[int, torch.Tensor]:
+            return {requests: torch.empty(shape, dtype=dtype, device=self.device)}
+
+        self.retrieve_indexes_batch = room(requests, self.draft_token_num)
+        self.retrieve_next_token_batch = room(requests, self.draft_token_num)
+        self.retrieve_next_sibling_batch = room(requests, self.draft_token_num)
+        self.positions_batch = room(nodes)
+        self.tree_mask_batch = room(nodes * self.draft_token_num, dtype=torch.bool)
+        self.draft_tokens_batch = room(nodes)
+
+
+def as_nodes(
+    last: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], nodes: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return trees as SGLang has them: tokens [requests, nodes], and who descends from whom, [.., nodes].
+
+    Node 0 is the last token written.  What a smaller tree lacks descends from nobody, so nothing leads there.
+    """
+    made = np.zeros((len(last), nodes), np.int64)
+    mask = np.zeros((len(last), nodes, nodes), np.bool_)
+    mask[:, range(nodes), range(nodes)] = True
+    made[:, 0] = last
+    for request, (draft, links) in enumerate(zip(tokens, parents, strict=True)):
+        made[request, 1 : len(draft) + 1] = draft
+        for node, parent in enumerate(links, 1):
+            mask[request, node] |= mask[request, parent + 1]
+    return made, mask
+
+
+class KeyedVerifier:
+    """Follows each tree as far as its drafts are what is sampled; stands in for SGLang's ``eagle_sample``."""
+
+    def __init__(self, sampler: KeyedSampler, ends: Collection[int]) -> None:
+        self._sampler = sampler
+        self._ends = ends
+        self.deepest: list[int] = []
+        self.accepted: list[int] = []
+        self.kept: list[int] = []
+
+    def __call__(
+        self, verify_input: Any, batch: ScheduleBatch, logits_output: Any, *_: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what was sampled at each node, how many nodes were passed, and which."""
+        logits = logits_output.next_token_logits
+        nodes, requests, device = verify_input.draft_token_num, len(batch.reqs), logits.device
+        tokens = verify_input.draft_token.view(requests, nodes).tolist()
+        links = (verify_input.retrieve_next_token.tolist(), verify_input.retrieve_next_sibling.tolist())
+        positions = verify_input.positions.view(requests, nodes).tolist()
+        writings = self._sampler.batch
+        self.deepest = [max(places) - places[0] for places in positions]
+        self.accepted = [0] * requests
+        passed: list[list[int]] = [[] for _ in range(requests)]
+        predicted = torch.zeros(requests * nodes, dtype=torch.int32)
+        here = dict.fromkeys(range(requests), 0)
+        while here:
+            rows = [request * nodes + node for request, node in here.items()]
+            chosen = self._sampler.choose(
+                logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=device)],
+                [writings[request] for request in here],
+                [positions[request][node] + 1 for request, node in here.items()],
+            )
+            going = {}
+            for (request, node), row, token in zip(here.items(), rows, chosen, strict=True):
+                predicted[row] = token
+                passed[request].append(row)
+                child = _child(tokens[request], links[0][request], links[1][request], node, token)
+                if child >= 0:
+                    self.accepted[request] += 1
+                    if token not in self._ends or writings[request].to_the_end:
+                        going[request] = child
+            here = going
+        self.kept = list(map(len, passed))
+        index = torch.full((requests, nodes), -1, dtype=torch.int32)
+        for request, rows in enumerate(passed):
+            index[request, : len(rows)] = torch.tensor(rows, dtype=torch.int32)
+        lengths = torch.tensor(self.kept, dtype=torch.int32)
+        return predicted.to(device), lengths.to(device), index.to(device)
+
+
+def install(scheduler: Any, verifier: KeyedVerifier, propose: Callable[[Sequence[Req]], Trees]) -> None:
+    """Have a scheduler's ``TreeWorker`` verify what ``propose`` returns."""
+    ngram_worker.eagle_sample = verifier
+    scheduler.draft_worker.propose = propose
+
+
+def put_in_place() -> None:
+    """Have SGLang make a ``TreeWorker`` where its arguments say NGRAM, and rows that hold its last steps."""
+    ngram_worker.NgramCorpus = NoCorpus
+    ngram_worker.NGRAMWorker = TreeWorker
+    kv_cache_configurator.get_req_to_token_extra_context_len = _extra_columns
+
+
+def reserved_tokens() -> int:
+    """Return for how many tokens SGLang takes KV memory before a step, beyond those a request has."""
+    return int(get_alloc_reserve_per_decode())
+
+
+def _extra_columns() -> int:
+    """Return how much longer than a response a request's row of KV slots must be.
+
+    SGLang adds room for one tree, and reserves two of them or more.
+    """
+    return 4 + reserved_tokens() + int(get_alloc_page_size())
+
+
+def _child(tokens: Sequence[int], first: Sequence[int], sibling: Sequence[int], node: int, token: int) -> int:
+    """Return the child of a node that is this token; -1 if there is none."""
+    child = first[node]
+    while child != -1 and tokens[child] != token:
+        child = sibling[child]
+    return child
+
+
+def _no_drafts(reqs: Sequence[Req]) -> Trees:
+    return [[] for _ in reqs], [[] for _ in reqs]

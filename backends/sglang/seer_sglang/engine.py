@@ -1,0 +1,293 @@
+"""A real SGLang, step by step: chunks in, ended ones out, and what each has cost."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import attrs
+import torch
+from seer_host.account import Account
+from seer_host.drafts import SourceProposer
+from seer_host.meters import Step
+from sglang.srt.configs.model_config import AttentionArch, ModelConfig
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob
+from seer_sglang import attention, drafting, internals
+from seer_sglang.sampling import KeyedSampler, Writing
+from seer_sglang.scheduler import InlineScheduler
+
+__all__ = ["Chunk", "SglangEngine", "read_vocab_size", "server_args"]
+
+ABORTED = ChunkJob("aborted", "aborted", "aborted", [0], 1, 1, Sampling(), 0, 0)
+DRAIN_STEPS = 8
+"""Steps in which an engine without chunks has put away the last ones: two, in fact."""
+
+
+@attrs.define(eq=False)
+class Chunk:
+    """A chunk in SGLang's hands."""
+
+    req: Req
+    writing: Writing
+    account: Account = attrs.field(factory=Account)
+    drafted_after: int = 0
+    cached_tokens: int | None = None
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """What it has written, to the token with which it ends."""
+        written: Sequence[int] = self.req.output_ids_through_stop
+        return written
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has ended with a token that ends responses."""
+        return isinstance(self.req.finished_reason, FINISH_MATCHED_TOKEN)
+
+    @property
+    def given_up(self) -> str | None:
+        """Why SGLang has ended it otherwise than by a token or its length."""
+        reason = self.req.finished_reason or self.req.to_finish
+        if isinstance(reason, FINISH_MATCHED_TOKEN | FINISH_LENGTH):
+            return None
+        return str(getattr(reason, "message", reason))
+
+
+def server_args(settings: Mapping[str, Any], kv_cache_bytes: int | None) -> ServerArgs:
+    """Return SGLang's arguments: those given, and KV memory in its own unit.
+
+    Raises:
+        EngineError: SGLang does not take them, or the bytes cannot be counted in tokens.
+    """
+    limit: dict[str, int] = {}
+    if kv_cache_bytes is not None:
+        args = _accepted(settings)
+        config = ModelConfig.from_server_args(args)
+        if config.attention_arch != AttentionArch.MHA:
+            raise EngineError(
+                "kv_cache_bytes is for models with plain attention; set engine_args.max_total_tokens instead"
+            )
+        heads = config.get_num_kv_heads(args.tp_size) * (config.head_dim + config.v_head_dim)
+        token_bytes = config.num_hidden_layers * heads * torch.empty(0, dtype=config.dtype).itemsize
+        limit["max_total_tokens"] = kv_cache_bytes // token_bytes // args.page_size * args.page_size
+    return _accepted(settings, **limit)
+
+
+def read_vocab_size(args: ServerArgs) -> int:
+    """Return how many tokens a model knows, before it is loaded."""
+    return int(ModelConfig.from_server_args(args).vocab_size)
+
+
+class SglangEngine:
+    """SGLang's scheduler and model in this process, and the chunks they are working on."""
+
+    def __init__(self, args: ServerArgs, proposer: SourceProposer | None = None) -> None:
+        if proposer is not None:
+            drafting.put_in_place()
+        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+        self.scheduler = InlineScheduler(args, _ports())
+        internals.check_scheduler(self.scheduler, drafts=proposer is not None)
+        self.runner = self.scheduler.tp_worker.model_runner
+        self.config = self.scheduler.model_config
+        self.vocab_size: int = self.config.vocab_size
+        self.sampler = KeyedSampler(self.vocab_size, torch.device(self.runner.device))
+        self.runner.sampler = self.sampler
+        if args.attention_backend == "torch_native":
+            attention.install(self.runner.attn_backend)
+        self._proposer = proposer
+        self._verifier = drafting.KeyedVerifier(self.sampler, self.config.hf_eos_token_id)
+        self._live: list[str] = []
+        self._verified: list[str] = []
+        if proposer is not None:
+            drafting.install(self.scheduler, self._verifier, self._propose)
+        self.chunks: dict[str, Chunk] = {}
+        self.computed = Step(0, 0)
+        self._numbers = itertools.count()
+
+    def add(self, job: ChunkJob, cache_salt: str, *, to_the_end: bool = False) -> None:
+        """Queue a chunk; with ``to_the_end`` it goes on to its last token, whatever it writes.
+
+        Raises:
+            ValueError: SGLang does not take it.
+        """
+        if not job.token_ids:
+            raise ValueError("it has no tokens")
+        least, most = min(job.token_ids), max(job.token_ids)
+        if least < 0 or most >= self.vocab_size:
+            raise ValueError(f"there is no token {least if least < 0 else most}")
+        params = SamplingParams(
+            max_new_tokens=job.max_tokens,
+            temperature=job.sampling.temperature,
+            top_p=job.sampling.top_p,
+            top_k=job.sampling.top_k or -1,
+            ignore_eos=to_the_end,
+        )
+        params.normalize(None)
+        params.verify(self.vocab_size)
+        req = Req(
+            f"{next(self._numbers)}.",  # SGLang aborts whatever begins with the id it is given
+            None,
+            array("q", job.token_ids),
+            params,
+            eos_token_ids=self.config.hf_eos_token_id,
+            vocab_size=self.vocab_size,
+            cache_salt=cache_salt,
+        )
+        self.chunks[req.rid] = Chunk(req, Writing(job, to_the_end=to_the_end))
+        if self._proposer is not None and not to_the_end:
+            self._proposer.open(req.rid, job)
+        self.scheduler.add(req)
+
+    def abort(self, job_ids: Iterable[str]) -> None:
+        """Drop chunks, ended or not; what is running leaves its KV with the next step."""
+        dropped = set(job_ids)
+        for rid, chunk in list(self.chunks.items()):
+            if chunk.writing.job.id in dropped:
+                self._forget(rid)
+                self.scheduler.abort_request(AbortReq(rid=rid))
+
+    @torch.no_grad()
+    def step(self) -> list[Chunk]:
+        """Make one step; return the chunks that it ended."""
+        batch = self.scheduler.plan()
+        self.computed = Step(0, 0)
+        if batch is not None:
+            self._book(batch)
+        ended = self.scheduler.compute(batch)
+        if batch is not None and self._proposer is not None and batch.forward_mode.is_decode():
+            self._book_drafts(batch)
+        return [self._forget(req.rid) for req in ended if req.rid in self.chunks]
+
+    @property
+    def live(self) -> list[str]:
+        """The ids of the requests for which drafts are wanted now, in order."""
+        return self._live
+
+    @property
+    def reserved_tokens(self) -> int:
+        """For how many tokens more than it has a request takes KV memory before it decodes drafts."""
+        return 0 if self._proposer is None else drafting.reserved_tokens()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that have not been let in, or have been put back."""
+        return sum(req.rid in self.chunks for req in self.scheduler.waiting_queue)
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of KV memory that running chunks hold."""
+        return float(self.scheduler.pool_stats_observer.get_pool_stats().full_token_usage)
+
+    def settle(self) -> None:
+        """Let what has been dropped leave its KV."""
+        for _ in range(DRAIN_STEPS):
+            if not self.chunks:  # a step may put back what was dropped, and it would be prefilled again
+                self.scheduler.abort_request(AbortReq(abort_all=True))
+            if self.scheduler.is_fully_idle():
+                break
+            self.step()
+
+    def reset_cache(self) -> None:
+        """Forget all cached KV.
+
+        Raises:
+            EngineError: chunks are running.
+        """
+        self.settle()
+        if self.chunks or not self.scheduler.flush_cache():
+            raise EngineError("SGLang could not reset its prefix cache")
+
+    def _book(self, batch: ScheduleBatch) -> None:
+        """Tell the sampler whose rows come, and note what the step computes for whom."""
+        extend = batch.forward_mode.is_extend()
+        positions = batch.extend_lens if extend else [1] * len(batch.reqs)
+        self.sampler.expect([self._chunk(req).writing for req in batch.reqs])
+        for req, computed in zip(batch.reqs, positions, strict=True):
+            chunk = self._chunk(req)
+            chunk.account.computed_tokens += computed
+            if chunk.cached_tokens is None:
+                chunk.cached_tokens = req.prefix_len
+        self.computed = Step(len(batch.reqs), sum(positions))
+
+    def _book_drafts(self, batch: ScheduleBatch) -> None:
+        """Note what became of the drafts of a step, whose requests may have left the batch since."""
+        verifier = self._verifier
+        for rid, depth, accepted, kept in zip(
+            self._verified, verifier.deepest, verifier.accepted, verifier.kept, strict=True
+        ):
+            chunk = self.chunks.get(rid)
+            if chunk is not None:
+                chunk.account.computed_tokens += kept - 1
+                chunk.account.reached(depth, accepted, kept)
+
+    def _propose(self, reqs: Sequence[Req]) -> drafting.Trees:
+        """Return trees for those of these requests that are still wanted."""
+        assert self._proposer is not None
+        self._verified = [req.rid for req in reqs]
+        there = [place for place, req in enumerate(reqs) if req.rid in self.chunks]
+        self._live = [reqs[place].rid for place in there]
+        sampled, lengths = [], []
+        for place in there:
+            req, chunk = reqs[place], self.chunks[reqs[place].rid]
+            sampled.append(req.output_ids[chunk.drafted_after :].tolist())
+            chunk.drafted_after = len(req.output_ids)
+            lengths.append(len(req.origin_input_ids) + len(req.output_ids))
+
+        def text(place: int, start: int, stop: int) -> list[int]:
+            req = reqs[there[place]]
+            return [*req.origin_input_ids, *req.output_ids][start:stop]
+
+        found = self._proposer.propose_trees(sampled, lengths, text)
+        tokens: list[list[int]] = [[] for _ in reqs]
+        parents: list[list[int]] = [[] for _ in reqs]
+        for place, draft, links in zip(there, *found, strict=True):
+            tokens[place], parents[place] = draft, links
+        nodes = 1 + max(map(len, tokens))
+        self.computed = Step(len(reqs), nodes * len(reqs))
+        return tokens, parents
+
+    def _forget(self, rid: str) -> Chunk:
+        if self._proposer is not None:
+            self._proposer.close(rid)
+        return self.chunks.pop(rid)
+
+    def _chunk(self, req: Req) -> Chunk:
+        """Return a request's chunk; one that was aborted makes one more step, for nobody."""
+        found = self.chunks.get(req.rid)
+        return found if found is not None else Chunk(req, Writing(ABORTED))
+
+
+def _accepted(settings: Mapping[str, Any], **limit: int) -> ServerArgs:
+    try:
+        return ServerArgs(**settings, **limit)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise EngineError(f"SGLang refuses its arguments: {error}") from error
+
+
+def _ports() -> PortArgs:
+    """Return no names of sockets, and a free port by which torch's process group of one is made."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    names = dict.fromkeys(
+        (
+            "tokenizer_ipc_name",
+            "scheduler_input_ipc_name",
+            "detokenizer_ipc_name",
+            "rpc_ipc_name",
+            "metrics_ipc_name",
+        ),
+        "",
+    )
+    return PortArgs(**names, nccl_port=port, tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None)

@@ -1,0 +1,264 @@
+"""One SGLang engine as Seer uses it: chunks in, finished chunks out, everything accounted for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import torch
+from msgspec import structs
+from seer_host import checkpoint
+from seer_host.drafts import SOURCE, SourceProposer
+from seer_host.instance import Refusal, Row
+from seer_host.meters import MoveMeter, Sizes, StepMeter, default_grid
+from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
+
+from seer_core.arrays import Logprobs, Tokens
+from seer_core.drafting import DraftHost, SiblingText, SourceSpec, StepTimes
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.weights import WeightSpec
+from seer_sglang import internals
+
+__all__ = ["Instance"]
+
+log = structlog.get_logger("seer")
+NOT_FINITE = (
+    "its log-probs are no finite numbers; if that comes again, the model's values are too large for its dtype"
+)
+
+
+class Instance:
+    """A SGLang engine in this process, and the chunks it is working on."""
+
+    def __init__(self, start: Start) -> None:
+        if start.source is not None and start.settings["page_size"] > 1:
+            raise EngineError(
+                "a drafter needs block_size = 1 in [engine.sglang]: set it, or take the drafter out"
+            )
+        on_cpu = internals.check_kernels()
+        internals.check_imports()
+        from seer_sglang.bench import SglangBench
+        from seer_sglang.engine import SglangEngine, read_vocab_size, server_args
+
+        settings = dict(start.settings)
+        kv_cache_bytes, paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
+        source = start.source
+        if source is not None:
+            settings |= {
+                "speculative_algorithm": "NGRAM",
+                "speculative_num_draft_tokens": source.draft_tokens + 1,
+            }
+        if on_cpu:
+            settings |= {"device": "cpu", "attention_backend": "torch_native"}
+            if kv_cache_bytes is None and settings.get("max_total_tokens") is None:
+                raise EngineError("without kv_cache_bytes SGLang would take nearly all memory; set it")
+        args = server_args(settings, kv_cache_bytes)
+        self._proposer = None
+        if source is not None:
+            vocab_size = read_vocab_size(args)
+            self._proposer = SourceProposer(source.draft_tokens, vocab_size, args.max_running_requests, paths)
+        self._engine = SglangEngine(args, self._proposer)
+        self._model: torch.nn.Module = self._engine.runner.model
+        self._tensors = checkpoint.headers_of(settings["model_path"])
+        self._weight_version = 0
+        self._poisoned = False
+        self.info = self._describe(start.instance_id)
+        drafting = None if self._proposer is None else self._proposer.drafting
+        draft_tokens = 0 if source is None else source.draft_tokens
+        self._bench = SglangBench(self._engine, self._sizes(draft_tokens), drafting)
+        measured = MoveMeter(self._bench).measure()
+        log.info("moves_measured", **measured)
+        self.info = structs.replace(self.info, **measured)
+        if source is not None:
+            self._attach(source, paths)
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk."""
+        try:
+            self._engine.add(job, f"weights-{self._weight_version}")
+        except ValueError as error:
+            raise Refusal(f"SGLang refuses the chunk: {error}") from error
+
+    def abort(self, job_id: str) -> None:
+        """Drop a running chunk."""
+        self._engine.abort([job_id])
+
+    def step(self) -> list[Finished | Failed]:
+        """Make one step; return the chunks it ended."""
+        results = [self._finish(chunk) for chunk in self._engine.step()]
+        if self._poisoned:
+            results += self._cleanse()
+        return results
+
+    def telemetry(self) -> Telemetry:
+        """Return what the instance is doing, as SGLang sees it."""
+        waiting = self._engine.waiting
+        running = len(self._engine.chunks) - waiting
+        proposer = self._proposer
+        return Telemetry(
+            running,
+            waiting,
+            self._engine.kv_usage,
+            drafting_s=0.0 if proposer is None else proposer.drafting.seconds,
+            drafting={} if proposer is None else proposer.stats(),
+        )
+
+    def troubles(self) -> list[Troubled]:
+        """Return what the draft source complains of, since this was last asked."""
+        return [] if self._proposer is None else self._proposer.drafting.troubles.take()
+
+    def teach(self, text: SiblingText) -> None:
+        """Let the draft source know what a response has written on another instance."""
+        if self._proposer is not None:
+            self._proposer.learn(text)
+
+    def forget_group(self, group_id: str) -> None:
+        """Let the draft source forget a group; its KV makes room by itself."""
+        if self._proposer is not None:
+            self._proposer.forget(group_id)
+
+    def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> StepTimes:
+        """Measure steps of these sizes."""
+        times = StepMeter(self._bench).measure(batch, draft_tokens, context_tokens)
+        self._engine.reset_cache()
+        if times is None:
+            raise Refusal("it can run no size of this grid")
+        return times
+
+    def reset_cache(self) -> None:
+        """Forget all cached KV and all drafts."""
+        if self._proposer is not None:
+            self._proposer.reset()
+        self._engine.reset_cache()
+
+    def update_weights(self, source: WeightSpec, version: int) -> str:
+        """Load weights, if they are the model's tensors, and see that they arrive.
+
+        An error half-way leaves a broken model: it is no refusal, and ends the process.
+        """
+        from seer_sglang import weights
+
+        dtype: Any = self._engine.config.dtype
+        ties = checkpoint.ties(self._model)
+        opened = checkpoint.open_checked(source, self._tensors, ties, dtype)
+        fingerprint = weights.load(self._engine.runner, opened, version)
+        self._weight_version = version
+        self.reset_cache()
+        return fingerprint
+
+    def watch(self, on: bool) -> list[Row]:
+        """Keep the logits of every choice from now on, or no longer; return those kept."""
+        return self._engine.sampler.watch.turn(on)
+
+    def close(self) -> None:
+        """End what the draft source has started; all else goes with the process."""
+        if self._proposer is not None:
+            self._proposer.stop()
+
+    def _cleanse(self) -> list[Failed]:
+        """Forget all KV after values that are not finite, which masks and zeros do not stop.
+
+        What is running begins its chunk anew, and comes to the same tokens; what cannot is returned.
+        """
+        self._poisoned = False
+        jobs = [chunk.writing.job for chunk in self._engine.chunks.values()]
+        self._engine.abort([job.id for job in jobs])
+        self._engine.reset_cache()
+        failed = []
+        for job in jobs:
+            try:
+                self.submit(job)
+            except Refusal as refusal:
+                failed.append(Failed(job.id, str(refusal)))
+        return failed
+
+    def _attach(self, source: SourceSpec, paths: int) -> None:
+        """Make the draft source, with step times of this instance if it comes without."""
+        assert self._proposer is not None
+        times = source.step_times
+        if times is None:
+            times = StepMeter(self._bench).measure(*default_grid(self.info.max_running, source.draft_tokens))
+            self._engine.reset_cache()
+            if times is None:
+                raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
+            log.info("steps_measured", times=times)
+        host = DraftHost(
+            instance_id=self.info.id,
+            max_running=self.info.max_running,
+            max_model_tokens=self.info.max_model_tokens,
+            vocab_size=self._engine.vocab_size,
+            draft_tokens=source.draft_tokens,
+            step_times=times,
+            paths=paths,
+            tell=self._proposer.drafting.troubles.tell,
+        )
+        made = SOURCE.make(source.path, source.settings, host)
+        self._proposer.attach(made, lambda: self._engine.live)
+
+    def _sizes(self, draft_tokens: int) -> Sizes:
+        scheduler, info = self._engine.scheduler, self.info
+        return Sizes(
+            vocab=self._engine.vocab_size,
+            model_tokens=info.max_model_tokens,
+            running=info.max_running,
+            step_tokens=scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
+            draft_tokens=draft_tokens,
+            block_tokens=info.block_tokens,
+            blocks=info.kv_capacity_tokens // info.block_tokens,
+        )
+
+    def _describe(self, instance_id: str) -> InstanceInfo:
+        from seer_sglang import weights
+
+        scheduler, config = self._engine.scheduler, self._engine.config
+        page = scheduler.page_size
+        # SGLang lets a request in if its tokens and a page are fewer than what is free, and its last step
+        # with drafts takes what it reserves besides.
+        capacity = (scheduler.max_total_num_tokens - self._engine.reserved_tokens - page - 1) // page * page
+        if capacity < config.context_len:
+            raise EngineError(
+                f"KV memory holds {capacity} tokens, and a response may have {config.context_len}: raise"
+                " kv_cache_bytes or lower max_model_tokens"
+            )
+        pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+        return InstanceInfo(
+            id=instance_id,
+            kv_capacity_tokens=capacity,
+            block_tokens=page,
+            max_running=scheduler.max_running_requests,
+            max_model_tokens=config.context_len,
+            kv_bytes_per_token=int(sum(pool.get_kv_size_bytes())) // (pool.size + pool.page_size),
+            fingerprint=weights.fingerprint(self._model, 0),
+            shares_prompts=True,
+        )
+
+    def _finish(self, chunk: Any) -> Finished | Failed:
+        job, token_ids, logprobs = chunk.writing.job, chunk.token_ids, chunk.writing.logprobs
+        if chunk.given_up is not None:
+            return Failed(job.id, f"SGLang ended the chunk: {chunk.given_up}")
+        if not math.isfinite(sum(logprobs)):
+            self._poisoned = True
+            return Failed(job.id, NOT_FINITE)
+        cached_tokens = chunk.cached_tokens or 0
+        return Finished(
+            ChunkOutput(
+                job_id=job.id,
+                token_ids=Tokens(token_ids),
+                logprobs=Logprobs(logprobs[: len(token_ids)]),
+                stopped=chunk.stopped,
+                cached_tokens=cached_tokens,
+                prefilled_tokens=len(job.token_ids) - cached_tokens,
+                computed_tokens=chunk.account.computed_tokens,
+                preemptions=chunk.req.retraction_count,
+                weight_version=self._weight_version,
+                steps=len(token_ids) - chunk.account.spared_steps,
+                drafted_at=chunk.account.drafted_at,
+                accepted_at=chunk.account.accepted_at,
+            )
+        )

@@ -1,0 +1,189 @@
+"""Every name inside SGLang 0.5.23 that this backend relies on, checked when a worker starts.
+
+SGLang promises none of them: what it documents are a server and an ``Engine``, both of which keep the
+scheduler in another process.  Each stands here with what breaks without it, so that another SGLang is refused
+with one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from seer_host.names import Name, complain, flaw_of, lacking
+
+from seer_core.errors import EngineError
+from seer_sglang import SUPPORTED_SGLANG
+
+__all__ = ["IMPORTED", "SCHEDULER", "check_imports", "check_kernels", "check_scheduler"]
+
+ENGINE = "SGLang"
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+"""There where a driver of NVIDIA's or AMD's is."""
+
+LOOP = "the scheduler cannot be driven step by step"
+QUEUED = "no chunk can be given to the scheduler"
+ENDED = "chunks do not come back"
+SAMPLED = "tokens are not sampled by key"
+ACCOUNT = "chunks come without an account of what they cost"
+WEIGHTS = "new weights cannot be loaded"
+VERIFIED = "drafts are not verified by key"
+TREES = "trees of drafts have no attention on a CPU"
+ROWS = "a drafted response near max_model_tokens outgrows its row of KV slots"
+CAPACITY = "an instance cannot say what it holds"
+
+_SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
+_REQ = "sglang.srt.managers.schedule_batch:Req"
+_BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
+_CHANNELS = "sglang.srt.managers.scheduler_components.ipc_channels:SchedulerIpcChannels"
+_CONFIG = "sglang.srt.configs.model_config:ModelConfig"
+_WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker"
+
+IMPORTED = (
+    Name("sglang.srt.runtime_context", "publish", LOOP, ("server_args", "role", "hf_config", "ranks")),
+    Name("sglang.srt.runtime_context:SpawnRanks", "world_rank", LOOP),
+    Name(_SCHEDULER, "init_ipc_channels", LOOP, ("self", "port_args")),
+    Name(_SCHEDULER, "get_next_batch_to_run", LOOP, ("self", "running_batch", "last_batch")),
+    Name(_SCHEDULER, "run_batch", LOOP, ("self", "batch")),
+    Name(_SCHEDULER, "process_batch_result", LOOP, ("self", "batch", "result")),
+    Name(_SCHEDULER, "is_fully_idle", LOOP, ("self",)),
+    Name(_SCHEDULER, "flush_cache", "cached KV cannot be forgotten", ("self",)),
+    Name(_SCHEDULER, "_add_request_to_queue", QUEUED, ("self", "req")),
+    Name(_SCHEDULER, "abort_request", "chunks cannot be dropped", ("self", "recv_req")),
+    Name(_SCHEDULER, "get_output_streamer_class", ENDED, ("self",)),
+    Name(_SCHEDULER, "send_abort_output", ENDED, ("self", "abort_req", "req")),
+    Name(_STREAMER, "stream_output", ENDED, ("self", "reqs", "return_logprob", "skip_req")),
+    Name(_CHANNELS, "send_to_detokenizer", ENDED),
+    Name(_CHANNELS, "recv_from_tokenizer", LOOP),
+    Name("sglang.srt.managers.scheduler_components.output_sender:SenderWrapper", "send_output", LOOP),
+    Name(_REQ, "output_ids_through_stop", ENDED),
+    Name(_REQ, "finished", ENDED, ("self",)),
+    Name("sglang.srt.managers.schedule_batch:FINISH_MATCHED_TOKEN", "to_json", ENDED),
+    Name("sglang.srt.managers.schedule_batch:FINISH_LENGTH", "to_json", ENDED),
+    Name(_BATCH, "extend_lens", ACCOUNT),
+    Name(_BATCH, "forward_mode", ACCOUNT),
+    Name(
+        "sglang.srt.layers.sampler:Sampler",
+        "forward",
+        SAMPLED,
+        (
+            "self",
+            "logits_output",
+            "sampling_info",
+            "return_logprob",
+            "top_logprobs_nums",
+            "token_ids_logprobs",
+            "positions",
+        ),
+    ),
+    Name("sglang.srt.model_executor.model_runner:ModelRunner", "sample", SAMPLED, ("self", "logits_output")),
+    Name(_CONFIG, "from_server_args", CAPACITY),
+    Name(_CONFIG, "get_num_kv_heads", CAPACITY, ("self", "tensor_parallel_size")),
+    *(
+        Name(_WORKER, name, VERIFIED, takes)
+        for name, takes in (
+            ("forward_batch_generation", ("self", "batch")),
+            ("_prepare_for_speculative_decoding", ("self", "batch")),
+            ("_prepare_draft_tokens", ("self", "batch")),
+        )
+    ),
+    *(
+        Name("sglang.srt.speculative.ngram_worker", name, VERIFIED)
+        for name in ("eagle_sample", "NgramCorpus")
+    ),
+    Name("sglang.srt.mem_cache.kv_cache_configurator", "get_req_to_token_extra_context_len", ROWS, ()),
+    *(
+        Name("sglang.srt.mem_cache.allocation_sizing", name, ROWS, ())
+        for name in ("get_alloc_reserve_per_decode", "get_alloc_page_size")
+    ),
+    Name(
+        "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend",
+        "forward_extend",
+        TREES,
+        ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache"),
+    ),
+    *(
+        Name("sglang.srt.model_loader.loader:DefaultModelLoader", name, WEIGHTS, takes)
+        for name, takes in (
+            ("restore_weights_before_loading", ("model", "target_device")),
+            ("load_weights_and_postprocess", ("model", "weights", "target_device")),
+        )
+    ),
+    Name("sglang.srt.model_loader.utils", "set_default_torch_dtype", WEIGHTS, ("dtype",)),
+)
+"""What can be looked for before an engine is made."""
+
+SCHEDULER = (
+    Name(_SCHEDULER, "tp_worker.model_runner.sampler", SAMPLED),
+    Name(_SCHEDULER, "tp_worker.model_runner.model", WEIGHTS),
+    Name(_SCHEDULER, "model_config.hf_eos_token_id", "responses do not end"),
+    Name(_SCHEDULER, "model_config.context_len", CAPACITY),
+    Name(_SCHEDULER, "running_batch", LOOP),
+    Name(_SCHEDULER, "last_batch", LOOP),
+    Name(_SCHEDULER, "waiting_queue", "an instance cannot say its load"),
+    Name(_SCHEDULER, "pool_stats_observer.get_pool_stats", "an instance cannot say its load"),
+    Name(_SCHEDULER, "max_total_num_tokens", CAPACITY),
+    Name(_SCHEDULER, "max_running_requests", CAPACITY),
+    Name(_SCHEDULER, "page_size", CAPACITY),
+    Name(_SCHEDULER, "chunked_prefill_size", CAPACITY),
+    Name(_SCHEDULER, "max_prefill_tokens", CAPACITY),
+    Name(_SCHEDULER, "token_to_kv_pool_allocator.get_kvcache", CAPACITY),
+)
+"""What a scheduler must have."""
+
+
+def check_kernels() -> bool:
+    """Import SGLang's kernels, or what stands in for them, before SGLang does.
+
+    Returns whether there is no GPU.
+
+    Raises:
+        EngineError: there are none, or they are not for this machine.
+    """
+    try:
+        import sgl_kernel
+    except ImportError as error:
+        raise EngineError(
+            f"SGLang's kernels cannot be imported: {error}; run `make setup-sglang`, or on a machine with a"
+            " GPU `pip install 'seer-sglang[gpu]'`"
+        ) from error
+    if not getattr(sgl_kernel, "STAND_IN", False):
+        return False
+    device = next((str(device) for device in DEVICES if device.exists()), None)
+    if device is not None:
+        raise EngineError(
+            f"there is a GPU ({device}), and the stand-in for machines without one where SGLang's kernels"
+            " should be: pip uninstall seer-sgl-kernel-standin, and pip install 'seer-sglang[gpu]'"
+        )
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    return True
+
+
+def check_imports() -> None:
+    """Look for what SGLang's modules and classes must have.
+
+    Raises:
+        EngineError: this SGLang is not the one this backend was written for.
+    """
+    found = version("sglang")
+    if found != SUPPORTED_SGLANG:
+        raise EngineError(f"SGLang {found} is not {SUPPORTED_SGLANG}, on whose internals Seer relies")
+    complain(ENGINE, (flaw for name in IMPORTED if (flaw := flaw_of(name)) is not None))
+
+
+def check_scheduler(scheduler: Any, *, drafts: bool = False) -> None:
+    """Look for what a scheduler must have, and be.
+
+    Raises:
+        EngineError: it has it not, or something would come between logits and keys.
+    """
+    complain(ENGINE, lacking(scheduler, SCHEDULER))
+    for holds, fact in (
+        (not scheduler.enable_overlap, "the overlap schedule is on"),
+        (drafts or scheduler.spec_algorithm.is_none(), "SGLang speculates"),
+    ):
+        if not holds:
+            raise EngineError(f"keyed sampling cannot be installed: {fact}")

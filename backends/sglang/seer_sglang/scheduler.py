@@ -1,0 +1,83 @@
+"""SGLang's scheduler, driven by the worker's own loop.
+
+SGLang runs it in a process of its own, which takes requests from one socket and sends tokens to another, step
+by step; its HTTP server and its ``Engine`` class both stand at the other ends.  Here it has no sockets:
+requests are put into its queue, and whoever has ended is handed over as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
+from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.server_args import PortArgs
+
+__all__ = ["InlineScheduler"]
+
+
+class Ended:
+    """Stands where SGLang has a socket to the process that turns tokens into text."""
+
+    def __init__(self) -> None:
+        self.requests: list[Req] = []
+
+
+class Collector(SchedulerOutputStreamer):
+    """Keeps the requests that have ended instead of sending tokens of all."""
+
+    __slots__ = ()
+
+    def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
+        """Keep those of a step that have ended in it."""
+        for req in reqs:
+            if req is not skip_req and req.finished() and not req.finished_output:
+                req.finished_output = True
+                self.send_to_detokenizer.requests.append(req)
+
+
+class InlineScheduler(Scheduler):
+    """A scheduler of one device, without sockets."""
+
+    def init_ipc_channels(self, port_args: PortArgs) -> None:
+        """Open no socket."""
+        nobody = SenderWrapper(None)
+        self._ended = Ended()
+        self.ipc_channels = SchedulerIpcChannels(
+            recv_from_tokenizer=None,
+            recv_from_rpc=None,
+            send_to_tokenizer=nobody,
+            send_to_detokenizer=self._ended,
+            send_metrics_from_scheduler=None,
+        )
+        self.load_snapshot_writer = None
+        self.recv_from_tokenizer = None
+
+    def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
+        """Name what keeps ended requests."""
+        return Collector
+
+    def send_abort_output(self, abort_req: Any, req: Req) -> None:
+        """Keep a request that SGLang gives up outside of a step's results."""
+        self._ended.requests.append(req)
+
+    def add(self, req: Req) -> None:
+        """Queue a request."""
+        self._add_request_to_queue(req)
+
+    def plan(self) -> ScheduleBatch | None:
+        """Return what the next step computes; None if there is nothing to do."""
+        plan = self.get_next_batch_to_run(self.running_batch, self.last_batch)
+        self.running_batch: ScheduleBatch = plan.running_batch
+        return plan.batch_to_run
+
+    def compute(self, batch: ScheduleBatch | None) -> list[Req]:
+        """Make the step that has been planned; return the requests that it ended, or that were given up."""
+        if batch is not None:
+            self.process_batch_result(batch, self.run_batch(batch))
+        self.last_batch = batch
+        ended, self._ended.requests = self._ended.requests, []
+        return ended

@@ -1,0 +1,17 @@
+"""Real SGLang keeps the contract of engines."""
+
+import pytest
+
+from seer_core.testing import EngineContract
+
+pytestmark = pytest.mark.engine
+
+
+class TestSglangEngine(EngineContract):
+    shared = True
+    patience_s = 300.0
+
+    @pytest.fixture(autouse=True)
+    def _model(self, models, make_fleet):
+        self.make = lambda: make_fleet(models[0], instances=2)
+        self.weights = str(models[1])

@@ -1,0 +1,138 @@
+"""Drafts on a real SGLang change how many steps a response takes, and nothing else."""
+
+import json
+
+import pytest
+
+from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+
+pytestmark = pytest.mark.engine
+
+GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+TOKENS = 100
+KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
+RESERVED = 20  # twice SGLang's ten branches, which are more than eight nodes
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The file from which the source drafts."""
+    return tmp_path_factory.mktemp("texts") / "texts.json"
+
+
+@pytest.fixture(scope="module")
+def spec(texts):
+    """A source that knows what stands in that file."""
+    return SourceSpec("sglang_sources:Knowing", {"texts": str(texts)}, 7, StepTimes((1,), (0,), ((0.001,),)))
+
+
+@pytest.fixture(scope="module")
+def drafting(start, models, spec):
+    """An instance with trees of up to seven drafts on three paths."""
+    drafting = start(models[0], source=spec, draft_paths=3)
+    yield drafting
+    drafting.run(drafting.engine.stop())
+
+
+def known(texts, prompts, responses):
+    texts.write_text(
+        json.dumps({str(seed): [*prompt, *responses[seed]] for seed, prompt in enumerate(prompts)})
+    )
+
+
+def test_kv_memory_holds_a_response_and_what_its_last_step_reserves(
+    start, models, spec, roomy, texts, prompts
+):
+    """Comes first: two instances at a time."""
+    least = 1024 + RESERVED + 2
+    with pytest.raises(
+        EngineError, match=r"KV memory holds 1023 tokens, and a response may have 1024: raise"
+    ):
+        start(models[0], source=spec, kv_cache_bytes=(least - 1) * KV_BYTES_PER_TOKEN)
+    tight = start(models[0], source=spec, kv_cache_bytes=least * KV_BYTES_PER_TOKEN)
+    try:
+        assert tight.info.kv_capacity_tokens == tight.info.max_model_tokens == 1024
+        asked = [prompt[:900] for prompt in prompts(6, tokens=900)]
+        whole = roomy.whole(asked, PLAIN, 124)
+        assert any(len(response) == 124 for response in whole)
+        known(texts, asked, whole)
+        assert tight.alone(asked, PLAIN, 124) == whole
+    finally:
+        tight.run(tight.engine.stop())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+def test_drafts_change_no_token(roomy, drafting, texts, prompts, sampling):
+    whole = roomy.whole(prompts(6), sampling, TOKENS)
+    known(texts, prompts(6), whole)
+    steps = {}
+    for group in ("right", "wrong"):
+        drafting.group = group
+        jobs = [drafting.job(prompt, TOKENS, seed, sampling) for seed, prompt in enumerate(prompts(6))]
+        outputs = drafting.run(drafting.chunks(jobs))
+        assert [output.token_ids for output in outputs] == whole
+        steps[group] = [output.steps for output in outputs]
+        for output in outputs:
+            made = len(output.token_ids)
+            assert len(output.logprobs) == made
+            assert output.computed_tokens == output.prefilled_tokens + made - 1
+            more = output.steps - (made - sum(output.accepted_at))  # nothing follows an end that was drafted
+            assert more in ((0, 1) if output.stopped else (0,))
+            assert output.drafted_at[0] > 0
+            assert (sum(output.accepted_at) > 0) == (group == "right")
+    lengths = list(map(len, whole))
+    assert steps["wrong"] == lengths
+    assert all(taken < length / 2 for taken, length in zip(steps["right"], lengths, strict=True))
+    assert drafting.divided(prompts(6), sampling, TOKENS, chunk_tokens=30) == whole
+
+
+def test_logprobs_are_those_without_drafts(roomy, drafting, texts, prompts):
+    known(texts, prompts(2), roomy.whole(prompts(2), PLAIN, TOKENS))
+    drafting.group = "right"
+    pairs = zip(
+        *(
+            instance.run(
+                instance.chunks(
+                    [instance.job(prompt, TOKENS, seed, PLAIN) for seed, prompt in enumerate(prompts(2))]
+                )
+            )
+            for instance in (roomy, drafting)
+        ),
+        strict=True,
+    )
+    for plain, drafted in pairs:
+        assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+
+
+def test_a_response_that_fills_its_row_is_drafted_to_its_end_and_leaves_its_kv(
+    roomy, drafting, texts, prompts
+):
+    asked = [prompt[:900] for prompt in prompts(6, tokens=900)]
+    room = drafting.info.max_model_tokens - 900
+    whole = roomy.whole(asked, PLAIN, room)
+    assert any(len(response) == room for response in whole)
+    known(texts, asked, whole)
+    drafting.group = "right"
+    assert drafting.whole(asked, PLAIN, room) == whole
+    assert drafting.divided(asked, PLAIN, room, chunk_tokens=room - 3) == whole  # the last has 3 tokens
+    drafting.run(drafting.until(lambda: drafting.reports[-1].running == 0))
+    assert drafting.reports[-1].kv_usage == 0  # the cached KV does not count, what nobody can free does
+
+
+def test_steps_are_measured_with_drafts(drafting):
+    times = drafting.run(drafting.engine.measure_steps((1, 4), (0, 3)))
+    assert (times.batch, times.draft_tokens) == ((1, 4), (0, 3))
+
+
+def test_a_source_that_fails_is_told_of_and_the_instance_goes_on(roomy, drafting, texts, prompts):
+    """Comes last: the instance drafts no more."""
+    whole = roomy.whole(prompts(3), PLAIN, TOKENS)
+    drafting.group = "failing"
+    jobs = [drafting.job(prompt, TOKENS, seed, PLAIN) for seed, prompt in enumerate(prompts(3))]
+    outputs = drafting.run(drafting.chunks(jobs))
+    assert [output.token_ids for output in outputs] == whole
+    assert [trouble.reason for trouble in drafting.troubles] == [
+        "the draft source failed: RuntimeError: no luck"
+    ]

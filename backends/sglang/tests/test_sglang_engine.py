@@ -1,0 +1,222 @@
+"""A real SGLang: the same tokens however the work is cut, moved or lost, and an honest account of it."""
+
+import subprocess
+
+import pytest
+from seer_sglang.doctor import interpreter
+
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.weights import directory
+
+pytestmark = pytest.mark.engine
+
+GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
+EOS = 2
+KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
+
+PUT_BACK = """
+import sys
+from seer_sglang import internals
+internals.check_kernels()
+from sglang.srt.managers import scheduler
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob
+from seer_sglang.engine import SglangEngine, server_args
+
+settings = {
+    "model_path": sys.argv[1], "dtype": "float32", "device": "cpu", "attention_backend": "torch_native",
+    "context_length": 512, "max_running_requests": 8, "max_total_tokens": 4096, "chunked_prefill_size": 8,
+    "page_size": 1, "disable_cuda_graph": True, "disable_overlap_schedule": True, "skip_tokenizer_init": True,
+    "log_level": "error",
+}
+engine = SglangEngine(server_args(settings, None))
+jobs = [ChunkJob(str(seed), "r", "g", [1, 10, seed], 3, 300, Sampling(), seed, 0) for seed in range(3, 6)]
+for job in jobs:
+    engine.add(job, "salt", to_the_end=True)
+while min(len(chunk.req.output_ids) for chunk in engine.chunks.values()) < 100:
+    engine.step()
+scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, 1  # SGLang's own way to put a request back
+engine.abort([job.id for job in jobs])
+engine.step()
+scheduler.TEST_RETRACT = False
+print(len(engine.scheduler.waiting_queue), engine.waiting, len(engine.chunks))
+engine.reset_cache()
+print(engine.kv_usage)
+"""
+
+
+def moved(instances, prompts, sampling, tokens, chunk_tokens):
+    """Return the responses to all prompts, each chunk by another of the instances."""
+    responses = []
+    for seed, prompt in enumerate(prompts):
+        response, number = [], seed
+        while len(response) < tokens:
+            instance = instances[number % len(instances)]
+            job = instance.job(
+                [*prompt, *response], min(chunk_tokens, tokens - len(response)), seed, sampling
+            )
+            [output] = instance.run(instance.chunks([job]))
+            response += output.token_ids
+            number += 1
+            if output.stopped:
+                break
+        responses.append(response)
+    return responses
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])
+def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other, prompts, sampling):
+    whole = roomy.whole(prompts(6), sampling, 160)
+    assert len({tuple(response) for response in whole}) == 6
+    assert roomy.divided(prompts(6), sampling, 160, chunk_tokens=64) == whole
+    assert roomy.alone(prompts(6), sampling, 160) == whole
+    assert moved((roomy, other), prompts(6), sampling, 160, 37) == whole
+    if sampling is PLAIN:
+        losses = len(other.losses)
+        lost = [other.job(prompt, 160, seed, sampling) for seed, prompt in enumerate(prompts(6))]
+        other.reports.clear()
+        for job in lost:
+            other.engine.submit(job)
+        other.run(other.until(lambda: any(report.running for report in other.reports)))
+        other.kill()
+        other.run(other.until(lambda: len(other.losses) > losses))
+        assert other.losses[losses:] == ["killed by SIGKILL"]
+        other.run(other.engine.start(other))
+        assert moved((other, roomy), prompts(6), sampling, 160, 50) == whole
+
+
+def test_siblings_differ_by_their_seeds_alone(roomy, prompts):
+    [prompt] = prompts(1)
+    assert len({tuple(response) for response in roomy.whole([prompt] * 6, PLAIN, 60)}) == 6
+    assert len({tuple(response) for response in roomy.whole([prompt] * 6, GREEDY, 60)}) == 1
+
+
+def test_a_response_ends_with_its_eos_token(roomy, prompts):
+    jobs = [roomy.job(prompt, 400, seed, PLAIN) for seed, prompt in enumerate(prompts(16))]
+    outputs = roomy.run(roomy.chunks(jobs))
+    assert {output.stopped for output in outputs} == {True, False}
+    for output in outputs:
+        assert (output.token_ids[-1] == EOS) == output.stopped
+        assert EOS not in output.token_ids[:-1]
+        assert output.stopped or len(output.token_ids) == 400
+
+
+def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(roomy, prompts):
+    [prompt] = prompts(1)
+    [whole] = roomy.run(roomy.chunks([roomy.job(prompt, 20, 1, CUT)]))
+    for place in (0, 7, 19):
+        start = [*prompt, *whole.token_ids[:place]]
+        [next_token] = roomy.run(roomy.chunks([roomy.job(start, 1, 1, CUT)]))
+        assert next_token.token_ids == whole.token_ids[place : place + 1]
+        assert next_token.logprobs == pytest.approx(whole.logprobs[place : place + 1], abs=1e-4)
+    [top] = roomy.run(roomy.chunks([roomy.job(prompt, 1, 1, GREEDY)]))
+    assert whole.logprobs[0] <= top.logprobs[0] + 1e-4
+
+
+def test_work_is_counted_position_by_position(roomy, prompts):
+    roomy.run(roomy.engine.reset_cache())
+    [prompt] = prompts(1, tokens=100)
+    [first] = roomy.run(roomy.chunks([roomy.job(prompt, 50, 0, CUT)]))
+    made = len(first.token_ids)
+    assert (first.cached_tokens, first.prefilled_tokens) == (0, 100)
+    assert (first.computed_tokens, first.preemptions, first.steps) == (100 + made - 1, 0, made)
+    [second] = roomy.run(roomy.chunks([roomy.job([*prompt, *first.token_ids], 10, 0, CUT)]))
+    assert (second.cached_tokens, second.prefilled_tokens) == (100 + made - 1, 1)
+    assert second.computed_tokens == len(second.token_ids)
+
+
+def test_a_chunk_that_cannot_be_run_is_given_back_with_the_reason(roomy, prompts):
+    [prompt] = prompts(1)
+    jobs = {
+        "the chunk needs 1064 tokens, max_model_tokens is 1024": roomy.job(prompt, 1024, 0, PLAIN),
+        "SGLang refuses the chunk: it has no tokens": roomy.job([], 5, 0, PLAIN),
+        "SGLang refuses the chunk: there is no token 5000": roomy.job([5000], 5, 0, PLAIN),
+        "SGLang refuses the chunk: temperature must": roomy.job(prompt, 5, 0, Sampling(-1.0)),
+    }
+    for job in jobs.values():
+        roomy.engine.submit(job)
+    roomy.run(roomy.until(lambda: all(job.id in roomy.answers for job in jobs.values())))
+    for reason, job in jobs.items():
+        assert roomy.failures[job.id].startswith(reason)
+
+
+def test_an_aborted_chunk_is_never_answered_and_leaves_its_kv(roomy, prompts):
+    responses = roomy.whole(prompts(12), GREEDY, 300)
+    [endless, *_] = [p for p, response in zip(prompts(12), responses, strict=True) if len(response) == 300]
+    long, short, last = (roomy.job(endless, tokens, 0, GREEDY) for tokens in (900, 5, 30))
+    roomy.engine.submit(long)
+    roomy.run(roomy.chunks([short]))
+    roomy.engine.abort(long.id)
+    roomy.engine.abort("never heard of")
+    roomy.run(roomy.chunks([last]))
+    assert long.id not in roomy.answers
+    assert max(roomy.answers.values()) == 1
+    roomy.run(roomy.until(lambda: roomy.reports[-1].running == 0))
+    assert roomy.reports[-1].kv_usage == 0
+
+
+def test_what_was_dropped_and_put_back_is_not_waited_for(models):
+    """A hundred tokens, eight a step: prefilled again, it would be there for longer than an engine drains."""
+    ran = subprocess.run([interpreter(), "-c", PUT_BACK, str(models[0])], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-2:] == ["1 0 0", "0.0"]
+
+
+def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
+    roomy.reports.clear()
+    roomy.whole(prompts(8), GREEDY, 100)
+    roomy.run(roomy.until(lambda: bool(roomy.reports) and roomy.reports[-1].running == 0))
+    busy, idle = max(roomy.reports, key=lambda report: report.running), roomy.reports[-1]
+    assert (busy.running, busy.waiting) == (8, 0)
+    assert 0 < busy.kv_usage < 1
+    assert (idle.running, idle.waiting, idle.kv_usage) == (0, 0, 0.0)
+
+
+def test_new_weights_leave_nothing_of_the_old_ones(roomy, other, models, prompts, tmp_path):
+    before = roomy.whole(prompts(4), PLAIN, 100)
+    version = roomy.weight_version
+    with pytest.raises(EngineError, match="no safetensors in"):
+        roomy.run(roomy.engine.update_weights(directory(tmp_path), 9))
+    fingerprint = roomy.run(roomy.engine.update_weights(directory(models[1]), version + 1))
+    assert other.run(other.engine.update_weights(directory(models[1]), version + 1)) == fingerprint
+    stale = roomy.job(prompts(1)[0], 5, 0, PLAIN)
+    roomy.engine.submit(stale)
+    roomy.run(roomy.until(lambda: stale.id in roomy.answers))
+    assert roomy.failures[stale.id] == f"the chunk wants weight version {version}, loaded is {version + 1}"
+    roomy.weight_version = other.weight_version = version + 1
+    outputs = roomy.run(roomy.chunks([roomy.job(p, 100, i, PLAIN) for i, p in enumerate(prompts(4))]))
+    assert {output.cached_tokens for output in outputs} == {0}
+    assert {output.weight_version for output in outputs} == {version + 1}
+    changed = [list(output.token_ids) for output in outputs]
+    assert changed != before
+    assert other.whole(prompts(4), PLAIN, 100) == changed
+    for instance in (roomy, other):
+        instance.run(instance.engine.update_weights(directory(models[0]), version + 2))
+        instance.weight_version = version + 2
+    assert roomy.whole(prompts(4), PLAIN, 100) == before
+
+
+def test_retractions_change_no_token_and_are_counted_as_preemptions(start, other, models, prompts, roomy):
+    other.run(other.engine.stop())  # two instances at a time
+    tight = start(
+        models[0],
+        max_model_tokens=512,
+        kv_cache_bytes=900 * KV_BYTES_PER_TOKEN,
+        engine_args={"schedule_conservativeness": 0.05},  # or it would rather let them wait
+    )
+    try:
+        assert tight.info.kv_capacity_tokens == 900 - 2
+        assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
+        outputs = list(tight.outputs.values())
+        assert any(output.preemptions for output in outputs)
+        for output in outputs:
+            once = output.prefilled_tokens + len(output.token_ids) - 1
+            assert (output.computed_tokens > once) == (output.preemptions > 0)
+    finally:
+        tight.run(tight.engine.stop())
+
+
+def test_an_instance_that_could_not_hold_a_response_does_not_start(start, models):
+    with pytest.raises(EngineError, match=r"KV memory holds 998 tokens, and a response may have 1024: raise"):
+        start(models[0], kv_cache_bytes=1000 * KV_BYTES_PER_TOKEN)

@@ -1,0 +1,151 @@
+"""Settings, and what the plug-in makes of them without touching SGLang."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from seer_host.wire import Start
+from seer_sglang import doctor, plugin
+from seer_sglang.instance import Instance
+from seer_sglang.plugin import Settings, engine_args, seer_doctor, share_devices, worker_environment
+
+from seer_core.drafting import SourceSpec
+from seer_core.errors import ConfigError, EngineError
+from seer_core.hookspecs import Startup
+from seer_core.ports import Engine, EngineFleet
+
+
+def settings(**fields):
+    return msgspec.convert({"model": "m", **fields}, Settings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"instances": 0}, r"`int` >= 1 - at `\$.instances`"),
+        ({"kv_cache_bytes": 17}, r"at `\$.kv_cache_bytes`"),
+        ({"dtype": "int8"}, r"at `\$.dtype`"),
+        ({"tensor_parallel": 2}, "tensor_parallel"),
+    ],
+)
+def test_a_wrong_setting_is_named(fields, complaint):
+    with pytest.raises(msgspec.ValidationError, match=complaint):
+        settings(**fields)
+
+
+def test_arguments_are_sglangs_own(tmp_path):
+    arguments = engine_args(
+        settings(kv_cache_bytes=1 << 20, max_model_tokens=100, engine_args={"schedule_policy": "lpm"}),
+        tmp_path,
+    )
+    assert arguments["model_path"] == str(tmp_path)
+    assert (arguments["context_length"], arguments["kv_cache_bytes"]) == (100, 1 << 20)
+    assert arguments["schedule_policy"] == "lpm"
+    assert "chunked_prefill_size" not in arguments
+    assert engine_args(settings(max_batched_tokens=64), tmp_path)["chunked_prefill_size"] == 64
+
+
+@pytest.mark.parametrize("name", plugin.OWN_ENGINE_ARGS)
+def test_an_argument_that_is_decided_elsewhere_is_refused_with_the_reason(tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"engine\.sglang\.engine_args\.{name} cannot be set: \w+"):
+        engine_args(settings(engine_args={name: 1}), tmp_path)
+
+
+def test_a_step_prefills_whole_blocks(tmp_path):
+    engine_args(settings(block_size=16, max_batched_tokens=160), tmp_path)
+    with pytest.raises(
+        ConfigError, match="max_batched_tokens = 100 is no multiple of block_size = 16; a step"
+    ):
+        engine_args(settings(block_size=16, max_batched_tokens=100), tmp_path)
+
+
+def test_drafts_are_refused_where_a_block_has_several_tokens(tmp_path):
+    arguments = engine_args(settings(block_size=16), tmp_path)
+    start = Start(plugin.INSTANCE, "0", arguments, str(tmp_path), SourceSpec("nobody:Nothing", {}, 3))
+    with pytest.raises(
+        EngineError, match=r"a drafter needs block_size = 1 in \[engine\.sglang\]: set it, or"
+    ):
+        Instance(start)
+
+
+def test_each_instance_has_a_device():
+    two = settings(instances=2)
+    assert share_devices(two, {}) == ["0", "1"]
+    assert share_devices(two, {"CUDA_VISIBLE_DEVICES": "4,5,6"}) == ["4", "5"]
+    assert share_devices(two, {"CUDA_VISIBLE_DEVICES": ""}) == ["", ""]
+    with pytest.raises(ConfigError, match="2 instances need a device each, visible are 1; lower instances"):
+        share_devices(two, {"CUDA_VISIBLE_DEVICES": "4"})
+    assert worker_environment({"HOME": "h"}, 3, "7") == {
+        "CUDA_VISIBLE_DEVICES": "7",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": "h",
+        "OMP_NUM_THREADS": "3",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A place for an environment with SGLang, where there is none yet."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    return tmp_path / ".venv-sglang" / "bin" / "python"
+
+
+def test_without_an_environment_it_says_how_to_get_one(models, elsewhere):
+    with pytest.raises(ConfigError, match=r"SGLang is neither here nor in .*venv-sglang.*make setup-sglang"):
+        plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0]))
+    [check] = seer_doctor(None, None)
+    assert not check.ok
+    assert check.remedy.startswith("run `make setup-sglang`")
+
+
+def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.symlink_to(sys.executable)
+    fleet = plugin.seer_make_engines(settings(model=str(models[0]), instances=2), Startup(0, models[0]))
+    assert isinstance(fleet, EngineFleet)
+    assert all(isinstance(engine, Engine) for engine in fleet.engines)
+    assert {engine._launch.interpreter for engine in fleet.engines} == {str(elsewhere)}
+    named = plugin.seer_make_engines(
+        settings(model=str(models[0]), python="env/python"), Startup(0, models[0])
+    )
+    assert named.engines[0]._launch.interpreter == str(models[0] / "env" / "python")
+
+
+def test_a_pool_is_not_shared(models, elsewhere):
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.symlink_to(sys.executable)
+    [engine] = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0])).engines
+    assert engine.share_kv(object()) is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "finding", "remedy"),
+    [
+        ("sglang 0.6.0", "SGLang 0.6.0 under", "keyed sampling needs 0.5.23: run `make setup-sglang`"),
+        ("sglang -", "SGLang - under", "keyed sampling needs 0.5.23"),
+        ("nonsense", "does not answer", "correct [engine.sglang].python"),
+    ],
+)
+def test_the_doctor_looks_into_the_other_environment(tmp_path, answer, finding, remedy):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    python.chmod(0o755)
+    [check] = doctor.installation(str(python))
+    assert not check.ok
+    assert finding in check.finding
+    assert check.remedy.startswith(remedy)
+
+
+def test_the_doctor_compares_settings_with_the_machine(tmp_path):
+    model, cpus, memory = doctor.machine(tmp_path, 500, 8, 1 << 50)
+    assert [check.ok for check in (model, cpus, memory)] == [False, False, False]
+    assert "no config.json in" in model.finding
+    assert "500 instances of 8 threads" in cpus.finding
+    assert memory.remedy == "lower kv_cache_bytes or instances"
+
+
+def test_the_plug_in_imports_neither_sglang_nor_torch():
+    code = "import sys, seer_sglang.plugin; sys.exit(bool({'sglang', 'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,338 @@
+"""The loop, strictly synchronous: rollout with rewards meanwhile, training, new weights, again.
+
+Whatever order responses finish in, and whatever became of the engines, the trainer gets them in the order in
+which they were submitted.  So two runs that differ in how they schedule have the same losses and weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+import structlog
+
+from seer_core import Completion, Config, PromptGroup, Session
+from seer_core.errors import OutputError
+from seer_core.files import LineFile
+from seer_rl.advantages import group_advantages
+from seer_rl.checkpoints import Checkpoint, Checkpoints, state_of
+from seer_rl.config import TrainTable
+from seer_rl.errors import RewardError, TrainError
+from seer_rl.prompts import Prompts
+from seer_rl.responses import Response
+from seer_rl.rewards import RewardPool
+from seer_rl.trainer import Sample, Trainer
+
+__all__ = ["Loop", "Watch"]
+
+WHOLE = ("stop", "length")
+"""How a response ends that no engine has failed."""
+
+log = structlog.get_logger("seer")
+
+
+class Watch(Protocol):
+    """Whoever looks on; called in the loop's thread."""
+
+    def phase(self, iteration: int, name: str) -> None:
+        """An iteration has come to a phase: rollout, rewards, training, weights or checkpoint."""
+
+    def responses(self, finished: int, wanted: int) -> None:
+        """So many responses of the rollout have finished."""
+
+    def iterated(self, metrics: Mapping[str, Any]) -> None:
+        """An iteration is over; these are its metrics."""
+
+
+@attrs.frozen(eq=False)
+class _Judged:
+    """A response in the place where it was submitted, and its reward, None if it failed."""
+
+    group: PromptGroup
+    completion: Completion
+    reward: float | None
+
+
+@attrs.define(eq=False)
+class Loop:
+    """Trains for the iterations that are left, each a version of the weights."""
+
+    table: TrainTable
+    config: Config
+    session: Session
+    rewards: RewardPool
+    trainer: Trainer
+    prompts: Prompts
+    out: Path
+    metrics: LineFile
+    checkpoints: Checkpoints
+    watch: Watch
+    held_out: Prompts | None = None
+    _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
+
+    def run(self, begin: Checkpoint | None) -> None:
+        """Train from a checkpoint, which the trainer has loaded, or from the first weights.
+
+        Raises:
+            SeerError: it cannot go on; the last checkpoint is whole.
+        """
+        done = 0
+        if begin is not None:
+            done = begin.state.iterations
+            self.session.update_weights(begin.path, done)
+        for iteration in range(done, self.table.iterations):
+            self._iterate(iteration)
+
+    def _iterate(self, iteration: int) -> None:
+        self._seconds = {}
+        version = self.session.weight_version
+        last = iteration + 1 == self.table.iterations
+        evaluations = []
+        if iteration % self.table.evaluation.every == 0:
+            evaluations += self._evaluate(iteration)
+        judged = self._roll_out(iteration, self.prompts(iteration))
+        kept = _with_rewards(judged, iteration)
+        with self._phase(iteration, "training"), self._engines_asleep():
+            learnt = self.trainer.train(_samples(kept, scale=self.table.loss.scale))
+        self._check(iteration, learnt)
+        with self._phase(iteration, "weights"):
+            weights = self._export(self.out / "weights")
+            self.session.update_weights(weights, iteration + 1)
+        speeds = _speeds(self.session)
+        if last:
+            evaluations += self._evaluate(iteration)
+        record = {
+            "iteration": iteration,
+            "weight_version": version,
+            **_facts(judged),
+            **learnt,
+            "weights_sha256": _digest_of_files(weights),
+            "evaluations": evaluations,
+            **speeds,
+            **{f"{name}_s": round(seconds, 3) for name, seconds in self._seconds.items()},
+        }
+        self._write(record)
+        if last or (iteration + 1) % self.table.save_every == 0:
+            with self._phase(iteration, "checkpoint"):
+                self._save(iteration + 1)
+        self.watch.iterated(record)
+
+    def _evaluate(self, iteration: int) -> list[dict[str, Any]]:
+        """Return how the current weights do on held-out prompts, if there are any, with the same seeds."""
+        if self.held_out is None:
+            return []
+        before, self._seconds, began = self._seconds, {}, time.monotonic()
+        # Ids of their own: a pool or a draft may know the text of an iteration's groups by theirs.
+        records = [
+            {**record, "group_id": f"held-out-{number}"} for number, record in enumerate(self.held_out(0))
+        ]
+        judged = self._roll_out(iteration, records, seeds_of=0)
+        rewards = [each.reward for each in _with_rewards(judged, iteration) if each.reward is not None]
+        lengths = [len(each.completion.token_ids) for each in judged]
+        seconds = before.get("evaluation", 0.0) + time.monotonic() - began
+        self._seconds = {**before, "evaluation": seconds}
+        return [
+            {
+                "weight_version": self.session.weight_version,
+                "reward_mean": math.fsum(rewards) / len(rewards),
+                "mean_tokens": sum(lengths) / len(lengths),
+                **_failures(judged),
+            }
+        ]
+
+    def _roll_out(
+        self, iteration: int, prompts: Iterable[Mapping[str, Any]], seeds_of: int | None = None
+    ) -> list[_Judged]:
+        """Return every response to prompts, in the order of their submission."""
+        records = list(prompts)
+        seeds_of = iteration if seeds_of is None else seeds_of
+        groups = self.session.runtime.groups(records, seeds_of)
+        _check_sampling(groups)
+        wanted = sum(group.n for group in groups)
+        found: dict[tuple[str, int], tuple[Completion, Future[float]]] = {}
+        with self._phase(iteration, "rollout"):
+            for completion in self.session.stream(records, seeds_of, keep=False):
+                response = Response(
+                    completion.metadata,
+                    completion.text,
+                    list(completion.token_ids),
+                    completion.finish_reason,
+                )
+                reward = self._reward(completion, response)
+                found[completion.group_id, completion.index] = completion, reward
+                self.watch.responses(len(found), wanted)
+        with self._phase(iteration, "rewards"):
+            return [
+                _Judged(group, completion, _result(completion, reward))
+                for group in groups
+                for completion, reward in (found[group.id, index] for index in range(group.n))
+            ]
+
+    def _reward(self, completion: Completion, response: Response) -> Future[float]:
+        if completion.finish_reason in WHOLE:
+            return self.rewards.submit(response)
+        none: Future[float] = Future()
+        none.set_exception(RewardError(f"it ended with {completion.finish_reason!r}"))
+        return none
+
+    @contextmanager
+    def _engines_asleep(self) -> Iterator[None]:
+        """Give the trainer the engines' memory meanwhile, if it shares their devices."""
+        if not self.table.colocated:
+            yield
+            return
+        self.session.sleep()
+        yield  # after an error nobody needs them
+        self.session.wake()
+
+    def _check(self, iteration: int, learnt: Mapping[str, float]) -> None:
+        limit = self.table.max_dlogp
+        if limit and learnt["dlogp_mean"] > limit:
+            raise TrainError(
+                f"in iteration {iteration} the engines' log-probs are {learnt['dlogp_mean']:.2g} nats from"
+                f" the trainer's on average, more than [train].max_dlogp = {limit:g}: do the engines serve"
+                " the trainer's weights, in which precision?"
+            )
+
+    def _export(self, directory: Path) -> Path:
+        try:
+            directory.mkdir(exist_ok=True)
+            self.trainer.export(directory)
+        except OSError as error:
+            raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
+        return directory
+
+    def _save(self, iterations: int) -> None:
+        state = state_of(iterations, self.table, self.config)
+
+        def write(directory: Path) -> None:
+            self.trainer.export(directory)
+            self.trainer.save(directory)
+
+        self.checkpoints.save(state, write)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        try:
+            self.metrics.write(msgspec.json.encode(record))
+        except OSError as error:
+            raise OutputError(f"cannot write {self.metrics.path}: {error.strerror}; make room") from error
+
+    @contextmanager
+    def _phase(self, iteration: int, name: str) -> Iterator[None]:
+        self.watch.phase(iteration, name)
+        began = time.monotonic()
+        yield
+        self._seconds[name] = time.monotonic() - began
+
+
+def _with_rewards(judged: Sequence[_Judged], iteration: int) -> list[_Judged]:
+    kept = [each for each in judged if each.reward is not None]
+    if not kept:
+        raise TrainError(
+            f"no response of iteration {iteration} has a reward: mend the reward function;"
+            " what each failed of stands above"
+        )
+    return kept
+
+
+def _check_sampling(groups: Sequence[PromptGroup]) -> None:
+    for group in groups:
+        sampling = group.sampling
+        if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
+            raise TrainError(
+                f"group {group.id!r} is sampled at temperature {sampling.temperature:g}, top_p"
+                f" {sampling.top_p:g} and top_k {sampling.top_k}: the log-probs that are trained on are the"
+                " model's own; sample at temperature 1, top_p 1 and top_k 0"
+            )
+
+
+def _result(completion: Completion, reward: Future[float]) -> float | None:
+    """Wait for a reward; None, and a word about it, if it failed."""
+    try:
+        return reward.result()
+    except RewardError as error:
+        log.warning("reward_failed", request=completion.request_id, reason=str(error))
+        return None
+
+
+def _samples(judged: Sequence[_Judged], *, scale: bool) -> list[Sample]:
+    """Return what to learn, with advantages within groups, to which failed rewards do not belong."""
+    groups: dict[str, list[_Judged]] = {}
+    for each in judged:
+        groups.setdefault(each.group.id, []).append(each)
+    return [
+        Sample(each.group.prompt_token_ids, each.completion.token_ids, each.completion.logprobs, advantage)
+        for members in groups.values()
+        for each, advantage in zip(
+            members,
+            group_advantages([each.reward for each in members if each.reward is not None], scale=scale),
+            strict=True,
+        )
+    ]
+
+
+def _failures(judged: Sequence[_Judged]) -> dict[str, int]:
+    """Count responses without a reward: those that an engine failed, and those whose reward failed."""
+    without = [each.completion.finish_reason in WHOLE for each in judged if each.reward is None]
+    return {"failed_responses": without.count(False), "failed_rewards": without.count(True)}
+
+
+def _facts(judged: Sequence[_Judged]) -> dict[str, Any]:
+    """Return what was rolled out, the same whatever scheduled it."""
+    rewards = [each.reward for each in judged if each.reward is not None]
+    lengths = [len(each.completion.token_ids) for each in judged]
+    reasons = Counter(each.completion.finish_reason for each in judged)
+    mixed: dict[str, set[float]] = {}
+    for each in judged:
+        if each.reward is not None:
+            mixed.setdefault(each.group.id, set()).add(each.reward)
+    return {
+        "responses": len(judged),
+        **_failures(judged),
+        "reward_mean": math.fsum(rewards) / len(rewards),
+        "mixed_groups": sum(len(values) > 1 for values in mixed.values()) / len(mixed),
+        "tokens": sum(lengths),
+        "mean_tokens": sum(lengths) / len(lengths),
+        "max_tokens": max(lengths),
+        "cut": reasons["length"] / len(judged),
+        "rewards_sha256": _digest(each.reward for each in judged),
+        "tokens_sha256": _digest([each.completion.request_id, *each.completion.token_ids] for each in judged),
+        "engine_logprobs_sha256": _digest(list(each.completion.logprobs) for each in judged),
+    }
+
+
+def _speeds(session: Session) -> dict[str, Any]:
+    """Return how the rollout went."""
+    summary = session.result.summary
+    return {
+        "tokens_per_s": round(summary.throughput_tokens_per_s, 1),
+        "tail_s": round(summary.tail_time_s, 3),
+        "chunks": summary.chunks,
+        "preemptions": summary.preemptions,
+        "instances_lost": summary.instances_lost,
+        "acceptance_length": round(summary.acceptance_length, 3),
+    }
+
+
+def _digest(values: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(msgspec.json.encode(value) + b"\n")
+    return digest.hexdigest()
+
+
+def _digest_of_files(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

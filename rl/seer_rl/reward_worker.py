@@ -1,0 +1,88 @@
+"""A reward process: responses as lines on standard input, answers as lines on standard output."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from seer_core.errors import ConfigError
+from seer_rl.references import resolve
+from seer_rl.responses import Response
+from seer_rl.rewards import Answer
+
+SHOWN = 500
+"""Characters of an error that are told."""
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    reference, base_dir, alive = sys.argv[1:]
+    _end_with_parent(int(alive))
+    requests, answers = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # what a reward starts may read; no request is meant for it
+    os.dup2(2, 1)  # what a reward prints is no answer
+
+    def say(answer: Answer) -> None:
+        os.write(answers, msgspec.json.encode(answer) + b"\n")
+
+    lines = _lines(requests)
+    try:
+        reward = resolve(reference, Path(base_dir))
+    except ConfigError as error:
+        say(Answer(error=str(error)))
+        return
+    say(Answer())
+    decoder = msgspec.json.Decoder(Response)
+    while True:
+        response = decoder.decode(lines.get())
+        try:
+            value = float(reward(response))
+        except Exception as error:
+            traceback.print_exc()
+            say(Answer(error=f"{type(error).__name__}: {error}"[:SHOWN]))
+        else:
+            if math.isfinite(value):
+                say(Answer(value))
+            else:
+                say(Answer(error=f"it is {value}; a reward must be a finite number"))
+
+
+def _end_with_parent(alive: int) -> None:
+    """Have Linux kill this process and what it has started when its parent closes the other end of a pipe.
+
+    It needs no Python, which a reward may hold up for hours: a regular expression that backtracks, say.
+    A parent-death signal would not reach what the reward has started.
+    """
+    os.set_inheritable(alive, False)
+    if sys.platform == "linux":
+        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgrp())  # the pool gave it a group of its own
+        fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def _lines(requests: int) -> queue.SimpleQueue[bytes]:
+    """Read in a thread, which ends the process with its parent even while a reward sleeps."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        with open(requests, "rb") as file:
+            for line in file:
+                lines.put(line)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A run of training: everything that it needs, started in order and ended in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer_core import Config, Session
+from seer_core.errors import ConfigError, OutputError
+from seer_core.files import LineFile
+from seer_core.reading import Form, read_bytes
+from seer_rl.checkpoints import Checkpoint, Checkpoints, State, state_of
+from seer_rl.config import TrainTable, first_model
+from seer_rl.errors import TrainError
+from seer_rl.loop import Loop, Watch
+from seer_rl.prompts import prompts_of
+from seer_rl.references import resolve
+from seer_rl.rewards import RewardPool
+from seer_rl.trainer import Trainer
+
+__all__ = ["METRICS", "train"]
+
+METRICS = "metrics.jsonl"
+
+TRAINERS = {
+    "torch": "seer_rl.torch_trainer:TorchTrainer",
+    "megatron": "seer_rl.megatron:megatron_trainer",
+}
+
+MAY_CHANGE = ("iterations", "colocated", "evaluation", "save_every", "keep", "rewards", "max_dlogp")
+"""Of ``[train]``, between a checkpoint and going on from it: what losses do not depend on."""
+
+
+def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume: bool = False) -> Path | None:
+    """Train as configured, into a directory; return its last checkpoint, None if nothing was left to do.
+
+    With ``resume`` go on from the last checkpoint in ``out``, or begin if there is none.
+
+    Raises:
+        SeerError: it cannot begin, or not go on.
+    """
+    checkpoints = Checkpoints(out / "checkpoints", table.keep)
+    begin = _beginning(checkpoints, table, config, out, resume)
+    done = 0 if begin is None else begin.state.iterations
+    if done >= table.iterations:
+        return None
+    prompts = prompts_of(table.prompts, config.base_dir, table.groups, config.seer.seed)
+    held_out = table.evaluation.prompts and prompts_of(
+        table.evaluation.prompts, config.base_dir, table.evaluation.groups, config.seer.seed
+    )
+    with ExitStack() as stack:
+        pool = RewardPool(table.reward, config.base_dir, table.rewards.workers, table.rewards.timeout_s)
+        rewards = stack.enter_context(pool)
+        session = Session(config)
+        trainer = _make_trainer(table, config)
+        _check_fit(trainer, session)
+        if begin is not None:
+            trainer.load(begin.path)
+        metrics = stack.enter_context(_metrics(out, done))
+        stack.enter_context(session)
+        loop = Loop(
+            table,
+            config,
+            session,
+            rewards,
+            trainer,
+            prompts,
+            out,
+            metrics,
+            checkpoints,
+            watch,
+            held_out or None,
+        )
+        loop.run(begin)
+    latest = checkpoints.latest()
+    assert latest is not None
+    return latest.path
+
+
+def _beginning(
+    checkpoints: Checkpoints, table: TrainTable, config: Config, out: Path, resume: bool
+) -> Checkpoint | None:
+    if not resume:
+        if (out / METRICS).exists() or checkpoints.latest() is not None:
+            raise OutputError(
+                f"{out} holds a training run already; go on with it with --resume, or name another directory"
+            )
+        return None
+    begin = checkpoints.latest()
+    if begin is None:
+        return None
+    before, now = _settings(begin.state), _settings(state_of(begin.state.iterations, table, config))
+    changed = [key for key in now if now[key] != before[key]]
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)} changed since {begin.path} was written: training would go on as another"
+            " run; restore it, or begin anew in another directory"
+        )
+    return begin
+
+
+def _settings(state: State) -> dict[str, Any]:
+    """Return what losses depend on, under the names that it has in a config."""
+    table = msgspec.to_builtins(state.train)
+    return {
+        **{f"[train].{key}": value for key, value in table.items() if key not in (*MAY_CHANGE, "model")},
+        "[train].model": state.model,  # the directory, whichever table names it
+        **{f"[rollout].{key}": value for key, value in msgspec.to_builtins(state.rollout).items()},
+        "[seer].seed": state.seed,
+    }
+
+
+def _make_trainer(table: TrainTable, config: Config) -> Trainer:
+    model = first_model(table, config)
+    if not model.is_dir():
+        raise ConfigError(f"the trainer's model, {model}, is no directory; mend [train].model")
+    make: Any = resolve(TRAINERS.get(table.trainer, table.trainer), config.base_dir)
+    trainer: Trainer = make(table, model, config.seer.seed)
+    return trainer
+
+
+def _check_fit(trainer: Trainer, session: Session) -> None:
+    """Refuse a trainer whose model is not the engines', as far as can be told before either has run."""
+    theirs = session.runtime.fleet.model.vocab_size
+    if trainer.vocab_size != theirs:
+        raise TrainError(
+            f"the trainer's model has {trainer.vocab_size} tokens and the engines' {theirs}: give both the"
+            " same model"
+        )
+
+
+class _Line(msgspec.Struct):
+    iteration: int
+
+
+@contextmanager
+def _metrics(out: Path, done: int) -> Iterator[LineFile]:
+    """Open the metrics with the lines of the iterations that are done; what came after is done again."""
+    path = out / METRICS
+    form: Form[_Line] = Form(_Line, "no metrics", "move it away", OutputError)
+    kept = []
+    if path.exists():
+        lines = read_bytes(path, "move it away", OutputError).split(b"\n")
+        kept = [lines[number - 1] for number, line in form.lines(path) if line.iteration < done]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = LineFile(path, hidden=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; name another directory") from error
+    try:
+        for line in kept:
+            file.write(line)
+        file.show()
+        yield file
+    finally:
+        file.close()

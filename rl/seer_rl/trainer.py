@@ -1,0 +1,56 @@
+"""The trainer's port: what the loop asks of whoever holds the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+__all__ = ["Sample", "Trainer"]
+
+
+@attrs.frozen(eq=False)
+class Sample:
+    """One response to learn from.
+
+    ``logprobs`` are the engine's, one per token of ``response``, which the trainer compares with its own and
+    does not learn from.
+    """
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    logprobs: Sequence[float]
+    advantage: float
+
+
+class Trainer(Protocol):
+    """Holds weights and optimizer; the same calls in the same order give the same weights, bit for bit.
+
+    A trainer is made by ``factory(table, model, seed)``: the ``[train]`` table, the directory of the first
+    weights, and the run's seed.  See ``seer_rl.torch_trainer.TorchTrainer``.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+
+    def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Learn from one iteration's samples, in submission order; return metrics.
+
+        Among them are ``loss``, ``grad_norm``, and ``dlogp_mean``, ``dlogp_p9999`` and ``dlogp_max``: how far
+        the engine's log-probs are from the trainer's own, before the update, over ``trained_tokens``.
+
+        Raises:
+            TrainError: loss or gradient is not finite; the weights are as before.
+        """
+
+    def export(self, directory: Path) -> None:
+        """Write the weights as Hugging Face models have them, config and safetensors, into a directory."""
+
+    def save(self, directory: Path) -> None:
+        """Write everything that ``load`` needs, beside what ``export`` writes, into a directory."""
+
+    def load(self, directory: Path) -> None:
+        """Be again as when ``export`` and ``save`` wrote into this directory."""

@@ -1,0 +1,331 @@
+"""The loop on simulated engines: real rewards, a real trainer, real checkpoints."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from seer_rl.config import load_training
+from seer_rl.start import train
+from seer_sim.engine import SimEngine
+
+from seer_core.cli import main
+from seer_core.errors import ConfigError, InputError, OutputError, PromptError
+
+SPEEDS = {"tokens_per_s", "tail_s", "chunks", "preemptions", "instances_lost", "acceptance_length"}
+BASELINE = ("seer.plugins=['group_round_robin']",)
+
+
+class Quiet:
+    """Somebody who looks on, and does something at a phase."""
+
+    def __init__(self, at=None, do=None):
+        self.at, self.do = at, do
+        self.lines = []
+
+    def phase(self, iteration, name):
+        if (iteration, name) == self.at:
+            self.do()
+
+    def responses(self, finished, wanted):
+        assert finished <= wanted
+
+    def iterated(self, metrics):
+        self.lines.append(metrics)
+
+
+def run(path, out, *overrides, resume=False, watch=None):
+    watch = watch or Quiet()
+    train(*load_training(path, overrides), out, watch, resume=resume)
+    return watch.lines
+
+
+def learnt(lines):
+    """Return what of metrics must not depend on how anything was scheduled."""
+    return [
+        {key: value for key, value in line.items() if key not in SPEEDS and not key.endswith("_s")}
+        for line in lines
+    ]
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_training_writes_metrics_and_checkpoints_that_are_whole_models(config, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    lines = run(config(), tmp_path / "out")
+    assert metrics(tmp_path / "out") == lines
+    assert [line["iteration"] for line in lines] == [0, 1, 2]
+    assert [line["weight_version"] for line in lines] == [0, 1, 2]
+    assert [line["responses"] for line in lines] == [12] * 3
+    assert all(0 < line["reward_mean"] < 1 and line["grad_norm"] > 0 for line in lines)
+    assert len({line["tokens_sha256"] for line in lines}) == 3
+    assert len({line["weights_sha256"] for line in lines}) == 3
+    names = sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir())
+    assert names == ["000002", "000003"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoints" / "000003")
+
+
+def test_how_responses_are_scheduled_does_not_change_what_is_learnt(config, tmp_path):
+    path = config()
+    seer = run(path, tmp_path / "seer", "plugin.divided_rollout.chunk_tokens=8")
+    baseline = run(path, tmp_path / "baseline", *BASELINE, "engine.sim.instances=3")
+    assert learnt(seer) == learnt(baseline)
+    assert [line["chunks"] for line in seer] != [line["chunks"] for line in baseline]
+
+
+def test_engines_sleep_while_a_colocated_trainer_trains_and_learn_the_same(config, tmp_path, monkeypatch):
+    from seer_core import Session
+
+    calls = []
+    for name in ("sleep", "wake", "update_weights"):
+        original = getattr(Session, name)
+
+        def noted(self, *arguments, original=original, name=name):
+            calls.append(name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(Session, name, noted)
+    path = config()
+    apart = run(path, tmp_path / "apart", "train.iterations=2")
+    assert set(calls) == {"update_weights"}
+    calls.clear()
+    together = run(path, tmp_path / "together", "train.iterations=2", "train.colocated=true")
+    assert calls == ["sleep", "wake", "update_weights"] * 2
+    assert learnt(apart) == learnt(together)
+
+
+def test_held_out_prompts_are_evaluated_with_the_same_seeds_and_learnt_by_nobody(config, tmp_path):
+    path = config()
+    plain = run(path, tmp_path / "plain")
+    every = ("train.evaluation.prompts=toy_task.py:prompts", "train.evaluation.every=2")
+    lines = run(path, tmp_path / "evaluated", *every, "train.evaluation.groups=5")
+    versions = [[each["weight_version"] for each in line["evaluations"]] for line in lines]
+    assert versions == [[0], [], [2, 3]]
+    # Simulated tokens depend on seeds alone, which are the same each time.
+    assert len({each["reward_mean"] for line in lines for each in line["evaluations"]}) == 1
+    assert lines[0]["evaluation_s"] > 0
+    assert "evaluation_s" not in lines[1]
+    for line in (*plain, *lines):
+        del line["evaluations"]
+    assert learnt(lines) == learnt(plain)
+
+
+def test_the_seed_of_the_run_changes_its_responses(config, tmp_path):
+    path = config()
+    first = run(path, tmp_path / "first", "train.iterations=1")
+    second = run(path, tmp_path / "second", "train.iterations=1", "seer.seed=1")
+    assert first[0]["tokens_sha256"] != second[0]["tokens_sha256"]
+
+
+def test_a_reward_that_raises_or_hangs_costs_its_response_and_nothing_else(config, tmp_path, capsys):
+    reward = """
+    if response.metadata["index"] == 1 and response.token_ids[0] % 2:
+        raise ValueError("no")
+    if response.metadata["index"] == 2 and response.token_ids[0] % 3 == 0:
+        time.sleep(60)
+    return float(len(response.token_ids) % 2)"""
+    lines = run(config(reward.strip()), tmp_path / "out", "train.iterations=2", "train.rewards.timeout_s=0.3")
+    told = capsys.readouterr().out
+    raised, hung = told.count("ValueError: no"), told.count("it took longer than 0.3 s")
+    assert raised > 0
+    assert hung > 0
+    assert sum(line["failed_rewards"] for line in lines) == raised + hung
+    again = run(
+        tmp_path / "train.toml",
+        tmp_path / "again",
+        "train.iterations=2",
+        "train.rewards.timeout_s=0.3",
+        *BASELINE,
+    )
+    assert learnt(lines) == learnt(again)
+
+
+def test_responses_that_an_engine_failed_are_counted_apart_from_rewards_that_failed(
+    config, tmp_path, monkeypatch
+):
+    submit = SimEngine.submit
+
+    def fail_two_of_each_group(self, job):
+        if job.request_id.endswith(("1", "2")):
+            self._fail(job, "struck")
+        else:
+            submit(self, job)
+
+    monkeypatch.setattr(SimEngine, "submit", fail_two_of_each_group)
+    path = config("return 1 / response.metadata['index']")
+    [line] = run(path, tmp_path / "out", "train.iterations=1", "seer.max_chunk_failures=0")
+    assert (line["responses"], line["failed_responses"], line["failed_rewards"]) == (12, 6, 2)
+
+
+def test_without_a_single_reward_training_stops(config, tmp_path):
+    result = seer(config("raise ValueError('never')"), tmp_path / "out")
+    assert result.exit_code == 2
+    assert "no response of iteration 0 has a reward" in result.stderr
+    assert "ValueError: never" in result.stderr
+
+
+def test_engines_that_disagree_with_the_trainer_stop_training(config, tmp_path):
+    result = seer(config(), tmp_path / "out", "train.max_dlogp=0.001")
+    assert result.exit_code == 2
+    assert "do the engines serve the trainer's weights" in result.stderr
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("phase", ["rollout", "rewards", "training", "weights", "checkpoint"])
+def test_training_that_broke_off_anywhere_goes_on_with_the_same_losses(
+    config, tmp_path, phase, uninterrupted
+):
+    path, out = config(), tmp_path / "out"
+    with pytest.raises(OSError, match="struck"):
+        run(path, out, watch=Quiet((1, phase), strike))
+    assert [one.name for one in (out / "checkpoints").iterdir()] == ["000001"]
+    run(path, out, resume=True)
+    assert learnt(metrics(out)) == uninterrupted
+
+
+def strike():
+    raise OSError("struck")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(write_training, tmp_path_factory):
+    """What three iterations of the tests' config learn."""
+    folder = tmp_path_factory.mktemp("whole")
+    return learnt(run(write_training(folder), folder / "out"))
+
+
+def test_training_that_was_killed_goes_on_with_the_same_losses(config, tmp_path, uninterrupted):
+    path, out = config(), tmp_path / "out"
+    command = [
+        sys.executable,
+        "-c",
+        "from seer_main import main; main()",
+        "train",
+        str(path),
+        "--out",
+        str(out),
+    ]
+    with (tmp_path / "stderr").open("w") as stderr:
+        killed = subprocess.Popen([*command, "--set", "train.iterations=500"], stderr=stderr)
+    wait_until(lambda: killed.poll() is not None or (out / "checkpoints" / "000001").exists())
+    assert killed.poll() is None, (tmp_path / "stderr").read_text()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    for each in (out / "checkpoints").iterdir():  # as if it had been killed in the second iteration
+        if each.name != "000001":
+            shutil.rmtree(each)
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert learnt(metrics(out)) == uninterrupted
+
+
+def test_going_on_where_nothing_is_left_or_nothing_began(config, tmp_path):
+    path, out = config(), tmp_path / "out"
+    begun = seer(path, out, "train.iterations=1", resume=True)
+    assert begun.exit_code == 0, begun.stderr
+    left = seer(path, out, "train.iterations=1", resume=True)
+    assert left.exit_code == 0
+    assert "all 1 iterations are done" in left.stdout
+
+
+def test_another_run_is_neither_written_over_nor_gone_on_from(config, tmp_path):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=1")
+    with pytest.raises(OutputError, match="--resume"):
+        run(path, out)
+    with pytest.raises(ConfigError, match=r"\[train\]\.optimizer, \[seer\]\.seed changed"):
+        run(path, out, "seer.seed=3", "train.optimizer.warmup=2", resume=True)
+    shutil.copytree(path.parent / "model", path.parent / "copy")
+    changes = ("train.model=copy", "rollout.n=3", "rollout.max_tokens=30")
+    with pytest.raises(ConfigError, match=r"model, \[rollout\]\.n, \[rollout\]\.max_tokens changed"):
+        run(path, out, *changes, resume=True)
+    (out / "checkpoints" / "000001" / "training.json").write_text("{")
+    with pytest.raises(InputError, match="no state of training"):
+        run(path, out, resume=True)
+
+
+def test_a_run_whose_metrics_were_moved_away_is_not_written_over_and_keeps_each_line_once(config, tmp_path):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=1")
+    (out / "metrics.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(OutputError, match="--resume"):
+        run(path, out)
+    with pytest.raises(OSError, match="struck"):
+        run(path, out, resume=True, watch=Quiet((2, "checkpoint"), strike))
+    assert [line["iteration"] for line in metrics(out)] == [1, 2]
+    run(path, out, resume=True)
+    assert [line["iteration"] for line in metrics(out)] == [1, 2]
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(config, tmp_path, monkeypatch):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    path, out = config(), tmp_path / "out"
+    save = TorchTrainer.save
+
+    def full(self, directory):
+        if self._updates == 2:
+            raise OSError(28, "No space left on device")
+        save(self, directory)
+
+    monkeypatch.setattr(TorchTrainer, "save", full)
+    with pytest.raises(OutputError, match="No space left"):
+        run(path, out)
+    assert [one.name for one in (out / "checkpoints").iterdir()] == ["000001"]
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "match"),
+    [
+        (
+            "train.iteratons=3",
+            ConfigError,
+            r"unknown key 'iteratons' in \[train\]; did you mean 'iterations'",
+        ),
+        ("train.loss.clip=3", ConfigError, r"\[train.loss\]"),
+        ("train.reward=toy_task.py:rewrd", ConfigError, "rewrd"),
+        ("train.prompts=toy_task.py:promts", ConfigError, "promts"),
+        ("train.prompts=gone.jsonl", PromptError, "gone.jsonl"),
+        ("train.model=nowhere", ConfigError, "nowhere, is no directory"),
+        ("rollout.temperature=0.5", Exception, "temperature 0.5"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said(config, tmp_path, override, error, match):
+    with pytest.raises(error, match=match):
+        run(config(), tmp_path / "out", override)
+
+
+def test_a_trainer_with_another_vocabulary_than_the_engines_is_refused(config, tmp_path, other_model):
+    result = seer(config(), tmp_path / "out", f"train.model={other_model}")
+    assert result.exit_code == 2
+    assert "the trainer's model has 512 tokens and the engines' 32000" in result.stderr
+
+
+def test_prompts_of_a_file_are_taken_in_turn(config, tmp_path):
+    path = config("return float(response.token_ids[0] % 2) if response.metadata['name'] in 'ABC' else 9.0")
+    lines = [json.dumps({"prompt": name, "metadata": {"name": name}}) for name in "ABC"]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    rows = run(path, tmp_path / "out", "train.prompts=prompts.jsonl", "train.groups=2", "train.iterations=2")
+    assert [row["responses"] for row in rows] == [8, 8]
+    assert max(row["reward_mean"] for row in rows) < 1
+
+
+def seer(path, out, *overrides, resume=False):
+    options = [part for override in overrides for part in ("--set", override)]
+    arguments = ["train", str(path), "--out", str(out), *options, *(["--resume"] if resume else [])]
+    return CliRunner().invoke(main, arguments)
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        os.sched_yield()

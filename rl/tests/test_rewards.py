@@ -1,0 +1,203 @@
+"""Rewards in real processes that raise, hang, print, die and outlive nobody."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from seer_rl import Response, RewardError
+from seer_rl.rewards import RewardPool
+
+from seer_core.errors import ConfigError
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """Return a function that starts a pool on the body of a reward function."""
+    pools = []
+
+    def start(body, workers=1, timeout_s=30.0, top=""):
+        source = f"import os, sys, time\n{top}\ndef reward(response):\n{textwrap.indent(body, '    ')}\n"
+        (tmp_path / "rewards.py").write_text(source)
+        pools.append(RewardPool("rewards.py:reward", tmp_path, workers, timeout_s))
+        return pools[-1].__enter__()
+
+    yield start
+    for each in pools:
+        each.close()
+
+
+def response(**metadata):
+    return Response(metadata, "text", [5, 6], "stop")
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(") ", 1)[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_reward_gets_the_whole_response(pool):
+    facts = "response.metadata['a'], sum(response.token_ids), len(response.text), len(response.finish_reason)"
+    assert pool(f"return sum([{facts}])").submit(response(a=0.25)).result() == 0.25 + 11 + 4 + 4
+
+
+def test_what_a_reward_prints_is_no_answer(pool):
+    assert pool("print('{}'); sys.stdout.flush(); return 2").submit(response()).result() == 2.0
+
+
+def test_what_a_reward_starts_reads_no_requests(pool):
+    body = "subprocess.run(['cat'], check=True); return response.metadata['value']"
+    started = pool(body, top="import subprocess", timeout_s=5.0)
+    futures = [started.submit(response(value=number)) for number in range(2)]
+    assert [future.result() for future in futures] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("return float('nan')", "must be a finite number"),
+        ("return None", "TypeError: float"),
+        ("time.sleep(60)", "longer than 0.5 s"),
+        ("os.closerange(0, 256); time.sleep(60)", "longer than 0.5 s"),
+        ("os._exit(7)", "died twice, with exit status 7"),
+        ("os.kill(os.getpid(), 9)", "died twice, with exit status -9"),
+    ],
+)
+def test_a_reward_that_fails_fails_its_response_and_no_other(pool, body, reason):
+    started = pool(
+        f"if response.metadata['bad']:\n    {body}\nreturn response.metadata['value']", timeout_s=0.5
+    )
+    futures = [started.submit(response(bad=number == 1, value=number)) for number in range(4)]
+    assert [futures[place].result() for place in (0, 2, 3)] == [0.0, 2.0, 3.0]
+    with pytest.raises(RewardError, match=reason):
+        futures[1].result()
+
+
+def test_a_process_that_somebody_killed_is_replaced_and_its_response_judged_again(pool, tmp_path):
+    body = """
+        import pathlib
+        mark = pathlib.Path(__file__).with_name("struck")
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), 9)
+        return 1
+    """
+    assert pool(textwrap.dedent(body)).submit(response()).result() == 1.0
+    assert (tmp_path / "struck").exists()
+
+
+def test_a_replacement_that_does_not_come_up_costs_one_response_each_time(pool, tmp_path):
+    mark = tmp_path / "mark"
+    body = f"open({str(mark)!r}, 'x').close()\nif response.metadata['bad']:\n    os._exit(7)\nreturn 1"
+    started = pool(body, top=f"if os.path.exists({str(mark)!r}): raise OSError('full')")
+    for _ in range(2):
+        with pytest.raises(RewardError, match=r"no process could be started .* OSError: full"):
+            started.submit(response(bad=True)).result()
+    mark.unlink()
+    assert started.submit(response(bad=False)).result() == 1.0
+
+
+def test_what_a_hanging_reward_has_started_ends_with_it(pool, tmp_path):
+    body = """
+        import pathlib, subprocess
+        child = subprocess.Popen(["sleep", "60"])
+        pathlib.Path(__file__).with_name("child").write_text(str(child.pid))
+        child.wait()
+    """
+    with pytest.raises(RewardError, match="longer than"):
+        pool(textwrap.dedent(body), timeout_s=1.0).submit(response()).result()
+    pid = int((tmp_path / "child").read_text())
+    wait_until(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize("hang", ["time.sleep(60)", "re.match('(a+)+$', 'a' * 64 + 'b')"])
+def test_a_reward_and_what_it_has_started_end_with_a_trainer_that_was_killed(tmp_path, hang):
+    reward = f"""
+        import os, pathlib, re, subprocess, time
+        def reward(response):
+            child = subprocess.Popen(["sleep", "60"])
+            pids = pathlib.Path(__file__).with_name("pids")
+            pids.with_suffix(".new").write_text(f"{{os.getpid()}} {{child.pid}}")
+            pids.with_suffix(".new").rename(pids)
+            {hang}
+    """
+    (tmp_path / "rewards.py").write_text(textwrap.dedent(reward))
+    trainer = f"""
+        from pathlib import Path
+        from seer_rl import Response
+        from seer_rl.rewards import RewardPool
+        with RewardPool("rewards.py:reward", Path({str(tmp_path)!r}), 1, 60.0) as pool:
+            pool.submit(Response({{}}, "", [], "stop")).result()
+    """
+    killed = subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)])
+    pids = []
+    try:
+        wait_until((tmp_path / "pids").exists)
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert all(alive(pid) for pid in pids)
+        killed.kill()
+        wait_until(lambda: not any(alive(pid) for pid in pids))
+    finally:
+        killed.kill()
+        killed.wait()
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_several_processes_compute_at_a_time(pool):
+    started = pool("time.sleep(0.2); return os.getpid()", workers=3)
+    assert len({started.submit(response()).result() for _ in range(1)}) == 1
+    futures = [started.submit(response()) for _ in range(6)]
+    assert len({future.result() for future in futures}) == 3
+
+
+def test_closing_ends_what_hangs_and_leaves_no_process(pool):
+    started = pool("time.sleep(60)")
+    hanging, waiting = started.submit(response()), started.submit(response())
+    [worker] = started._workers
+    pid = worker._process.pid
+    wait_until(hanging.running)
+    started.close()
+    assert waiting.cancelled()
+    with pytest.raises(RewardError, match="was ended, with exit status -9"):
+        hanging.result()
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("top", "reason"),
+    [
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("os._exit(3)", "exit status 3"),
+        ("1 / 0", "ZeroDiv"),
+    ],
+)
+def test_a_reward_that_cannot_be_imported_is_an_error_at_the_start(pool, top, reason):
+    with pytest.raises(ConfigError, match=reason):
+        pool("return 0", top=top)
+
+
+@pytest.mark.parametrize("reference", ["rewards.py:other", "gone.py:reward", "reward", "os.path:sep"])
+def test_a_reward_that_is_not_there_is_an_error_at_the_start(tmp_path, reference):
+    (tmp_path / "rewards.py").write_text("def reward(response): return 0")
+    with pytest.raises(ConfigError, match=reference), RewardPool(reference, tmp_path, 2, 1.0):
+        pass
+
+
+def test_metadata_that_is_no_json_fails_its_response(pool):
+    with pytest.raises(RewardError, match="no JSON"):
+        pool("return 1").submit(response(what=object())).result()
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        os.sched_yield()

@@ -1,0 +1,33 @@
+"""The core's tests run where neither the simulator nor anything else that computes is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ABSENT = (
+    *(
+        "seer_sim",
+        "seer_lab",
+        "seer_host",
+        "seer_vllm",
+        "seer_mooncake",
+        "seer_kv_local",
+        "seer_grouped_spec",
+    ),
+    *("torch", "transformers", "vllm", "mooncake"),
+)
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys({absent!r}))  # whoever imports one gets an ImportError
+import pytest
+sys.exit(pytest.main(["tests/core", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]))
+"""
+
+
+def test_the_core_s_tests_need_no_engine_and_no_simulator():
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE.format(absent=ABSENT)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
