@@ -202,9 +202,12 @@ def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
             await engine.update_weights(directory("/bad"), 1)
         with pytest.raises(EngineError, match="MeasureSteps on instance 'toy-0': it has no clock"):
             await engine.measure_steps((1,), (0,))
-        engine.submit(job("good"))
+        engine.submit(job("held", group="held"))
         with pytest.raises(EngineError, match="1 chunks are running"):
-            await asyncio.gather(engine.reset_cache())
+            await engine.reset_cache()
+        engine.abort("held")
+        await engine.reset_cache()
+        engine.submit(job("good"))
         await sink.until(lambda: "good" in sink.outputs)
         await engine.stop()
 
