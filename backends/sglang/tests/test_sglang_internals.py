@@ -1,12 +1,12 @@
 """What the backend relies on inside SGLang stands in one table, is there, and is missed with one sentence."""
 
-import ast
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import seer_sglang
+from seer_host.names import private_names
 from seer_sglang import internals
 from seer_sglang.doctor import interpreter
 
@@ -68,26 +68,8 @@ for attempt in (
 """
 
 
-def trees():
-    return [ast.parse(path.read_text()) for path in Path(seer_sglang.__file__).parent.glob("*.py")]
-
-
-def own_names(tree):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-
-
 def test_every_private_name_of_sglang_that_is_used_stands_in_the_table():
-    used = {
-        node.attr
-        for tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-    }
-    foreign = used - {name for tree in trees() for name in own_names(tree)}
+    foreign = private_names(seer_sglang)
     assert foreign
     assert foreign <= NAMES
 

@@ -1,14 +1,12 @@
 """What the backend relies on inside vLLM stands in one table, is there, and is missed with one sentence."""
 
-import ast
-from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
 import pytest
 import seer_vllm
+from seer_host.names import Name, private_names
 from seer_vllm import internals
-from seer_vllm.internals import Name
 
 from seer_core.errors import EngineError
 
@@ -24,28 +22,8 @@ IMPORTING = pytest.mark.filterwarnings("ignore")  # vLLM and torch deprecate thi
 NAMES = {part for table in TABLES for name in table for part in name.name.split(".")}
 
 
-def trees():
-    return [ast.parse(path.read_text()) for path in Path(seer_vllm.__file__).parent.glob("*.py")]
-
-
-def own_names(tree):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
-
-
 def test_every_private_name_of_vllm_that_is_used_stands_in_the_table():
-    used = {
-        node.attr
-        for tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-    }
-    foreign = used - {name for tree in trees() for name in own_names(tree)}
+    foreign = private_names(seer_vllm)
     assert foreign
     assert foreign <= NAMES
 
