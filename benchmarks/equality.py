@@ -1,6 +1,7 @@
 """Equality: whole = divided = migrated = killed = drafted, token for token, at temperature 0 and 1.
 
-Rolls the tiny reasoner's prompts out on two real vLLM instances in seven ways:
+Rolls the tiny reasoner's prompts out on two real instances, of vLLM unless --set names another engine, in
+these ways:
 
   whole     each response in one piece
   divided   in chunks of --chunk tokens, placed by free KV
@@ -14,6 +15,7 @@ and compares every response with the first way's.
 
   python benchmarks/equality.py --groups 48 --json out/equality.json
   python benchmarks/equality.py --ways whole migrated killed --set seer.kv_pool=mooncake
+  python benchmarks/equality.py --ways whole divided migrated killed drafted --set seer.engine=sglang
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
         read = read_prompts(
             EXAMPLE / "prompts.jsonl", config.rollout, runtime.fleet.model, runtime.fleet.tokenizer
         )
-        for temperature in (0.0, 1.0):
+        for temperature in options.temperatures:
             groups = [
                 msgspec.structs.replace(
                     group,
@@ -169,6 +171,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--greedy-n", type=int, default=8, help="responses a group at temperature 0, all alike (default 8)"
     )
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="(default 0 and 1)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="which, the first is expected")
     parser.add_argument("--chunk", type=int, default=64, help="chunk tokens (default 64)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")

@@ -91,7 +91,7 @@ async def profile(config: Config, runtime: Runtime) -> Profile:
     engines = list(runtime.fleet.engines.values())
     tables = await measure_tables(engines, BATCH, DRAFT_TOKENS, CONTEXT)
     infos = list(runtime.living.values())
-    return make_profile(tables, infos, engine=config.seer.engine, instances=len(engines), together=True)
+    return make_profile(tables, infos, engine=config.seer.engines[0], instances=len(engines), together=True)
 
 
 def mean_profile(before: Profile, after: Profile) -> Profile:

@@ -78,6 +78,7 @@ class SlotsTable(Struct, frozen=True):
 class SeerTable(Struct, frozen=True):
     """``[seer]``: which plug-ins and engine a run uses.
 
+    ``engine`` is the plug-in that makes the instances, or several that make some each, of one model.
     ``max_restarts`` bounds how often one lost instance is started again within ``restart_window_s`` of its
     work; one lost more often is given up.  The first of these restarts comes at once, the second after
     ``restart_backoff_s``, each further one after twice as long.  ``max_chunk_failures`` bounds how often a
@@ -88,7 +89,7 @@ class SeerTable(Struct, frozen=True):
     """
 
     plugins: tuple[str, ...] = ()
-    engine: str = "vllm"
+    engine: Names = "vllm"
     kv_pool: str = "local"
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     max_restarts: Annotated[int, Meta(ge=0)] = 3
@@ -98,6 +99,11 @@ class SeerTable(Struct, frozen=True):
     weights_dir: str = ""
     debug: bool = False
     slots: SlotsTable = SlotsTable()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names in ``engine``, however many it has."""
+        return (self.engine,) if isinstance(self.engine, str) else self.engine
 
 
 class RolloutTable(Struct, frozen=True):
@@ -195,6 +201,9 @@ def make_config(
         )
         origins["seer.plugins"] = " ".join(f"-p no:{name}" for name in gone)
     _no_duplicates(seer.plugins, "[seer].plugins")
+    _no_duplicates(seer.engines, "[seer].engine")
+    if not seer.engines:
+        raise ConfigError("[seer].engine names no engine; write one, or several in a list")
     for slot in SlotsTable.__struct_fields__:
         _no_duplicates(seer.slots.chain(slot), f"[seer.slots].{slot}")
     compare = structure(_table(tree, "compare"), CompareTable, "compare")

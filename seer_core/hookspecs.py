@@ -53,9 +53,10 @@ class Check(msgspec.Struct, frozen=True):
 def seer_make_engines(settings: Any, startup: Startup) -> EngineFleet | None:
     """Return the engine instances, not yet started, on the clock they live on.
 
-    Called once, first of all hooks, and only for the plug-in that ``[seer].engine`` names;
-    ``settings`` is its ``[engine.NAME]`` table.  Must not start processes or touch accelerators:
-    the runtime starts the engines, in parallel, after every slot has been filled.
+    Called once, first of all hooks, and only for a plug-in that ``[seer].engine`` names;
+    ``settings`` is its ``[engine.NAME]`` table.  Where several are named, their fleets become one, if they
+    serve one model on the machine's clock (``seer_core.clock.RealClock``).  Must not start processes or
+    touch accelerators: the runtime starts the engines, in parallel, after every slot has been filled.
     """
 
 

@@ -4,7 +4,7 @@ A plug-in fills the slot ``kv_pool`` with a ``KVPool``, which lives beside the r
 half, a ``KVStore``, which is named by import path and made in each engine's process; so an engine knows
 these Protocols and never the plug-in, and a pool never an engine.  What travels are blocks: the KV of
 ``block_tokens`` tokens in a row, as bytes, under a key that stands for these tokens, for all tokens
-before them and for the version of the weights.
+before them, for the version of the weights and for the kind of engine, whose layout of KV is its own.
 """
 
 from __future__ import annotations

@@ -160,8 +160,9 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     decoded in one step; ``max_model_tokens`` bounds prompt plus response.  ``kv_bytes_per_token`` and
     ``prefill_s_per_token`` are 0 where unknown; ``fetch_s_per_token`` is the time to bring a token's KV from
     another instance, None where instances share no KV.  ``fingerprint`` stands for the weights the instance
-    started with, equal for equal ones; empty if the engine does not say.  ``shares_prompts``: requests of one
-    group that run there at a time hold the full blocks of their prompt, its last token left out, once.
+    started with, as ``Engine.update_weights`` has it; empty if the engine does not say.  ``shares_prompts``:
+    requests of one group that run there at a time hold the full blocks of their prompt, its last token left
+    out, once.
     ``step_s`` is a step that decodes 32 requests (``max_running`` if fewer) of short contexts; ``chunk_s``,
     and ``chunk_s_per_token`` for each token of context, is what a chunk whose KV is there delays the others
     by when it comes in.  All three are 0 where unknown.  ``labels``, such as the kind of GPU, are those that

@@ -17,6 +17,7 @@ from seer_core.errors import ConfigError, PluginError, printable, quote
 from seer_core.hooks import HOOKS, read_hooks
 from seer_core.hookspecs import PROJECT, Startup
 from seer_core.kv import KVPool
+from seer_core.mixing import mix
 from seer_core.policy import Observer
 from seer_core.ports import Engine, EngineFleet
 from seer_core.scheduler import CORE, Slot
@@ -135,19 +136,18 @@ def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
-    """Load what a config enables: the engine, the KV pool, the plug-ins, each with its kind of table."""
+    """Load what a config enables: the engines, the KV pool, the plug-ins, each with its kind of table."""
     _known_tables(config)
     kv_pool = _load_kv_pool(config)
     return [
-        ("engine", _load_engine(config)),
+        *(("engine", plugin) for plugin in _load_engines(config)),
         *([] if kv_pool is None else [("kv_pool", kv_pool)]),
         *(("plugin", plugin) for plugin in _load_plugins(config)),
     ]
 
 
-def _load_engine(config: Config) -> Plugin:
-    name = config.seer.engine
-    return load(name, config.engine.get(name, {}), f"engine.{name}")
+def _load_engines(config: Config) -> list[Plugin]:
+    return [load(name, config.engine.get(name, {}), f"engine.{name}") for name in config.seer.engines]
 
 
 def _load_kv_pool(config: Config) -> Plugin | None:
@@ -179,12 +179,17 @@ def fill_slots(config: Config) -> Strategies:
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
     factories = Factories(Startup(config.seer.seed, config.base_dir))
-    plugin = _load_engine(config)
+    fleets = {plugin.name: _make_engines(plugin, factories) for plugin in _load_engines(config)}
+    _check_engines(fleets)
+    return Assembly(mix(fleets), fill_slots(config), _make_kv_pool(config, factories))
+
+
+def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
     fleet = factories.make(plugin, "engines")
     if fleet is None:
         raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
-    _check_engines(fleet)
-    return Assembly(fleet.strategy, fill_slots(config), _make_kv_pool(config, factories))
+    made: EngineFleet = fleet.strategy
+    return made
 
 
 def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
@@ -200,19 +205,25 @@ def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
     return answer
 
 
-def _check_engines(slot: Slot[EngineFleet]) -> None:
-    seen: set[str] = set()
-    for engine in slot.strategy.engines:
-        if not isinstance(engine, Engine):
-            raise PluginError(
-                f"plug-in {slot.owner!r} answered hook 'seer_make_engines' with a {type(engine).__name__}"
-                " among its engines, which is no Engine"
-            )
-        if engine.id in seen:
-            raise PluginError(
-                f"plug-in {slot.owner!r} made two engines with the id {engine.id!r}; number them"
-            )
-        seen.add(engine.id)
+def _check_engines(fleets: Mapping[str, EngineFleet]) -> None:
+    owners: dict[str, str] = {}
+    for owner, fleet in fleets.items():
+        for engine in fleet.engines:
+            if not isinstance(engine, Engine):
+                raise PluginError(
+                    f"plug-in {owner!r} answered hook 'seer_make_engines' with a {type(engine).__name__}"
+                    " among its engines, which is no Engine"
+                )
+            if (other := owners.get(engine.id)) == owner:
+                raise PluginError(
+                    f"plug-in {owner!r} made two engines with the id {engine.id!r}; number them"
+                )
+            if other is not None:
+                raise PluginError(
+                    f"plug-ins {other!r} and {owner!r} each made an engine with the id {engine.id!r};"
+                    " let ids begin with the plug-in's name"
+                )
+            owners[engine.id] = owner
 
 
 def _known_tables(config: Config) -> None:

@@ -30,12 +30,14 @@ __all__ = [
 class ModelInfo(msgspec.Struct, frozen=True):
     """What a prompt must respect; known before any engine starts.
 
-    ``max_temperature`` is the highest that the engines sample with, None without a limit.
+    ``max_temperature`` is the highest that the engines sample with, None without a limit.  ``digest`` stands
+    for the model's files, equal for equal ones; empty where it is not known.
     """
 
     vocab_size: int
     max_model_tokens: int
     max_temperature: float | None = None
+    digest: str = ""
 
 
 class EngineSink(Protocol):
@@ -143,7 +145,8 @@ class Engine(Protocol):
         """Load what ``source`` names into an idle instance; KV of older versions is never used again.
 
         Returns the fingerprint of what it serves now, which must be the same on every instance that has
-        loaded the same weights as the same version; None if the engine has none.
+        loaded the same weights as the same version; None if the engine has none.  What stands before a colon
+        in it says how it was made: only those made alike are compared.
 
         Raises:
             EngineError: it does not take these weights; it goes on with the old ones, or is lost.

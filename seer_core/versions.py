@@ -26,7 +26,7 @@ class WeightVersions:
         self.current = FIRST_WEIGHTS
         self._store = WeightStore(weights_dir)
         self._loaded: dict[str, int] = {}
-        self._fingerprints: dict[int, str] = {}
+        self._fingerprints: dict[tuple[int, str], str] = {}
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -85,10 +85,10 @@ class WeightVersions:
             fact = next(iter(refused.values()))
             raise EngineError(f"no instance could load the weights in {str(source)!r}: {fact}")
         if fingerprints:
-            [(usual, _)] = Counter(fingerprints.values()).most_common(1)
-            self._fingerprints = {version: usual}
+            rarest_first = reversed(Counter(fingerprints.values()).most_common())
+            self._fingerprints = {(version, _recipe(each)): each for each, _ in rarest_first}
             for name, fingerprint in fingerprints.items():
-                if fingerprint != usual:
+                if fingerprint != (usual := self._fingerprints[version, _recipe(fingerprint)]):
                     refused[name] = f"their fingerprint is {fingerprint} there, not {usual} as elsewhere"
         self.current = new
         self._loaded |= {name: version for name in engines if name not in refused}
@@ -112,7 +112,8 @@ class WeightVersions:
             if weights.digest:
                 await asyncio.to_thread(weights.check)
             fingerprint = await engine.update_weights(weights.kept, version)
-        if fingerprint and (known := self._fingerprints.setdefault(version, fingerprint)) != fingerprint:
+        key = version, _recipe(fingerprint or "")
+        if fingerprint and (known := self._fingerprints.setdefault(key, fingerprint)) != fingerprint:
             first = version == FIRST_WEIGHTS.version
             raise EngineError(
                 f"instance {engine.id!r} came up with other weights than version {version} of the others:"
@@ -132,3 +133,9 @@ class WeightVersions:
     async def close(self) -> None:
         """Delete the copies; who starts again finds the current weights where the user has them."""
         self.current = await asyncio.to_thread(self._store.close, self.current)
+
+
+def _recipe(fingerprint: str) -> str:
+    """Return how a fingerprint was made: only those made alike can be compared."""
+    recipe, colon, _ = fingerprint.partition(":")
+    return recipe if colon else ""

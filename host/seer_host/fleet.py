@@ -20,6 +20,7 @@ from seer_core.labels import InstanceLabels, labels_of
 from seer_core.numbers import Seconds
 from seer_core.ports import Clock, ModelInfo
 from seer_core.reading import UNREADABLE, flaw
+from seer_host.digest import digest_of
 from seer_host.engine import Launch, WorkerEngine
 from seer_host.local import LocalLauncher
 from seer_host.tokenizer import ModelTokenizer
@@ -123,6 +124,7 @@ def make_fleet(
         for index, environment in enumerate(environments)
     ]
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
+    model = msgspec.structs.replace(model, digest=digest_of(model_dir))
     return WorkerFleet(engines, RealClock(), model, tokenizer)
 
 

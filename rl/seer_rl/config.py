@@ -143,7 +143,7 @@ def first_model(table: TrainTable, config: Config) -> Path:
     Raises:
         ConfigError: none is named.
     """
-    name = table.model or config.engine.get(config.seer.engine, {}).get("model", "")
+    name = table.model or config.engine.get(config.seer.engines[0], {}).get("model", "")
     if not isinstance(name, str) or not name:
         raise ConfigError("[train].model is not given and the engine has none; name the first weights")
     return (config.base_dir / name).resolve()

@@ -78,8 +78,8 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
 
 
 async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat: int) -> list[ArmResult]:
-    count = len(assembly.fleet.engines)
-    click.echo(f"starting {count} {config.seer.engine} instances ...", err=True)
+    count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
+    click.echo(f"starting {count} {engine} instances ...", err=True)
     assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
 
     @contextmanager

@@ -19,7 +19,7 @@ def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
     slots = assembly.strategies.slots
     owned = {name: tuple(slot.name for slot in slots if slot.owner == name) for name in config.seer.plugins}
     kv_pool = {} if assembly.kv_pool is None else {assembly.kv_pool.owner: ("kv_pool",)}
-    return {config.seer.engine: ("engines",), **kv_pool, **owned}
+    return {**dict.fromkeys(config.seer.engines, ("engines",)), **kv_pool, **owned}
 
 
 def describe(name: str) -> dict[str, str]:

@@ -74,6 +74,11 @@ def profile_command(
       seer run examples/tiny_reasoner/demo.toml --set plugin.grouped_spec.profile=profile.json ...
     """
     check_writable(out)
+    if len(config.seer.engines) > 1:
+        raise ConfigError(
+            f"[seer].engine names {' and '.join(config.seer.engines)}, whose steps take different times;"
+            f" profile one of them: --set seer.engine={config.seer.engines[0]}"
+        )
     assembly = assemble(config)
     drafts = assembly.strategies.drafter is not None
     if not drafts and any(draft_tokens):
@@ -99,14 +104,15 @@ async def _measure(
 ) -> Profile:
     fleet = assembly.fleet
     engines = list(fleet.engines) if together else list(fleet.engines)[:1]
+    [name] = config.seer.engines
     some = SomeEngines(engines, fleet.clock, fleet.model, fleet.tokenizer)
-    click.echo(f"starting {len(engines)} {config.seer.engine} instance(s) ...", err=True)
+    click.echo(f"starting {len(engines)} {name} instance(s) ...", err=True)
     async with Runtime(attrs.evolve(assembly, fleet=some), config.seer, config.rollout) as runtime:
         click.echo("measuring ...", err=True)
         return make_profile(
             await measure_tables(engines, batch, draft_tokens, contexts),
             list(runtime.living.values()),
-            engine=config.seer.engine,
+            engine=name,
             instances=len(fleet.engines),
             together=together,
         )

@@ -99,7 +99,8 @@ async def _roll_out(
     """Roll out, and write down what has finished and how it ended, however it ends."""
     display = Display("rollout")
     assembly = assembly.watched_by(output.trace, display, owner=CORE)
-    click.echo(f"starting {len(assembly.fleet.engines)} {config.seer.engine} instances ...", err=True)
+    engine = " and ".join(config.seer.engines)
+    click.echo(f"starting {len(assembly.fleet.engines)} {engine} instances ...", err=True)
     kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         before = None if kv_pool is None else kv_pool.stats()

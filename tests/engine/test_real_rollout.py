@@ -40,7 +40,11 @@ def test_whole_divided_migrated_killed_and_drafted_rollouts_give_the_same_tokens
     equality = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(equality)
     ways = ("whole", "divided", "migrated", "killed", "drafted")
-    rows = asyncio.run(equality.main(argparse.Namespace(groups=7, greedy_n=1, chunk=64, set=[], ways=ways)))
+    rows = asyncio.run(
+        equality.main(
+            argparse.Namespace(groups=7, greedy_n=1, chunk=64, set=[], ways=ways, temperatures=[0.0, 1.0])
+        )
+    )
     by_way = {(row["way"], row["temperature"]): row for row in rows}
     assert [row["differing_responses"] for row in rows] == [0] * 10
     assert sum(row["tokens"] for row in rows) >= 100_000

@@ -59,9 +59,10 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
         ConfigError: the profile is another engine's, or says too little.
         PromptError: the run cannot be read, or has not finished.
     """
-    if profile.engine and profile.engine != config.seer.engine:
+    name = " and ".join(config.seer.engines)
+    if profile.engine and profile.engine != name:
         raise ConfigError(
-            f"the profile is of engine {quote(profile.engine)}, the config says {config.seer.engine!r};"
+            f"the profile is of engine {quote(profile.engine)}, the config says {quote(name)};"
             " measure again: `seer profile CONFIG`"
         )
     fitted = fit(profile)
@@ -70,7 +71,7 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     groups = read_lengths(run)[0]
     if run.is_dir():
         _same_engine(info, run)
-    engine = config.engine.get(config.seer.engine, {})
+    engine = config.engine.get(name, {})
     sim: dict[str, Any] = {
         "instances": profile.instances,
         "kv_capacity_tokens": info.kv_capacity_tokens,
@@ -83,7 +84,7 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     }
     if engine.get("max_batched_tokens"):
         sim["max_batched_tokens"] = engine["max_batched_tokens"]
-    drafts = recorded_drafts(run, selective=config.seer.engine != "sim") if run.is_dir() else None
+    drafts = recorded_drafts(run, selective=name != "sim") if run.is_dir() else None
     if drafts is not None:
         sim["acceptance"] = msgspec.to_builtins(drafts)
     tables = {
@@ -110,14 +111,14 @@ def _same_engine(info: InstanceInfo, run: Path) -> None:
 
 def _shares_kv(config: Config, info: InstanceInfo) -> dict[str, str]:
     """Return the pool of the twin: a simulated one if profile and config have one."""
-    if config.seer.engine == "sim" or config.seer.kv_pool == "none":
+    if config.seer.engines == ("sim",) or config.seer.kv_pool == "none":
         return {"kv_pool": config.seer.kv_pool}
     return {"kv_pool": "none" if info.fetch_s_per_token is None else "sim_pool"}
 
 
 def _pool(config: Config, info: InstanceInfo) -> dict[str, Any]:
     """Return the settings of a simulated pool that is as quick as the measured one."""
-    if info.fetch_s_per_token is None or config.seer.engine == "sim":
+    if info.fetch_s_per_token is None or config.seer.engines == ("sim",):
         return dict(config.kv_pool.get("sim_pool", {}))
     rate = max(1, info.kv_bytes_per_token) / max(info.fetch_s_per_token, 1e-12)
     return {"dram_bytes": POOL_BYTES, "bandwidth_bytes_per_s": rate, "latency_s": 0.0}

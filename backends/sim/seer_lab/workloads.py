@@ -120,7 +120,7 @@ class Workload(msgspec.Struct, frozen=True):
             for override in overrides:
                 if f"{override.partition('=')[0].strip()}.".startswith(f"{key}."):
                     raise ConfigError(f"--set {override} has no effect here; {remedy}")
-        if config.seer.engine != "sim":
+        if config.seer.engines != ("sim",):
             raise ConfigError(
                 f"seer.engine = {config.seer.engine!r}: workloads run on simulated engines; leave it 'sim',"
                 " and use `seer compare` for real ones"

@@ -124,7 +124,7 @@ class Instance:
                     "last": job.last,
                 },
             )
-            prompt = tokens_input(job.token_ids, cache_salt=f"weights-{self._weight_version}")
+            prompt = tokens_input(job.token_ids, cache_salt=f"vllm-weights-{self._weight_version}")
             vllm_id = self._engine.add_request(job.id, prompt, params)
         except (VLLMClientError, ValueError) as error:
             raise Refusal(f"vLLM refuses the chunk: {error}") from error
@@ -264,7 +264,7 @@ class Instance:
 
     def _fingerprint(self, method: str, *arguments: Any) -> str:
         """Return what all workers say of their weights."""
-        return "-".join(self._call(method, *arguments))
+        return f"vllm:{'-'.join(self._call(method, *arguments))}"
 
     def _used_bytes(self) -> int:
         used: list[int] = self._call("seer_used_bytes")
