@@ -19,12 +19,11 @@ GROUP = "measure"
 class SglangBench:
     """Made-up requests for an idle engine."""
 
-    pooled = False
-
     def __init__(self, engine: SglangEngine, sizes: Sizes, drafting: Drafting | None) -> None:
         self._engine = engine
         self._drafting = drafting
         self._added = 0
+        self.pooled = engine.pooling is not None
         self.sizes = sizes
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int, *, save: bool = False) -> None:
@@ -32,7 +31,7 @@ class SglangBench:
         self._added += 1
         tokens = list(prompt)
         job = ChunkJob(name, name, GROUP, tokens, len(tokens), max_tokens, Sampling(), self._added, 0)
-        self._engine.add(job, GROUP, to_the_end=True)
+        self._engine.add(job, GROUP, to_the_end=True, save=save)
 
     def step(self) -> Step:
         """Make one step; return what it computed."""
@@ -59,4 +58,6 @@ class SglangBench:
         self._engine.reset_cache()
 
     def forget_saved(self) -> None:
-        """Do nothing: no KV is saved."""
+        """Forget the KV that was saved."""
+        if self._engine.pooling is not None:
+            self._engine.pooling.forget_group(GROUP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -22,9 +22,12 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from seer_core.errors import EngineError
+from seer_core.kv import KVStore
 from seer_core.model import Sampling
 from seer_core.ports import ChunkJob
 from seer_sglang import attention, drafting, internals
+from seer_sglang.blocks import Layers
+from seer_sglang.pooling import Pooling
 from seer_sglang.sampling import KeyedSampler, Writing
 from seer_sglang.scheduler import InlineScheduler
 
@@ -114,10 +117,18 @@ class SglangEngine:
             drafting.install(self.scheduler, self._verifier, self._propose)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
+        self.pooling: Pooling | None = None
         self._numbers = itertools.count()
 
-    def add(self, job: ChunkJob, cache_salt: str, *, to_the_end: bool = False) -> None:
+    def share(self, layers: Layers, store: KVStore, tell: Callable[[str], None]) -> None:
+        """Use a store, whose blocks are those of ``layers``; ``tell`` is told why, if it is given up."""
+        self.pooling = Pooling(layers, store, lambda: self.sampler.sound, tell)
+        self.scheduler.tree_cache.pooling = self.pooling
+
+    def add(self, job: ChunkJob, cache_salt: str, *, to_the_end: bool = False, save: bool = True) -> None:
         """Queue a chunk; with ``to_the_end`` it goes on to its last token, whatever it writes.
+
+        Without ``save`` its KV does not go to the pool.
 
         Raises:
             ValueError: SGLang does not take it.
@@ -148,6 +159,8 @@ class SglangEngine:
         self.chunks[req.rid] = Chunk(req, Writing(job, to_the_end=to_the_end))
         if self._proposer is not None and not to_the_end:
             self._proposer.open(req.rid, job)
+        if self.pooling is not None:
+            self.pooling.open(req, job, saves=save)
         self.scheduler.add(req)
 
     def abort(self, job_ids: Iterable[str]) -> None:
@@ -155,6 +168,8 @@ class SglangEngine:
         dropped = set(job_ids)
         for rid, chunk in list(self.chunks.items()):
             if chunk.writing.job.id in dropped:
+                if self.pooling is not None:
+                    self.pooling.give_up(chunk.req)
                 self._forget(rid)
                 self.scheduler.abort_request(AbortReq(rid=rid))
 
@@ -218,7 +233,8 @@ class SglangEngine:
             chunk = self._chunk(req)
             chunk.account.computed_tokens += computed
             if chunk.cached_tokens is None:
-                chunk.cached_tokens = req.prefix_len
+                chunk.account.pool_tokens = req.host_loaded_length
+                chunk.cached_tokens = req.prefix_len - req.host_loaded_length
         self.computed = Step(len(batch.reqs), sum(positions))
 
     def _book_drafts(self, batch: ScheduleBatch) -> None:
@@ -261,6 +277,8 @@ class SglangEngine:
     def _forget(self, rid: str) -> Chunk:
         if self._proposer is not None:
             self._proposer.close(rid)
+        if self.pooling is not None:
+            self.pooling.close(rid)
         return self.chunks.pop(rid)
 
     def _chunk(self, req: Req) -> Chunk:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -13,11 +13,14 @@ from seer_host import checkpoint
 from seer_host.drafts import SOURCE, SourceProposer
 from seer_host.instance import Refusal, Row
 from seer_host.meters import MoveMeter, Sizes, StepMeter, default_grid
+from seer_host.stores import STORE
+from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
 
 from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import DraftHost, SiblingText, SourceSpec, StepTimes
 from seer_core.errors import EngineError
+from seer_core.kv import KVStore, StoreHost, StoreSpec
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 from seer_core.weights import WeightSpec
@@ -41,6 +44,7 @@ class Instance:
             )
         on_cpu = internals.check_kernels()
         internals.check_imports()
+        from seer_sglang import cache
         from seer_sglang.bench import SglangBench
         from seer_sglang.engine import SglangEngine, read_vocab_size, server_args
 
@@ -56,6 +60,9 @@ class Instance:
             settings |= {"device": "cpu", "attention_backend": "torch_native"}
             if kv_cache_bytes is None and settings.get("max_total_tokens") is None:
                 raise EngineError("without kv_cache_bytes SGLang would take nearly all memory; set it")
+        if start.store is not None:
+            cache.register()
+            settings["radix_cache_backend"] = cache.BACKEND
         args = server_args(settings, kv_cache_bytes)
         self._proposer = None
         if source is not None:
@@ -67,6 +74,9 @@ class Instance:
         self._weight_version = 0
         self._poisoned = False
         self.info = self._describe(start.instance_id)
+        self._salt = salt(0, self.info.fingerprint)
+        self._pool_troubles = Troubles("kv_pool")
+        self._store = None if start.store is None else self._share(start.store)
         drafting = None if self._proposer is None else self._proposer.drafting
         draft_tokens = 0 if source is None else source.draft_tokens
         self._bench = SglangBench(self._engine, self._sizes(draft_tokens), drafting)
@@ -79,7 +89,7 @@ class Instance:
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk."""
         try:
-            self._engine.add(job, f"weights-{self._weight_version}")
+            self._engine.add(job, self._salt)
         except ValueError as error:
             raise Refusal(f"SGLang refuses the chunk: {error}") from error
 
@@ -108,8 +118,9 @@ class Instance:
         )
 
     def troubles(self) -> list[Troubled]:
-        """Return what the draft source complains of, since this was last asked."""
-        return [] if self._proposer is None else self._proposer.drafting.troubles.take()
+        """Return what the draft source and the KV store complain of, since this was last asked."""
+        drafting = [] if self._proposer is None else self._proposer.drafting.troubles.take()
+        return self._pool_troubles.take() + drafting
 
     def teach(self, text: SiblingText) -> None:
         """Let the draft source know what a response has written on another instance."""
@@ -117,9 +128,20 @@ class Instance:
             self._proposer.learn(text)
 
     def forget_group(self, group_id: str) -> None:
-        """Let the draft source forget a group; its KV makes room by itself."""
+        """Let the draft source and the KV pool forget a group."""
         if self._proposer is not None:
             self._proposer.forget(group_id)
+        if self._engine.pooling is not None:
+            self._engine.pooling.forget_group(group_id)
+
+    def pool_told(self, note: Mapping[str, int]) -> None:
+        """Hand on to the KV store what the pool has told."""
+        if self._engine.pooling is not None:
+            self._engine.pooling.store.told(note)
+
+    def pool_note(self) -> dict[str, int]:
+        """Return what the store has to tell the pool."""
+        return {} if self._engine.pooling is None else self._engine.pooling.store.note()
 
     def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
@@ -135,6 +157,8 @@ class Instance:
         """Forget all cached KV and all drafts."""
         if self._proposer is not None:
             self._proposer.reset()
+        if self._engine.pooling is not None:
+            self._engine.pooling.reset()
         self._engine.reset_cache()
 
     def update_weights(self, source: WeightSpec, version: int) -> str:
@@ -149,6 +173,7 @@ class Instance:
         opened = checkpoint.open_checked(source, self._tensors, ties, dtype)
         fingerprint = weights.load(self._engine.runner, opened, version)
         self._weight_version = version
+        self._salt = salt(version, fingerprint)
         self.reset_cache()
         return fingerprint
 
@@ -157,7 +182,9 @@ class Instance:
         return self._engine.sampler.watch.turn(on)
 
     def close(self) -> None:
-        """End what the draft source has started; all else goes with the process."""
+        """End the store and what the draft source has started; all else goes with the process."""
+        if self._store is not None:
+            self._store.close()
         if self._proposer is not None:
             self._proposer.stop()
 
@@ -200,6 +227,17 @@ class Instance:
         )
         made = SOURCE.make(source.path, source.settings, host)
         self._proposer.attach(made, lambda: self._engine.live)
+
+    def _share(self, spec: StoreSpec) -> KVStore:
+        """Make this instance's end of the KV pool, and let SGLang's cache use it."""
+        from seer_sglang.blocks import Layers
+
+        layers = Layers(self._engine.scheduler.token_to_kv_pool_allocator.get_kvcache())
+        tell = self._pool_troubles.tell
+        host = StoreHost(self.info.id, layers.block_bytes, layers.block_tokens, tell)
+        store = STORE.make(spec.path, spec.settings, host)
+        self._engine.share(layers, store, tell)
+        return store
 
     def _sizes(self, draft_tokens: int) -> Sizes:
         scheduler, info = self._engine.scheduler, self.info
@@ -253,12 +291,18 @@ class Instance:
                 logprobs=Logprobs(logprobs[: len(token_ids)]),
                 stopped=chunk.stopped,
                 cached_tokens=cached_tokens,
-                prefilled_tokens=len(job.token_ids) - cached_tokens,
+                prefilled_tokens=len(job.token_ids) - cached_tokens - chunk.account.pool_tokens,
                 computed_tokens=chunk.account.computed_tokens,
                 preemptions=chunk.req.retraction_count,
                 weight_version=self._weight_version,
                 steps=len(token_ids) - chunk.account.spared_steps,
                 drafted_at=chunk.account.drafted_at,
                 accepted_at=chunk.account.accepted_at,
+                pool_tokens=chunk.account.pool_tokens,
             )
         )
+
+
+def salt(version: int, fingerprint: str) -> str:
+    """Return what KV of these weights is kept under."""
+    return f"weights-{version}-{fingerprint}"

@@ -32,6 +32,7 @@ WEIGHTS = "new weights cannot be loaded"
 VERIFIED = "drafts are not verified by key"
 TREES = "trees of drafts have no attention on a CPU"
 ROWS = "a drafted response near max_model_tokens outgrows its row of KV slots"
+POOLED = "an instance cannot share KV"
 CAPACITY = "an instance cannot say what it holds"
 
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
@@ -40,6 +41,9 @@ _BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
 _CHANNELS = "sglang.srt.managers.scheduler_components.ipc_channels:SchedulerIpcChannels"
 _CONFIG = "sglang.srt.configs.model_config:ModelConfig"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+_PARAMS = "sglang.srt.mem_cache.base_prefix_cache"
+_POOLS = "sglang.srt.mem_cache.memory_pool"
 _WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker"
 
 IMPORTED = (
@@ -113,6 +117,47 @@ IMPORTED = (
         )
     ),
     Name("sglang.srt.model_loader.utils", "set_default_torch_dtype", WEIGHTS, ("dtype",)),
+    *(
+        Name("sglang.srt.mem_cache.registry", name, POOLED, takes)
+        for name, takes in (
+            ("register_radix_cache_backend", ("name", "factory")),
+            ("get_radix_cache_factory", ("name",)),
+            ("create_unified_radix_cache", ("ctx", "cache_class")),
+        )
+    ),
+    *(
+        Name(_CACHE, name, POOLED, takes)
+        for name, takes in (
+            ("match_prefix", ("self", "params")),
+            ("init_load_back", ("self", "params")),
+            ("load_back_is_cache_owned", ("self",)),
+            ("claim_kv_row", ("self", "req")),
+            ("prefix_device_indices", ("self", "req")),
+            ("insert", ("self", "params")),
+        )
+    ),
+    *(
+        Name(f"{_PARAMS}:{kind}", name, POOLED)
+        for kind, name in (
+            ("MatchPrefixParams", "req"),
+            ("MatchResult", "device_prefix_len"),
+            ("MatchResult", "host_hit_length"),
+            ("InitLoadBackParams", "host_hit_length"),
+            ("InsertParams", "prev_prefix_len"),
+            ("InsertResult", "last_device_node"),
+        )
+    ),
+    Name("sglang.srt.mem_cache.common", "evict_from_tree_cache", POOLED, ("tree_cache", "num_tokens")),
+    Name(
+        "sglang.srt.mem_cache.radix_cache",
+        "RadixKey",
+        POOLED,
+        ("token_ids", "extra_key", "is_bigram", "limit", "cache_salt"),
+    ),
+    Name("sglang.srt.managers.schedule_policy:PrefillAdder", "add_one_req", POOLED),
+    Name(_REQ, "owned_kv_len", POOLED, ("self",)),
+    Name(f"{_POOLS}:MHATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),
+    Name(f"{_POOLS}:MLATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),
 )
 """What can be looked for before an engine is made."""
 
@@ -131,6 +176,8 @@ SCHEDULER = (
     Name(_SCHEDULER, "chunked_prefill_size", CAPACITY),
     Name(_SCHEDULER, "max_prefill_tokens", CAPACITY),
     Name(_SCHEDULER, "token_to_kv_pool_allocator.get_kvcache", CAPACITY),
+    Name(_SCHEDULER, "tree_cache.req_to_token_pool.req_to_token", POOLED),
+    Name(_SCHEDULER, "tree_cache.token_to_kv_pool_allocator.alloc", POOLED),
 )
 """What a scheduler must have."""
 

@@ -27,10 +27,13 @@ OWN_ENGINE_ARGS = {
     "disable_radix_cache": "chunks would be prefilled again and again",
     "dp_size": "write instances of [engine.sglang]",
     "dtype": "write dtype of [engine.sglang]",
+    "enable_hierarchical_cache": "name a KV pool in [seer].kv_pool",
+    "enable_lmcache": "name a KV pool in [seer].kv_pool",
     "max_prefill_tokens": "write max_batched_tokens",
     "max_running_requests": "write max_running",
     "model_path": "write model of [engine.sglang]",
     "page_size": "write block_size of [engine.sglang]",
+    "radix_cache_backend": "name a KV pool in [seer].kv_pool",
     "sampling_backend": "keyed sampling needs its own",
     "skip_tokenizer_init": "Seer has the tokenizer",
     "speculative_algorithm": "enable a drafter in [seer].plugins",
@@ -80,7 +83,6 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
             worker_environment(os.environ, settings.threads, device)
             for device in share_devices(settings, os.environ)
         ],
-        ignores_kv_pool=True,
     )
 
 

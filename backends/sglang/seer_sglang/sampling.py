@@ -8,6 +8,7 @@ stands in its chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,11 +45,14 @@ class KeyedSampler:
         self._sampler = Sampler(vocab_size, device)
         self._vocab_size = vocab_size
         self.batch: Sequence[Writing] = ()
+        self.sound = True
+        """Whether all log-probs of the last step are finite numbers; without, its KV is no better."""
         self.watch = self._sampler.watch
 
     def expect(self, batch: Sequence[Writing]) -> None:
         """Be told whose rows come next, in order."""
         self.batch = batch
+        self.sound = True
 
     def __call__(
         self,
@@ -70,6 +74,7 @@ class KeyedSampler:
         """Return the next token of each of these, whose texts have so many tokens so far."""
         jobs = [each.job for each in writings]
         tokens, logprobs = self._sampler.choose(logits[:, : self._vocab_size], jobs, positions)
+        self.sound = self.sound and math.isfinite(sum(logprobs))
         for writing, position, logprob in zip(writings, positions, logprobs, strict=True):
             writing.wrote(position, logprob)
         return tokens

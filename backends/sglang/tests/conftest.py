@@ -14,6 +14,7 @@ from seer_sglang.plugin import Settings, seer_make_engines
 
 from seer_core.drafting import SourceSpec
 from seer_core.hookspecs import Startup
+from seer_core.kv import KVPool
 
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 MAX_MODEL_TOKENS = 1024
@@ -41,11 +42,17 @@ def make_fleet() -> Callable[..., WorkerFleet]:
 def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that starts instance number ``index``."""
 
-    def start(model: Path, index: int = 0, source: SourceSpec | None = None, **settings: Any) -> Any:
+    def start(
+        model: Path,
+        index: int = 0,
+        source: SourceSpec | None = None,
+        kv_pool: KVPool | None = None,
+        **settings: Any,
+    ) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parent), os.pathsep)  # for ``sglang_sources``
             engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
-        return run_engine(engine, source)
+        return run_engine(engine, source, kv_pool)
 
     return start
 

@@ -113,11 +113,11 @@ def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
     assert named.engines[0]._launch.interpreter == str(models[0] / "env" / "python")
 
 
-def test_a_pool_is_not_shared(models, elsewhere):
+def test_a_pool_is_shared(models, elsewhere):
     elsewhere.parent.mkdir(parents=True)
     elsewhere.symlink_to(sys.executable)
     [engine] = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0])).engines
-    assert engine.share_kv(object()) is False
+    assert engine.share_kv(object()) is True
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""SGLang's prefix cache with a pool of KV behind it.
+
+SGLang foresees caches that have more than lies in its KV memory: a match may promise it, and is held to it
+once the request has been let in, with room reserved.  What comes out of the pool then becomes a part of the
+cache, as if it had been computed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.base_prefix_cache import (
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.registry import (
+    create_unified_radix_cache,
+    get_radix_cache_factory,
+    register_radix_cache_backend,
+)
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from seer_sglang.pooling import Pooling
+
+__all__ = ["BACKEND", "PooledCache", "register"]
+
+BACKEND = "seer"
+"""The name under which SGLang knows this cache."""
+
+
+class PooledCache(UnifiedRadixCache):
+    """A prefix cache that also has what a pool has."""
+
+    pooling: Pooling | None = None
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Return what is here of a text, and for a request what the pool has behind that."""
+        result = super().match_prefix(params)
+        if self.pooling is None or params.req is None:
+            return result
+        key, cached = params.key, result.device_prefix_len
+        found = self.pooling.stage(params.req.rid, key.token_ids, cached, len(key))
+        return result._replace(host_hit_length=found) if found else result
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Any]:
+        """Load what was promised; return how many tokens, and where in the tree their last one is.
+
+        All of it or nothing: without room the request computes it.
+        """
+        req, count = params.req, params.host_hit_length
+        assert self.pooling is not None
+        evict_from_tree_cache(self, count)
+        slots = self.token_to_kv_pool_allocator.alloc(count)
+        if slots is None:
+            return 0, req.last_node
+        self.pooling.load(req.rid, slots)
+        text = req.full_untruncated_fill_ids[: req.prefix_len + count]
+        inserted = self.insert(
+            InsertParams(
+                key=RadixKey(text, req.extra_key, cache_salt=req.cache_salt),
+                value=torch.cat([self.prefix_device_indices(req), slots]),
+                prev_prefix_len=req.prefix_len,
+            )
+        )
+        return count, inserted.last_device_node
+
+    def claim_kv_row(self, req: Req) -> bool:
+        """Let the pool have the KV of a request that is about to leave it."""
+        if self.pooling is not None:
+            row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+            self.pooling.leave(req, row[: req.owned_kv_len()])
+        claimed: bool = super().claim_kv_row(req)
+        return claimed
+
+
+def register() -> None:
+    """Let SGLang make this cache where its arguments name it."""
+    if get_radix_cache_factory(BACKEND) is None:
+        register_radix_cache_backend(
+            BACKEND, lambda context: create_unified_radix_cache(context, cache_class=PooledCache)
+        )

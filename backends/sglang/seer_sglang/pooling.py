@@ -1,0 +1,163 @@
+"""What an instance of SGLang gives to a pool of KV, and what it takes out.
+
+Blocks are copied out of the store, and checked, before SGLang is promised a single token of them.  They are
+written to the store when a request leaves its KV, before anybody knows that its chunk has ended, so that
+whoever goes on with it finds them.  A response that is over is dropped from the store at once, its prompt
+with the last of its group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from seer_host.stores import Guarded
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+from torch import Tensor
+
+from seer_core.kv import KVStore
+from seer_core.ports import ChunkJob
+from seer_sglang import SUPPORTED_SGLANG
+from seer_sglang.blocks import Layers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+__all__ = ["Pooling"]
+
+NOTHING: Bytes = np.empty((0, 0), np.uint8)
+
+
+@attrs.frozen
+class Staged:
+    """Blocks copied out of the store for a request, from its block number ``first`` on."""
+
+    first: int
+    blocks: Bytes
+
+
+@attrs.define(eq=False)
+class Pooled:
+    """A request whose KV may be in the pool; ``saves`` if it may go there."""
+
+    job: ChunkJob
+    saves: bool
+    keys: list[bytes]
+    """Of its text's blocks, after one that stands for what comes before a text."""
+    staged: Staged | None = None
+
+
+class Pooling:
+    """One instance's dealings with its store.
+
+    ``sound()`` says whether the step just made computed numbers that are finite, and KV that may be shared.
+    """
+
+    def __init__(
+        self, layers: Layers, store: KVStore, sound: Callable[[], bool], tell: Callable[[str], None]
+    ) -> None:
+        self.store = Guarded(store, tell)
+        self._layers = layers
+        self._sound = sound
+        self._requests: dict[str, Pooled] = {}
+        self._prompts: dict[str, Sequence[bytes]] = {}
+
+    def open(self, req: Req, job: ChunkJob, *, saves: bool) -> None:
+        """Take a request; its salt stands for the weights."""
+        origin = repr(("sglang", SUPPORTED_SGLANG, self._layers.layout, req.cache_salt))
+        self._requests[req.rid] = Pooled(job, saves, [hashlib.sha256(origin.encode()).digest()])
+
+    def close(self, rid: str) -> None:
+        """Let go of a request, ended or not."""
+        self._requests.pop(rid, None)
+
+    def stage(self, rid: str, tokens: array[int], cached: int, limit: int) -> int:
+        """Copy out what the store has of a text's first ``limit`` tokens behind those cached.
+
+        Returns for how many tokens behind those cached ``load`` has KV.
+        """
+        pooled = self._requests.get(rid)
+        if pooled is None:
+            return 0
+        size = self._layers.block_tokens
+        first = cached // size
+        if pooled.staged is None or pooled.staged.first != first:
+            keys = self._keys(pooled, tokens[: limit // size * size])[first:]
+            pooled.staged = Staged(first, self.store.ask(lambda store: self._fetch(store, keys), NOTHING))
+        return max(0, (first + len(pooled.staged.blocks)) * size - cached)
+
+    def load(self, rid: str, slots: Tensor) -> None:
+        """Write what has been staged into the slots given for it."""
+        pooled = self._requests[rid]
+        assert pooled.staged is not None
+        self._layers.write(slots, pooled.staged.blocks)
+        pooled.staged = None
+
+    def leave(self, req: Req, slots: Tensor) -> None:
+        """Save the KV of a request that is about to leave these slots, or drop that of one that is over."""
+        pooled = self._requests.get(req.rid)
+        if pooled is None or not pooled.saves:
+            return
+        pooled.staged = None
+        keys = self._keys(pooled, req.origin_input_ids + req.output_ids_through_stop)
+        job = pooled.job
+        prompt = job.prompt_tokens // self._layers.block_tokens
+        self._prompts.setdefault(job.group_id, keys[:prompt])
+        if not req.finished() or (isinstance(req.finished_reason, FINISH_LENGTH) and not job.last):
+            self._save(keys, slots)
+        else:
+            self._drop(keys[prompt:])
+
+    def give_up(self, req: Req) -> None:
+        """Drop what there is of a chunk that nobody wants any more, but for its group's prompt."""
+        pooled = self._requests.get(req.rid)
+        if pooled is not None and pooled.saves:
+            prompt = pooled.job.prompt_tokens // self._layers.block_tokens
+            self._drop(self._keys(pooled, req.origin_input_ids)[prompt:])
+
+    def forget_group(self, group_id: str) -> None:
+        """Drop the prompt of a group that is over."""
+        self._drop(self._prompts.pop(group_id, []))
+
+    def reset(self) -> None:
+        """Forget which groups there are."""
+        self._prompts.clear()
+
+    def _keys(self, pooled: Pooled, tokens: array[int]) -> list[bytes]:
+        """Return the keys of a text's whole blocks: each stands for its tokens and all before them."""
+        size, keys = self._layers.block_tokens, pooled.keys
+        count = len(tokens) // size
+        for begin in range((len(keys) - 1) * size, count * size, size):
+            keys.append(hashlib.sha256(keys[-1] + tokens[begin : begin + size].tobytes()).digest())
+        return keys[1 : count + 1]
+
+    def _fetch(self, store: KVStore, keys: Sequence[bytes]) -> Bytes:
+        found = store.find(keys)
+        if not found:
+            return NOTHING
+        blocks = np.empty((found, self._layers.block_bytes), np.uint8)
+        return blocks[: store.get(keys[:found], blocks)]
+
+    def _save(self, keys: Sequence[bytes], slots: Tensor) -> None:
+        if not self._sound():
+            return
+        size = self._layers.block_tokens
+        whole = slots[: len(slots) // size * size].view(-1, size)
+        keys = keys[: len(whole)]
+
+        def save(store: KVStore) -> None:
+            lacking = store.lacks(keys)
+            if lacking:
+                store.put([keys[i] for i in lacking], self._layers.read(whole[lacking].flatten()))
+
+        self.store.ask(save, None)
+
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self.store.ask(lambda store: store.drop(keys), None)
