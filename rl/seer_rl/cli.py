@@ -35,6 +35,8 @@ def train_command(
       metrics.jsonl   a line per iteration: reward, loss, log-prob agreement, digests, seconds per phase
       checkpoints/    the last ones, whole models with what --resume needs
       weights/        what the engines load
+      training.png    reward and phase times, drawn at the end
+      tensorboard/    event files, with [train.tracking].tensorboard = true
 
     After Ctrl-C, or SIGKILL at any moment, --resume goes on with the same losses.
 

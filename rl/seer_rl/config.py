@@ -22,6 +22,7 @@ __all__ = [
     "OptimizerTable",
     "RewardsTable",
     "TorchTable",
+    "TrackingTable",
     "TrainTable",
     "first_model",
     "load_training",
@@ -104,6 +105,17 @@ class TorchTable(Struct, frozen=True):
     packed: bool = False
 
 
+class TrackingTable(Struct, frozen=True):
+    """``[train.tracking]``: who gets the metrics beside ``metrics.jsonl``.
+
+    ``tensorboard`` writes event files into ``tensorboard/``; ``wandb`` is a project of Weights & Biases,
+    empty for none.
+    """
+
+    tensorboard: bool = False
+    wandb: str = ""
+
+
 class TrainTable(Struct, frozen=True):
     """``[train]``: what to train on, for how long, and by whom.
 
@@ -135,6 +147,7 @@ class TrainTable(Struct, frozen=True):
     evaluation: EvaluationTable = EvaluationTable()
     optimizer: OptimizerTable = OptimizerTable()
     torch: TorchTable = TorchTable()
+    tracking: TrackingTable = TrackingTable()
 
 
 def first_model(table: TrainTable, config: Config) -> Path:

@@ -30,6 +30,7 @@ from seer_rl.errors import RewardError, TrainError
 from seer_rl.prompts import Prompts
 from seer_rl.responses import Response
 from seer_rl.rewards import RewardPool
+from seer_rl.trackers import Trackers
 from seer_rl.trainer import Sample, Trainer
 
 __all__ = ["Loop", "Watch"]
@@ -76,6 +77,7 @@ class Loop:
     metrics: LineFile
     checkpoints: Checkpoints
     watch: Watch
+    trackers: Trackers
     held_out: Prompts | None = None
     _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
 
@@ -121,6 +123,7 @@ class Loop:
             **{f"{name}_s": round(seconds, 3) for name, seconds in self._seconds.items()},
         }
         self._write(record)
+        self.trackers.iterated(record)
         if last or (iteration + 1) % self.table.save_every == 0:
             with self._phase(iteration, "checkpoint"):
                 self._save(iteration + 1)

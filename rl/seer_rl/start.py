@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from seer_core import Config, Session
 from seer_core.errors import ConfigError, OutputError
@@ -20,18 +21,31 @@ from seer_rl.loop import Loop, Watch
 from seer_rl.prompts import prompts_of
 from seer_rl.references import resolve
 from seer_rl.rewards import RewardPool
+from seer_rl.trackers import tracking
 from seer_rl.trainer import Trainer
 
 __all__ = ["METRICS", "train"]
 
 METRICS = "metrics.jsonl"
+PLOT = "training.png"
+
+log = structlog.get_logger("seer")
 
 TRAINERS = {
     "torch": "seer_rl.torch_trainer:TorchTrainer",
     "megatron": "seer_rl.megatron:megatron_trainer",
 }
 
-MAY_CHANGE = ("iterations", "colocated", "evaluation", "save_every", "keep", "rewards", "max_dlogp")
+MAY_CHANGE = (
+    "iterations",
+    "colocated",
+    "evaluation",
+    "save_every",
+    "keep",
+    "rewards",
+    "max_dlogp",
+    "tracking",
+)
 """Of ``[train]``, between a checkpoint and going on from it: what losses do not depend on."""
 
 
@@ -47,6 +61,7 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
     begin = _beginning(checkpoints, table, config, out, resume)
     done = 0 if begin is None else begin.state.iterations
     if done >= table.iterations:
+        _plot(out)
         return None
     prompts = prompts_of(table.prompts, config.base_dir, table.groups, config.seer.seed)
     held_out = table.evaluation.prompts and prompts_of(
@@ -60,7 +75,9 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         _check_fit(trainer, session)
         if begin is not None:
             trainer.load(begin.path)
+        stack.callback(_plot, out)
         metrics = stack.enter_context(_metrics(out, done))
+        trackers = stack.enter_context(tracking(table, out, _records(out)))
         stack.enter_context(session)
         loop = Loop(
             table,
@@ -73,6 +90,7 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
             metrics,
             checkpoints,
             watch,
+            trackers,
             held_out or None,
         )
         loop.run(begin)
@@ -158,3 +176,22 @@ def _metrics(out: Path, done: int) -> Iterator[LineFile]:
         yield file
     finally:
         file.close()
+
+
+def _records(out: Path) -> list[dict[str, Any]]:
+    """Return the metrics of the iterations that are done."""
+    path = out / METRICS
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def _plot(out: Path) -> None:
+    """Draw what there is; a plot that fails is no reason to fail."""
+    try:
+        from seer_rl.plots import draw
+
+        if records := _records(out):
+            draw(out / PLOT, records)
+    except ImportError as error:
+        log.warning("no_plot", reason=f"{error}; install matplotlib: pip install 'seer-rl[plot]'")
+    except Exception as error:
+        log.warning("no_plot", reason=str(error))
