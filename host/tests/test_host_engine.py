@@ -120,10 +120,10 @@ def launch(monkeypatch, tmp_path):
         settings={},
         environment={**os.environ, "PYTHONPATH": HERE},
         launcher=ThreadLauncher(tmp_path),
-        start_timeout_s=30.0,
+        start_timeout_s=120.0,
         stop_timeout_s=5.0,
-        control_timeout_s=30.0,
-        silence_timeout_s=30.0,
+        control_timeout_s=120.0,
+        silence_timeout_s=120.0,
         cannot_draft="cannot draft",
         ignores_kv_pool=True,
     )
@@ -140,7 +140,7 @@ async def started(launch, sink):
 
 
 def tell(story):
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), 240))
 
 
 @attrs.frozen
