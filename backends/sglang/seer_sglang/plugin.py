@@ -47,10 +47,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     ``kv_cache_bytes`` and ``threads`` (OpenMP's) are per instance.  Without ``kv_cache_bytes`` SGLang takes
     what a GPU has left; on a CPU it must be given.  ``block_size`` is SGLang's page.  Drafts are trees of up
     to ``draft_paths`` paths.  ``max_batched_tokens`` bounds a step's prefill; 0 means SGLang's choice.
-    ``visible_devices`` are shared out among the instances, one each; empty means those of
-    CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ...  Without ``python`` the workers run under this interpreter if
-    SGLang is installed here, and else under the one that ``make setup-sglang`` has made. ``engine_args`` are
-    passed to SGLang's ``ServerArgs`` as they are.
+    The devices of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..., are shared out among the instances, in order.
+    Without ``python`` the workers run under this interpreter if SGLang is installed here, and else under the
+    one that ``make setup-sglang`` has made.  ``engine_args`` are passed to SGLang's ``ServerArgs`` as they
+    are.
     """
 
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
@@ -58,7 +58,6 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Few = 1
-    visible_devices: tuple[str, ...] = ()
     draft_paths: Annotated[int, Meta(ge=1, le=64)] = 4
     enforce_eager: bool = True
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -138,15 +137,13 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
 
 
 def share_devices(settings: Settings, environment: Mapping[str, str]) -> Sequence[str]:
-    """Return each instance's device; empty names where none are visible.
+    """Return each instance's device; no name where none is visible.
 
     Raises:
         ConfigError: there are too few.
     """
     inherited = environment.get("CUDA_VISIBLE_DEVICES")
-    if settings.visible_devices:
-        devices = list(settings.visible_devices)
-    elif inherited is None:
+    if inherited is None:
         devices = [str(index) for index in range(settings.instances)]
     elif inherited.strip() in ("", "-1"):
         return [""] * settings.instances
