@@ -10,6 +10,7 @@ from seer_core.result import RolloutResult, Summary
 from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
 from seer_core.session import Session, rollout
+from seer_core.shared_weights import SharedWeights
 
 __all__ = [
     "Completion",
@@ -21,6 +22,7 @@ __all__ = [
     "Sampling",
     "SeerError",
     "Session",
+    "SharedWeights",
     "Summary",
     "load_config",
     "rollout",

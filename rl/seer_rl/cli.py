@@ -34,7 +34,7 @@ def train_command(
     Writes into --out:
       metrics.jsonl   a line per iteration: reward, loss, log-prob agreement, digests, seconds per phase
       checkpoints/    the last ones, whole models with what --resume needs
-      weights/        what the engines load
+      weights/        what the engines load, unless [train].weights is shared_memory
       training.png    reward and phase times, drawn at the end
       tensorboard/    event files, with [train.tracking].tensorboard = true
 

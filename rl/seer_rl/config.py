@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -125,6 +125,9 @@ class TrainTable(Struct, frozen=True):
     returns a number.  ``model`` is the directory of the first weights; empty for the engine's.  ``trainer``
     is ``torch``, ``megatron`` or names a factory.  Paths are relative to the config file.
 
+    ``weights`` is the way of new ones to the engines: the directory ``weights/`` beside the metrics, or
+    memory, which only engines on the trainer's machine can read.
+
     A ``colocated`` trainer shares the engines' devices: they sleep while it trains.
 
     Each ``save_every`` iterations a checkpoint is written, of which the last ``keep`` stay.  Training stops
@@ -138,6 +141,7 @@ class TrainTable(Struct, frozen=True):
     groups: Count = 16
     model: str = ""
     trainer: str = "torch"
+    weights: Literal["directory", "shared_memory"] = "directory"
     colocated: bool = False
     save_every: Count = 1
     keep: Count = 2

@@ -32,6 +32,7 @@ from seer_rl.responses import Response
 from seer_rl.rewards import RewardPool
 from seer_rl.trackers import Trackers
 from seer_rl.trainer import Sample, Trainer
+from seer_rl.weights import Way
 
 __all__ = ["Loop", "Watch"]
 
@@ -73,7 +74,7 @@ class Loop:
     rewards: RewardPool
     trainer: Trainer
     prompts: Prompts
-    out: Path
+    way: Way
     metrics: LineFile
     checkpoints: Checkpoints
     watch: Watch
@@ -106,8 +107,7 @@ class Loop:
         with self._phase(iteration, "training"), self._engines_asleep():
             learnt = self.trainer.train(_samples(kept, scale=self.table.loss.scale))
         self._check(iteration, learnt)
-        with self._phase(iteration, "weights"):
-            weights = self._export(self.out / "weights")
+        with self._phase(iteration, "weights"), self.way.offer() as weights:
             self.session.update_weights(weights, iteration + 1)
         speeds = _speeds(self.session)
         if last:
@@ -117,7 +117,7 @@ class Loop:
             "weight_version": version,
             **_facts(judged),
             **learnt,
-            "weights_sha256": _digest_of_files(weights),
+            "weights_sha256": self.way.digest(),
             "evaluations": evaluations,
             **speeds,
             **{f"{name}_s": round(seconds, 3) for name, seconds in self._seconds.items()},
@@ -205,14 +205,6 @@ class Loop:
                 f" the trainer's on average, more than [train].max_dlogp = {limit:g}: do the engines serve"
                 " the trainer's weights, in which precision?"
             )
-
-    def _export(self, directory: Path) -> Path:
-        try:
-            directory.mkdir(exist_ok=True)
-            self.trainer.export(directory)
-        except OSError as error:
-            raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
-        return directory
 
     def _save(self, iterations: int) -> None:
         state = state_of(iterations, self.table, self.config)
@@ -330,12 +322,4 @@ def _digest(values: Iterable[Any]) -> str:
     digest = hashlib.sha256()
     for value in values:
         digest.update(msgspec.json.encode(value) + b"\n")
-    return digest.hexdigest()
-
-
-def _digest_of_files(directory: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()

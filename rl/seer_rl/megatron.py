@@ -88,9 +88,12 @@ class MegatronModel:
 
     def export(self, directory: Path) -> None:
         """Write the weights under Hugging Face's names, with all other files of the first model."""
-        weights = _to_hugging_face(self._model.state_dict(), self._config)
-        save_file(weights, directory / WEIGHTS, {"format": "pt"})
+        save_file(self.tensors(), directory / WEIGHTS, {"format": "pt"})
         copy_all_but_weights(self._first, directory)
+
+    def tensors(self) -> Weights:
+        """Return the weights under Hugging Face's names."""
+        return _to_hugging_face(self._model.state_dict(), self._config)
 
     def load(self, directory: Path) -> None:
         """Take the weights in a directory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
 from seer_core.errors import ConfigError
@@ -41,6 +43,9 @@ class TrainedModel(Protocol):
 
     def export(self, directory: Path) -> None:
         """Write config, safetensors and whatever else engines read into a directory."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that ``export`` writes, by their names there."""
 
     def load(self, directory: Path) -> None:
         """Take the weights that ``export`` wrote there."""
@@ -90,6 +95,12 @@ class HuggingFaceModel:
         """Write a whole model, with the tokenizer's files of the first one."""
         self._model.save_pretrained(directory)
         copy_all_but_weights(self._first, directory)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the weights as ``save_pretrained`` names them, tied ones once."""
+        once = remove_tied_weights_from_state_dict(self._model.state_dict(), self._model)
+        tensors: dict[str, Tensor] = revert_weight_conversion(self._model, once)
+        return tensors
 
     def load(self, directory: Path) -> None:
         """Take the weights in a directory."""

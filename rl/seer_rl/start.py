@@ -23,6 +23,7 @@ from seer_rl.references import resolve
 from seer_rl.rewards import RewardPool
 from seer_rl.trackers import tracking
 from seer_rl.trainer import Trainer
+from seer_rl.weights import way_of
 
 __all__ = ["METRICS", "train"]
 
@@ -45,6 +46,7 @@ MAY_CHANGE = (
     "rewards",
     "max_dlogp",
     "tracking",
+    "weights",
 )
 """Of ``[train]``, between a checkpoint and going on from it: what losses do not depend on."""
 
@@ -78,6 +80,7 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         stack.callback(_plot, out)
         metrics = stack.enter_context(_metrics(out, done))
         trackers = stack.enter_context(tracking(table, out, _records(out)))
+        way = stack.enter_context(way_of(table, trainer, out))
         stack.enter_context(session)
         loop = Loop(
             table,
@@ -86,7 +89,7 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
             rewards,
             trainer,
             prompts,
-            out,
+            way,
             metrics,
             checkpoints,
             watch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -136,6 +136,10 @@ class TorchTrainer:
     def export(self, directory: Path) -> None:
         """Write the weights, and whatever else engines read."""
         self._model.export(directory)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights that ``export`` writes."""
+        yield from self._model.tensors().items()
 
     def save(self, directory: Path) -> None:
         """Write the optimizer, the number of updates and the state of torch's random numbers."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
-__all__ = ["Sample", "Trainer"]
+__all__ = ["Sample", "SharingTrainer", "Trainer"]
 
 
 @attrs.frozen(eq=False)
@@ -54,3 +54,11 @@ class Trainer(Protocol):
 
     def load(self, directory: Path) -> None:
         """Be again as when ``export`` and ``save`` wrote into this directory."""
+
+
+@runtime_checkable
+class SharingTrainer(Trainer, Protocol):
+    """A trainer that can show its weights without writing files: ``[train].weights = "shared_memory"``."""
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield the torch tensors that ``export`` would write, by the names that they have there."""

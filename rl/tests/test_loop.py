@@ -100,6 +100,25 @@ def test_engines_sleep_while_a_colocated_trainer_trains_and_learn_the_same(confi
     assert learnt(apart) == learnt(together)
 
 
+def test_weights_go_by_shared_memory_as_by_a_directory(config, tmp_path):
+    path = config()
+    by_directory = run(path, tmp_path / "directory", "train.iterations=2")
+    shared = run(path, tmp_path / "shared", "train.iterations=2", "train.weights=shared_memory")
+    assert learnt(shared) == learnt(by_directory)
+    assert (tmp_path / "directory" / "weights").exists()
+    assert not (tmp_path / "shared" / "weights").exists()
+    again = run(path, tmp_path / "shared", "train.weights=shared_memory", resume=True)
+    assert [line["iteration"] for line in again] == [2]
+
+
+def test_a_trainer_that_cannot_share_its_weights_is_refused(config, tmp_path, monkeypatch):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    monkeypatch.delattr(TorchTrainer, "tensors")
+    with pytest.raises(ConfigError, match="needs a trainer with a method `tensors`, which 'torch' has not"):
+        run(config(), tmp_path / "out", "train.weights=shared_memory")
+
+
 def test_held_out_prompts_are_evaluated_with_the_same_seeds_and_learnt_by_nobody(config, tmp_path):
     path = config()
     plain = run(path, tmp_path / "plain")

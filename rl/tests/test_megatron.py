@@ -33,10 +33,12 @@ def samples():
 def test_weights_go_through_megatron_and_back_bit_for_bit(other_model, tmp_path):
     from seer_rl.megatron import MegatronModel
 
-    MegatronModel(TABLE, other_model).export(tmp_path)
+    trained = MegatronModel(TABLE, other_model)
+    trained.export(tmp_path)
     before, after = (load_file(folder / "model.safetensors") for folder in (other_model, tmp_path))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trained.tensors().items())
     assert (tmp_path / "tokenizer.json").exists()
 
 

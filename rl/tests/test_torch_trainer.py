@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from seer_rl.config import LossTable, OptimizerTable, TorchTable, TrainTable
 from seer_rl.errors import TrainError
 from seer_rl.torch_trainer import TorchTrainer
@@ -173,3 +174,9 @@ def test_the_index_of_a_first_model_in_shards_does_not_stand_beside_the_whole_on
     assert {"model.safetensors", "tokenizer.json"} <= names
     assert "model.safetensors.index.json" not in names
     assert same(weights(exported), weights(model))
+
+
+def test_tensors_that_can_be_shared_are_those_that_are_exported(model, tmp_path):
+    trainer = TorchTrainer(TABLE, model, 0)
+    trainer.export(tmp_path)
+    assert same(dict(trainer.tensors()), load_file(tmp_path / "model.safetensors"))

@@ -4,12 +4,12 @@ import asyncio
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec import structs
 
+from seer_core import SharedWeights
 from seer_core.config import SeerTable
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
@@ -81,21 +81,17 @@ def test_after_an_update_a_tied_model_answers_like_one_freshly_started_on_the_we
 
 @pytest.fixture
 def shared():
-    """Return a function that puts weights into shared memory, as a trainer would, and names them."""
-    memory = Path("/dev/shm") / f"seer-test-{os.getpid()}"
+    """Return a function that puts arrays into shared memory, as a trainer would, and names them."""
+    import torch
 
-    def share(weights):
-        memory.write_bytes(b"".join(tensor.tobytes() for tensor in weights.values()))
-        sizes = [tensor.size for tensor in weights.values()]
-        begins = [sum(sizes[:number]) for number in range(len(sizes))]
-        table = [
-            (name, list(tensor.shape), begin)
-            for (name, tensor), begin in zip(weights.items(), begins, strict=True)
-        ]
-        return WeightSpec("weight_sources:Shared", {"memory": str(memory), "table": table})
+    with SharedWeights() as memory:
 
-    yield share
-    memory.unlink(missing_ok=True)
+        def share(weights):
+            tensors = [(name, torch.from_numpy(array)) for name, array in weights.items()]
+            with memory.offer(tensors) as source:
+                return source
+
+        yield share
 
 
 def test_weights_from_shared_memory_are_those_of_a_directory_and_are_checked_alike(
@@ -297,8 +293,9 @@ class Watch:
             self.lost.set()
 
 
-def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_checkpoint_is_overwritten(
-    make_fleet, loop, tied_models, prompts, tmp_path
+@pytest.mark.parametrize("way", ["directory", "shared_memory"])
+def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_trainer_goes_on(
+    make_fleet, loop, tied_models, prompts, tmp_path, shared, way
 ):
     pool = make_fleet(tied_models[0], instances=2, start_timeout_s=400.0)
     watch = Watch()
@@ -306,7 +303,8 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
     groups = [
         PromptGroup(f"g{seed}", tuple(prompt), 2, 60, seed=seed) for seed, prompt in enumerate(prompts(8))
     ]
-    checkpoint = write(tmp_path / "checkpoint", tensors(tied_models[1]))
+    checkpoint, weights = tmp_path / "checkpoint", tensors(tied_models[1])
+    write(checkpoint, weights)
 
     async def rollout(runtime):
         result = await runtime.rollout(groups).wait()
@@ -315,9 +313,11 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
 
     async def run():
         async with Runtime(Assembly(pool, strategies, None), SeerTable()) as runtime:
-            await runtime.update_weights(str(checkpoint))
+            await runtime.update_weights(str(checkpoint) if way == "directory" else shared(weights))
             before = await rollout(runtime)
             write(checkpoint, tensors(tied_models[0]))  # in place, as trainers do
+            for array in weights.values():
+                array += 1
             os.kill(pool.engines[1].worker.pid, signal.SIGKILL)
             await watch.lost.wait()
             await runtime.reset_caches()  # waits until it is back

@@ -1,0 +1,162 @@
+"""Weights in memory that a trainer shares with the engines of its machine: no file is written.
+
+An area is a ``memfd``: memory under no name, which the kernel frees with the last process that holds it, so
+SIGKILL leaves nothing behind.  Engines find it by way of the trainer's descriptors in ``/proc``.  Once
+written it is sealed: from then on the kernel lets nobody change it, the trainer neither.  So an instance that
+starts late reads what the others have loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from seer_core.errors import OutputError
+from seer_core.weights import WeightSpec
+
+__all__ = ["SharedWeights", "digest_of"]
+
+SOURCE = "seer_host.shared_weights:SharedMemory"
+ALIGNED = 64
+"""Tensors begin at multiples of so many bytes."""
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies, in bytes."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+
+class _Area(NamedTuple):
+    descriptor: int
+    source: WeightSpec
+    digest: str
+
+
+class SharedWeights:
+    """The current weights of a trainer, as a source for ``update_weights``; a context manager.
+
+    Example::
+
+        with SharedWeights() as shared, Session(config) as session:
+            ...
+            with shared.offer(model.named_parameters()) as source:
+                session.update_weights(source)
+    """
+
+    def __init__(self) -> None:
+        self._current: _Area | None = None
+
+    @property
+    def digest(self) -> str:
+        """The ``digest_of`` the weights offered last; empty before the first."""
+        return "" if self._current is None else self._current.digest
+
+    def __enter__(self) -> SharedWeights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def offer(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[WeightSpec]:
+        """Write torch tensors, named as in checkpoints, into new memory, and yield what names it.
+
+        The weights before are kept until the end of the ``with`` block, for until the update is through an
+        instance may start with them, and freed then; after an error the new ones are freed instead.
+
+        Raises:
+            OutputError: there is not enough memory.
+        """
+        new = _write(tensors)
+        try:
+            yield new.source
+        except BaseException:
+            os.close(new.descriptor)
+            raise
+        self.close()
+        self._current = new
+
+    def close(self) -> None:
+        """Free the memory, once no engine reads it any more."""
+        if self._current is not None:
+            os.close(self._current.descriptor)
+            self._current = None
+
+
+def digest_of(tensors: Mapping[str, tuple[Sequence[int], Any]]) -> str:
+    """Return a SHA-256 over names, shapes and bytes, in order of names, in 64 hexadecimal digits."""
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_sha256, (tensors[name][1] for name in sorted(tensors)))
+        lines = [
+            f"{name} {[*tensors[name][0]]} {digest}\n"
+            for name, digest in zip(sorted(tensors), digests, strict=True)
+        ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(values: Any) -> str:
+    return hashlib.sha256(values).hexdigest()
+
+
+def _write(tensors: Iterable[tuple[str, Any]]) -> _Area:
+    descriptor = os.memfd_create("seer-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        table: list[_Place] = []
+        end = 0
+        for name, tensor in tensors:
+            begin = -(-end // ALIGNED) * ALIGNED
+            end = begin + _put(descriptor, tensor, begin)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            table.append(_Place(name, dtype, [*tensor.shape], begin, end))
+        end = max(end, 1)  # nothing at all cannot be mapped
+        os.ftruncate(descriptor, end)
+        digest = _digest(descriptor, table, end)
+        _put_bytes(descriptor, digest.encode(), end)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise OutputError(
+                f"the weights cannot be put into shared memory: {error}; free some, or use a directory"
+            ) from error
+        raise
+    settings = {"area": f"/proc/{os.getpid()}/fd/{descriptor}", "digest": digest, "table": table}
+    return _Area(descriptor, WeightSpec(SOURCE, settings), digest)
+
+
+def _put(descriptor: int, tensor: Any, begin: int) -> int:
+    """Write a tensor's values, and return how many bytes they are."""
+    values = tensor.detach().cpu().contiguous()
+    size: int = values.nbytes
+    if size:
+        _put_bytes(descriptor, (ctypes.c_ubyte * size).from_address(values.data_ptr()), begin)
+    return size
+
+
+def _put_bytes(descriptor: int, values: Any, begin: int) -> None:
+    left = memoryview(values)
+    while left:
+        written = os.pwrite(descriptor, left, begin)
+        left, begin = left[written:], begin + written
+
+
+def _digest(descriptor: int, table: Sequence[_Place], end: int) -> str:
+    # A mapping that outlives this function would keep the area from being sealed.
+    with mmap(descriptor, end, access=ACCESS_READ) as memory, memoryview(memory) as values:
+        return digest_of({each.name: (each.shape, values[each.begin : each.end]) for each in table})
