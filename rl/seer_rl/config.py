@@ -19,6 +19,7 @@ from seer_core.reading import UNREADABLE, flaw, read_bytes
 __all__ = [
     "EvaluationTable",
     "LossTable",
+    "MegatronTable",
     "OptimizerTable",
     "RewardsTable",
     "TorchTable",
@@ -30,6 +31,7 @@ __all__ = [
 
 Count = Annotated[int, Meta(ge=1)]
 OwnCount = Annotated[int, Meta(ge=0)]
+Parallel = Annotated[int, Meta(ge=1, le=1024)]
 
 
 class RewardsTable(Struct, frozen=True):
@@ -93,7 +95,7 @@ class OptimizerTable(Struct, frozen=True):
 
 
 class TorchTable(Struct, frozen=True):
-    """``[train.torch]``: the trainer ``torch``, one process that computes in float32.
+    """``[train.torch]``: the trainer ``torch``, one process, and the ranks of ``megatron``; in float32.
 
     A micro-batch holds ``micro_tokens``; ``packed`` lays its samples out in one row, for attention that can
     tell them apart without a mask, as on GPUs.  Losses move by rounding with any of these.
@@ -114,6 +116,26 @@ class TrackingTable(Struct, frozen=True):
 
     tensorboard: bool = False
     wandb: str = ""
+
+
+class MegatronTable(Struct, frozen=True):
+    """``[train.megatron]``: the trainer ``megatron``, in processes that share the work out.
+
+    ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` stages the layers, and
+    ``data_parallel`` replicas the micro-batches; there are as many ranks as their product, on one machine.
+    Where no rank gets any further for ``timeout_s``, in a micro-batch or in an exchange, training ends.
+    Device, threads of a rank and micro-batches are those of ``[train.torch]``.
+    """
+
+    tensor_parallel: Parallel = 1
+    pipeline_parallel: Parallel = 1
+    data_parallel: Parallel = 1
+    timeout_s: Seconds = 600.0
+
+    @property
+    def ranks(self) -> int:
+        """How many processes there are."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
 class TrainTable(Struct, frozen=True):
@@ -152,6 +174,7 @@ class TrainTable(Struct, frozen=True):
     optimizer: OptimizerTable = OptimizerTable()
     torch: TorchTable = TorchTable()
     tracking: TrackingTable = TrackingTable()
+    megatron: MegatronTable = MegatronTable()
 
 
 def first_model(table: TrainTable, config: Config) -> Path:

@@ -5,10 +5,13 @@ All take one value per trained token, [n], whatever rows and columns the tokens 
 
 from __future__ import annotations
 
+import attrs
 import torch
 from torch import Tensor
 
-__all__ = ["clipped_policy_loss", "kl_penalty", "token_logprobs"]
+from seer_rl.config import LossTable
+
+__all__ = ["PolicyLoss", "clipped_policy_loss", "kl_penalty", "policy_loss", "token_logprobs"]
 
 
 def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
@@ -38,3 +41,25 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """
     log_ratio = reference_logprobs - logprobs
     return torch.exp(log_ratio) - 1 - log_ratio
+
+
+@attrs.frozen(eq=False)
+class PolicyLoss:
+    """The loss of each trained token, [n]; how many were clipped; and their distance from the reference."""
+
+    loss: Tensor
+    clipped: float
+    divergence: float
+
+
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, reference: Tensor | None, table: LossTable
+) -> PolicyLoss:
+    """Return the clipped loss with the penalty for the distance from a reference's log-probs, if any."""
+    loss, clipped = clipped_policy_loss(
+        logprobs, old_logprobs, advantages, clip_low=table.clip_low, clip_high=table.clip_high
+    )
+    if reference is None:
+        return PolicyLoss(loss, clipped.sum().item(), 0.0)
+    penalty = kl_penalty(logprobs, reference)
+    return PolicyLoss(loss + table.kl * penalty, clipped.sum().item(), penalty.sum().item())

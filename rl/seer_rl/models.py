@@ -1,11 +1,11 @@
-"""The models that ``TorchTrainer`` trains, and the one of transformers."""
+"""The model that ``TorchTrainer`` trains: one of transformers."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,35 +20,9 @@ from seer_rl.batches import MicroBatch
 from seer_rl.config import TrainTable
 from seer_rl.losses import token_logprobs
 
-__all__ = ["HuggingFaceModel", "TrainedModel", "copy_all_but_weights"]
+__all__ = ["HuggingFaceModel", "copy_all_but_weights"]
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-
-
-class TrainedModel(Protocol):
-    """Weights in the form of Hugging Face at both ends, whatever form they have between.
-
-    One is made of the ``[train]`` table and the directory of its weights.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the model knows."""
-
-    def parameters(self) -> Iterable[Parameter]:
-        """Return what is trained, always in the same order."""
-
-    def logprobs(self, batch: MicroBatch) -> Tensor:
-        """Return the log-probs of a micro-batch's trained tokens, float32 [n], at temperature 1."""
-
-    def export(self, directory: Path) -> None:
-        """Write config, safetensors and whatever else engines read into a directory."""
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors that ``export`` writes, by their names there."""
-
-    def load(self, directory: Path) -> None:
-        """Take the weights that ``export`` wrote there."""
 
 
 class HuggingFaceModel:

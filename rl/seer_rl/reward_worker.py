@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import queue
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from seer_core.errors import ConfigError
+from seer_rl.lifeline import end_with_parent
 from seer_rl.references import resolve
 from seer_rl.responses import Response
 from seer_rl.rewards import Answer
@@ -26,7 +26,7 @@ SHOWN = 500
 def main() -> None:
     """Answer until standard input ends."""
     reference, base_dir, alive = sys.argv[1:]
-    _end_with_parent(int(alive))
+    end_with_parent(int(alive))
     requests, answers = os.dup(0), os.dup(1)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what a reward starts may read; no request is meant for it
@@ -55,19 +55,6 @@ def main() -> None:
                 say(Answer(value))
             else:
                 say(Answer(error=f"it is {value}; a reward must be a finite number"))
-
-
-def _end_with_parent(alive: int) -> None:
-    """Have Linux kill this process and what it has started when its parent closes the other end of a pipe.
-
-    It needs no Python, which a reward may hold up for hours: a regular expression that backtracks, say.
-    A parent-death signal would not reach what the reward has started.
-    """
-    os.set_inheritable(alive, False)
-    if sys.platform == "linux":
-        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgrp())  # the pool gave it a group of its own
-        fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def _lines(requests: int) -> queue.SimpleQueue[bytes]:

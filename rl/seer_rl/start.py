@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ log = structlog.get_logger("seer")
 
 TRAINERS = {
     "torch": "seer_rl.torch_trainer:TorchTrainer",
-    "megatron": "seer_rl.megatron:megatron_trainer",
+    "megatron": "seer_rl.megatron:MegatronTrainer",
 }
 
 MAY_CHANGE = (
@@ -75,6 +75,8 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         session = Session(config)
         trainer = _make_trainer(table, config)
         _check_fit(trainer, session)
+        if isinstance(trainer, AbstractContextManager):
+            stack.enter_context(trainer)
         if begin is not None:
             trainer.load(begin.path)
         stack.callback(_plot, out)

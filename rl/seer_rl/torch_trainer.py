@@ -1,8 +1,8 @@
-"""The trainer of one process: AdamW in float32, on a model of transformers or of Megatron-core."""
+"""The trainer of one process: AdamW in float32, on a model of transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,8 +12,8 @@ from seer_rl.agreement import agreement
 from seer_rl.batches import MicroBatch, micro_batches
 from seer_rl.config import TrainTable
 from seer_rl.errors import TrainError
-from seer_rl.losses import clipped_policy_loss, kl_penalty
-from seer_rl.models import HuggingFaceModel, TrainedModel
+from seer_rl.losses import policy_loss
+from seer_rl.models import HuggingFaceModel
 from seer_rl.trainer import Sample
 
 __all__ = ["TorchTrainer"]
@@ -28,13 +28,7 @@ class TorchTrainer:
     compared with them.
     """
 
-    def __init__(
-        self,
-        table: TrainTable,
-        model: Path,
-        seed: int,
-        read: Callable[[TrainTable, Path], TrainedModel] = HuggingFaceModel,
-    ) -> None:
+    def __init__(self, table: TrainTable, model: Path, seed: int) -> None:
         """Read the model of a directory.
 
         Raises:
@@ -45,8 +39,8 @@ class TorchTrainer:
         torch.manual_seed(seed)
         self._table = table
         self._device = torch.device(table.torch.device)
-        self._model = read(table, model)
-        self._reference = read(table, model) if table.loss.kl else None
+        self._model = HuggingFaceModel(table, model)
+        self._reference = HuggingFaceModel(table, model) if table.loss.kl else None
         rates = table.optimizer
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(),
@@ -77,28 +71,21 @@ class TorchTrainer:
             return metrics | {"clipped": 0.0, "kl": 0.0}
         old: list[Tensor] = []
         reference = [self._reference_logprobs(batch) for batch in batches]
-        losses, norms, clipped_tokens, divergence = [], [], 0, 0.0
+        losses, norms, clipped_tokens, divergence = [], [], 0.0, 0.0
         for epoch in range(loss.epochs):
             epoch_loss = 0.0
             for number, batch in enumerate(batches):
                 logprobs = self._model.logprobs(batch)
                 if epoch == 0:
                     old.append(logprobs.detach())
-                per_token, clipped = clipped_policy_loss(
-                    logprobs,
-                    old[number],
-                    batch.advantages.to(self._device),
-                    clip_low=loss.clip_low,
-                    clip_high=loss.clip_high,
+                part = policy_loss(
+                    logprobs, old[number], batch.advantages.to(self._device), reference[number], loss
                 )
-                if (known := reference[number]) is not None:
-                    penalty = kl_penalty(logprobs, known)
-                    per_token = per_token + loss.kl * penalty
-                    divergence += penalty.sum().item()
-                batch_loss = per_token.sum() / tokens
+                batch_loss = part.loss.sum() / tokens
                 batch_loss.backward()  # type: ignore[no-untyped-call]
                 epoch_loss += batch_loss.item()
-                clipped_tokens += int(clipped.sum().item())
+                clipped_tokens += part.clipped
+                divergence += part.divergence
             norms.append(self._update(epoch_loss))
             losses.append(epoch_loss)
         compared = loss.epochs * trained_tokens

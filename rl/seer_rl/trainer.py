@@ -29,7 +29,9 @@ class Trainer(Protocol):
     """Holds weights and optimizer; the same calls in the same order give the same weights, bit for bit.
 
     A trainer is made by ``factory(table, model, seed)``: the ``[train]`` table, the directory of the first
-    weights, and the run's seed.  See ``seer_rl.torch_trainer.TorchTrainer``.
+    weights, and the run's seed.  See ``seer_rl.torch_trainer.TorchTrainer``.  One that has processes, say, is
+    a context manager as well: it is entered before it is asked for anything but ``vocab_size``, and left when
+    training ends.
     """
 
     @property
