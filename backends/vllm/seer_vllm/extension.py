@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import structs
-from seer_host import checkpoint
+from seer_host import checkpoint, memory
 from seer_host.checkpoint import WEIGHTS
 from seer_host.drafts import SOURCE, Drafting
 from seer_host.instance import Row
@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from seer_core.drafting import DraftHost, SiblingText, SourceSpec
 from seer_core.ports import ChunkJob
 from seer_core.weights import WeightSpec
-from seer_vllm import internals, memory, sampling, weights
+from seer_vllm import internals, sampling, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import Proposer
 
