@@ -140,6 +140,7 @@ IMPORTED = (
         Name(f"{_PARAMS}:{kind}", name, POOLED)
         for kind, name in (
             ("MatchPrefixParams", "req"),
+            ("MatchResult", "_replace"),
             ("MatchResult", "device_prefix_len"),
             ("MatchResult", "host_hit_length"),
             ("InitLoadBackParams", "host_hit_length"),
