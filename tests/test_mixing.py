@@ -106,6 +106,16 @@ def test_a_run_says_which_engines_it_starts_and_writes_them_down(kinds, write, s
     assert json.loads((tmp_path / "out/summary.json").read_bytes())["engine"] == ["here", "there"]
 
 
+def test_a_comparison_runs_on_both_kinds(kinds, write, seer, write_prompts, tmp_path):
+    prompts, report = write_prompts(*RECORDS), tmp_path / "compare.json"
+    compared = "[compare]\ntechniques = ['divided_rollout']\noracle = []\n"
+    config = write(["here", "there"], ["divided_rollout"], CHUNKS + compared)
+    result = seer("compare", config, "--prompts", prompts, "--json", report)
+    assert result.exit_code == 0, result.output
+    assert "starting 4 here and there instances ..." in result.output
+    assert all(arm["tokens_equal_to_baseline"] for arm in json.loads(report.read_bytes()))
+
+
 def test_a_profile_is_of_one_kind(kinds, write, seer, tmp_path):
     result = seer("profile", write(["here", "there"]), "--out", tmp_path / "profile.json")
     assert result.exit_code == 2
