@@ -41,7 +41,7 @@ from seer_core.events import (
     GroupSpec,
     GroupsSubmitted,
     InstanceStarted,
-    RequestAborted,
+    RequestsAborted,
 )
 from seer_core.model import InstanceInfo
 from seer_core.scheduler import Policies, Scheduler, Slot
@@ -112,8 +112,8 @@ class Load:
 
     def abort_probes(self) -> None:
         """Leave the groups to be ordered by their estimates alone."""
-        for request_id in [request.id for request in self.scheduler.buffer if request.index == 0]:
-            self.carry_out(self.scheduler.handle(RequestAborted(request_id), 0.0))
+        probes = tuple(request.id for request in self.scheduler.buffer if request.index == 0)
+        self.carry_out(self.scheduler.handle(RequestsAborted(probes), 0.0))
 
     def next_event(self) -> Event:
         """End a random chunk in flight as its true length demands."""

@@ -40,7 +40,8 @@ def main() -> None:
     frames: Frames[Finished] = Frames(FromWorker)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    book = Transcripts([group])
+    book = Transcripts()
+    book.add(group)
     completions = []
     for request_id in book:
         for _ in range(0, arguments.tokens, arguments.chunk_tokens):

@@ -118,6 +118,10 @@ class RequestBuffer:
             f" last on {request.instance}; its last transitions: {', '.join(steps[-12:]) or 'none'}"
         )
 
+    def oldest_waiting(self) -> Request:
+        """Return the waiting request that arrived first; there must be one."""
+        return next(request for request in self if request.state is WAITING)
+
     def get(self, request_id: str) -> Request | None:
         """Return an unfinished request, or None."""
         return self._requests.get(request_id)

@@ -62,6 +62,11 @@ class ContextManager:
         if group.left == 0:
             del self._groups[group.id]
 
+    @property
+    def oldest(self) -> GroupContext:
+        """The group that arrived first of those in flight; there must be one."""
+        return next(iter(self))
+
     def __iter__(self) -> Iterator[GroupContext]:
         return iter(self._groups.values())
 

@@ -7,6 +7,7 @@ __all__ = [
     "EngineError",
     "InputError",
     "OutputError",
+    "OverloadError",
     "PluginError",
     "PromptError",
     "SeerError",
@@ -48,6 +49,10 @@ class InputError(SeerError):
 
 class OutputError(SeerError):
     """Results cannot be written."""
+
+
+class OverloadError(SeerError):
+    """A rollout has as many unfinished requests as it takes at a time."""
 
 
 class StalledError(SeerError):

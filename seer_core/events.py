@@ -27,7 +27,7 @@ __all__ = [
     "InstanceStarted",
     "InstanceStopped",
     "InstanceTroubled",
-    "RequestAborted",
+    "RequestsAborted",
 ]
 
 
@@ -44,7 +44,7 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):
-    """New prompt groups, in order of arrival; one event, so that all are known before any runs."""
+    """New prompt groups, in order of arrival; all of one event are known before any of them runs."""
 
     groups: tuple[GroupSpec, ...]
 
@@ -131,10 +131,10 @@ class ChunkFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class RequestAborted(msgspec.Struct, frozen=True, tag=True):
-    """Somebody outside the scheduler no longer wants this request."""
+class RequestsAborted(msgspec.Struct, frozen=True, tag=True):
+    """Somebody outside the scheduler no longer wants these requests; none of them runs in another's place."""
 
-    request_id: str
+    request_ids: tuple[str, ...]
 
 
 Event = (
@@ -147,7 +147,7 @@ Event = (
     | InstanceTroubled
     | ChunkFinished
     | ChunkFailed
-    | RequestAborted
+    | RequestsAborted
 )
 
 

@@ -22,13 +22,14 @@ from seer_core.events import (
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
-    RequestAborted,
+    RequestsAborted,
 )
 from seer_core.fleet import Fleet
 from seer_core.model import PromptGroup
 from seer_core.plugins import Assembly, Strategies
 from seer_core.policy import Explaining
 from seer_core.ports import ChunkOutput
+from seer_core.prompts import check_groups
 from seer_core.result import Tally
 from seer_core.rollout import Rollout
 from seer_core.scheduler import Policies, Scheduler
@@ -42,7 +43,8 @@ log = structlog.get_logger("seer")
 class Loop:
     """Joins a fleet, a scheduler, observers and at most one rollout; it waits for nothing itself.
 
-    ``spoilt``: a rollout failed midway, so its strategies do not know where they stand.
+    ``spoilt``: a rollout failed midway, so its strategies do not know where they stand.  ``iteration`` counts
+    the rollouts, as far as they had groups, that take no more.
     """
 
     def __init__(self, assembly: Assembly, settings: SeerTable) -> None:
@@ -51,6 +53,7 @@ class Loop:
         self.fleet = Fleet(assembly.fleet, settings, self, strategies.drafter, assembly.kv_pool)
         self.use(strategies)
         self.rollout: Rollout | None = None
+        self.iteration = 0
 
     def use(self, strategies: Strategies) -> None:
         """Decide by other strategies from now on; nothing of them is started."""
@@ -70,25 +73,46 @@ class Loop:
             self.handle(InstanceStarted(info))
         self.say_chunks()
 
-    def begin(self, groups: Sequence[PromptGroup], keep: bool) -> Rollout:
-        """Begin to roll out groups."""
+    def begin(self, keep: bool, most_requests: int | None) -> Rollout:
+        """Begin a rollout, which is open and has no group yet; raises as ``Runtime.open``."""
+        self.expect_idle("start another rollout")
+        self.expect_fresh()
         fleet = self.fleet
         decode = None if fleet.tokenizer is None else fleet.tokenizer.decode
         # The id is random: what is kept beside the engines may be shared by several runs.
         transcripts = Transcripts(
-            groups, fleet.weights.current.version, token_hex(6), decode, sharing=fleet.shares_text
+            fleet.weights.current.version, token_hex(6), decode, sharing=fleet.shares_text
         )
         tally = Tally(fleet.clock.now(), fleet.reports, fleet.troubles, len(fleet.given_up))
-        rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self._give_up, keep)
-        if groups:
-            self.rollout = rollout
-            log.info("rollout_started", groups=len(groups), requests=len(transcripts))
-            try:
-                self.handle(GroupsSubmitted(transcripts.specs))
-            except BaseException as error:
-                self.fail(error)
-                raise
-        return rollout
+        self.rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self, keep, most_requests)
+        return self.rollout
+
+    # What the user of the rollout asks for.
+
+    def submit(self, groups: Sequence[PromptGroup]) -> None:
+        """Roll out these groups as well; raises as ``Rollout.add``."""
+        rollout, fleet = self.rollout, self.fleet
+        assert rollout is not None
+        fleet.expect_living()
+        transcripts = rollout.transcripts
+        check_groups(groups, fleet.model, fleet.living.values(), transcripts.groups)
+        specs = tuple(transcripts.add(group) for group in groups)
+        log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
+        try:
+            self.handle(GroupsSubmitted(specs))
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def give_up(self, request_ids: Sequence[str]) -> None:
+        """Abort requests."""
+        self.hear(RequestsAborted(tuple(request_ids)))
+
+    def closed(self) -> None:
+        """Take note that no more groups will come."""
+        assert self.rollout is not None
+        self.iteration += bool(self.rollout.submitted)
+        self._end_if_over(self.rollout)
 
     def expect_fresh(self) -> None:
         """Raise SeerError if the strategies have seen a rollout that failed midway."""
@@ -103,8 +127,8 @@ class Loop:
             raise error(f"cannot {what} while weights are being updated; await that first")
         if self.rollout is not None:
             raise error(
-                f"cannot {what} while a rollout is under way; take its last completion first,"
-                " or leave it with `await rollout.abort()`"
+                f"cannot {what} while a rollout is under way; close it if it is open and take its last"
+                " completion first, or leave it with `await rollout.abort()`"
             )
 
     # What the fleet tells.
@@ -172,14 +196,20 @@ class Loop:
 
     def _complete(self, rollout: Rollout, command: Complete, now: float) -> None:
         closed = rollout.transcripts.complete(command, now)
-        rollout.add(closed.completion)
+        rollout.take(closed)
         self.audience.completed(now, closed.completion)
         self.fleet.forget_group(closed.completion.group_id, closed.forgetful)
-        if not rollout.transcripts:
+        self._end_if_over(rollout)
+
+    def _end_if_over(self, rollout: Rollout) -> None:
+        """Let go of a rollout that is closed, and has no unfinished requests."""
+        if not rollout.over:
+            return
+        if rollout.submitted:
             log.info("rollout_finished", requests=rollout.tally.requests)
             if (error := rollout.tally.failure) is not None:
                 rollout.fail(error)
-            self.rollout = None
+        self.rollout = None
 
     def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -189,15 +219,13 @@ class Loop:
                 log.error("event_failed", error=str(error))
             self.fail(error)
 
-    def _give_up(self, request_id: str) -> None:
-        self.hear(RequestAborted(request_id))
-
     def fail(self, error: BaseException) -> None:
         """End the rollout, abort what it left on the engines; its strategies are not used again."""
         rollout, self.rollout = self.rollout, None
         if rollout is None:
             return
         self.spoilt = True
+        self.iteration += rollout.open and bool(rollout.submitted)
         rollout.fail(error)
         for instance_id, job_id in rollout.transcripts.under_way:
             self.fleet.abort(instance_id, job_id)

@@ -52,8 +52,8 @@ class PromptGroup(msgspec.Struct, frozen=True):
 
     ``max_tokens`` bounds each response, prompt excluded.  ``known_lengths`` are response lengths
     known beforehand, in tokens; only an oracle or a simulated engine reads them.  Strategies see ``labels``,
-    such as a tenant or a deadline, and the trace keeps them; ``metadata`` is the user's own, and comes back
-    with each completion.
+    such as a tenant or a priority, and the trace keeps them; ``metadata`` is the user's own, and comes back
+    with each completion.  Responses that are not over ``timeout_s`` after their submission are aborted.
     """
 
     id: str
@@ -65,6 +65,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     metadata: Mapping[str, Any] = {}
     known_lengths: tuple[int, ...] | None = None
     labels: Mapping[str, str] = {}
+    timeout_s: float | None = None
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -136,6 +137,10 @@ class Request:
     migrations: int = 0
     failures: int = 0
     instance: str | None = None
+
+    def __lt__(self, other: Request) -> bool:
+        """Sort by arrival, so that a heap may hold a request twice: queues often drop stale entries late."""
+        return self.seq < other.seq
 
     @property
     def probe(self) -> bool:

@@ -83,7 +83,11 @@ class Prioritizer(Protocol):
         ...
 
     def take(self, request: Request) -> None:
-        """Remove a waiting request: the one last returned by ``peek``, or an aborted one."""
+        """Remove a waiting request, mostly the one last returned by ``peek``.
+
+        It may be any other: one that was aborted, or that later arrivals have overtaken for too long, which
+        then runs, and comes back.
+        """
         ...
 
     def group_changed(self, group: GroupContext, request: Request) -> None:

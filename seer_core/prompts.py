@@ -6,7 +6,7 @@ import codecs
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from seer_core.config import RolloutTable, nearest
 from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
 from seer_core.model import MOST_RESPONSES, MOST_TOP_K, InstanceInfo, PromptGroup, Sampling
-from seer_core.numbers import NotNegative
+from seer_core.numbers import NotNegative, Positive
 from seer_core.ports import ModelInfo, Tokenizer
 from seer_core.reading import SHOWN, explain
 
@@ -46,7 +46,7 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     What is absent comes from ``[rollout]``.  Without ``group_id`` a digest of the prompt's tokens names the
     group; of equal prompts in one file, the second is DIGEST-2, and so on.  Without ``seed`` one is derived
     from the run's seed, the iteration and the group's id.  Strategies see ``labels``; ``metadata`` comes back
-    with each completion.
+    with each completion.  What is not over ``timeout_s`` after its submission is aborted.
     """
 
     prompt: str | None = None
@@ -61,6 +61,7 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
     metadata: dict[str, Any] = {}
     labels: dict[str, str] = {}
+    timeout_s: Positive | None = None
 
 
 class BadPrompt(Struct, frozen=True):
@@ -178,6 +179,8 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
         return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
     if not 0 <= sampling.top_k <= MOST_TOP_K:
         return f"top_k is {quote(sampling.top_k)}; it must be 0 (no limit) to {MOST_TOP_K:,}"
+    if group.timeout_s is not None and not 0 < group.timeout_s < math.inf:
+        return f"timeout_s is {group.timeout_s}; it must be a number above 0"
     if not 0 <= group.seed <= MOST_SEED:
         return f"seed is {quote(group.seed)}; it must be 0 to 2^63 - 1"
     if len(group.labels) > MOST_LABELS:
@@ -246,6 +249,7 @@ class _Maker:
             sampling=Sampling(*(self._chosen(record, key) for key in ("temperature", "top_p", "top_k"))),
             metadata=record.metadata,
             labels=record.labels,
+            timeout_s=record.timeout_s,
         )
         problem = problem_of(group, self.model)
         if problem is not None:
@@ -265,19 +269,25 @@ class _Maker:
         return getattr(self.defaults, key) if value is None else value
 
 
-def check_groups(groups: Iterable[PromptGroup], model: ModelInfo, instances: Iterable[InstanceInfo]) -> None:
+def check_groups(
+    groups: Iterable[PromptGroup],
+    model: ModelInfo,
+    instances: Iterable[InstanceInfo],
+    taken: Collection[str] = (),
+) -> None:
     """Make sure that groups can be rolled out together on these instances; without one, on any.
 
     Raises:
-        PromptError: a group does not fit the model or the instances, or an id occurs twice.
+        PromptError: a group does not fit the model or the instances, or its id occurs twice or is ``taken``.
     """
     seen: set[str] = set()
     room = max((info.kv_capacity_tokens for info in instances), default=None)
     for group in groups:
         problem = problem_of(group, model)
         needed = len(group.prompt_token_ids) + group.max_tokens
-        if problem is None and group.id in seen:
-            problem = "this id occurs twice; give each group its own"
+        if problem is None and (group.id in seen or group.id in taken):
+            where = "occurs twice" if group.id in seen else "is that of a group under way"
+            problem = f"this id {where}; give each group its own"
         if problem is None and room is not None and needed > room:
             problem = (
                 f"prompt and max_tokens make {needed} tokens, the largest instance's KV holds {room};"

@@ -111,6 +111,7 @@ class Tally:
         self._instances_lost = 0
         self._first_failure = ""
         self._groups: set[str] = set()
+        self._groups_over = 0
         self._finishes_s = array("d")
         self._tokens = self._max_tokens = 0
         self._finish_reasons: Counter[str] = Counter()
@@ -152,10 +153,13 @@ class Tally:
             case ChunkFailed():
                 self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
 
-    def add(self, completion: Completion) -> None:
-        """Take in a completion."""
+    def add(self, completion: Completion, group_over: bool = False) -> None:
+        """Take in a completion, and whether it was its group's last."""
         tokens = len(completion.token_ids)
         self._groups.add(completion.group_id)
+        if group_over:
+            self._groups.remove(completion.group_id)
+            self._groups_over += 1
         self._finishes_s.append(completion.finished_s)
         self._tokens += tokens
         self._max_tokens = max(self._max_tokens, tokens)
@@ -183,7 +187,7 @@ class Tally:
         total = max(self._finishes_s, default=self.started_s) - self.started_s
         return Summary(
             requests=requests,
-            groups=len(self._groups),
+            groups=self._groups_over + len(self._groups),
             tokens=self._tokens,
             total_time_s=total,
             tail_time_s=tail_time_s(self._finishes_s),

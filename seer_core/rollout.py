@@ -1,24 +1,46 @@
-"""One rollout as its user holds it: completions as they finish, and in the end the result."""
+"""A rollout as its user holds it: groups in, completions as they finish, and in the end the result."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Protocol
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.audience import Audience
-from seer_core.errors import EngineError
-from seer_core.model import Completion
+from seer_core.errors import EngineError, OverloadError, SeerError
+from seer_core.model import Completion, PromptGroup
 from seer_core.ports import Clock
 from seer_core.result import RolloutResult, Tally
-from seer_core.transcripts import Transcripts
+from seer_core.transcripts import Closed, Transcripts
 
-__all__ = ["Rollout"]
+__all__ = ["Rollout", "Runner"]
+
+
+class Runner(Protocol):
+    """Who does what the user of a rollout asks for."""
+
+    def submit(self, groups: Sequence[PromptGroup]) -> None:
+        """Roll out these groups as well."""
+        ...
+
+    def give_up(self, request_ids: Sequence[str]) -> None:
+        """Abort these requests; each completes at once."""
+        ...
+
+    def closed(self) -> None:
+        """No more groups will come."""
+        ...
 
 
 class Rollout:
-    """One batch of groups under way: an async iterator over its completions, as they finish.
+    """Groups under way: an async iterator over their completions, as they finish.
+
+    A batch is closed from the start.  One that is open takes further groups until ``close``, also while it
+    has none under way; the iterator ends when it is closed and everything is over.
 
     The iterator raises ``EngineError`` when no instance is left, and in the end if no request finished
     but with reason ``error``.  The engines are served between two completions: what takes longer than a
@@ -31,18 +53,77 @@ class Rollout:
         tally: Tally,
         clock: Clock,
         audience: Audience,
-        give_up: Callable[[str], None],
+        runner: Runner,
         keep: bool = True,
+        most_requests: int | None = None,
     ) -> None:
         self.transcripts = transcripts
         self.tally = tally
+        self.open = True
+        self.submitted = 0
         self._clock = clock
         self._audience = audience
-        self._give_up = give_up
+        self._runner = runner
+        self._most_requests = most_requests
+        self._deadlines: dict[str, Callable[[], None]] = {}
         self._ready: deque[Completion] = deque()
         self._completions: list[Completion] | None = [] if keep else None
         self._error: BaseException | None = None
-        self._changed = asyncio.Event()
+        self._waiters: set[asyncio.Event] = set()
+
+    # Groups in.
+
+    def add(self, groups: Iterable[PromptGroup]) -> None:
+        """Roll out these groups as well; all of them, or none if it raises.
+
+        Raises:
+            PromptError: a group does not fit the model or the instances, or its id is that of another one
+                under way.
+            OverloadError: there would be more than ``most_requests`` unfinished ones; see ``room``.
+            SeerError: the rollout is closed.
+            EngineError: no instance is alive.
+        """
+        groups = list(groups)
+        self._expect_room(sum(group.n for group in groups))
+        if not groups:
+            return
+        self._runner.submit(groups)
+        self.submitted += len(groups)
+        for group in groups:
+            if group.timeout_s is not None:
+                when_s = self._clock.now() + group.timeout_s
+                self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))
+
+    async def room(self, requests: int = 1) -> None:
+        """Wait until so many more requests may be added; raises as ``add`` where waiting is of no use."""
+        while True:
+            try:
+                return self._expect_room(requests)
+            except OverloadError:
+                if requests > (self._most_requests or 0):
+                    raise
+            await self._change()
+
+    def close(self) -> None:
+        """Take no more groups: the iterator ends once everything is over.  Idempotent."""
+        if self.open:
+            self.open = False
+            self._runner.closed()
+            self._tell()
+
+    def _expect_room(self, requests: int) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self.open:
+            raise SeerError("this rollout is closed; begin another one, or add groups before you close it")
+        most, unfinished = self._most_requests, len(self.transcripts)
+        if most is not None and unfinished + requests > most:
+            raise OverloadError(
+                f"{requests} more requests, where {unfinished} are unfinished and {most} are taken at a time;"
+                " await room(), or add fewer at once"
+            )
+
+    # Completions out.
 
     def __aiter__(self) -> Rollout:
         return self
@@ -56,14 +137,29 @@ class Rollout:
         while not self._ready:
             if self._error is not None:
                 raise self._error
-            if not self.transcripts:
+            if self.over:
                 raise StopAsyncIteration
-            self._changed.clear()
-            if not await self._clock.advance(self._changed):
+            await self._change()
+        return self._ready.popleft()
+
+    async def _change(self) -> None:
+        """Wait until something has changed, and let time pass meanwhile."""
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            if await self._clock.advance(changed):
+                return
+            if self.transcripts:
                 raise EngineError(
                     f"{len(self.transcripts)} requests are unfinished and no engine will ever answer"
                 )
-        return self._ready.popleft()
+            await changed.wait()  # somebody may still add groups, or close it
+        finally:
+            self._waiters.remove(changed)
+
+    def _tell(self) -> None:
+        for waiter in self._waiters:
+            waiter.set()
 
     def unread(self) -> list[Completion]:
         """Take the completions not iterated over yet, without waiting: for one who must leave."""
@@ -72,11 +168,16 @@ class Rollout:
         return unread
 
     async def wait(self) -> RolloutResult:
-        """Return the whole result once everything has finished."""
+        """Return the whole result once it is closed and everything has finished."""
         with suppress(StopAsyncIteration):
             while True:
                 await self._next()
         return self.result
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed and everything has finished."""
+        return not (self.open or self.transcripts)
 
     @property
     def result(self) -> RolloutResult:
@@ -89,28 +190,46 @@ class Rollout:
         """When it began, on the run's clock."""
         return self.tally.started_s
 
+    def written(self, request_id: str) -> tuple[Tokens, Logprobs]:
+        """Return tokens and log-probs of an unfinished request so far, whole chunks; look, change nothing."""
+        return self.transcripts.written(request_id)
+
+    # Giving up.
+
     def abort_request(self, request_id: str) -> None:
         """Give up one request; it completes at once, with reason ``aborted`` and what it has."""
-        if request_id in self.transcripts:
-            self._give_up(request_id)
+        self._abort([request_id] if request_id in self.transcripts else [])
+
+    def abort_group(self, group_id: str) -> None:
+        """Give up what is unfinished of a group, all at once."""
+        self._abort(self.transcripts.unfinished(group_id))
 
     async def abort(self) -> RolloutResult:
-        """Give up everything unfinished and return the result."""
-        for request_id in self.transcripts:
-            self.abort_request(request_id)
+        """Close it, give up everything unfinished and return the result."""
+        self.close()
+        self._abort(list(self.transcripts))
         return await self.wait()
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        if request_ids and self._error is None:
+            self._runner.give_up(request_ids)
 
     # What the runtime tells.
 
-    def add(self, completion: Completion) -> None:
+    def take(self, closed: Closed) -> None:
         """Let the user have a completion."""
-        self.tally.add(completion)
+        completion = closed.completion
+        self.tally.add(completion, closed.group_over)
+        if closed.group_over and completion.group_id in self._deadlines:
+            self._deadlines.pop(completion.group_id)()
         if self._completions is not None:
             self._completions.append(completion)
         self._ready.append(completion)
-        self._changed.set()
+        self._tell()
 
     def fail(self, error: BaseException) -> None:
         """End with an error, once the user has what has finished."""
-        self._error = error
-        self._changed.set()
+        self._error, self.open = error, False
+        for cancel in self._deadlines.values():
+            cancel()
+        self._tell()

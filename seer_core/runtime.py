@@ -17,7 +17,7 @@ from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies, assemble
 from seer_core.policy import Observer
 from seer_core.ports import Engine
-from seer_core.prompts import check_groups, make_groups
+from seer_core.prompts import make_groups
 from seer_core.rollout import Rollout
 from seer_core.scheduler import Slot
 from seer_core.snapshots import NO_COPY
@@ -27,7 +27,7 @@ __all__ = ["Runtime"]
 
 
 class Runtime:
-    """A fleet of engines, a scheduler and a clock; rolls out one batch of groups at a time.
+    """A fleet of engines, a scheduler and a clock; one rollout at a time, of a batch or open.
 
     Use as an async context manager: entering starts all engines in parallel, leaving stops them.
     """
@@ -42,15 +42,11 @@ class Runtime:
         self.defaults = defaults
         self.loop = Loop(assembly, settings)
         self.fleet = self.loop.fleet
-        self.iteration = 0
-        """Rollouts begun so far: what enters the next one's default seeds."""
         self._started = False
 
     @classmethod
     def from_config(cls, config: Config | str | Path, observers: Iterable[Observer] = ()) -> Runtime:
-        """Assemble a runtime from a configuration or its file, with observers beside those of its plug-ins.
-
-        Nothing is started yet.
+        """Assemble a runtime from a configuration or its file, with more observers; nothing is started yet.
 
         Raises:
             ConfigError, PluginError: see ``load_config`` and ``assemble``.
@@ -71,6 +67,11 @@ class Runtime:
     def kv_pool(self) -> Slot[KVPool] | None:
         """The KV pool that instances share, if any."""
         return self.fleet.kv_pool
+
+    @property
+    def iteration(self) -> int:
+        """Rollouts closed so far: what enters the default seeds of the one that is open, or the next."""
+        return self.loop.iteration
 
     @property
     def weight_version(self) -> int:
@@ -169,10 +170,9 @@ class Runtime:
 
         ``version`` is the trainer's, such as the number of its step; without one it is the next.
         ``source`` is a directory of safetensors, or names another ``WeightSource``.  Of a directory engines
-        load a copy, which is kept until the next update: the directory may change or vanish once this has
-        returned.  What another source reads is its author's to keep until then.  An instance that
-        cannot load what others could, or that then has another fingerprint than most, is lost, and comes back
-        with the new weights.
+        load a copy, which is kept until the next update; what another source reads is its author's to keep
+        until then.  An instance that cannot load what others could, or that then has another fingerprint than
+        most, is lost, and comes back with the new weights.
 
         Raises:
             SeerError: the instances are asleep.
@@ -188,10 +188,9 @@ class Runtime:
         """Let all instances give memory back until ``wake``, and return how many bytes that gave.
 
         It is for a trainer on the same devices.  Instances forget all KV; the KV pool keeps its own.  Which
-        memory an engine gives back is said in its documentation, and 0 bytes means none.  Nothing wakes the
-        instances but ``wake``, for the memory is somebody else's now: rollouts, updates and whatever else
-        needs them are errors until then.  An instance that is lost asleep starts again once the others wake,
-        with the current weights.  If they sleep already, or are just waking, nothing is done.
+        memory an engine gives back is said in its documentation, and 0 bytes means none.  Whatever needs the
+        instances is an error until then.  One that is lost asleep starts again once the others wake.  If they
+        sleep already, or are just waking, nothing is done.
 
         Raises:
             SeerError: a rollout or an update is under way.
@@ -213,9 +212,8 @@ class Runtime:
         """Build prompt groups from mappings with the fields of a prompts file's lines.
 
         ``iteration`` enters the default seeds, so that the same prompts get other responses in the next one.
-        It is the number of rollouts that this runtime has begun, unless given: by one that goes on where
-        another stopped, or wants a repetition.  Groups keep their seeds, so the same groups repeat
-        themselves.
+        It is this runtime's ``iteration``, unless given: by one that goes on where another stopped, or wants
+        a repetition.  Groups keep their seeds, so the same groups repeat themselves.
 
         Raises:
             PromptError: a record cannot be rolled out.
@@ -225,22 +223,24 @@ class Runtime:
         return make_groups(records, self.defaults, fleet.model, fleet.tokenizer, seed=seed, iteration=number)
 
     def rollout(self, groups: Iterable[PromptGroup], *, keep: bool = True) -> Rollout:
-        """Begin to roll out prompt groups; iterate over what is returned for completions.
+        """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
+        rollout = self.open(keep=keep)
+        try:
+            rollout.add(groups)
+        finally:
+            rollout.close()
+        return rollout
 
-        Unless it is to ``keep`` them for its result, a completion is yours alone once you have read it.
+    def open(self, *, keep: bool = True, most_requests: int | None = None) -> Rollout:
+        """Begin a rollout that takes groups until it is closed; iterate over it for completions.
+
+        Unless it is to ``keep`` them for its result, a completion is yours alone once you have read it.  It
+        takes at most ``most_requests`` unfinished ones at a time, if that is given.
 
         Raises:
-            PromptError: a group does not fit the model or the instances, or an id occurs twice.
-            EngineError: no instance is alive.
+            SeerError: something else is under way, the instances sleep, or a failure spoilt the strategies.
         """
-        self.loop.expect_idle("start another rollout")
-        self.loop.expect_fresh()
-        groups = list(groups)
-        if groups:
-            self.fleet.expect_living()
-        check_groups(groups, self.fleet.model, self.fleet.living.values())
-        self.iteration += bool(groups)
-        return self.loop.begin(groups, keep)
+        return self.loop.begin(keep, most_requests)
 
     async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""

@@ -3,6 +3,10 @@
 One decision asks three strategies in turn: the prioritizer which request is next, the splitter how
 many tokens its chunk may have, the placer where it runs.  The first refusal of the placer ends the
 round; the next event starts another.
+
+Nobody starves, whatever the prioritizer prefers and whatever arrives later: every ``PATIENCE``-th chunk goes
+to the request that has waited longest, if the prioritizer's choice arrived after it.  So a request waits for
+at most ``PATIENCE`` times the chunks that those before it, and with it, still need.
 """
 
 from __future__ import annotations
@@ -34,16 +38,19 @@ from seer_core.events import (
     InstanceStarted,
     InstanceStopped,
     InstanceTroubled,
-    RequestAborted,
+    RequestsAborted,
 )
 from seer_core.guard import Watched, guard
 from seer_core.model import FinishReason, InstanceStatus, Request
 from seer_core.policy import GroupAware, InstanceAware, Placement, Placer, Prioritizer, Splitter, TimeAware
 
-__all__ = ["CORE", "Policies", "Scheduler", "Slot"]
+__all__ = ["CORE", "PATIENCE", "Policies", "Scheduler", "Slot"]
 
 CORE = "seer-core"
 """Owner of a slot that no plug-in claims."""
+
+PATIENCE = 32
+"""Chunks of which one goes to the oldest request, if later arrivals would overtake it."""
 
 S = TypeVar("S")
 
@@ -107,6 +114,7 @@ class Scheduler:
         self._living: tuple[InstanceStatus, ...] = ()
         self._instances_seen = 0
         self._now = 0.0
+        self._sent = 0
         self._time_aware = self._asking(policies, TimeAware)
         self._group_aware = self._asking(policies, GroupAware)
         self._instance_aware: list[Slot[Any]] = [
@@ -126,7 +134,7 @@ class Scheduler:
             InstanceTroubled: self._noted,
             ChunkFinished: self._chunk_finished,
             ChunkFailed: self._chunk_failed,
-            RequestAborted: self._request_aborted,
+            RequestsAborted: self._requests_aborted,
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -173,15 +181,9 @@ class Scheduler:
         prioritizer = self.policies.prioritizer
         placer = self.policies.placer
         while self._living:
-            self._stage, self._subject = prioritizer, None
-            request = prioritizer.strategy.peek()
+            request = self._next()
             if request is None:
                 return
-            if not isinstance(request, Request):
-                raise self._blame(f"offered {one_line(repr(request))}, which is no request")
-            self._subject = request
-            if request.state is not WAITING:
-                raise self._blame("offered a request that does not wait")
             self._stage = splitter
             tokens = splitter.strategy.split(request)
             if type(tokens) is not int or not 1 <= tokens <= request.remaining_tokens:
@@ -202,8 +204,27 @@ class Scheduler:
             instance.reserved_kv_tokens += added
             kv_tokens = added + instance.shared_kv_tokens(request.group)
             migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
+            self._sent += 1
             self._changed(instance)
             commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why))
+
+    def _next(self) -> Request | None:
+        """Return the prioritizer's choice, or now and then who has been overtaken longest."""
+        self._stage, self._subject = self.policies.prioritizer, None
+        request = self.policies.prioritizer.strategy.peek()
+        if request is None:
+            return None
+        if not isinstance(request, Request):
+            raise self._blame(f"offered {one_line(repr(request))}, which is no request")
+        self._subject = request
+        if request.state is not WAITING:
+            raise self._blame("offered a request that does not wait")
+        arrived_s = request.group.arrived_s
+        if self._sent % PATIENCE == PATIENCE - 1 and self.contexts.oldest.arrived_s < arrived_s:
+            oldest = self.buffer.oldest_waiting()
+            if oldest.group.arrived_s < arrived_s:
+                self._subject = request = oldest
+        return request
 
     def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
         for spec in event.groups:
@@ -278,19 +299,20 @@ class Scheduler:
         else:
             self._push(request)
 
-    def _request_aborted(self, event: RequestAborted, commands: list[Command]) -> None:
-        request = self.buffer.get(event.request_id)
-        if request is None:
-            return
-        if request.state is RUNNING:
-            assert request.instance is not None
-            commands.append(Abort(request.id, request.instance))
-            self.buffer.give_back(request)
-            self._release(request)
-        else:
-            self._stage, self._subject = self.policies.prioritizer, request
-            self.policies.prioritizer.strategy.take(request)
-        self._complete(request, "aborted", commands)
+    def _requests_aborted(self, event: RequestsAborted, commands: list[Command]) -> None:
+        for request_id in event.request_ids:
+            request = self.buffer.get(request_id)
+            if request is None:
+                continue
+            if request.state is RUNNING:
+                assert request.instance is not None
+                commands.append(Abort(request.id, request.instance))
+                self.buffer.give_back(request)
+                self._release(request)
+            else:
+                self._stage, self._subject = self.policies.prioritizer, request
+                self.policies.prioritizer.strategy.take(request)
+            self._complete(request, "aborted", commands)
 
     def _push(self, request: Request) -> None:
         self._stage, self._subject = self.policies.prioritizer, request
@@ -365,7 +387,7 @@ class Scheduler:
         )
 
     def _stalled(self) -> SeerError:
-        request = self.policies.prioritizer.strategy.peek()
+        request = self._next()
         if request is None:
             return self._blame(f"offers none of {self.waiting} waiting requests while nothing runs")
         tokens = self.policies.splitter.strategy.split(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -57,16 +57,18 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A request that is over, and the instances that may forget its group if it was the group's last."""
+    """A request that is over, and whether its group is; if so, the instances that may forget the group."""
 
     completion: Completion
+    group_over: bool
     forgetful: tuple[str, ...] = ()
 
 
 class Transcripts:
     """Turns commands into jobs, what engines answer into events, and finished transcripts into completions.
 
-    It knows no clock, no engine and no scheduler: times are arguments, and answers are returned.
+    It knows no clock, no engine and no scheduler: times are arguments, and answers are returned.  Groups may
+    come at any time, and are forgotten when they are over.
     ``rollout_id`` must be another for each rollout anywhere.  ``decode`` makes text of tokens.
     With ``sharing`` it also knows what to tell instances of text that others wrote, and keeps finished
     responses until their group is over, for those that join it late.
@@ -74,7 +76,6 @@ class Transcripts:
 
     def __init__(
         self,
-        groups: Sequence[PromptGroup],
         weight_version: int = 0,
         rollout_id: str = "",
         decode: Callable[[Sequence[int]], str] | None = None,
@@ -82,17 +83,13 @@ class Transcripts:
         sharing: bool = False,
     ) -> None:
         self.weight_version = weight_version
-        self._groups = groups
+        self._sharing = sharing
         self._rollout_id = rollout_id
         self._decode = decode
         self._flights: dict[str, Flight] = {}
         self._open: dict[str, Transcript] = {}
-        self._shared = {group.id: SharedText(rollout_id, group.id) for group in groups if sharing}
-        for group in groups:
-            siblings = Siblings(group, list(group.prompt_token_ids), group.n)
-            for index in range(group.n):
-                seed = request_seed(group.seed, index)
-                self._open[f"{group.id}/{index}"] = Transcript(siblings, index, seed)
+        self._groups: dict[str, Siblings] = {}
+        self._shared: dict[str, SharedText] = {}
 
     def __len__(self) -> int:
         """Return how many requests are not over."""
@@ -106,20 +103,38 @@ class Transcripts:
         return request_id in self._open
 
     @property
-    def specs(self) -> tuple[GroupSpec, ...]:
-        """The groups without their tokens: what the scheduler gets."""
-        return tuple(
-            GroupSpec(
-                group.id,
-                len(group.prompt_token_ids),
-                group.n,
-                group.max_tokens,
-                group.known_lengths,
-                group.sampling,
-                dict(group.labels),
-            )
-            for group in self._groups
+    def groups(self) -> Collection[str]:
+        """The ids of the groups that are not over."""
+        return self._groups.keys()
+
+    def add(self, group: PromptGroup) -> GroupSpec:
+        """Begin the transcripts of a group; return it without its tokens, as the scheduler gets it."""
+        siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
+        if self._sharing:
+            self._shared[group.id] = SharedText(self._rollout_id, group.id)
+        for index in range(group.n):
+            seed = request_seed(group.seed, index)
+            self._open[f"{group.id}/{index}"] = Transcript(siblings, index, seed)
+        return GroupSpec(
+            group.id,
+            len(group.prompt_token_ids),
+            group.n,
+            group.max_tokens,
+            group.known_lengths,
+            group.sampling,
+            dict(group.labels),
         )
+
+    def unfinished(self, group_id: str) -> list[str]:
+        """Return the ids of a group's requests that are not over."""
+        siblings = self._groups.get(group_id)
+        names = () if siblings is None else (f"{group_id}/{index}" for index in range(siblings.group.n))
+        return [name for name in names if name in self._open]
+
+    def written(self, request_id: str) -> tuple[Tokens, Logprobs]:
+        """Return what a request that is not over has written so far, up to the end of its last chunk."""
+        transcript = self._open[request_id]
+        return transcript.token_ids, transcript.logprobs
 
     @property
     def under_way(self) -> list[tuple[str, str]]:
@@ -271,6 +286,7 @@ class Transcripts:
             )
         siblings.left -= 1
         if not siblings.left:
+            del self._groups[siblings.group.id]
             self._shared.pop(siblings.group.id, None)
         completion = Completion(
             request_id=command.request_id,
@@ -287,7 +303,7 @@ class Transcripts:
             finished_s=now,
             metadata=siblings.group.metadata,
         )
-        return Closed(completion, () if siblings.left else tuple(siblings.instances))
+        return Closed(completion, not siblings.left, () if siblings.left else tuple(siblings.instances))
 
     def _know(self, instance_id: str, request_id: str) -> None:
         """Note that an instance has a request's text as it is now."""

@@ -21,7 +21,7 @@ from seer_core.events import (
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
-    RequestAborted,
+    RequestsAborted,
 )
 from seer_core.guard import Watched
 from seer_core.model import InstanceInfo
@@ -92,7 +92,7 @@ class Rig:
 
     def abort(self, request_id: str) -> list[Command]:
         """Abort a request, wherever it is."""
-        return self.handle(RequestAborted(request_id))
+        return self.handle(RequestsAborted((request_id,)))
 
     def finish_all(self) -> None:
         """Finish chunks until none is in flight."""

@@ -18,7 +18,7 @@ from seer_core.events import (
     InstanceLost,
     InstanceReported,
     InstanceStarted,
-    RequestAborted,
+    RequestsAborted,
 )
 from seer_core.model import InstanceInfo, InstanceStatus, Request
 from seer_core.policy import Placement
@@ -786,4 +786,4 @@ def test_an_abort_that_the_queue_rejects_names_the_request(make_rig):
     rig = make_rig(policies(prioritizer=broken(FirstComeFirstServed, "take", KeyError("gone"))))
     rig.group("g")
     with pytest.raises(PluginError, match=r"slot 'prioritizer' for request 'g/0': raised KeyError"):
-        rig.handle(RequestAborted("g/0"))
+        rig.handle(RequestsAborted(("g/0",)))

@@ -19,7 +19,7 @@ from seer_core.events import (
     InstanceStarted,
     InstanceStopped,
     InstanceTroubled,
-    RequestAborted,
+    RequestsAborted,
 )
 from seer_core.model import InstanceInfo
 from seer_core.policy import Observer
@@ -96,7 +96,7 @@ def test_everything_happens_in_that_trace(trace):
         InstanceTroubled,
         ChunkFinished,
         ChunkFailed,
-        RequestAborted,
+        RequestsAborted,
     }
     assert {type(command) for record in records for command in record.commands} == {Dispatch, Complete, Abort}
     assert [record.now for record in records] == sorted(record.now for record in records)

@@ -15,6 +15,13 @@ def group(name="a", n=2, max_tokens=8):
     return PromptGroup(id=name, prompt_token_ids=(1, 2, 3), n=n, max_tokens=max_tokens)
 
 
+def book_of(*groups, **settings):
+    book = Transcripts(**settings)
+    for each in groups:
+        book.add(each)
+    return book
+
+
 def send(book, request_id="a/0", instance="x", max_tokens=4, now=1.0):
     return book.job(Dispatch(request_id, instance, max_tokens, 16, migrated=False), now)
 
@@ -34,7 +41,7 @@ def answer(job, token_ids, *, stopped=False, logprobs=None, version=0):
 
 
 def test_a_request_goes_out_in_chunks_and_comes_back_whole():
-    book = Transcripts([group()], decode=lambda tokens: f"{len(tokens)} tokens")
+    book = book_of(group(), decode=lambda tokens: f"{len(tokens)} tokens")
     first = send(book)
     assert (first.id, first.token_ids, first.prompt_tokens, first.last) == ("a/0#0@x", [1, 2, 3], 3, False)
     assert book.under_way == [("x", "a/0#0@x")]
@@ -53,7 +60,7 @@ def test_a_request_goes_out_in_chunks_and_comes_back_whole():
 
 
 def test_the_last_of_a_group_tells_which_instances_may_forget_it():
-    book = Transcripts([group()])
+    book = book_of(group())
     for request_id, instance in (("a/0", "x"), ("a/1", "y")):
         job = send(book, request_id, instance)
         book.finished(instance, answer(job, [5], stopped=True), 1.0)
@@ -63,7 +70,7 @@ def test_the_last_of_a_group_tells_which_instances_may_forget_it():
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing():
-    book = Transcripts([group()])
+    book = book_of(group())
     jobs = [send(book, "a/0", "x"), send(book, "a/1", "y")]
     book.lost("x")
     assert book.forget("a/1") == jobs[1].id
@@ -75,7 +82,7 @@ def test_an_answer_that_nobody_waits_for_changes_nothing():
 
 
 def test_a_chunk_given_back_or_without_finite_log_probs_has_failed():
-    book = Transcripts([group()])
+    book = book_of(group())
     assert book.failed("x", send(book).id, "no room") == ChunkFailed("a/0", "x", "no room")
     event = book.finished("x", answer(send(book), [5], logprobs=[math.nan]), 1.0)
     assert event == ChunkFailed("a/0", "x", "its log-probs are no finite numbers")
@@ -83,7 +90,7 @@ def test_a_chunk_given_back_or_without_finite_log_probs_has_failed():
 
 
 def test_what_no_engine_may_answer_raises():
-    book = Transcripts([group()], weight_version=3)
+    book = book_of(group(), weight_version=3)
     with pytest.raises(WeightVersionError, match="weight version 2, the rollout runs on 3"):
         book.finished("x", answer(send(book), [5], version=2), 1.0)
     with pytest.raises(TransitionError, match="2 tokens but 1 log-probs"):
@@ -102,7 +109,7 @@ def write(book, request_id, instance, tokens, *, stopped=False):
 
 
 def test_instances_are_told_what_siblings_write_elsewhere_while_they_work_on_the_group():
-    book = Transcripts([group(n=3)], rollout_id="r", sharing=True)
+    book = book_of(group(n=3), rollout_id="r", sharing=True)
     first = send(book, "a/0", "x")
     assert untold(book, "a/0") == []
     send(book, "a/1", "y")
@@ -117,14 +124,14 @@ def test_instances_are_told_what_siblings_write_elsewhere_while_they_work_on_the
 
 
 def test_text_that_goes_out_with_a_chunk_is_not_told_beside_it():
-    book = Transcripts([group()], sharing=True)
+    book = book_of(group(), sharing=True)
     write(book, "a/0", "x", [7, 8])
     send(book, "a/0", "y")
     assert untold(book, "a/0") == []
 
 
 def test_an_instance_that_was_lost_or_gave_a_chunk_back_is_told_again():
-    book = Transcripts([group()], sharing=True)
+    book = book_of(group(), sharing=True)
     write(book, "a/0", "x", [7, 8])
     job = send(book, "a/1", "y")
     everything = [("y", "a/0", 0, [7, 8])]
@@ -139,7 +146,7 @@ def test_an_instance_that_was_lost_or_gave_a_chunk_back_is_told_again():
 
 
 def test_instances_are_told_as_long_as_a_chunk_of_the_group_is_under_way_there():
-    book = Transcripts([group(n=4)], sharing=True)
+    book = book_of(group(n=4), sharing=True)
     jobs = {name: send(book, name, "y") for name in ("a/1", "a/2")}
     write(book, "a/0", "x", [7])
     assert untold(book, "a/0") == [("y", "a/0", 0, [7])]
@@ -154,14 +161,14 @@ def test_instances_are_told_as_long_as_a_chunk_of_the_group_is_under_way_there()
 
 
 def test_without_sharing_nobody_is_told_anything():
-    book = Transcripts([group()])
+    book = book_of(group())
     write(book, "a/0", "x", [7, 8])
     send(book, "a/1", "y")
     assert untold(book, "a/1") == []
 
 
 def test_a_group_that_is_over_is_no_longer_kept_for_sharing():
-    book = Transcripts([group(n=1), group("b", n=2)], sharing=True)
+    book = book_of(group(n=1), group("b", n=2), sharing=True)
     write(book, "a/0", "x", [7], stopped=True)
     book.complete(Complete("a/0", "stop"), 1.0)
     assert list(book._shared) == ["b"]

@@ -1,0 +1,315 @@
+"""Open rollouts: groups that come while others run, and the same tokens as in a batch."""
+
+import asyncio
+
+import msgspec
+import pytest
+from seer_context_sched import ContextAware
+from seer_divided_rollout import Chunks, KvAware
+from seer_sim.plugin import Settings
+
+from seer_core.errors import EngineError, OverloadError, PromptError, SeerError, WeightVersionError
+from seer_core.scheduler import CORE, Policies, Scheduler, Slot
+from seer_core.trace import TraceWriter, replay
+
+SIM = {
+    "instances": 2,
+    "kv_capacity_tokens": 4096,
+    "max_model_tokens": 2048,
+    "max_running": 16,
+    "lengths": {"mean_tokens": 200.0, "cap_tokens": 600},
+}
+
+
+def sim(**more):
+    return msgspec.structs.asdict(msgspec.convert({**SIM, **more}, Settings))
+
+
+def divided():
+    return Policies(
+        Slot("splitter", "mine", Chunks(64)),
+        Slot("prioritizer", "mine", ContextAware(32)),
+        Slot("placer", "mine", KvAware(0.25)),
+    )
+
+
+def play(coroutine):
+    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def outputs(completions):
+    return {each.request_id: (each.token_ids, each.logprobs, each.finish_reason) for each in completions}
+
+
+def with_timeout(groups, timeout_s):
+    return [msgspec.structs.replace(group, timeout_s=timeout_s) for group in groups]
+
+
+def test_groups_that_come_one_by_one_have_the_tokens_of_a_batch(simulated, some_groups):
+    groups = some_groups(12, 4, 600)
+
+    async def batch():
+        async with simulated(divided(), **sim()) as runtime:
+            return (await runtime.rollout(groups).wait()).completions
+
+    async def one_by_one():
+        async with simulated(divided(), **sim()) as runtime:
+            rollout, coming = runtime.open(), iter(groups)
+            rollout.add([next(coming), next(coming)])
+            completions = []
+            async for completion in rollout:
+                completions.append(completion)
+                if (group := next(coming, None)) is not None:
+                    rollout.add([group])
+                else:
+                    rollout.close()
+            assert rollout.result.completions == completions
+            summary = rollout.result.summary
+            assert (summary.groups, summary.requests) == (12, 48)
+            assert not rollout.transcripts.groups
+            return completions
+
+    assert outputs(play(one_by_one())) == outputs(play(batch()))
+
+
+def test_an_open_rollout_outlasts_its_groups_until_it_is_closed(simulated, some_groups):
+    async def run():
+        async with simulated() as runtime:
+            rollout = runtime.open(keep=False)
+            reader = asyncio.create_task(_ids(rollout))
+            for group in some_groups(3, 1, 20):
+                rollout.add([group])
+                while rollout.transcripts:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not reader.done()
+            with pytest.raises(WeightVersionError, match="close it if it is open"):
+                await runtime.update_weights("step 1")
+            rollout.close()
+            rollout.close()
+            ids = await reader
+            with pytest.raises(SeerError, match="this rollout is closed"):
+                rollout.add(some_groups(1))
+            assert await runtime.update_weights("step 1") == 1
+            return ids
+
+    assert play(run()) == ["a/0", "b/0", "c/0"]
+
+
+async def _ids(rollout):
+    return [completion.request_id async for completion in rollout]
+
+
+def test_arrivals_aborts_and_deadlines_replay(simulated, some_groups, tmp_path):
+    trace = TraceWriter(tmp_path / "trace.jsonl")
+    groups = some_groups(24, 4, 600)
+
+    async def run():
+        kills = [{"instance": "sim-1", "at_s": 0.8, "restart_after_s": 0.3}]
+        observers = [Slot("observer", CORE, trace)]
+        async with simulated(divided(), observers, **sim(kill_at_s=kills)) as runtime:
+            rollout, clock = runtime.open(), runtime.fleet.clock
+            for number, group in enumerate(groups):
+                due = with_timeout([group], 0.8) if number % 3 == 0 else [group]
+                clock.call_at(number * 0.1, lambda due=due: rollout.add(due))
+            clock.call_at(0.65, lambda: rollout.abort_group("g"))
+            clock.call_at(2.35, rollout.close)
+            return await rollout.wait()
+
+    result = play(run())
+    trace.close()
+    reasons = result.summary.finish_reasons
+    assert result.summary.requests == 96
+    assert reasons["aborted"] >= 4
+    assert reasons["stop"] > 48
+    events = (tmp_path / "trace.jsonl").read_text()
+    assert events.count('"GroupsSubmitted"') == 24
+    assert events.count('"RequestsAborted"') >= 2
+    assert replay(tmp_path / "trace.jsonl", Scheduler(divided())) == len(events.splitlines())
+
+
+# Too much, too late, twice.
+
+
+def test_more_than_it_takes_at_a_time_is_refused_and_room_can_be_awaited(simulated, some_groups):
+    groups = some_groups(20, 4, 300)
+
+    async def run():
+        async with simulated(divided(), **sim()) as runtime:
+            rollout = runtime.open(most_requests=10)
+            most = 0
+
+            async def produce():
+                nonlocal most
+                for group in groups:
+                    await rollout.room(group.n)
+                    rollout.add([group])
+                    most = max(most, len(rollout.transcripts))
+                    assert len(rollout.transcripts) <= 10
+                rollout.close()
+
+            producer = asyncio.create_task(produce())
+            ids = await _ids(rollout)
+            await producer
+            return most, ids
+
+    most, ids = play(run())
+    assert most > 4
+    assert len(set(ids)) == 80
+
+
+def test_what_is_refused_changes_nothing(by_hand, hand, some_groups):
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            rollout = runtime.open(most_requests=3)
+            a, b = some_groups(2, 2)
+            rollout.add([a])
+            with pytest.raises(OverloadError, match="2 more requests, where 2 are unfinished and 3"):
+                rollout.add([b])
+            with pytest.raises(OverloadError, match="4 more requests"):
+                await rollout.room(4)
+            with pytest.raises(PromptError, match="'a': this id is that of a group under way"):
+                rollout.add([msgspec.structs.replace(a, n=1)])
+            assert len(engine.jobs) == 2
+            engine.finish()
+            engine.finish()
+            rollout.add([a])  # over, so the id may come again
+            rollout.close()
+            with pytest.raises(SeerError, match="this rollout is closed"):
+                await rollout.room()
+            assert len(engine.jobs) == 2
+            engine.finish()
+            engine.finish()
+            return await rollout.wait()
+
+    assert play(run()).summary.groups == 2
+
+
+def test_an_aborted_group_goes_at_once_and_none_of_it_takes_another_s_place(by_hand, hand, some_groups):
+    engine = hand(max_running=1)
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            rollout = runtime.open()
+            rollout.add(some_groups(2, 3))
+            rollout.abort_group("a")
+            rollout.abort_group("nobody")
+            assert engine.aborted == ["a/0#0@hand-0"]
+            assert list(engine.jobs) == ["b/0#0@hand-0"]
+            result = await rollout.abort()
+            assert engine.aborted == ["a/0#0@hand-0", "b/0#0@hand-0"]
+            assert not engine.jobs
+            return result
+
+    assert [each.finish_reason for each in play(run()).completions] == ["aborted"] * 6
+
+
+def test_a_group_that_is_not_over_in_its_time_is_aborted(simulated, some_groups):
+    late, quick = with_timeout(some_groups(2, 4, 600), 0.5)
+    quick = msgspec.structs.replace(quick, max_tokens=1, timeout_s=1e6)
+
+    async def run():
+        async with simulated(divided(), **sim()) as runtime:
+            result = await runtime.rollout([late, quick]).wait()
+            assert runtime.fleet.clock.now() < 1
+            await runtime.rollout(some_groups(2, 4, 600)).wait()
+            assert runtime.fleet.clock.now() < 1e6
+            return result.completions
+
+    completions = play(run())
+    reasons = {each.request_id: each.finish_reason for each in completions}
+    assert {reasons[f"b/{index}"] for index in range(4)} == {"length"}
+    cut = [each for each in completions if each.finish_reason == "aborted"]
+    assert cut
+    assert {each.finished_s for each in cut} == {0.5}
+    assert any(each.token_ids for each in cut)
+
+
+def test_a_timeout_that_is_no_time_is_refused(simulated, some_groups):
+    async def run(timeout_s):
+        async with simulated() as runtime:
+            with pytest.raises(PromptError, match="timeout_s"):
+                runtime.rollout(with_timeout(some_groups(1), timeout_s))
+            with pytest.raises(PromptError, match="timeout_s"):
+                runtime.groups([{"prompt_token_ids": [1], "timeout_s": timeout_s}])
+
+    for timeout_s in (0.0, -1.0, float("inf"), float("nan")):
+        play(run(timeout_s))
+
+
+# Its place among rollouts.
+
+
+def test_prompts_of_one_open_rollout_belong_to_one_iteration(simulated):
+    records = [{"prompt_token_ids": [1, 2, 3], "n": 2}]
+
+    async def run():
+        async with simulated() as runtime:
+            rollout = runtime.open()
+            first = runtime.groups(records)
+            rollout.add(first)
+            assert runtime.groups(records) == first
+            await rollout.abort()
+            assert runtime.iteration == 1
+            assert runtime.groups(records) != first
+            runtime.open().close()
+            assert runtime.iteration == 1
+
+    play(run())
+
+
+def test_an_open_rollout_fails_with_its_last_instance_and_takes_no_more(by_hand, hand, some_groups):
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine, max_restarts=0) as runtime:
+            rollout = runtime.open()
+            reader = asyncio.create_task(_ids(rollout))
+            await asyncio.sleep(0)
+            engine.die()
+            with pytest.raises(EngineError, match="no instance is left"):
+                await reader
+            with pytest.raises(EngineError, match="no instance is left"):
+                rollout.add(some_groups(1))
+            rollout.close()
+            rollout.abort_group("a")
+
+    play(run())
+
+
+def test_what_failed_does_not_touch_the_rollout_after_it(by_hand, hand, some_groups):
+    from seer_core.plugins import Strategies
+
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            failed = runtime.open()
+            failed.add(some_groups(1))
+            engine.finish(logprobs=3)  # too many: the engine broke the contract
+            with pytest.raises(SeerError, match="log-probs"):
+                await failed.wait()
+            engine.jobs.clear()
+            await runtime.use(Strategies(Policies()))
+            rollout = runtime.open()
+            rollout.add(some_groups(1))
+            failed.close()
+            failed.abort_group("a")
+            failed.abort_request("a/0")
+            assert (rollout.open, len(engine.jobs)) == (True, 2)
+            await rollout.abort()
+
+    play(run())
+
+
+def test_each_of_two_readers_gets_what_the_other_does_not(simulated, some_groups):
+    async def run():
+        async with simulated(divided(), **sim()) as runtime:
+            rollout = runtime.rollout(some_groups(6, 4, 300))
+            return await asyncio.gather(_ids(rollout), _ids(rollout))
+
+    one, other = play(run())
+    assert len(one) + len(other) == len({*one, *other}) == 24
