@@ -27,7 +27,7 @@ from seer_core.policy import (
 from seer_core.scheduler import Policies
 from seer_core.testing.bounds import run_within
 from seer_core.testing.rig import watched
-from seer_core.testing.rollouts import Pieces, quiet, roll_out_at_random
+from seer_core.testing.rollouts import PIECE, Pieces, outlast_arrivals, quiet, roll_out_at_random
 from seer_core.testing.stories import (
     Fleet,
     drain,
@@ -152,6 +152,28 @@ class PrioritizerContract:
             push_all(queue, served)
         drain(queue, waiting)
 
+    def test_one_served_out_of_its_turn_comes_back(self) -> None:
+        """The scheduler serves now and then who has been overtaken longest; some of it may be for nothing."""
+        queue = self.make()
+        waiting = new_requests(3, 3)
+        push_all(queue, waiting)
+        for tokens in (0, 5, 0, 0, 5, 0):
+            offered = queue.peek()
+            oldest = next(request for request in reversed(waiting) if request is not offered)
+            queue.take(oldest)
+            oldest.generated_tokens += tokens
+            queue.push(oldest)
+            assert len(queue) == len(waiting), f"has length {len(queue)} when {len(waiting)} wait"
+        drain(queue, waiting)
+
+    def test_nobody_waits_for_ever_while_others_arrive(self) -> None:
+        """Whoever is preferred: the scheduler sees to it, as long as somebody is offered."""
+
+        def fill() -> Policies:
+            return Policies(slot("splitter", Pieces(PIECE)), slot("prioritizer", self.make()))
+
+        outlast_arrivals(fill, EXAMPLES)
+
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests and groups belong to the scheduler."""
         queue = watched("prioritizer", self.make())
@@ -164,16 +186,31 @@ class PrioritizerContract:
         assert queue_story(self.make()) == queue_story(self.make())
 
     def test_what_is_over_is_forgotten(self) -> None:
-        """Sooner or later: of many groups that have come and gone, not half are still held."""
+        """Sooner or later: of many groups that have come and gone, not half are still held.
+
+        Some were aborted while they waited, and there is always somebody who waits.
+        """
         queue = self.make()
         seen: list[weakref.ref[Request]] = []
         numbers = count()
+        waiting = new_requests(4, numbers=numbers)
+        push_all(queue, waiting)
         for _ in range(200):
-            waiting = new_requests(4, numbers=numbers)
-            seen += [weakref.ref(request) for request in waiting]
-            push_all(queue, waiting)
-            drain(queue, waiting)
-        del waiting
+            new = new_requests(4, numbers=numbers)
+            push_all(queue, new)
+            aborted = new.pop()
+            queue.take(aborted)
+            end(queue, aborted)
+            waiting += new
+            seen += [weakref.ref(request) for request in (aborted, *new)]
+            for _ in new:
+                offered = queue.peek()
+                assert offered is not None
+                queue.take(offered)
+                waiting.remove(offered)
+                end(queue, offered, learn=True)
+        drain(queue, waiting)
+        del waiting, new, aborted, offered
         gc.collect()
         held = sum(request() is not None for request in seen)
         assert 2 * held < len(seen), f"holds {held} of {len(seen)} requests that are over"

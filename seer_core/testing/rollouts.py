@@ -1,12 +1,14 @@
-"""Random rollouts: whatever happens, in whatever order, nothing is lost, and accounts balance."""
+"""Random rollouts: whatever happens, in whatever order, nothing is lost, and nobody waits for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -15,13 +17,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from seer_core.events import GroupSpec, InstanceReported
-from seer_core.model import Request
-from seer_core.scheduler import Policies
+from seer_core.events import (
+    ChunkFinished,
+    Dispatch,
+    Event,
+    GroupSpec,
+    GroupsSubmitted,
+    InstanceReported,
+    InstanceStarted,
+)
+from seer_core.model import InstanceInfo, Request
+from seer_core.scheduler import PATIENCE, Policies, Scheduler
 from seer_core.testing.chance import explores
 from seer_core.testing.rig import Rig, TwinRig
 
-__all__ = ["MOST_TOKENS", "Pieces", "quiet", "roll_out_at_random"]
+__all__ = ["MOST_TOKENS", "PIECE", "Pieces", "outlast_arrivals", "quiet", "roll_out_at_random"]
 
 PROMPT, TOKENS = 20, 60
 SMALLEST_KV = 96
@@ -59,6 +69,75 @@ class Pieces:
     def split(self, request: Request) -> int:
         """Return that size, or what is left."""
         return min(self.tokens, request.remaining_tokens)
+
+
+PIECE = 20
+"""Tokens of a chunk, where groups have to outlast others that arrive."""
+
+Drawn = tuple[int, int, tuple[int, ...]]
+"""Prompt tokens, limit and lengths of a group."""
+
+
+def outlast_arrivals(policies: Callable[[], Policies], examples: int = 25) -> None:
+    """Check that some groups come to their end within a bound, while others arrive after each chunk.
+
+    The bound is the scheduler's: ``PATIENCE`` times the chunks that the first ones need, which are taken to
+    have ``PIECE`` tokens at least.
+    """
+
+    @quiet(examples)
+    @given(
+        first=st.lists(GROUPS, min_size=1, max_size=3),
+        others=st.lists(GROUPS, min_size=1, max_size=3),
+        slots=st.integers(1, 4),
+    )
+    def outlast(first: list[Drawn], others: list[Drawn], slots: int) -> None:
+        _outlast(policies(), first, others, slots)
+
+    outlast()
+
+
+def _outlast(policies: Policies, first: Sequence[Drawn], others: Sequence[Drawn], slots: int) -> None:
+    scheduler = Scheduler(policies, debug=True)
+    generated: dict[str, int] = {}
+    lengths: dict[str, int] = {}
+    flights: deque[Dispatch] = deque()
+    names, times = count(), count()
+    sent = 0
+
+    def tell(event: Event) -> None:
+        nonlocal sent
+        for command in scheduler.handle(event, float(next(times))):
+            if isinstance(command, Dispatch):
+                flights.append(command)
+                sent += 1
+
+    def submit(groups: Sequence[Drawn]) -> None:
+        specs = [GroupSpec(f"n{next(names)}", prompt, len(each), most, each) for prompt, most, each in groups]
+        for spec in specs:
+            for index, length in enumerate(spec.known_lengths or ()):
+                generated[f"{spec.id}/{index}"] = 0
+                lengths[f"{spec.id}/{index}"] = min(length, spec.max_tokens)
+        tell(GroupsSubmitted(tuple(specs)))
+
+    tell(InstanceStarted(InstanceInfo("a", 16 * 20, 16, slots, 16 * 20)))
+    submit(first)
+    needed = sum(-(-tokens // PIECE) for tokens in lengths.values())
+    waiting = set(lengths)
+    for number in count():
+        if not waiting:
+            return
+        assert sent <= PATIENCE * (needed + 1), f"{len(waiting)} still wait after {sent} chunks, of others"
+        submit([others[number % len(others)]])
+        assert flights, "nothing runs, and requests wait"
+        chunk = flights.popleft()
+        name = chunk.request_id
+        tokens = min(chunk.max_tokens, lengths[name] - generated[name])
+        generated[name] += tokens
+        over = generated[name] == lengths[name]
+        if over:
+            waiting.discard(name)
+        tell(ChunkFinished(name, chunk.instance_id, tokens, over))
 
 
 def roll_out_at_random(

@@ -160,6 +160,42 @@ class Once(Queue):
             super().push(request)
 
 
+class Ghost(Queue):
+    """It forgets late whom it has given away out of turn, and so offers twice whoever comes back."""
+
+    def __init__(self):
+        super().__init__()
+        self.gone = set()
+
+    def take(self, request):
+        if self.waiting[0] is request:
+            super().take(request)
+        else:
+            self.gone.add(request)
+
+    def push(self, request):
+        self.gone.discard(request)
+        super().push(request)
+
+    def peek(self):
+        while self.waiting and self.waiting[0] in self.gone:
+            self.waiting.pop(0)
+        return super().peek()
+
+    def __len__(self):
+        return len(set(self.waiting) - self.gone)
+
+
+class Upstart(Queue):
+    """Last come first served, and nobody else."""
+
+    def peek(self):
+        return self.waiting[-1] if self.waiting else None
+
+    def take(self, request):
+        assert request is self.waiting.pop(), "not its turn"
+
+
 class Marker(Queue):
     def group_changed(self, group, request):
         group.steps = 0
@@ -369,6 +405,8 @@ FAULTS = {
         (Fickle, "test_peek_is_the_same_until_something_changes", "changed its mind"),
         (Popper, "test_a_request_that_was_not_offered_can_be_taken", ""),
         (Once, "test_a_request_may_come_back_as_often_as_it_has_chunks", "has length 0 when 1 wait"),
+        (Ghost, "test_one_served_out_of_its_turn_comes_back", "has length 1 when 0 wait"),
+        (Upstart, "test_nobody_waits_for_ever_while_others_arrive", "raised AssertionError: not its turn"),
         (Marker, UNCHANGED, "group_changed\\(\\) changed"),
         (
             Peeker,

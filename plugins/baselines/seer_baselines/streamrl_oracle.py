@@ -130,8 +130,11 @@ class StreamRLOracle:
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
     ) -> InstanceStatus | None:
-        """Return the instance of the request's group."""
-        return self._groups[request.group.id].home
+        """Return the instance of the request's group; one that is served out of its turn gets one now."""
+        group = self._groups[request.group.id]
+        if group.home is None:
+            self._settle(group, instances)
+        return group.home
 
     def _plan(self) -> None:
         """Sort what is not bound into buckets, and share the instances out among them."""
@@ -154,7 +157,7 @@ class StreamRLOracle:
     def _bind(self) -> None:
         """Bind the longest group of the first bucket that has room on one of its instances."""
         for bucket in self._buckets:
-            while bucket.queue and not bucket.queue[0][2].waiting:
+            while bucket.queue and (bucket.queue[0][2].home or not bucket.queue[0][2].waiting):
                 heappop(bucket.queue)
             if not bucket.queue:
                 continue
@@ -165,9 +168,13 @@ class StreamRLOracle:
             )
             if not emptiest.running or emptiest.running + len(group.waiting) <= limit:
                 heappop(bucket.queue)
-                group.home = emptiest
-                self._bound.append(group)
+                self._settle(group, bucket.instances)
                 return
+
+    def _settle(self, group: _Group, instances: Sequence[InstanceStatus]) -> None:
+        """Bind a group to the emptiest of these."""
+        group.home = min(instances, key=lambda instance: (instance.running, instance.seq))
+        self._bound.append(group)
 
 
 def _learn(context: GroupContext) -> _Group:

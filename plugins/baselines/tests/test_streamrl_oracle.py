@@ -16,7 +16,7 @@ from seer_core.events import (
 from seer_core.model import InstanceInfo
 from seer_core.plugins import fill_slots
 from seer_core.scheduler import Policies, Scheduler, Slot
-from seer_core.testing.rollouts import roll_out_at_random
+from seer_core.testing.rollouts import outlast_arrivals, roll_out_at_random
 
 
 def scheduler_of(long_share=0.5):
@@ -134,14 +134,19 @@ def test_the_share_is_checked():
         msgspec.convert({"long_share": 1.5}, Settings)
 
 
+def policies_of(long_share):
+    def make():
+        both = StreamRLOracle(long_share)
+        return Policies(
+            prioritizer=Slot("prioritizer", "streamrl", both), placer=Slot("placer", "streamrl", both)
+        )
+
+    return make
+
+
 def test_random_rollouts_lose_nothing():
-    def policies(long_share):
-        def make():
-            both = StreamRLOracle(long_share)
-            return Policies(
-                prioritizer=Slot("prioritizer", "streamrl", both), placer=Slot("placer", "streamrl", both)
-            )
+    roll_out_at_random(st.sampled_from([0.0, 0.3, 1.0]).map(policies_of))
 
-        return make
 
-    roll_out_at_random(st.sampled_from([0.0, 0.3, 1.0]).map(policies))
+def test_nobody_waits_for_ever_while_others_arrive():
+    outlast_arrivals(policies_of(0.3))
