@@ -117,7 +117,8 @@ class DraftHost(msgspec.Struct, frozen=True):
     ``paths`` is how many paths of a draft the engine verifies at once: 1 is a line, more are a tree.
     ``tell(reason)`` lets the user know that the source drafts less than it should, or not at all: the run's
     log and summary say so.  It may be called from any thread, and returns at once; what has been told once
-    is not told again.
+    is not told again.  ``clock`` returns seconds as the instance's steps take them, where that is not the
+    machine's own time.
     """
 
     instance_id: str
@@ -128,6 +129,7 @@ class DraftHost(msgspec.Struct, frozen=True):
     step_times: StepTimes
     paths: int = 1
     tell: Callable[[str], None] = tell_nobody
+    clock: Callable[[], float] | None = None
 
 
 class SiblingText(msgspec.Struct, frozen=True, gc=False):

@@ -24,6 +24,7 @@ __all__ = [
     "PoolingInstance",
     "Refusal",
     "Row",
+    "Scripted",
     "Sleeper",
 ]
 
@@ -136,6 +137,16 @@ class Sleeper(Protocol):
     def wake(self) -> None:
         """Take the memory again; the weights are those of before."""
         ...
+
+
+@runtime_checkable
+class Scripted(Protocol):
+    """What an ``Instance`` has besides if it computes no logits: its tokens are written down beforehand.
+
+    The self-test, which recomputes choices from logits, is not asked of it.
+    """
+
+    scripted: bool
 
 
 @runtime_checkable

@@ -9,7 +9,8 @@ import select
 import socket
 import traceback
 from collections.abc import Callable
-from time import monotonic, perf_counter
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import structlog
@@ -18,7 +19,15 @@ from msgspec import structs
 from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_host.drafts import check_source
-from seer_host.instance import INSTANCE, DraftingInstance, Instance, PoolingInstance, Refusal, Sleeper
+from seer_host.instance import (
+    INSTANCE,
+    DraftingInstance,
+    Instance,
+    PoolingInstance,
+    Refusal,
+    Scripted,
+    Sleeper,
+)
 from seer_host.wire import (
     Abort,
     Called,
@@ -84,28 +93,45 @@ class Link:
 
 
 class Worker:
-    """Drives an instance: chunks in, answers out, and control calls only while it is idle."""
+    """Drives an instance: chunks in, answers out, and control calls only while it is idle.
 
-    def __init__(self, link: Link, instance: Instance) -> None:
-        self._link = link
+    What it has to say goes to ``send``, messages in order; ``clock`` returns the seconds that steps take.
+    """
+
+    def __init__(
+        self,
+        send: Callable[..., None],
+        instance: Instance,
+        clock: Callable[[], float] = perf_counter,
+        report_interval_s: float = REPORT_INTERVAL_S,
+    ) -> None:
+        self._send = send
         self._instance = instance
+        self._clock = clock
+        self._report_interval_s = report_interval_s
+        self._next_report_s = -inf
         self._running: set[str] = set()
         self._weight_version = 0
         self._asleep = False
         self._stepping_s = 0.0
 
-    def serve(self) -> None:
+    @property
+    def busy(self) -> bool:
+        """Whether chunks are running."""
+        return bool(self._running)
+
+    def serve(self, link: Link) -> None:
         """Work until the runtime says ``Shutdown``."""
-        next_report_s = 0.0
         while True:
-            for message in self._link.receive(wait=not self._running):
+            for message in link.receive(wait=not self._running):
                 if isinstance(message, Shutdown):
                     return
-                self._obey(message)
+                self.obey(message)
             if self._running:
-                next_report_s = self._step(next_report_s)
+                self.step()
 
-    def _obey(self, message: ToWorker) -> None:
+    def obey(self, message: ToWorker) -> None:
+        """Do what a message says; a control call is answered at once."""
         match message:
             case Submit(job):
                 self._submit(job)
@@ -123,7 +149,7 @@ class Worker:
                 if isinstance(self._instance, PoolingInstance):
                     self._instance.pool_told(note)
             case ResetCache() | UpdateWeights() | Sleep() | Wake() | MeasureSteps():
-                self._link.send(self._call(message))
+                self._send(self._call(message))
             case Start() | Shutdown():
                 raise ValueError("started twice")
 
@@ -139,7 +165,7 @@ class Worker:
                 raise Refusal(f"the chunk needs {tokens} tokens, max_model_tokens is {limit}")
             self._instance.submit(job)
         except Refusal as refusal:
-            self._link.send(Failed(job.id, str(refusal)))
+            self._send(Failed(job.id, str(refusal)))
         else:
             self._running.add(job.id)
 
@@ -184,22 +210,24 @@ class Worker:
             self._instance.wake()
         self._asleep = False
 
-    def _step(self, next_report_s: float) -> float:
-        """Make a step, tell what came of it, and return when the next report is due."""
-        begun = perf_counter()
+    def step(self) -> None:
+        """Make a step, and tell what came of it."""
+        begun_s = self._clock()
         results = self._instance.step()
-        self._stepping_s += perf_counter() - begun
+        now_s = self._clock()
+        self._stepping_s += now_s - begun_s
         self._running -= {
             result.job_id if isinstance(result, Failed) else result.output.job_id for result in results
         }
-        report = not self._running or monotonic() >= next_report_s
+        report = not self._running or now_s >= self._next_report_s
         telemetry = (
             [structs.replace(self._instance.telemetry(), stepping_s=self._stepping_s)] if report else []
         )
         # Troubles and counts first: the rollout may be over, and summed up, with the last result.
         told = _told_by(self._instance) if results or report else []
-        self._link.send(*told, *results, *telemetry)
-        return monotonic() + REPORT_INTERVAL_S if report else next_report_s
+        self._send(*told, *results, *telemetry)
+        if report:
+            self._next_report_s = now_s + self._report_interval_s
 
 
 def _told_by(instance: Instance) -> list[Troubled | PoolNote]:
@@ -238,11 +266,12 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         make: Any = INSTANCE.load(start.instance)
         instance = make(start)
         _check_helped(start, instance)
-        from seer_host.selftest import check_keyed  # imports torch, which takes seconds
+        if not isinstance(instance, Scripted):
+            from seer_host.selftest import check_keyed  # imports torch, which takes seconds
 
-        check_keyed(instance)
+            check_keyed(instance)
         link.send(*_told_by(instance), Ready(instance.info))
-        Worker(link, instance).serve()
+        Worker(link.send, instance).serve(link)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except (EngineError, WireError) as error:

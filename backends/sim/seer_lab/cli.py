@@ -1,4 +1,4 @@
-"""``seer sim``: policies side by side on simulated engines."""
+"""``seer sim``: policies side by side on simulated engines, or on vLLM with an emulated accelerator."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ from seer_lab.table import rows_of, table_of, to_json
 from seer_lab.workloads import CLUSTERS, Workload
 
 __all__ = ["sim_command"]
+
+TIMES = {
+    "sim": "times are simulated",
+    "paced": "real vLLM scheduler, emulated accelerator, scripted text; times are the emulated ones",
+}
 
 POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLICIES.values())
 
@@ -78,6 +83,13 @@ POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLIC
     help="KV that all responses would fill, over the KV there is.  [default: 3]",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["sim", "paced"]),
+    default="sim",
+    show_default=True,
+    help="paced: vLLM's own scheduler on an emulated accelerator, for small workloads.",
+)
+@click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw load and finishes over time; .svg or .png."
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per policy.")
@@ -94,6 +106,7 @@ def sim_command(
     on: str | None,
     instances: int | None,
     pressure: float | None,
+    engine: str,
     plot: Path | None,
     json_file: Path | None,
 ) -> None:
@@ -107,6 +120,7 @@ def sim_command(
     Example:
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy divided --policy context
       seer sim lengths.jsonl --instances 8 --policy verl --policy mine=divided_rollout,my_plugin
+      seer sim synthetic --engine paced --policy verl --policy context
     """
     check_writable(json_file, plot, inputs=[Path(workload)])
     overrides = debugged(overrides)
@@ -135,7 +149,7 @@ def sim_command(
         for policy in chosen:
             title = policy.name if repeat == 1 else f"{policy.name} ({number + 1}/{repeat})"
             with Display(title) as display:
-                runs.append(simulate(load, policy, seed + number, overrides, display))
+                runs.append(simulate(load, policy, seed + number, overrides, display, engine))
     rows = rows_of(runs)
     if json_file is not None:
         write_json(json_file, to_json(rows))
@@ -148,7 +162,7 @@ def sim_command(
     console.print(title, soft_wrap=True)
     console.print(table_of(rows))
     console.print(
-        f"ratio: to {names[0]}; tail: time spent solely on the last tenth of responses; times are simulated"
+        f"ratio: to {names[0]}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
     for policy in chosen:
         if policy.over_issue > 1:

@@ -1,4 +1,4 @@
-"""``simulate``: one policy on one iteration of a workload, on simulated engines."""
+"""``simulate``: one policy on one iteration of a workload, on simulated engines, or on paced ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from statistics import fmean
+from typing import Protocol, runtime_checkable
 
 import attrs
 import msgspec
-from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.config import Config, structure
@@ -24,6 +24,7 @@ from seer_core.result import Summary, Tally
 from seer_core.runtime import Runtime
 from seer_core.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths
+from seer_lab.paced import ENGINE, paced, paced_fleet
 from seer_lab.policies import Policy
 from seer_lab.timeline import InstanceTimeline, Timeline
 from seer_lab.workloads import Workload
@@ -31,7 +32,13 @@ from seer_lab.workloads import Workload
 __all__ = ["Simulation", "simulate"]
 
 PROMPT_TOKEN = 5
-"""What all prompts consist of: simulated engines count tokens and read none."""
+"""What all prompts consist of: simulated engines count tokens and read none.
+
+For paced ones, whose prefix cache is real, a group's number stands before it.
+"""
+
+MARKS = 30_000
+"""Numbers of groups that prompts tell apart."""
 
 LATE_SHARE = 0.05
 """Part of the requests, last to start, whose start counts as late (arXiv 2511.14617)."""
@@ -43,6 +50,7 @@ class Simulation(msgspec.Struct, frozen=True):
     ``idle_share`` is the part of all instances' time in which an instance had nothing to do, ``kv_usage``
     the mean part of their KV in use.  ``deferred_requests`` were started and put off, with
     ``deferred_tokens`` generated; the summary does not count them.  ``wall_s`` is real time.
+    On the ``engine`` "paced" times are those of vLLM's own scheduler on an emulated accelerator.
     """
 
     workload: str
@@ -58,6 +66,7 @@ class Simulation(msgspec.Struct, frozen=True):
     late_start_share: float
     draft_acceptance_length: float
     wall_s: float
+    engine: str = "sim"
 
     @property
     def throughput_tokens_per_s(self) -> float:
@@ -77,18 +86,25 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@_no_collections()
+@runtime_checkable
+class _Timed(Protocol):
+    """An engine that says when the first step of each request there began."""
+
+    first_steps_s: dict[str, float]
+
+
 def simulate(
     workload: Workload,
     policy: Policy,
     seed: int = 0,
     overrides: Sequence[str] = (),
     observer: Observer | None = None,
+    engine: str = "sim",
 ) -> Simulation:
     """Roll out one iteration of ``workload`` under ``policy``; equal arguments give equal results.
 
-    ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event.
-    Call it where no event loop runs.
+    ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event,
+    ``engine`` is "sim" or "paced".  Call it where no event loop runs.
 
     Raises:
         ConfigError, PluginError, PromptError, StalledError: as a run with such a config.
@@ -96,6 +112,8 @@ def simulate(
     config = workload.config(policy.plugins, overrides, seed)
     if not policy.shares_kv:
         config = msgspec.structs.replace(config, seer=msgspec.structs.replace(config.seer, kv_pool="none"))
+    if engine == ENGINE:
+        config = paced(config)
     groups = list(workload.groups(seed))
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
@@ -103,9 +121,13 @@ def simulate(
     observers = [timeline] if observer is None else [timeline, observer]
     assembly = assemble(config).watched_by(*observers, owner=CORE)
     assembly = attrs.evolve(assembly, fleet=_fleet(config, groups))
-    prompts = [_prompt(group, number, policy.knows_lengths) for number, group in enumerate(groups)]
+    prompts = [
+        _prompt(group, number, policy.knows_lengths, marked=engine == ENGINE)
+        for number, group in enumerate(groups)
+    ]
     began_s = time.monotonic()
-    kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
+    with nullcontext() if engine == ENGINE else _no_collections():
+        kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
     tally = Tally(started_s)
     for completion in kept:
         tally.add(completion)
@@ -127,6 +149,7 @@ def simulate(
         late_start_share=_late_start_s(assembly.fleet, started_s) / summary.total_time_s,
         draft_acceptance_length=_draft_acceptance_length(kept),
         wall_s=time.monotonic() - began_s,
+        engine=engine,
     )
 
 
@@ -140,10 +163,12 @@ def _later_groups(workload: Workload, policy: Policy, seed: int) -> list[GroupLe
 
 
 def _fleet(config: Config, groups: Sequence[GroupLengths]) -> EngineFleet:
-    """Return simulated engines that know how long each response is; they write no text."""
+    """Return engines that know how long each response is; they write no text."""
     lengths = {
         f"{group.id}/{index}": tokens for group in groups for index, tokens in enumerate(group.output_tokens)
     }
+    if config.seer.engine == ENGINE:
+        return paced_fleet(config, lengths)
     settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
     settings = msgspec.structs.replace(settings, lengths=TrueLengths(by_request=lengths))
     return attrs.evolve(make_fleet(settings), tokenizer=None)
@@ -155,10 +180,12 @@ def _prompt_token_ids(tokens: int) -> tuple[int, ...]:
     return (PROMPT_TOKEN,) * tokens
 
 
-def _prompt(group: GroupLengths, seed: int, knows_lengths: bool) -> PromptGroup:
+def _prompt(group: GroupLengths, seed: int, knows_lengths: bool, marked: bool) -> PromptGroup:
+    """Return a group; ``marked``: its prompt is its own, up to some ten thousand groups."""
+    prompt = _prompt_token_ids(group.prompt_tokens)
     return PromptGroup(
         id=group.id,
-        prompt_token_ids=_prompt_token_ids(group.prompt_tokens),
+        prompt_token_ids=(PROMPT_TOKEN + seed % MARKS, *prompt[1:]) if marked else prompt,
         n=len(group.output_tokens),
         max_tokens=group.max_tokens,
         seed=seed,
@@ -193,7 +220,7 @@ def _late_start_s(fleet: EngineFleet, started_s: float) -> float:
     """Return when the requests that started last did, on average, after the rollout began."""
     first: dict[str, float] = {}
     for engine in fleet.engines:
-        assert isinstance(engine, SimEngine)
+        assert isinstance(engine, _Timed)
         for request_id, at_s in engine.first_steps_s.items():
             first[request_id] = min(at_s, first.get(request_id, at_s))
     starts = sorted(first.values())

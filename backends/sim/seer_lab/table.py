@@ -105,6 +105,7 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "name": policy.name,
                 "plugins": list(policy.plugins),
                 "workload": row.runs[0].workload,
+                "engine": row.runs[0].engine,
                 "seeds": [run.seed for run in row.runs],
                 **row.figures.to_json(),
                 "ratio_to_first": row.figures.ratios(rows[0].figures),

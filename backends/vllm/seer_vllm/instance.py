@@ -98,32 +98,14 @@ class Instance:
         connector = scheduler.connector
         self._connector = connector if isinstance(connector, StoreConnector) else None
         self._store = None if start.store is None else self._share(start.store)
-        measured = MoveMeter(self._bench()).measure()
-        log.info("moves_measured", **measured)
-        self.info = structs.replace(self.info, **measured)
+        self.info = structs.replace(self.info, **self._measure_moves())
         if source is not None and self._opens:
             self._attach(source)
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk."""
         try:
-            params = SamplingParams(
-                temperature=job.sampling.temperature,
-                top_p=job.sampling.top_p,
-                top_k=job.sampling.top_k,
-                max_tokens=job.max_tokens,
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={
-                    "seed": job.seed,
-                    "request": job.request_id,
-                    "group": job.group_id,
-                    "prompt_tokens": job.prompt_tokens,
-                    "last": job.last,
-                },
-            )
+            params = self._sampling_params(job)
             prompt = tokens_input(job.token_ids, cache_salt=f"vllm-weights-{self._weight_version}")
             vllm_id = self._engine.add_request(job.id, prompt, params)
         except (VLLMClientError, ValueError) as error:
@@ -188,8 +170,7 @@ class Instance:
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
     ) -> StepTimes:
         """Measure steps of these sizes."""
-        times = StepMeter(self._bench()).measure(batch, draft_tokens, context_tokens)
-        self._reset_prefix_cache()
+        times = self._measure(batch, draft_tokens, context_tokens)
         if times is None:
             raise Refusal("it can run no size of this grid")
         return times
@@ -297,19 +278,51 @@ class Instance:
     def _bench(self) -> VllmBench:
         return VllmBench(self._engine, self._scheduler, self._connector, self._drafts)
 
+    def _sampling_params(self, job: ChunkJob) -> SamplingParams:
+        return SamplingParams(
+            temperature=job.sampling.temperature,
+            top_p=job.sampling.top_p,
+            top_k=job.sampling.top_k,
+            max_tokens=job.max_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={
+                "seed": job.seed,
+                "request": job.request_id,
+                "group": job.group_id,
+                "prompt_tokens": job.prompt_tokens,
+                "last": job.last,
+            },
+        )
+
+    def _measure_moves(self) -> dict[str, float]:
+        """Return what chunks cost to begin and to move, by the field of ``InstanceInfo``."""
+        measured = MoveMeter(self._bench()).measure()
+        log.info("moves_measured", **measured)
+        return measured
+
+    def _measure(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> StepTimes | None:
+        times = StepMeter(self._bench()).measure(batch, draft_tokens, context_tokens)
+        self._reset_prefix_cache()
+        return times
+
     def _attach(self, source: SourceSpec) -> None:
         """Make the draft source, with step times of this instance if it comes without."""
         times = source.step_times
         if times is None:
             begun = perf_counter()
-            times = StepMeter(self._bench()).measure(
-                *default_grid(self.info.max_running, source.draft_tokens)
-            )
-            self._reset_prefix_cache()
+            times = self._measure(*default_grid(self.info.max_running, source.draft_tokens), None)
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
             log.info("steps_measured", times=times, took_s=round(perf_counter() - begun, 1))
-        host = DraftHost(
+        self._call("seer_attach", source, self._draft_host(source, times))
+
+    def _draft_host(self, source: SourceSpec, times: StepTimes) -> DraftHost:
+        return DraftHost(
             instance_id=self.info.id,
             max_running=self.info.max_running,
             max_model_tokens=self.info.max_model_tokens,
@@ -317,7 +330,6 @@ class Instance:
             draft_tokens=source.draft_tokens,
             step_times=times,
         )
-        self._call("seer_attach", source, host)
 
     def _share(self, spec: StoreSpec) -> KVStore:
         """Make this instance's end of the KV pool, and let vLLM use it."""

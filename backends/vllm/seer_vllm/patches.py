@@ -29,22 +29,22 @@ def install(scratch: Path) -> None:
 
 
 def check_enough_kv(
-    available_bytes: int,
-    needed_bytes: Callable[[], int],
-    max_model_tokens: int,
-    tokens_in: Callable[[int], int],
+    available_memory: int,
+    get_needed_memory: Callable[[], int],
+    max_model_len: int,
+    estimate_max_model_len: Callable[[int], int],
 ) -> None:
-    """Refuse KV memory that does not hold one request of ``max_model_tokens``.
+    """Refuse KV memory that does not hold one request of ``max_model_len`` tokens; called as vLLM's own is.
 
     Raises:
         EngineError: it does not; vLLM's own message counts in tenths of GiB.
     """
-    needed = needed_bytes()
-    if needed <= available_bytes:
+    needed = get_needed_memory()
+    if needed <= available_memory:
         return
-    fits = tokens_in(available_bytes) if available_bytes > 0 else 0
+    fits = estimate_max_model_len(available_memory) if available_memory > 0 else 0
     raise EngineError(
-        f"too little KV memory: a request of max_model_tokens = {max_model_tokens} takes {needed:,} bytes;"
-        f" {max(0, available_bytes):,} are there, besides the block that vLLM keeps, and hold {fits} tokens:"
-        f" raise kv_cache_bytes by {needed - available_bytes:,}, or lower max_model_tokens to {fits}"
+        f"too little KV memory: a request of max_model_tokens = {max_model_len} takes {needed:,} bytes;"
+        f" {max(0, available_memory):,} are there, besides the block that vLLM keeps, and hold {fits} tokens:"
+        f" raise kv_cache_bytes by {needed - available_memory:,}, or lower max_model_tokens to {fits}"
     )

@@ -62,6 +62,7 @@ class GroupedSource:
         )
         self._index = DraftIndex(chosen.memory_bytes, voting=voting)
         self._choice = make_choice(chosen, host)
+        self._clock = host.clock or time.perf_counter
         self._ended_s = 0.0
         self._batch_size = 0
         self._groups: dict[str, _Group] = {}
@@ -113,7 +114,7 @@ class GroupedSource:
     def propose(self, batch: DraftBatch) -> None:
         """Draft for the batch, lines or trees, and keep what is worth verifying."""
         handles = batch.handles
-        self._choice.learn(handles, batch.written, batch.new_tokens, time.perf_counter() - self._ended_s)
+        self._choice.learn(handles, batch.written, batch.new_tokens, self._clock() - self._ended_s)
         asked = (self._requests[handles], batch.lengths, batch.written, batch.new_tokens, batch.limits)
         tree: tuple[Int32, ...] = ()
         if self._paths == 1:
@@ -126,7 +127,7 @@ class GroupedSource:
         self._steps += 1
         if self._steps % EXPIRE_EVERY == 0:
             self._expire()
-        self._ended_s = time.perf_counter()
+        self._ended_s = self._clock()
 
     def close(self, handle: int) -> None:
         """Free the handle; the text stays."""

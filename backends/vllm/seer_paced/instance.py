@@ -1,0 +1,196 @@
+"""One paced instance: seer_vllm's, around an engine whose worker computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+from seer_host.instance import Refusal, Row
+from seer_host.wire import Start, Troubled
+from seer_sim.drafts import Drafts
+from seer_sim.profile import step_times
+from seer_vllm.instance import Instance
+from vllm import SamplingParams
+
+from seer_core.drafting import DraftHost, SourceSpec, StepTimes
+from seer_core.errors import EngineError
+from seer_core.ports import ChunkJob
+from seer_core.weights import WeightSpec
+from seer_paced.checkpoint import write_checkpoint
+from seer_paced.pace import Pace, RealPace
+from seer_paced.runner import PacedRunner
+from seer_paced.script import Script, ScriptError, read_script
+from seer_paced.settings import Settings, block_bytes, cost_of, extras_of
+
+__all__ = ["PacedInstance", "engine_args"]
+
+TYPICAL_RUNNING = 32
+"""Requests of the step whose time an instance tells (``InstanceInfo.step_s``)."""
+
+LATE_SHARE = 0.05
+"""Steps may be late by so much of the emulated time; more, and the times of a run are this machine's."""
+
+FIRST_LOOK_S = 1.0
+"""Emulated seconds before an instance complains of its pace."""
+
+
+class PacedInstance(Instance):
+    """Runs chunks as vLLM schedules them, for as long as a cost model says, to the tokens of a script.
+
+    Args:
+        start: its settings are those of ``[engine.paced]``.
+        pace: lets time pass; without one the machine's does, at the ``speed`` of the settings.
+        script: what is said; without one, what the settings say.
+    """
+
+    scripted = True
+
+    def __init__(self, start: Start, pace: Pace | None = None, script: Script | None = None) -> None:
+        self._settings = settings = msgspec.convert(start.settings, Settings)
+        self._cost = cost_of(settings)
+        self._pace = RealPace(settings.speed) if pace is None else pace
+        self._script = script or script_of(settings)
+        self._complained = False
+        model = write_checkpoint(Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens)
+        if start.source is not None and not self._script.has_text:
+            raise EngineError(
+                "drafts of made-up text mean nothing: name a recorded text in [engine.paced].script, or drop"
+                " the drafter from [seer].plugins"
+            )
+        super().__init__(structs.replace(start, settings=engine_args(settings, model)))
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk, if the script has it."""
+        try:
+            self._said = self._script.said(job)
+        except ScriptError as error:
+            raise Refusal(str(error)) from error
+        super().submit(job)
+        self._runner.say(self._running[job.id].vllm_id, self._said)
+
+    def step(self) -> Any:
+        """Make one step; return the chunks it ended."""
+        self._pace.begin()
+        return super().step()
+
+    @property
+    def admitted(self) -> list[str]:
+        """The requests that the last step has let in, again or anew."""
+        return self._runner.admitted
+
+    def troubles(self) -> list[Troubled]:
+        """Return what drafts and KV pool complain of, and once that the machine cannot keep the pace."""
+        return super().troubles() + self._late()
+
+    def update_weights(self, source: WeightSpec, version: int) -> None:  # type: ignore[override]
+        """Forget all KV, which is of other weights; ``source`` is not read."""
+        self._weight_version = version
+        self.reset_cache()
+        self._runner.turn(version)
+
+    def sleep(self) -> int:
+        """Forget all KV; return the bytes that it stands for."""
+        self.reset_cache()
+        return self.info.kv_capacity_tokens * self.info.kv_bytes_per_token
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def watch(self, on: bool) -> list[Row]:
+        """Return nothing: there are no logits."""
+        return []
+
+    def close(self) -> None:
+        """End everything vLLM has started."""
+        super().close()
+        self._engine.engine_core.shutdown()
+
+    @property
+    def _runner(self) -> PacedRunner:
+        runner: PacedRunner = self._engine.collective_rpc(_runner_of)[0]
+        return runner
+
+    def _late(self) -> list[Troubled]:
+        if self._complained or not isinstance(self._pace, RealPace):
+            return []
+        overrun = self._pace.overrun()
+        if overrun.paced_s < FIRST_LOOK_S or overrun.share <= LATE_SHARE:
+            return []
+        self._complained = True
+        return [
+            Troubled(
+                "pace",
+                f"this machine is too slow or too busy for the pace: {overrun.late} of {overrun.steps} steps"
+                f" ended late, by {overrun.share:.0%} of their time; the run's times are not valid: lower"
+                ' speed, or write clock = "virtual"',
+            )
+        ]
+
+    def _sampling_params(self, job: ChunkJob) -> SamplingParams:
+        params = super()._sampling_params(job)
+        params.ignore_eos = True
+        params.stop_token_ids = [] if self._said.end is None else [self._said.end]
+        return params
+
+    def _describe(self, instance_id: str) -> Any:
+        info = super()._describe(instance_id)
+        cost, running = self._cost, min(TYPICAL_RUNNING, info.max_running)
+        self._runner.pace_by(self._pace, cost, extras_of(self._settings, cost))
+        return structs.replace(
+            info,
+            kv_bytes_per_token=round(cost.kv_bytes_per_token),
+            step_s=cost.pass_s(running, running, running),
+            prefill_s_per_token=cost.pass_s(self._settings.max_batched_tokens)
+            / self._settings.max_batched_tokens,
+        )
+
+    def _measure_moves(self) -> dict[str, float]:
+        if self._connector is None:
+            return {}
+        return {"fetch_s_per_token": extras_of(self._settings, self._cost).move_s_per_token}
+
+    def _measure(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+    ) -> StepTimes:
+        drafts = Drafts(step_s=self._settings.draft_step_s, request_s=self._settings.draft_request_s)
+        lengths = draft_tokens if self._drafts else (0,)
+        try:
+            return step_times(self._cost, drafts, self.info, batch, lengths, context_tokens)
+        except EngineError as error:
+            raise Refusal(str(error)) from error
+
+    def _draft_host(self, source: SourceSpec, times: StepTimes) -> DraftHost:
+        return structs.replace(super()._draft_host(source, times), clock=self._pace.now)
+
+
+def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``EngineArgs``: its scheduler, our worker, no tokenizer, no weights."""
+    blocks = settings.kv_capacity_tokens // settings.block_tokens + 1  # the first is vLLM's null block
+    return {
+        "model": str(model.absolute()),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "block_size": settings.block_tokens,
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "max_model_len": settings.max_model_tokens,
+        "kv_cache_memory_bytes": blocks * block_bytes(settings.block_tokens),
+        "distributed_executor_backend": "uni",
+        "enforce_eager": True,
+        "worker_cls": "seer_paced.worker.PacedWorker",
+    }
+
+
+def script_of(settings: Settings) -> Script:
+    """Return what the settings say is said."""
+    recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
+    return Script(settings.vocab_size, settings.lengths, recorded)
+
+
+def _runner_of(worker: Any) -> PacedRunner:
+    runner: PacedRunner = worker.model_runner
+    return runner

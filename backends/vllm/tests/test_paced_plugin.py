@@ -1,0 +1,57 @@
+"""Settings of paced instances, and what the plug-in makes of them without touching vLLM."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from seer_host.engine import WorkerEngine
+from seer_paced.plugin import make_fleet
+from seer_paced.settings import Settings, block_bytes
+from seer_paced.virtual import VirtualEngine
+from seer_sim.clock import VirtualClock
+
+from seer_core.errors import ConfigError
+
+
+def test_importing_the_plugin_imports_neither_vllm_nor_torch():
+    code = "import sys, seer_paced.plugin; sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_clock_says_where_instances_live():
+    virtual, real = make_fleet(Settings()), make_fleet(Settings(clock="real", speed=2.0, instances=3))
+    assert [type(engine) for engine in virtual.engines] == [VirtualEngine] * 2
+    assert isinstance(virtual.clock, VirtualClock)
+    assert [type(engine) for engine in real.engines] == [WorkerEngine] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"kv_capacity_tokens": 8200}, "no multiple of block_tokens = 16; round it"),
+        ({"kv_capacity_tokens": 4096}, "cannot hold one response of max_model_tokens = 8192"),
+        ({"max_batched_tokens": 32}, "less than a token a step"),
+        ({"speed": 2.0}, 'speed is of the "real" clock'),
+        ({"clock": "real", "kill_at_s": ({"instance": "paced-0", "at_s": 1},)}, "is of the virtual clock"),
+        (
+            {"kill_at_s": ({"instance": "sim-0", "at_s": 1},)},
+            "no instance 'sim-0'; there are paced-0, paced-1",
+        ),
+        ({"cost": {"overhead": 1.0}}, "engine.paced.cost: .*overhead.*; its keys are overhead_s"),
+        ({"script": "/nowhere"}, "engine.paced.script: /nowhere cannot be read"),
+        (
+            {"preset": "h800-qwen2-vl-72b-tp8", "gpus_per_instance": 1},
+            "146 GB of weights and 5 GB of KV do not fit gpus_per_instance = 1 of 80 GB; raise it",
+        ),
+    ],
+)
+def test_a_setting_that_nothing_could_run_by_is_refused_in_one_sentence(fields, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        make_fleet(msgspec.convert(fields, Settings))
+
+
+@pytest.mark.parametrize("block_tokens", [4, 16, 17, 32, 1024])
+def test_a_block_has_room_for_a_fingerprint_of_whole_words(block_tokens):
+    assert block_bytes(block_tokens) >= 64
+    assert block_bytes(block_tokens) % 4 == 0

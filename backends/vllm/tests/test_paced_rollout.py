@@ -1,0 +1,95 @@
+"""Rollouts on paced vLLM: repeatable, the simulator's own tokens, and held to every byte that moves."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seer_core.config import make_config
+from seer_core.errors import EngineError
+from seer_core.model import PromptGroup
+from seer_core.plugins import assemble
+from seer_core.runtime import Runtime
+
+pytestmark = pytest.mark.engine
+
+INSTANCES = {"instances": 2, "kv_capacity_tokens": 1024, "max_model_tokens": 512, "max_running": 16}
+LENGTHS = {"mean_tokens": 120, "cap_tokens": 400}
+
+
+class Trace:
+    def __init__(self):
+        self.lines = []
+
+    def observe(self, now, event, commands):
+        self.lines.append(repr((now, event, commands)))
+
+
+def groups():
+    return [
+        PromptGroup(id=f"g{g}", prompt_token_ids=tuple(range(10 + g, 60 + g)), n=4, max_tokens=400, seed=g)
+        for g in range(4)
+    ]
+
+
+def roll_out(engine="paced", observer=None, max_restarts=3, **settings):
+    pytest.importorskip("vllm")
+    tables = {
+        "seer": {"engine": engine, "plugins": ["divided_rollout", "context_sched"], "kv_pool": "none"},
+        "engine": {engine: {**INSTANCES, "lengths": LENGTHS, **settings}},
+        "plugin": {"divided_rollout": {"chunk_tokens": 48}},
+    }
+    tables["seer"]["max_restarts"] = max_restarts
+    if engine == "paced":
+        tables["seer"]["kv_pool"] = "local"
+        tables["kv_pool"] = {"local": {"capacity_bytes": 1 << 24}}
+    config = make_config(tables, base_dir=Path(), origin="test")
+    assembly = assemble(config).watched_by(*([] if observer is None else [observer]))
+
+    async def run():
+        async with Runtime(assembly, config.seer, config.rollout) as runtime:
+            return await asyncio.wait_for(runtime.rollout(groups()).wait(), 120)
+
+    return asyncio.run(run())
+
+
+def said(result):
+    return {each.request_id: each.token_ids.tolist() for each in result.completions}
+
+
+def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens():
+    traces = Trace(), Trace()
+    first, second = (roll_out(observer=trace) for trace in traces)
+    assert traces[0].lines == traces[1].lines
+    assert first.summary == second.summary
+    assert first.summary.pool_tokens > 0
+    simulated = roll_out("sim")
+    assert said(first) == said(simulated) == said(second)
+
+
+def test_a_killed_instance_costs_time_and_no_token():
+    result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
+    assert result.summary.instances_lost == 1
+    assert said(result) == said(roll_out())
+
+
+def shifted(blocks):
+    return np.roll(blocks, 1, 0) if len(blocks) > 1 else np.roll(blocks, 8, 1)
+
+
+def corrupted(blocks):
+    blocks = blocks.copy()
+    blocks[-1, -1] ^= 1
+    return blocks
+
+
+@pytest.mark.parametrize("damage", [shifted, corrupted, np.zeros_like], ids=["shifted", "corrupted", "empty"])
+def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
+    blocks = pytest.importorskip("seer_vllm.blocks")
+    write = blocks.Layers.write
+    monkeypatch.setattr(blocks.Layers, "write", lambda self, ids, rows: write(self, ids, damage(rows)))
+    trace = Trace()
+    with pytest.raises(EngineError, match="no instance is left"):
+        roll_out(observer=trace, max_restarts=0)
+    assert any("does not hold the KV of its text" in line for line in trace.lines)
