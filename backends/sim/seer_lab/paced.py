@@ -15,6 +15,7 @@ from seer_core.config import Config, structure
 from seer_core.errors import ConfigError
 from seer_core.ports import EngineFleet
 from seer_lab.lengths import TrueLengths
+from seer_lab.texts import Text
 
 __all__ = ["ENGINE", "paced", "paced_fleet"]
 
@@ -59,16 +60,18 @@ def paced(config: Config) -> Config:
     )
 
 
-def paced_fleet(config: Config, lengths: Mapping[str, int]) -> EngineFleet:
-    """Return paced instances that know how long each response is; they make its text up.
+def paced_fleet(config: Config, lengths: Mapping[str, int], text: Text | None) -> EngineFleet:
+    """Return paced instances that know how long each response is, and repeat its text or make it up.
 
     Raises:
         ConfigError: vLLM or its backend is not installed.
     """
     try:
         from seer_paced.plugin import Settings, make_fleet
-        from seer_paced.script import Script
+        from seer_paced.script import Recorded, Script
     except ImportError as error:
         raise ConfigError(MISSING.format(error)) from error
     settings = structure(config.engine[ENGINE], Settings, "engine.paced")
-    return make_fleet(settings, None, Script(settings.vocab_size, TrueLengths(by_request=dict(lengths))))
+    said = None if text is None else {id: Recorded(id, tokens) for id, tokens in text.responses.items()}
+    script = Script(settings.vocab_size, TrueLengths(by_request=dict(lengths)), said)
+    return make_fleet(settings, None, script)

@@ -26,6 +26,7 @@ from seer_core.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths
 from seer_lab.paced import ENGINE, paced, paced_fleet
 from seer_lab.policies import Policy
+from seer_lab.texts import Text
 from seer_lab.timeline import InstanceTimeline, Timeline
 from seer_lab.workloads import Workload
 
@@ -120,9 +121,9 @@ def simulate(
     timeline = Timeline()
     observers = [timeline] if observer is None else [timeline, observer]
     assembly = assemble(config).watched_by(*observers, owner=CORE)
-    assembly = attrs.evolve(assembly, fleet=_fleet(config, groups))
+    assembly = attrs.evolve(assembly, fleet=_fleet(config, groups, workload.text))
     prompts = [
-        _prompt(group, number, policy.knows_lengths, marked=engine == ENGINE)
+        _prompt(group, number, policy.knows_lengths, _prompt_of(group, number, engine, workload.text))
         for number, group in enumerate(groups)
     ]
     began_s = time.monotonic()
@@ -162,13 +163,13 @@ def _later_groups(workload: Workload, policy: Policy, seed: int) -> list[GroupLe
     ]
 
 
-def _fleet(config: Config, groups: Sequence[GroupLengths]) -> EngineFleet:
-    """Return engines that know how long each response is; they write no text."""
+def _fleet(config: Config, groups: Sequence[GroupLengths], text: Text | None) -> EngineFleet:
+    """Return engines that know how long each response is; simulated ones write no text."""
     lengths = {
         f"{group.id}/{index}": tokens for group in groups for index, tokens in enumerate(group.output_tokens)
     }
     if config.seer.engine == ENGINE:
-        return paced_fleet(config, lengths)
+        return paced_fleet(config, lengths, text)
     settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
     settings = msgspec.structs.replace(settings, lengths=TrueLengths(by_request=lengths))
     return attrs.evolve(make_fleet(settings), tokenizer=None)
@@ -180,12 +181,18 @@ def _prompt_token_ids(tokens: int) -> tuple[int, ...]:
     return (PROMPT_TOKEN,) * tokens
 
 
-def _prompt(group: GroupLengths, seed: int, knows_lengths: bool, marked: bool) -> PromptGroup:
-    """Return a group; ``marked``: its prompt is its own, up to some ten thousand groups."""
+def _prompt_of(group: GroupLengths, number: int, engine: str, text: Text | None) -> tuple[int, ...]:
+    """Return a group's prompt; on a paced engine it is its own, up to some ten thousand groups."""
+    if text is not None:
+        return text.prompts[group.id]
     prompt = _prompt_token_ids(group.prompt_tokens)
+    return (PROMPT_TOKEN + number % MARKS, *prompt[1:]) if engine == ENGINE else prompt
+
+
+def _prompt(group: GroupLengths, seed: int, knows_lengths: bool, prompt: tuple[int, ...]) -> PromptGroup:
     return PromptGroup(
         id=group.id,
-        prompt_token_ids=(PROMPT_TOKEN + seed % MARKS, *prompt[1:]) if marked else prompt,
+        prompt_token_ids=prompt,
         n=len(group.output_tokens),
         max_tokens=group.max_tokens,
         seed=seed,

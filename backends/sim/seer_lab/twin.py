@@ -135,8 +135,13 @@ def recorded_drafts(run: Path, *, selective: bool) -> Drafts | None:
     Raises:
         PromptError: the directory holds no completions.
     """
+    return drafts_of(_completions(run), _drafting_s(run), selective=selective)
+
+
+def drafts_of(completions: Sequence[Completion], drafting_s: float, *, selective: bool) -> Drafts | None:
+    """Return the same of responses for which ``drafting_s`` were spent on drafts."""
     rows: dict[int, _Row] = {}
-    for finished, row in _rows(_completions(run)):
+    for finished, row in _rows(completions):
         rows.setdefault(finished, _Row()).add(row)
     if not any(row.drafted for row in rows.values()):
         return None
@@ -150,7 +155,7 @@ def recorded_drafts(run: Path, *, selective: bool) -> Drafts | None:
         rest = merged.pop()
         siblings.pop()
         merged[-1].add(rest)
-    request_s = _drafting_s(run) / max(1, sum(row.steps for row in merged))
+    request_s = drafting_s / max(1, sum(row.steps for row in merged))
     if not selective:
         rates = tuple(row.rates() for row in merged)
         return Drafts(siblings=tuple(siblings), rates=rates, request_s=request_s)

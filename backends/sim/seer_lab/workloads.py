@@ -15,6 +15,7 @@ from seer_sim.cost import PRESETS
 from seer_core.config import Config, make_config
 from seer_core.errors import ConfigError
 from seer_lab.lengths import DrawnLengths, GroupLengths
+from seer_lab.texts import Text
 
 __all__ = ["CLUSTERS", "SYNTHETIC", "WORKLOADS", "Cluster", "Workload", "crowded", "scaled"]
 
@@ -91,12 +92,14 @@ class Workload(msgspec.Struct, frozen=True):
     """Lengths and engines under a name.
 
     ``lengths`` are drawn anew for each seed, or recorded: one list of groups per iteration, which seeds
-    take in turn.  ``tables`` are those of a config file and describe the engines.
+    take in turn.  ``tables`` are those of a config file and describe the engines.  ``text`` is what is said,
+    where an engine reads it.
     """
 
     name: str
     lengths: DrawnLengths | Sequence[Sequence[GroupLengths]]
     tables: Mapping[str, Any]
+    text: Text | None = None
 
     def groups(self, seed: int, later: int = 0) -> Sequence[GroupLengths]:
         """Return the groups of one iteration, or of one ``later``."""

@@ -1,0 +1,218 @@
+"""vLLM's real scheduler on an emulated accelerator beside the simulator: same workloads, policies and costs.
+
+The paper's workloads and recorded lengths, on two to four instances.  Contexts and KV are made so many times
+smaller as a case's name says, and what a token of context costs so many times larger; so a step takes what it
+took.  "recorded text" repeats recorded responses, word by word, and drafts from them
+with the real draft index; there the simulator is told what these drafts were worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+from seer_lab.lengths import DrawnLengths, GroupLengths
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import Simulation, simulate
+from seer_lab.texts import Text
+from seer_lab.traces import read_lengths
+from seer_lab.twin import drafts_of
+from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
+from seer_sim.cost import PRESETS
+from simulated import add_options, report
+
+from seer_core.events import Command, Event, InstanceReported
+from seer_core.model import Completion
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+BASELINE = "verl"
+POLICY_NAMES = (BASELINE, "divided", "context", "oracle")
+BLOCK_TOKENS = 16
+PRESSURE = 4.0
+TEXT_INSTANCES = 4
+FIRST_ID = 3
+"""Token ids below are not text: 2 is the end."""
+
+
+def shrunk(workload: Workload, by: int) -> Workload:
+    """Return the workload with contexts and KV so many times smaller, and each of their tokens dearer."""
+    lengths: Any = workload.lengths
+    if isinstance(lengths, DrawnLengths):
+        lengths = msgspec.structs.replace(
+            lengths,
+            mean_tokens=lengths.mean_tokens / by,
+            cap_tokens=lengths.cap_tokens // by,
+            prompt_tokens=max(BLOCK_TOKENS, lengths.prompt_tokens // by),
+        )
+    else:
+        lengths = [[_shorter(group, by) for group in groups] for groups in lengths]
+    engine = dict(workload.tables["engine"]["sim"])
+    cost = PRESETS[engine["preset"]]
+    engine["cost"] = {
+        name: getattr(cost, name) * by
+        for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
+    }
+    for name in ("kv_capacity_tokens", "max_model_tokens"):
+        engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
+    engine["report_interval_s"] = 1.0
+    return Workload(f"{workload.name} / {by}", lengths, {**workload.tables, "engine": {"sim": engine}})
+
+
+def _shorter(group: GroupLengths, by: int) -> GroupLengths:
+    return GroupLengths(
+        group.id,
+        max(BLOCK_TOKENS, group.prompt_tokens // by),
+        tuple(max(1, tokens // by) for tokens in group.output_tokens),
+        max(1, group.max_tokens // by),
+    )
+
+
+def recorded(data: Path, name: str, instances: int, by: int) -> Workload:
+    """Return the recorded lengths of a workload on so many instances."""
+    lengths = read_lengths(data / "rollout_lengths.jsonl", [f"workload={name}"])
+    return shrunk(crowded(name, lengths, CLUSTERS["qwen2-vl-72b"], instances, PRESSURE), by)
+
+
+def recorded_text(directory: Path, cut: int) -> Workload:
+    """Return 25 groups of 10 responses with their text, each at most ``cut`` tokens long."""
+    data = np.load(directory / "grouped_responses.npz")
+    ends = data["offsets"]
+    prompts: dict[str, tuple[int, ...]] = {}
+    responses: dict[str, tuple[int, ...]] = {}
+    for number, (group, index) in enumerate(zip(data["group"], data["response"], strict=True)):
+        tokens = (data["tokens"][ends[number] : ends[number + 1]].astype(int) + FIRST_ID).tolist()
+        if index < 0:
+            prompts[f"g{group}"] = tuple(tokens)
+        else:
+            responses[f"g{group}/{index}"] = (*tokens[: cut - 1 or None], FIRST_ID - 1)
+    lengths = {
+        name: tuple(len(text) for each, text in responses.items() if each.rpartition("/")[0] == name)
+        for name in prompts
+    }
+    longest = max(map(max, lengths.values()))
+    groups = [GroupLengths(name, len(prompts[name]), lengths[name], longest) for name in prompts]
+    load = crowded("recorded text", [groups], CLUSTERS["qwen2-vl-72b"], TEXT_INSTANCES, PRESSURE)
+    return msgspec.structs.replace(load, text=Text(prompts, responses))
+
+
+CASES: Mapping[str, Callable[[Path], Workload]] = {
+    "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 20),
+    "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 20),
+    "kimi-k2": lambda data: shrunk(scaled(WORKLOADS["kimi-k2"], 1 / 4), 100),
+    "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 8),
+    "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 1),
+}
+
+
+def measure(load: Workload, policy: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Roll out one iteration on both engines and return their figures."""
+    notes = Notes()
+    paced = simulate(load, POLICIES[policy], seed, overrides, notes, engine="paced")
+    told = load
+    if paced.summary.drafted_tokens:
+        told = msgspec.structs.replace(load, tables=_told(load.tables, notes))
+    simulated = simulate(told, POLICIES[policy], seed, overrides)
+    row = {"case": load.name, "policy": policy, "seed": seed}
+    return row | {"paced": figures(paced), "sim": figures(simulated)}
+
+
+class Notes:
+    """An observer that keeps what a run says of its drafts."""
+
+    def __init__(self) -> None:
+        self.completions: list[Completion] = []
+        self.drafting_s: dict[str, float] = {}
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Note how long an instance has drafted."""
+        if isinstance(event, InstanceReported):
+            self.drafting_s[event.instance_id] = event.drafting_s
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Keep a response."""
+        self.completions.append(completion)
+
+
+def _told(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+    """Return tables in which drafts are worth, and take, what they did on the paced engine."""
+    drafts = drafts_of(notes.completions, sum(notes.drafting_s.values()), selective=True)
+    assert drafts is not None
+    acceptance = {name: value for name, value in msgspec.structs.asdict(drafts).items() if value is not None}
+    return {**tables, "engine": {"sim": {**tables["engine"]["sim"], "acceptance": acceptance}}}
+
+
+def figures(run: Simulation) -> dict[str, Any]:
+    """Return what is compared."""
+    names = ("total_time_s", "tail_time_s", "throughput_tokens_per_s", "tokens", "chunks", "preemptions")
+    names += ("recomputed_tokens", "pool_tokens", "migrations", "acceptance_length")
+    found = {name: getattr(run.summary, name) for name in names}
+    return found | {"wall_s": run.wall_s}
+
+
+HEADER = """\
+| workload | policy | paced: total, s | speed-up | tail | simulated: total, s | speed-up | tail | total differs | tail differs |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"""  # noqa: E501
+
+
+def row_text(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Return one line of the table."""
+    cells = [row["case"] if row is first else "", row["policy"]]
+    for engine in ("paced", "sim"):
+        mine, base = row[engine], first[engine]
+        speed_up = mine["throughput_tokens_per_s"] / base["throughput_tokens_per_s"]
+        tail = mine["tail_time_s"] / base["tail_time_s"]
+        cells += [f"{mine['total_time_s']:.1f}", f"{speed_up:.2f}x", f"{tail:.2f}x"]
+    for name in ("total_time_s", "tail_time_s"):
+        cells.append(f"{row['sim'][name] / row['paced'][name] - 1:+.1%}")
+    return f"| {' | '.join(cells)} |"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  python benchmarks/paced.py --only qwen2-vl-72b --seeds 1 --json rows.json",
+    )
+    names = [*CASES, "recorded-text"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these workloads only")
+    parser.add_argument("--policy", nargs="+", help="these policies only; ratios are to the first")
+    parser.add_argument("--cut", type=int, default=0, help="recorded text: tokens of a response at most")
+    parser.add_argument("--data", type=Path, default=DATA, help="recorded lengths and text")
+    add_options(parser, 1, "iterations per workload")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the benchmark."""
+    arguments = parse(argv)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    table: list[dict[str, Any]] = []
+    print(HEADER)
+    for name in arguments.only:
+        is_text = name == "recorded-text"
+        load = recorded_text(arguments.data, arguments.cut) if is_text else CASES[name](arguments.data)
+        policies = arguments.policy or (*POLICY_NAMES[:3], *(["seer"] if is_text else []), POLICY_NAMES[-1])
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            first: dict[str, Any] | None = None
+            for policy in policies:
+                row = measure(load, policy, seed, arguments.set)
+                first = first or row
+                print(row_text(row, first), flush=True)
+                table.append(row)
+    most = resource.getrusage(resource.RUSAGE_SELF)
+    print(f"{most.ru_utime + most.ru_stime:.0f} s of CPU, {most.ru_maxrss / 1024:.0f} MiB at most")
+    report(shlex.join(["python", "benchmarks/paced.py", *argv]), table, arguments.json)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
