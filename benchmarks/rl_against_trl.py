@@ -1,7 +1,5 @@
 """The loss of `seer_rl` against that of TRL's GRPOTrainer, on the same batch: value and gradient.
 
-TRL is no part of the set-up.  In an environment of your own that has Seer and trl==1.16.0:
-
     python benchmarks/rl_against_trl.py
 
 A small model, responses of several lengths, old log-probs that the model has moved away from, so that tokens

@@ -1,0 +1,148 @@
+"""The rollout function of TRL's GRPOTrainer: prompts in, completions of the trainer's current weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seer_core import Session
+from seer_core.errors import ConfigError, EngineError, OutputError
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+__all__ = ["SeerRollout"]
+
+
+class SeerRollout:
+    """Rolls out through a session that has been started; give it to a trainer as ``rollout_func``.
+
+    Whenever the trainer has taken a step its weights go to the engines, by way of ``seer_weights`` in its
+    output directory.  Seeds follow from ``[seer].seed``, the trainer's step and the place in its batch, so
+    training that is resumed goes on with the tokens that it would have had.  If the engines are ``colocated``
+    with the trainer, on its devices, they sleep while it trains.
+    """
+
+    def __init__(self, session: Session, *, colocated: bool = False) -> None:
+        self.session = session
+        self.colocated = colocated
+        self._step = -1
+        self._batches = 0
+        """Rollouts at this step so far: TRL may ask for several, in evaluation above all."""
+
+    def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        """Return ``prompt_ids``, ``completion_ids`` and ``logprobs`` for each prompt, in their order.
+
+        Prompts are texts or conversations, each repeated as often as it shall be answered.  ``logprobs`` are
+        those of the engines, in nats.
+
+        Raises:
+            ConfigError: the trainer wants something that cannot be had from a rollout of Seer's.
+            EngineError: an engine failed a response, or cannot load the weights.
+        """
+        check(trainer)
+        self.session.wake()
+        self._bring_weights(trainer)
+        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
+        if images is not None:
+            raise ConfigError("Seer rolls out text alone, and these prompts have images; take them out")
+        records = self._records(prompt_ids, trainer)
+        result = self.session.rollout(records, iteration=self._step)
+        self._batches += 1
+        if self.colocated:
+            self.session.sleep()
+        found = {(each.group_id, each.index): each for each in result.completions}
+        completions = [found[record["group_id"], index] for record in records for index in range(record["n"])]
+        for each in completions:
+            if each.finish_reason not in ("stop", "length"):
+                raise EngineError(
+                    f"response {each.request_id} ended with {each.finish_reason!r}, and TRL cannot train"
+                    " without it; the engines' logs say why"
+                )
+        _correct_by_logprobs(trainer, self)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [each.token_ids.tolist() for each in completions],
+            "logprobs": [each.logprobs.tolist() for each in completions],
+        }
+
+    def sync_weights(self) -> None:
+        """Do nothing: TRL calls this just before the rollout, which brings the weights itself."""
+
+    def _bring_weights(self, trainer: GRPOTrainer) -> None:
+        """Let the engines load the trainer's weights, unless they have those of this step."""
+        if self._step == trainer.state.global_step:
+            return
+        directory = Path(trainer.args.output_dir) / "seer_weights"
+        try:
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(directory)
+        except OSError as error:
+            raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
+        self.session.update_weights(directory)
+        self._step = trainer.state.global_step
+        self._batches = 0
+
+    def _records(self, prompt_ids: Sequence[Sequence[int]], trainer: GRPOTrainer) -> list[dict[str, Any]]:
+        """Return a record for each group: TRL repeats a prompt as often as it shall be answered."""
+        training = trainer.model.training
+        size = trainer.num_generations if training else trainer.num_generations_eval
+        places = [(place // size, ids) for place, ids in enumerate(prompt_ids)]
+        mode = "train" if training else "eval"
+        return [
+            {
+                "group_id": f"{mode}-{self._step}-{self._batches}-{number}",
+                "prompt_token_ids": ids,
+                "n": len(list(members)),
+                "max_tokens": trainer.max_completion_length,
+                "temperature": trainer.temperature,
+                "top_p": trainer.top_p,
+                "top_k": trainer.top_k,
+            }
+            for number, ((_, ids), members) in enumerate(groupby(places))
+        ]
+
+
+def check(trainer: GRPOTrainer) -> None:
+    """Make sure that a trainer's rollouts can be Seer's.
+
+    Raises:
+        ConfigError: they cannot, and why.
+    """
+    if trainer.accelerator.num_processes > 1:
+        raise ConfigError(
+            f"TRL trains in {trainer.accelerator.num_processes} processes, and a session's engines serve one;"
+            " start one process"
+        )
+    if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+        raise ConfigError("Seer's engines load whole models, and this one has adapters; train without PEFT")
+    if trainer.tools or trainer.environment_factories:
+        raise ConfigError("Seer's rollouts call no tools and no environments; leave them out")
+    unknown = {
+        "min_p": trainer.min_p not in (None, 0.0),
+        "repetition_penalty": trainer.repetition_penalty != 1.0,
+        "generation_kwargs": bool(trainer.args.generation_kwargs),
+    }
+    for name, given in unknown.items():
+        if given:
+            raise ConfigError(f"Seer does not sample by {name}; leave it out of GRPOConfig")
+    plain = (trainer.temperature, trainer.top_p, trainer.top_k) == (1.0, 1.0, 0)
+    if trainer.vllm_importance_sampling_correction and not plain:
+        raise ConfigError(
+            f"at temperature {trainer.temperature:g}, top_p {trainer.top_p:g} and top_k {trainer.top_k} the"
+            " engines' log-probs, the model's own, are not those that TRL corrects by; sample at 1, 1 and 0,"
+            " or set vllm_importance_sampling_correction=False"
+        )
+
+
+def _correct_by_logprobs(trainer: GRPOTrainer, rollout: SeerRollout) -> None:
+    """Have TRL weigh tokens by the engines' log-probs, as it weighs those of its own vLLM, if it is to.
+
+    It does so only where ``use_vllm`` is set, which in GRPOConfig would start that vLLM.  Set later, it has
+    TRL ask for ``sync_weights`` before each rollout of another step, and nothing more.
+    """
+    if trainer.vllm_importance_sampling_correction:
+        trainer.use_vllm = True
+        trainer.vllm_generation = rollout
+        trainer._last_loaded_step = trainer.state.global_step

@@ -1,0 +1,170 @@
+"""TRL's own trainer on simulated engines."""
+
+import json
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from seer_trl import SeerRollout
+
+from seer_core import Session, load_config
+from seer_core.errors import ConfigError, EngineError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, vLLM too, which warns of much
+
+
+def train(config, make_trainer, *overrides, resume=None, prompts=None, colocated=False, **settings):
+    """Return the trainer, what each rollout gave it, and the session."""
+    outputs = []
+    with Session(load_config(config, overrides)) as session:
+        rollout = SeerRollout(session, colocated=colocated)
+
+        def recorded(prompts, trainer):
+            outputs.append(rollout(prompts, trainer))
+            return outputs[-1]
+
+        trainer = make_trainer(recorded, prompts, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+    return SimpleNamespace(
+        trainer=trainer,
+        outputs=outputs,
+        session=session,
+        tokens=[output["completion_ids"] for output in outputs],
+        logs=[log for log in trainer.state.log_history if "loss" in log],
+        weights=json.dumps(
+            {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}, sort_keys=True
+        ),
+    )
+
+
+def learnt(run):
+    return [(log["loss"], log["reward"], log["grad_norm"]) for log in run.logs], run.weights
+
+
+def test_the_same_training_learns_the_same_under_any_scheduler(config, make_trainer):
+    seer = train(config, make_trainer)
+    again = train(config, make_trainer)
+    other = train(
+        config, make_trainer, "seer.plugins=['group_round_robin']", "engine.sim.instances=3", colocated=True
+    )
+    assert seer.tokens == again.tokens == other.tokens
+    assert learnt(seer) == learnt(again) == learnt(other)
+    assert [len(completions) for completions in seer.tokens] == [12, 12]
+    assert seer.tokens[0] != seer.tokens[1]
+    assert all(log["grad_norm"] > 0 for log in seer.logs)
+
+
+def test_another_seed_in_the_config_gives_other_tokens(config, make_trainer):
+    one = train(config, make_trainer, max_steps=1)
+    other = train(config, make_trainer, "seer.seed=5", max_steps=1)
+    assert one.outputs[0]["prompt_ids"] == other.outputs[0]["prompt_ids"]
+    assert one.tokens != other.tokens
+
+
+def test_the_scheduler_knows_the_groups_and_the_responses_come_back_in_their_places(config, make_trainer):
+    run = train(config, make_trainer, max_steps=1)
+    prompts = run.outputs[0]["prompt_ids"]
+    assert [prompts[place] for place in (0, 4, 8)] == [prompts[place + 3] for place in (0, 4, 8)]
+    found = {(each.group_id, each.index): each for each in run.session.result.completions}
+    assert sorted(found) == [(f"train-0-0-{number}", index) for number in range(3) for index in range(4)]
+    for place, ids in enumerate(run.tokens[0]):
+        completion = found[f"train-0-0-{place // 4}", place % 4]
+        assert ids == completion.token_ids.tolist()
+        assert run.outputs[0]["logprobs"][place] == completion.logprobs.tolist()
+
+
+def test_equal_prompts_are_groups_of_their_own(config, make_trainer):
+    run = train(config, make_trainer, max_steps=1, prompts=["5 9"] * 3)
+    assert len({json.dumps(ids) for ids in run.tokens[0]}) == 12
+
+
+def test_engines_get_weights_once_a_step_however_often_they_roll_out(config, make_trainer):
+    run = train(config, make_trainer, gradient_accumulation_steps=2, steps_per_generation=1)
+    assert len(run.outputs) == 4
+    assert run.session.weight_version == 2
+    ids = {each.group_id for each in run.session.result.completions}
+    assert ids == {f"train-1-1-{number}" for number in range(3)}
+
+
+def test_training_that_is_resumed_has_the_tokens_that_it_would_have_had(config, make_trainer, tmp_path):
+    whole = train(config, make_trainer, max_steps=4, save_strategy="steps", save_steps=2)
+    rest = train(config, make_trainer, max_steps=4, resume=str(tmp_path / "out" / "checkpoint-2"))
+    assert rest.tokens == whole.tokens[2:]
+    assert rest.weights == whole.weights
+
+
+def test_evaluation_has_groups_of_its_own_size(config, make_trainer):
+    run = train(
+        config, make_trainer, max_steps=1, eval_strategy="steps", eval_steps=1, num_generations_eval=2
+    )
+    assert [len(completions) for completions in run.tokens] == [12, 6]
+    assert {each.group_id for each in run.session.result.completions} == {
+        f"eval-1-0-{number}" for number in range(3)
+    }
+
+
+def test_conversations_go_through_the_chat_template(config, make_trainer):
+    prompts = [[{"role": "user", "content": f"{number} 9"}] for number in range(3, 6)]
+    run = train(config, make_trainer, max_steps=1, prompts=prompts)
+    assert sorted(run.outputs[0]["prompt_ids"][::4]) == [[7, number, 9, 8] for number in range(3, 6)]
+
+
+def test_tokens_are_weighed_by_the_engines_logprobs_unless_that_is_off(config, make_trainer):
+    run = train(config, make_trainer, max_steps=1)
+    # Simulated engines make their log-probs up, so they are far from the model's.
+    assert run.logs[0]["sampling/sampling_logp_difference/mean"] > 0.1
+    plain = train(config, make_trainer, max_steps=1, vllm_importance_sampling_correction=False)
+    assert "sampling/sampling_logp_difference/mean" not in plain.logs[0]
+    assert plain.tokens == run.tokens
+    assert plain.weights != run.weights
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_p": 0.1}, "does not sample by min_p; leave it out"),
+        ({"repetition_penalty": 1.1}, "does not sample by repetition_penalty"),
+        ({"generation_kwargs": {"no_repeat_ngram_size": 2}}, "does not sample by generation_kwargs"),
+        ({"temperature": 0.7}, "at temperature 0.7, top_p 1 and top_k 0 .* set vllm_importance_sampling"),
+    ],
+)
+def test_what_seer_cannot_sample_by_is_refused_before_anything_is_rolled_out(
+    config, make_trainer, settings, said
+):
+    with pytest.raises(ConfigError, match=said):
+        train(config, make_trainer, **settings)
+
+
+def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkeypatch):
+    with Session(config) as session:
+        rollout = SeerRollout(session)
+        trainer = make_trainer(rollout)
+        for owner, name, value, said in [
+            (type(trainer.accelerator), "num_processes", 2, "TRL trains in 2 processes"),
+            (trainer.model, "peft_config", {}, "has adapters; train without PEFT"),
+            (trainer, "tools", [print], "call no tools and no environments"),
+            (trainer, "environment_factories", {"game": print}, "call no tools and no environments"),
+        ]:
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, value, raising=False)
+                with pytest.raises(ConfigError, match=said):
+                    rollout(["5 9"] * 12, trainer)
+        assert session.weight_version == 0
+
+
+def test_any_temperature_will_do_where_logprobs_do_not_count(config, make_trainer):
+    run = train(config, make_trainer, max_steps=1, temperature=0.7, vllm_importance_sampling_correction=False)
+    assert len(run.tokens[0]) == 12
+
+
+def test_a_response_that_an_engine_failed_ends_training_by_name(config, make_trainer, monkeypatch):
+    whole = Session.rollout
+
+    def with_a_failure(self, records, iteration):
+        result = whole(self, records, iteration)
+        failed = msgspec.structs.replace(result.completions[0], finish_reason="error")
+        return SimpleNamespace(completions=[failed, *result.completions[1:]])
+
+    monkeypatch.setattr(Session, "rollout", with_a_failure)
+    with pytest.raises(EngineError, match=r"response train-0-0-\d/\d ended with 'error'"):
+        train(config, make_trainer)
