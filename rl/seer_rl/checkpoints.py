@@ -18,10 +18,13 @@ from seer_core.errors import InputError, OutputError
 from seer_core.reading import UNREADABLE, flaw
 from seer_rl.config import TrainTable, first_model
 
-__all__ = ["Checkpoint", "Checkpoints", "State", "state_of"]
+__all__ = ["WRITING", "Checkpoint", "Checkpoints", "State", "state_of"]
 
 STATE = "training.json"
 UNFINISHED = ".unfinished-"
+
+WRITING = (OSError, RuntimeError, SafetensorError)
+"""What writing raises on a full disk: torch and safetensors have errors of their own for it."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -95,8 +98,7 @@ class Checkpoints:
             _flush(self._root)
             for old in self._finished()[: -self._keep]:
                 shutil.rmtree(old)
-        # torch and safetensors have their own errors for a full disk.
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except WRITING as error:
             if new is not None:
                 shutil.rmtree(new, ignore_errors=True)
             raise OutputError(

@@ -25,6 +25,7 @@ __all__ = [
     "TorchTable",
     "TrackingTable",
     "TrainTable",
+    "engine_models",
     "first_model",
     "load_training",
 ]
@@ -177,16 +178,28 @@ class TrainTable(Struct, frozen=True):
     megatron: MegatronTable = MegatronTable()
 
 
+def engine_models(config: Config) -> dict[str, Path]:
+    """Return the directories of the engines' models, by the engines' names; without those that have none."""
+    names = {engine: config.engine.get(engine, {}).get("model", "") for engine in config.seer.engines}
+    return {
+        engine: (config.base_dir / name).resolve()
+        for engine, name in names.items()
+        if isinstance(name, str) and name
+    }
+
+
 def first_model(table: TrainTable, config: Config) -> Path:
     """Return the directory of the first weights.
 
     Raises:
         ConfigError: none is named.
     """
-    name = table.model or config.engine.get(config.seer.engines[0], {}).get("model", "")
-    if not isinstance(name, str) or not name:
+    if table.model:
+        return (config.base_dir / table.model).resolve()
+    models = engine_models(config)
+    if config.seer.engines[0] not in models:
         raise ConfigError("[train].model is not given and the engine has none; name the first weights")
-    return (config.base_dir / name).resolve()
+    return models[config.seer.engines[0]]
 
 
 def load_training(

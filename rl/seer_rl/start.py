@@ -16,7 +16,7 @@ from seer_core.files import LineFile
 from seer_core.reading import Form, read_bytes
 from seer_rl.checkpoints import Checkpoint, Checkpoints, State, state_of
 from seer_rl.config import TrainTable, first_model
-from seer_rl.errors import TrainError
+from seer_rl.fit import check_fit
 from seer_rl.loop import Loop, Watch
 from seer_rl.prompts import prompts_of
 from seer_rl.references import resolve
@@ -74,7 +74,7 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         rewards = stack.enter_context(pool)
         session = Session(config)
         trainer = _make_trainer(table, config)
-        _check_fit(trainer, session)
+        check_fit(table, config, trainer.vocab_size, session.runtime.fleet.model.vocab_size)
         if isinstance(trainer, AbstractContextManager):
             stack.enter_context(trainer)
         if begin is not None:
@@ -144,16 +144,6 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
     make: Any = resolve(TRAINERS.get(table.trainer, table.trainer), config.base_dir)
     trainer: Trainer = make(table, model, config.seer.seed)
     return trainer
-
-
-def _check_fit(trainer: Trainer, session: Session) -> None:
-    """Refuse a trainer whose model is not the engines', as far as can be told before either has run."""
-    theirs = session.runtime.fleet.model.vocab_size
-    if trainer.vocab_size != theirs:
-        raise TrainError(
-            f"the trainer's model has {trainer.vocab_size} tokens and the engines' {theirs}: give both the"
-            " same model"
-        )
 
 
 class _Line(msgspec.Struct):

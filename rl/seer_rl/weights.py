@@ -13,6 +13,7 @@ from seer_core import SharedWeights
 from seer_core.errors import ConfigError, OutputError
 from seer_core.shared_weights import digest_of
 from seer_core.weights import WeightSpec
+from seer_rl.checkpoints import WRITING
 from seer_rl.config import TrainTable
 from seer_rl.trainer import SharingTrainer, Trainer
 
@@ -65,7 +66,7 @@ class ByDirectory:
         try:
             self._directory.mkdir(exist_ok=True)
             self._trainer.export(self._directory)
-        except OSError as error:
+        except WRITING as error:
             raise OutputError(f"cannot write the weights to {self._directory}: {error}; make room") from error
         yield self._directory
 

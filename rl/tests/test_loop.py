@@ -1,7 +1,9 @@
 """The loop on simulated engines: real rewards, a real trainer, real checkpoints."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +11,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from seer_rl.config import load_training
+from seer_rl.errors import TrainError
 from seer_rl.start import train
 from seer_sim.engine import SimEngine
 
@@ -301,6 +304,55 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(config, tmp_path, mon
     assert [one.name for one in (out / "checkpoints").iterdir()] == ["000001"]
 
 
+def test_a_disk_that_is_full_when_weights_are_written_is_one_error(config, tmp_path):
+    program = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+from seer_main import main
+main()
+"""
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", str(config()), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"cannot write the weights to {out / 'weights'}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (out / "checkpoints").exists()
+
+
+def test_a_rank_of_megatron_that_is_lost_is_one_error_and_training_goes_on_as_if_it_had_not(
+    config, tmp_path, monkeypatch
+):
+    pytest.importorskip("megatron", reason="Megatron-core is not installed: `make setup` installs it")
+    from seer_rl.megatron import MegatronTrainer
+
+    path, out = config(), tmp_path / "out"
+    parallel = ("train.trainer=megatron", "train.megatron.data_parallel=2")
+    expected = run(path, tmp_path / "whole", *parallel)
+    train = MegatronTrainer.train
+    calls = []
+
+    def lose_a_rank(self, samples):
+        calls.append(self)
+        if len(calls) == 2:
+            os.kill(self._ranks.pids[1], signal.SIGKILL)
+        return train(self, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MegatronTrainer, "train", lose_a_rank)
+        with pytest.raises(TrainError, match="rank 1 of the trainer was ended by SIGKILL"):
+            run(path, out, *parallel)
+    assert [one.name for one in (out / "checkpoints").iterdir()] == ["000001"]
+    run(path, out, *parallel, resume=True)
+    assert learnt(metrics(out)) == learnt(expected)
+    with pytest.raises(ConfigError, match=r"\[train\].megatron changed"):
+        run(path, out, *parallel, "train.megatron.tensor_parallel=2", "train.iterations=4", resume=True)
+
+
 @pytest.mark.parametrize(
     ("override", "error", "match"),
     [
@@ -314,6 +366,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(config, tmp_path, mon
         ("train.prompts=toy_task.py:promts", ConfigError, "promts"),
         ("train.prompts=gone.jsonl", PromptError, "gone.jsonl"),
         ("train.model=nowhere", ConfigError, "nowhere, is no directory"),
+        ("train.megatron.tensor_parallel=0", ConfigError, r"\[train\].megatron.tensor_parallel: expected"),
         ("rollout.temperature=0.5", Exception, "temperature 0.5"),
     ],
 )
