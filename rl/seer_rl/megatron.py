@@ -109,10 +109,16 @@ class MegatronTrainer:
 
 def _check_model(config: Any, model: Path) -> None:
     kind = config.model_type
-    if kind != "qwen3" or config.rope_parameters["rope_type"] != "default":
+    if (
+        kind != "qwen3"
+        or config.rope_parameters["rope_type"] != "default"
+        or config.hidden_act != "silu"
+        or config.attention_bias
+        or config.use_sliding_window
+    ):
         raise ConfigError(
-            'the trainer "megatron" knows dense Qwen3 models with plain rotary embeddings, and the one in'
-            f' {model}, a {kind}, is none; use trainer = "torch"'
+            'the trainer "megatron" knows dense Qwen3 models with plain rotary embeddings, without biases and'
+            f' sliding windows, and the one in {model}, a {kind}, is none; use trainer = "torch"'
         )
 
 

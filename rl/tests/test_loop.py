@@ -304,6 +304,13 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(config, tmp_path, mon
     assert [one.name for one in (out / "checkpoints").iterdir()] == ["000001"]
 
 
+def test_a_gradient_that_is_not_a_number_is_one_error_and_leaves_the_checkpoint_before(config, tmp_path):
+    result = seer(config(), tmp_path / "out", "train.optimizer.learning_rate=1e30")
+    assert result.exit_code == 2
+    assert "the norm of its gradient nan: the weights would be lost" in result.stderr
+    assert [one.name for one in (tmp_path / "out" / "checkpoints").iterdir()] == ["000001"]
+
+
 def test_a_disk_that_is_full_when_weights_are_written_is_one_error(config, tmp_path):
     program = """
 import resource, sys

@@ -279,9 +279,11 @@ def test_a_model_that_it_does_not_know_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="a gpt2, is none"):
         MegatronTrainer(table(), tmp_path, 0)
     rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    Qwen3Config(rope_parameters=rope).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="a qwen3, is none"):
-        MegatronTrainer(table(), tmp_path, 0)
+    others = {"rope_parameters": rope}, {"attention_bias": True}, {"hidden_act": "gelu"}
+    for other in others:
+        Qwen3Config(**other).save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match="a qwen3, is none"):
+            MegatronTrainer(table(), tmp_path, 0)
 
 
 def test_the_number_of_ranks_is_the_product():
