@@ -31,6 +31,11 @@ class MicroBatch:
         """Return what predicts the trained tokens, [n, ...], of one value per place, [rows, width, ...]."""
         return per_place[:, :-1][self.mask[:, 1:]]
 
+    def same_tokens(self, other: MicroBatch) -> bool:
+        """Return whether another has the same tokens at the same places."""
+        mine, others = (self.ids, self.positions, self.mask), (other.ids, other.positions, other.mask)
+        return all(torch.equal(one, another) for one, another in zip(mine, others, strict=True))
+
     @property
     def targets(self) -> Tensor:
         """The trained tokens, [n]."""

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from seer_rl.prompts import Prompts
 from seer_rl.responses import Response
 from seer_rl.rewards import RewardPool
 from seer_rl.trackers import Trackers
-from seer_rl.trainer import Sample, Trainer
+from seer_rl.trainer import ForeseeingTrainer, Sample, Trainer
 from seer_rl.weights import Way
 
 __all__ = ["Loop", "Watch"]
@@ -46,7 +46,10 @@ class Watch(Protocol):
     """Whoever looks on; called in the loop's thread."""
 
     def phase(self, iteration: int, name: str) -> None:
-        """An iteration has come to a phase: rollout, rewards, training, weights or checkpoint."""
+        """An iteration has come to a phase.
+
+        They are evaluation, rollout, sleep, rewards, training, weights and checkpoint.
+        """
 
     def responses(self, finished: int, wanted: int) -> None:
         """So many responses of the rollout have finished."""
@@ -56,12 +59,29 @@ class Watch(Protocol):
 
 
 @attrs.frozen(eq=False)
+class _Finished:
+    """A response in the place where it was submitted, and its reward, which may not be there yet."""
+
+    group: PromptGroup
+    completion: Completion
+    reward: Future[float]
+
+
+@attrs.frozen(eq=False)
 class _Judged:
-    """A response in the place where it was submitted, and its reward, None if it failed."""
+    """A response and its reward, None if it failed."""
 
     group: PromptGroup
     completion: Completion
     reward: float | None
+
+
+@attrs.frozen(eq=False)
+class _Evaluation:
+    """Responses to held-out prompts."""
+
+    weight_version: int
+    finished: list[_Finished]
 
 
 @attrs.define(eq=False)
@@ -81,6 +101,8 @@ class Loop:
     trackers: Trackers
     held_out: Prompts | None = None
     _seconds: dict[str, float] = attrs.field(factory=dict, init=False)
+    _writer: ThreadPoolExecutor = attrs.field(init=False)
+    _saving: Future[None] | None = attrs.field(default=None, init=False)
 
     def run(self, begin: Checkpoint | None) -> None:
         """Train from a checkpoint, which the trainer has loaded, or from the first weights.
@@ -92,8 +114,10 @@ class Loop:
         if begin is not None:
             done = begin.state.iterations
             self.session.update_weights(begin.path, done)
-        for iteration in range(done, self.table.iterations):
-            self._iterate(iteration)
+        with ThreadPoolExecutor(1, "seer-checkpoint") as self._writer:
+            for iteration in range(done, self.table.iterations):
+                self._iterate(iteration)
+            self._wait_for_checkpoint()
 
     def _iterate(self, iteration: int) -> None:
         self._seconds = {}
@@ -102,83 +126,84 @@ class Loop:
         evaluations = []
         if iteration % self.table.evaluation.every == 0:
             evaluations += self._evaluate(iteration)
-        judged = self._roll_out(iteration, self.prompts(iteration))
-        kept = _with_rewards(judged, iteration)
-        with self._phase(iteration, "training"), self._engines_asleep():
-            learnt = self.trainer.train(_samples(kept, scale=self.table.loss.scale))
+        with self._phase(iteration, "rollout"):
+            finished = self._roll_out(self.prompts(iteration), iteration)
+        speeds = _speeds(self.session)
+        self._wait_for_checkpoint()
+        with self._engines_asleep(iteration):
+            with self._phase(iteration, "rewards"):
+                self._foresee(finished)
+                judged = _judge(finished)
+            kept = _with_rewards(judged, iteration)
+            with self._phase(iteration, "training"):
+                learnt = self.trainer.train(_samples(kept, scale=self.table.loss.scale))
         self._check(iteration, learnt)
         with self._phase(iteration, "weights"), self.way.offer() as weights:
             self.session.update_weights(weights, iteration + 1)
-        speeds = _speeds(self.session)
         if last:
             evaluations += self._evaluate(iteration)
+        evaluated = [self._judge_evaluation(iteration, each) for each in evaluations]
         record = {
             "iteration": iteration,
             "weight_version": version,
             **_facts(judged),
             **learnt,
             "weights_sha256": self.way.digest(),
-            "evaluations": evaluations,
+            "evaluations": evaluated,
             **speeds,
             **{f"{name}_s": round(seconds, 3) for name, seconds in self._seconds.items()},
         }
         self._write(record)
         self.trackers.iterated(record)
         if last or (iteration + 1) % self.table.save_every == 0:
-            with self._phase(iteration, "checkpoint"):
-                self._save(iteration + 1)
+            self.watch.phase(iteration, "checkpoint")
+            self._saving = self._writer.submit(self._save, iteration + 1)
         self.watch.iterated(record)
 
-    def _evaluate(self, iteration: int) -> list[dict[str, Any]]:
-        """Return how the current weights do on held-out prompts, if there are any, with the same seeds."""
+    def _evaluate(self, iteration: int) -> list[_Evaluation]:
+        """Roll held-out prompts out, if there are any, always with the same seeds.
+
+        Their rewards are not waited for: the next rollout can begin while they are computed.
+        """
         if self.held_out is None:
             return []
-        before, self._seconds, began = self._seconds, {}, time.monotonic()
         # Ids of their own: a pool or a draft may know the text of an iteration's groups by theirs.
         records = [
             {**record, "group_id": f"held-out-{number}"} for number, record in enumerate(self.held_out(0))
         ]
-        judged = self._roll_out(iteration, records, seeds_of=0)
+        with self._phase(iteration, "evaluation"):
+            return [_Evaluation(self.session.weight_version, self._roll_out(records, 0))]
+
+    def _judge_evaluation(self, iteration: int, evaluation: _Evaluation) -> dict[str, Any]:
+        """Return how weights do on held-out prompts, once all rewards are there."""
+        with self._phase(iteration, "evaluation"):
+            judged = _judge(evaluation.finished)
         rewards = [each.reward for each in _with_rewards(judged, iteration) if each.reward is not None]
         lengths = [len(each.completion.token_ids) for each in judged]
-        seconds = before.get("evaluation", 0.0) + time.monotonic() - began
-        self._seconds = {**before, "evaluation": seconds}
-        return [
-            {
-                "weight_version": self.session.weight_version,
-                "reward_mean": math.fsum(rewards) / len(rewards),
-                "mean_tokens": sum(lengths) / len(lengths),
-                **_failures(judged),
-            }
-        ]
+        return {
+            "weight_version": evaluation.weight_version,
+            "reward_mean": math.fsum(rewards) / len(rewards),
+            "mean_tokens": sum(lengths) / len(lengths),
+            **_failures(judged),
+        }
 
-    def _roll_out(
-        self, iteration: int, prompts: Iterable[Mapping[str, Any]], seeds_of: int | None = None
-    ) -> list[_Judged]:
+    def _roll_out(self, prompts: Iterable[Mapping[str, Any]], seeds_of: int) -> list[_Finished]:
         """Return every response to prompts, in the order of their submission."""
         records = list(prompts)
-        seeds_of = iteration if seeds_of is None else seeds_of
         groups = self.session.runtime.groups(records, seeds_of)
         _check_sampling(groups)
         wanted = sum(group.n for group in groups)
         found: dict[tuple[str, int], tuple[Completion, Future[float]]] = {}
-        with self._phase(iteration, "rollout"):
-            for completion in self.session.stream(records, seeds_of, keep=False):
-                response = Response(
-                    completion.metadata,
-                    completion.text,
-                    list(completion.token_ids),
-                    completion.finish_reason,
-                )
-                reward = self._reward(completion, response)
-                found[completion.group_id, completion.index] = completion, reward
-                self.watch.responses(len(found), wanted)
-        with self._phase(iteration, "rewards"):
-            return [
-                _Judged(group, completion, _result(completion, reward))
-                for group in groups
-                for completion, reward in (found[group.id, index] for index in range(group.n))
-            ]
+        for completion in self.session.stream(records, seeds_of, keep=False):
+            response = Response(
+                completion.metadata,
+                completion.text,
+                list(completion.token_ids),
+                completion.finish_reason,
+            )
+            found[completion.group_id, completion.index] = completion, self._reward(completion, response)
+            self.watch.responses(len(found), wanted)
+        return [_Finished(group, *found[group.id, index]) for group in groups for index in range(group.n)]
 
     def _reward(self, completion: Completion, response: Response) -> Future[float]:
         if completion.finish_reason in WHOLE:
@@ -188,14 +213,29 @@ class Loop:
         return none
 
     @contextmanager
-    def _engines_asleep(self) -> Iterator[None]:
+    def _engines_asleep(self, iteration: int) -> Iterator[None]:
         """Give the trainer the engines' memory meanwhile, if it shares their devices."""
         if not self.table.colocated:
             yield
             return
-        self.session.sleep()
+        with self._phase(iteration, "sleep"):
+            self.session.sleep()
         yield  # after an error nobody needs them
-        self.session.wake()
+        with self._phase(iteration, "sleep"):
+            self.session.wake()
+
+    def _foresee(self, finished: Sequence[_Finished]) -> None:
+        """Let the trainer begin with what needs no rewards, while the last ones are computed."""
+        if isinstance(self.trainer, ForeseeingTrainer):
+            self.trainer.foresee(
+                [
+                    Sample(
+                        each.group.prompt_token_ids, each.completion.token_ids, each.completion.logprobs, 0.0
+                    )
+                    for each in finished
+                    if each.completion.finish_reason in WHOLE
+                ]
+            )
 
     def _check(self, iteration: int, learnt: Mapping[str, float]) -> None:
         limit = self.table.max_dlogp
@@ -215,6 +255,15 @@ class Loop:
 
         self.checkpoints.save(state, write)
 
+    def _wait_for_checkpoint(self) -> None:
+        """Let the last checkpoint be written: what it holds is about to change."""
+        if self._saving is None:
+            return
+        began = time.monotonic()
+        self._saving.result()
+        self._saving = None
+        self._seconds["checkpoint"] = time.monotonic() - began
+
     def _write(self, record: Mapping[str, Any]) -> None:
         try:
             self.metrics.write(msgspec.json.encode(record))
@@ -226,7 +275,7 @@ class Loop:
         self.watch.phase(iteration, name)
         began = time.monotonic()
         yield
-        self._seconds[name] = time.monotonic() - began
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
 
 def _with_rewards(judged: Sequence[_Judged], iteration: int) -> list[_Judged]:
@@ -248,6 +297,11 @@ def _check_sampling(groups: Sequence[PromptGroup]) -> None:
                 f" {sampling.top_p:g} and top_k {sampling.top_k}: the log-probs that are trained on are the"
                 " model's own; sample at temperature 1, top_p 1 and top_k 0"
             )
+
+
+def _judge(finished: Sequence[_Finished]) -> list[_Judged]:
+    """Wait for all rewards."""
+    return [_Judged(each.group, each.completion, _result(each.completion, each.reward)) for each in finished]
 
 
 def _result(completion: Completion, reward: Future[float]) -> float | None:

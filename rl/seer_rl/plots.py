@@ -14,7 +14,7 @@ from seer_core.cli.output import replacing
 
 __all__ = ["draw"]
 
-PHASES = ("rollout", "rewards", "training", "weights", "evaluation")
+PHASES = ("rollout", "sleep", "rewards", "training", "weights", "checkpoint", "evaluation")
 
 
 def draw(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

@@ -49,6 +49,7 @@ class TorchTrainer:
             weight_decay=rates.weight_decay,
         )
         self._updates = 0
+        self._foreseen: list[tuple[MicroBatch, Tensor | None]] = []
 
     @property
     def vocab_size(self) -> int:
@@ -70,7 +71,7 @@ class TorchTrainer:
         if not batches:
             return metrics | {"clipped": 0.0, "kl": 0.0}
         old: list[Tensor] = []
-        reference = [self._reference_logprobs(batch) for batch in batches]
+        reference = self._reference_of(batches)
         losses, norms, clipped_tokens, divergence = [], [], 0.0, 0.0
         for epoch in range(loss.epochs):
             epoch_loss = 0.0
@@ -115,6 +116,22 @@ class TorchTrainer:
         self._optimizer.zero_grad()
         self._updates += 1
         return float(norm.item())
+
+    def foresee(self, samples: Sequence[Sample]) -> None:
+        """Compute the reference's log-probs, if there is a penalty."""
+        if self._reference is not None:
+            layout = self._table.torch
+            batches = micro_batches(samples, layout.micro_tokens, packed=layout.packed)
+            self._foreseen = [(batch, self._reference_logprobs(batch)) for batch in batches]
+
+    def _reference_of(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
+        """Return the reference's log-probs, those foreseen where the micro-batches are the same."""
+        foreseen, self._foreseen = self._foreseen, []
+        if len(foreseen) == len(batches) and all(
+            batch.same_tokens(known) for batch, (known, _) in zip(batches, foreseen, strict=True)
+        ):
+            return [logprobs for _, logprobs in foreseen]
+        return [self._reference_logprobs(batch) for batch in batches]
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:

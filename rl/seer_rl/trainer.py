@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
-__all__ = ["Sample", "SharingTrainer", "Trainer"]
+__all__ = ["ForeseeingTrainer", "Sample", "SharingTrainer", "Trainer"]
 
 
 @attrs.frozen(eq=False)
@@ -27,6 +27,9 @@ class Sample:
 
 class Trainer(Protocol):
     """Holds weights and optimizer; the same calls in the same order give the same weights, bit for bit.
+
+    One call at a time.  ``export`` and ``save`` of a checkpoint come from another thread, while the next
+    rollout is under way.
 
     A trainer is made by ``factory(table, model, seed)``: the ``[train]`` table, the directory of the first
     weights, and the run's seed.  See ``seer_rl.torch_trainer.TorchTrainer``.  One that has processes, say, is
@@ -56,6 +59,18 @@ class Trainer(Protocol):
 
     def load(self, directory: Path) -> None:
         """Be again as when ``export`` and ``save`` wrote into this directory."""
+
+
+@runtime_checkable
+class ForeseeingTrainer(Trainer, Protocol):
+    """A trainer that can use the time in which the last rewards are computed."""
+
+    def foresee(self, samples: Sequence[Sample]) -> None:
+        """Compute what of the next ``train`` needs no rewards.
+
+        These are its samples, all advantages 0; those whose reward fails will be missing there.  It changes
+        nothing of what is learnt, by no bit.
+        """
 
 
 @runtime_checkable

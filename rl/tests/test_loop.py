@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -136,6 +137,73 @@ def test_held_out_prompts_are_evaluated_with_the_same_seeds_and_learnt_by_nobody
     for line in (*plain, *lines):
         del line["evaluations"]
     assert learnt(lines) == learnt(plain)
+
+
+WAIT_FOR = """
+    if response.metadata["index"] >= {held_out}:
+        end = time.monotonic() + 20
+        while not (HERE / "{file}").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert (HERE / "{file}").exists()
+    return float(response.token_ids[0] % 2)"""
+
+
+def test_rewards_of_an_evaluation_are_computed_while_the_next_rollout_goes_on(config, tmp_path):
+    path = config(WAIT_FOR.format(held_out=3, file="rolling").strip())
+    overrides = (
+        "train.iterations=1",
+        "train.evaluation.prompts=toy_task.py:prompts",
+        "train.evaluation.groups=4",
+        "train.rewards.workers=4",
+        "train.rewards.timeout_s=30",
+    )
+    watch = Quiet((0, "rewards"), (tmp_path / "rolling").touch)
+    # They come when the next rollout is over: had anybody waited for them before it, they had failed.
+    [line] = run(path, tmp_path / "out", *overrides, watch=watch)
+    assert [each["failed_rewards"] for each in line["evaluations"]] == [0, 0]
+
+
+def test_a_checkpoint_is_written_while_the_next_rollout_goes_on(config, tmp_path, monkeypatch, uninterrupted):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    rolling, save, waited = threading.Event(), TorchTrainer.save, []
+
+    def slow(self, directory):
+        if self._updates == 1:
+            waited.append(rolling.wait(60))
+        save(self, directory)
+
+    monkeypatch.setattr(TorchTrainer, "save", slow)
+    run(config(), tmp_path / "out", watch=Quiet((1, "rollout"), rolling.set))
+    assert waited == [True]
+    assert learnt(metrics(tmp_path / "out")) == uninterrupted
+
+
+@pytest.mark.parametrize("fail", ["", "assert response.metadata['index'] != 1\n    "])
+def test_what_a_trainer_computes_before_the_last_rewards_changes_nothing(config, tmp_path, monkeypatch, fail):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    foresee, compute, computed = TorchTrainer.foresee, TorchTrainer._reference_logprobs, []
+    done = tmp_path / "foreseen"
+
+    def foresee_then_let_rewards_come(self, samples):
+        foresee(self, samples)
+        done.touch()
+
+    def count(self, batch):
+        computed.append(len(batch.ids))
+        return compute(self, batch)
+
+    monkeypatch.setattr(TorchTrainer, "foresee", foresee_then_let_rewards_come)
+    monkeypatch.setattr(TorchTrainer, "_reference_logprobs", count)
+    path = config(fail + WAIT_FOR.format(held_out=0, file="foreseen").strip())
+    overrides = ("train.loss.kl=0.1", "train.rewards.timeout_s=30")
+    lines = run(path, tmp_path / "out", *overrides)
+    assert [line["failed_rewards"] for line in lines] == [4 if fail else 0] * 3
+    # Twelve responses in an iteration; with failures those left are laid out anew.
+    assert sum(computed) == 3 * (12 + (8 if fail else 0))
+    monkeypatch.delattr(TorchTrainer, "foresee")
+    assert learnt(run(path, tmp_path / "plain", *overrides)) == learnt(lines)
 
 
 def test_the_seed_of_the_run_changes_its_responses(config, tmp_path):
