@@ -8,8 +8,8 @@ SETUP_sglang = setup-sglang
 demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each technique; ENGINE=sglang: on SGLang.
 	.venv/bin/seer compare examples/tiny_reasoner/demo.toml --set seer.engine=$(ENGINE)
 
-train: setup  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
-	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume
+train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
+	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
 test: packages setup-sglang fast-test  ## Everything CI runs: style, types, import contracts, all tests.
 	.venv/bin/python -m pytest -m engine

@@ -1,11 +1,13 @@
 """The same training under group round-robin and under full Seer, on real engines: equal bit for bit?
 
 Each arm trains the example anew, `seer train examples/tiny_rl/train.toml`, with the same seed.  The baseline
-is what veRL does: whole groups pinned to instances, no chunks, no drafts, no KV pool.  With --kill a third
-arm is full Seer again, one of whose instances gets SIGKILL after every second iteration.  KV is short on
-purpose, so that the baseline preempts.  Exit status 1 if rewards, tokens, losses or weights differ anywhere.
+is what veRL does: whole groups pinned to instances, no chunks, no drafts, no KV pool.  Its weights go to the
+engines by a directory, those of full Seer by shared memory.  With --kill a third arm is full Seer again, one
+of whose instances gets SIGKILL after every second iteration.  KV is short on purpose, so that the baseline
+preempts.  Exit status 1 if rewards, tokens, losses or weights differ anywhere.
 
     python benchmarks/rl_bit_equal.py --iterations 10 --out out/rl_bit_equal --json out/rl_bit_equal.json
+    python benchmarks/rl_bit_equal.py --engine sglang --iterations 3 --groups 8 --kill --out out/rl_bit_equal
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "tiny_rl" / "train.toml"
 
 BASELINE = ("seer.plugins=['group_round_robin']", "seer.kv_pool=none")
+SEER = ("train.weights=shared_memory",)
 SAME = (
     "responses",
     "failed_rewards",
@@ -42,9 +45,9 @@ SHOWN = ("rollout_s", "training_s", "weights_s", "preemptions", "chunks", "insta
 
 def main(arguments: argparse.Namespace) -> int:
     """Train under each arm, compare, report; return the exit status."""
-    arms = {"baseline": BASELINE, "seer": ()}
+    arms = {"baseline": BASELINE, "seer": SEER}
     if arguments.kill:
-        arms["seer, killed"] = ()
+        arms["seer, killed"] = SEER
     rows = {name: train(name, overrides, arguments) for name, overrides in arms.items()}
     different = differences(rows)
     if arguments.kill and not any(line["instances_lost"] for line in rows["seer, killed"]):
@@ -61,7 +64,12 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"{arguments.iterations} iterations: {', '.join(SAME)} equal bit for bit")
     if arguments.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
-        report = {"machine": machine, "differences": different, "arms": rows}
+        report = {
+            "machine": machine,
+            "engine": arguments.engine,
+            "differences": different,
+            "arms": rows,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     return 1 if different else 0
 
@@ -89,7 +97,8 @@ def train(name: str, overrides: Sequence[str], arguments: argparse.Namespace) ->
         f"train.groups={arguments.groups}",
         f"seer.seed={arguments.seed}",
         "train.evaluation.prompts=''",
-        f"engine.vllm.kv_cache_bytes={arguments.kv_bytes}",
+        f"seer.engine={arguments.engine}",
+        f"engine.{arguments.engine}.kv_cache_bytes={arguments.kv_bytes}",
         *overrides,
         *arguments.set,
     ]
@@ -144,6 +153,7 @@ if __name__ == "__main__":
     parser.add_argument("--groups", type=int, default=16, help="prompts an iteration, 8 responses each (16)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and responses (default 0)")
     parser.add_argument("--kv-bytes", type=int, default=4_194_304, help="KV of an instance (default 4 MiB)")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--kill", action="store_true", help="train a third time, killing engines")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer train")
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs; replaced")

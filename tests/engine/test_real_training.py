@@ -15,9 +15,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs
 SAME = ("rewards_sha256", "tokens_sha256", "loss", "grad_norm", "weights_sha256")
 
 
-def test_group_round_robin_and_full_seer_train_the_same_weights_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_group_round_robin_and_full_seer_train_the_same_weights_bit_for_bit(tmp_path, engine):
     report = tmp_path / "report.json"
     options = ["--iterations", "2", "--groups", "8", "--out", tmp_path / "out", "--json", report]
+    options += ["--engine", engine]
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "rl_bit_equal.py", *options],
         capture_output=True,
@@ -31,7 +33,9 @@ def test_group_round_robin_and_full_seer_train_the_same_weights_bit_for_bit(tmp_
         assert {name: one[name] for name in SAME} == {name: other[name] for name in SAME}
     assert len({row["weights_sha256"] for row in arms["seer"]}) == 2
     # It was no comparison of a thing with itself.
-    assert sum(row["preemptions"] for row in arms["baseline"]) > 0
-    assert sum(row["preemptions"] for row in arms["seer"]) == 0
+    preemptions = {name: sum(row["preemptions"] for row in rows) for name, rows in arms.items()}
+    assert preemptions["baseline"] > preemptions["seer"]
+    assert preemptions["seer"] == 0 or engine == "sglang"  # which may retract a request with drafts
+    assert [(tmp_path / "out" / name / "weights").exists() for name in arms] == [True, False]
     assert all(row["acceptance_length"] > 1 and row["chunks"] > row["responses"] for row in arms["seer"])
     assert max(row["dlogp_mean"] for rows in arms.values() for row in rows) < 1e-6
