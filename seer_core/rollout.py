@@ -95,7 +95,7 @@ class Rollout:
                 self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))
 
     async def room(self, requests: int = 1) -> None:
-        """Wait until so many more requests may be added; raises as ``add`` where waiting is of no use."""
+        """Wait until so many more requests may be added at once; raises as ``add`` if waiting is no use."""
         while True:
             try:
                 return self._expect_room(requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
 from seer_core.weights import WeightSpec
 
-__all__ = ["Session", "rollout"]
+__all__ = ["Session", "SessionRollout", "rollout"]
 
 T = TypeVar("T")
 
@@ -28,9 +28,10 @@ class Session:
     """Engines that live between the steps of a trainer which owns no event loop.
 
     Use as a context manager, once: entering starts all engines, leaving stops them.  The event loop runs in a
-    thread of the session's own, so methods may be called from any thread, but one at a time.  Errors are
-    those of ``Runtime``.  Ctrl-C in the thread that waits ends the wait: what is under way is given up and
-    the engines are idle, or stopped on the way out of ``with``, before ``KeyboardInterrupt`` goes on.
+    thread of the session's own, so methods may be called from any thread, but one at a time; an open
+    rollout's at any time.  Errors are those of ``Runtime``.  Ctrl-C in the thread that waits ends the wait:
+    what is under way is given up and the engines are idle, or stopped on the way out of ``with``, before
+    ``KeyboardInterrupt`` goes on.
     """
 
     def __init__(self, config: Config | str | Path, observers: Iterable[Observer] = ()) -> None:
@@ -98,17 +99,15 @@ class Session:
         Raises:
             SeerError: nothing has been rolled out.
         """
-        if self._rollout is None:
+        if self._rollout is None or not self._rollout.submitted:
             raise SeerError("this session has rolled out nothing yet")
         return self._rollout.result
 
     def rollout(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> RolloutResult:
         """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments."""
-        with self._use("rolling out"):
-            try:
-                return self._call(self._call(self._begin(records, iteration, keep=True)).wait())
-            finally:
-                self._leave()
+        with self.open() as rollout:
+            rollout.add(records, iteration)
+            return rollout.wait()
 
     def stream(
         self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, keep: bool = True
@@ -118,11 +117,21 @@ class Session:
         It begins when the first one is asked for, and engines go on while the caller works.  Leaving early
         gives up what has not finished.  ``keep`` is that of ``Runtime.rollout``.
         """
+        with self.open(keep=keep) as rollout:
+            rollout.add(records, iteration)
+            rollout.close()
+            yield from rollout
+
+    @contextmanager
+    def open(self, *, keep: bool = True, most_requests: int | None = None) -> Iterator[SessionRollout]:
+        """Begin a rollout that takes prompts until it is closed; see ``Runtime.open``.
+
+        Leaving ``with`` closes it and gives up what has not finished.
+        """
         with self._use("rolling out"):
             try:
-                rollout = self._call(self._begin(records, iteration, keep))
-                while completions := self._call(_take(rollout)):
-                    yield from completions
+                self._rollout = self._call(_soon(self.runtime.open, keep=keep, most_requests=most_requests))
+                yield SessionRollout(self, self._rollout)
             finally:
                 self._leave()
 
@@ -146,12 +155,6 @@ class Session:
         """Let all instances take their memory again; see ``Runtime.wake``."""
         with self._use("waking its engines"):
             self._call(self.runtime.wake(), finish=True)
-
-    async def _begin(
-        self, records: Iterable[Mapping[str, Any]], iteration: int | None, keep: bool
-    ) -> Rollout:
-        self._rollout = self.runtime.rollout(self.runtime.groups(records, iteration), keep=keep)
-        return self._rollout
 
     def _leave(self) -> None:
         """Give up what is under way; without waiting in the loop's own thread, where garbage is collected."""
@@ -217,6 +220,53 @@ class Session:
             await self._over.wait()
 
         asyncio.run(live())
+
+
+class SessionRollout:
+    """An open rollout of a session: a ``Rollout`` whose methods wait, and may be called from any thread.
+
+    Iterate over it for completions, as they finish; several threads may, and each gets what no other does.
+    """
+
+    def __init__(self, session: Session, rollout: Rollout) -> None:
+        self._call = session._call
+        self._runtime = session.runtime
+        self._rollout = rollout
+
+    def add(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> None:
+        """Roll out these prompts as well, once there is room; for the arguments see ``Runtime.groups``."""
+        self._call(self._add(records, iteration))
+
+    async def _add(self, records: Iterable[Mapping[str, Any]], iteration: int | None) -> None:
+        groups = self._runtime.groups(records, iteration)
+        await self._rollout.room(sum(group.n for group in groups))
+        self._rollout.add(groups)
+
+    def close(self) -> None:
+        """Take no more prompts: iterating ends once everything is over.  Idempotent."""
+        self._call(_soon(self._rollout.close))
+
+    def abort_request(self, request_id: str) -> None:
+        """Give up one request; see ``Rollout.abort_request``."""
+        self._call(_soon(self._rollout.abort_request, request_id))
+
+    def abort_group(self, group_id: str) -> None:
+        """Give up what is unfinished of a group."""
+        self._call(_soon(self._rollout.abort_group, group_id))
+
+    def wait(self) -> RolloutResult:
+        """Close it, and return the whole result once everything has finished."""
+        self.close()
+        return self._call(self._rollout.wait())
+
+    def __iter__(self) -> Iterator[Completion]:
+        while completions := self._call(_take(self._rollout)):
+            yield from completions
+
+
+async def _soon(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
+    """Call a function in the session's thread."""
+    return call(*arguments, **more)
 
 
 def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:

@@ -96,6 +96,44 @@ def test_engines_are_served_while_the_caller_works_on_a_completion(played, hand)
             assert completion.finish_reason == "stop"
 
 
+def test_prompts_may_be_added_by_some_threads_while_others_read(config):
+    records = [{"prompt": f"prompt {number}", "n": 3} for number in range(12)]
+    found, left = [], threading.Semaphore(0)
+
+    def add(rollout, mine):
+        for record in mine:
+            rollout.add([record], 0)
+        left.release()
+
+    with Session(config) as session:
+        with session.open(most_requests=9) as rollout:
+            readers = [threading.Thread(target=lambda: found.extend(rollout)) for _ in range(2)]
+            writers = [threading.Thread(target=add, args=(rollout, records[n::3])) for n in range(3)]
+            for thread in (*readers, *writers):
+                thread.start()
+            assert all(left.acquire(timeout=60) for _ in writers)
+            rollout.close()
+            for thread in (*readers, *writers):
+                thread.join(60)
+            with pytest.raises(SeerError, match="this rollout is closed"):
+                rollout.add(records)
+        expected = session.rollout(records, 0)
+    assert tokens(found) == tokens(expected.completions)
+
+
+def test_an_open_rollout_that_is_left_gives_up_the_rest(config):
+    with Session(config) as session:
+        with session.open() as rollout:
+            rollout.add(RECORDS)
+            first = next(iter(rollout))
+            rollout.abort_request("nobody")
+            rollout.abort_group(first.group_id)
+            with pytest.raises(SeerError, match=r"is rolling out; one thing at a time"):
+                session.update_weights("step 1")
+        assert session.result.summary.requests == 5
+        assert session.update_weights("step 1") == 1
+
+
 def test_a_stream_that_is_left_early_gives_up_the_rest(config):
     with Session(config) as session:
         for completion in session.stream(RECORDS):

@@ -265,6 +265,19 @@ class PlacerContract:
         for _ in range(5):
             fleet.place(home="a")
 
+    def test_groups_that_are_over_are_forgotten(self) -> None:
+        """Sooner or later, for others arrive all the time; one that remembers groups is ``GroupAware``."""
+        fleet = Fleet(self.make())
+        fleet.start()
+        fleet.start()
+        for _ in range(400):
+            fleet.place()
+            while len(fleet.chunks) > 2:
+                fleet.end(0)
+        gc.collect()
+        held = sum(group() is not None for group in fleet.seen)
+        assert 2 * held < len(fleet.seen), f"holds {held} of {len(fleet.seen)} groups that are over"
+
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests, instances and their list belong to the scheduler."""
         fleet_story(Fleet(watched("placer", self.make())))

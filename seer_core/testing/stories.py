@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -11,7 +12,7 @@ from seer_core.defaults import FirstComeFirstServed, LeastLoaded
 from seer_core.events import Command, Event, InstanceGivenUp, InstanceReported, InstanceTroubled
 from seer_core.guard import guard
 from seer_core.model import ChunkRecord, Completion, GroupContext, InstanceInfo, InstanceStatus, Request
-from seer_core.policy import Placement, Placer, Prioritizer
+from seer_core.policy import GroupAware, Placement, Placer, Prioritizer
 from seer_core.scheduler import Policies, Slot
 from seer_core.testing.chance import chance as new_chance
 from seer_core.testing.rig import Rig
@@ -130,7 +131,8 @@ class Fleet:
     def __init__(self, placer: Placer) -> None:
         self.placer = placer
         self.instances: list[InstanceStatus] = []
-        self.chunks: list[tuple[InstanceStatus, int]] = []
+        self.chunks: list[tuple[InstanceStatus, int, GroupContext]] = []
+        self.seen: list[weakref.ref[GroupContext]] = []
         self.started = self.requests = 0
 
     def start(
@@ -156,6 +158,7 @@ class Fleet:
         group = GroupContext(f"g{self.requests}", self.requests, 1, prompt, 60, left=1)
         request = Request(f"{group.id}/0", self.requests, 0, group, instance=home)
         guard(group, request)
+        self.seen.append(weakref.ref(group))
         self.requests += 1
         choice = self.placer.place(request, tokens, self.instances)
         instance = choice.instance if isinstance(choice, Placement) else choice
@@ -163,13 +166,16 @@ class Fleet:
             return None
         assert any(instance is one for one in self.instances), f"answered {instance!r}, not one of the living"
         self._load(instance, 1, instance.footprint(request, tokens))
-        self.chunks.append((instance, instance.footprint(request, tokens)))
+        self.chunks.append((instance, instance.footprint(request, tokens), group))
         return instance
 
     def end(self, number: int) -> None:
-        """End a chunk."""
-        instance, kv_tokens = self.chunks.pop(number)
+        """End a chunk, and with it its group."""
+        instance, kv_tokens, group = self.chunks.pop(number)
         self._load(instance, -1, -kv_tokens)
+        group.left = 0
+        if isinstance(self.placer, GroupAware):
+            self.placer.group_over(group)
 
     def _load(self, instance: InstanceStatus, running: int, kv_tokens: int) -> None:
         instance.running += running

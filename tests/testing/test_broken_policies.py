@@ -308,6 +308,15 @@ class MoodyPlacer(LeastLoaded):
         return instances[self.mood]
 
 
+class Archivist(LeastLoaded):
+    def __init__(self):
+        self.groups = []
+
+    def place(self, request, chunk_tokens, instances):
+        self.groups.append(request.group)
+        return super().place(request, chunk_tokens, instances)
+
+
 class Brooder(LeastLoaded):
     def place(self, request, chunk_tokens, instances):
         instance = super().place(request, chunk_tokens, instances)
@@ -438,6 +447,7 @@ FAULTS = {
             "instance_changed\\(\\) changed what it was given: reserved_kv_tokens of instance",
         ),
         (MoodyPlacer, ALIKE, ""),
+        (Archivist, "test_groups_that_are_over_are_forgotten", "holds 400 of 400 groups"),
         (Brooder, RANDOM, "gives 7 for a reason"),
     ],
     ObserverContract: [
