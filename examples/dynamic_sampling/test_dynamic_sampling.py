@@ -1,0 +1,49 @@
+"""The batch is full, nobody in it teaches nothing, and what was replaced is nobody's."""
+
+import asyncio
+import importlib.util
+from itertools import count
+from pathlib import Path
+
+from seer_core import Runtime
+from seer_core.config import make_config
+
+HERE = Path(__file__).parent
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("dynamic_sampling", HERE / "dynamic_sampling.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_groups_whose_rewards_are_equal_are_replaced_until_the_batch_is_full(tmp_path):
+    tables = {
+        "seer": {"engine": "sim", "plugins": ["divided_rollout", "context_sched"]},
+        "rollout": {"n": 4, "max_tokens": 200},
+    }
+    config = make_config(tables, base_dir=tmp_path, origin="a test")
+    used = []
+
+    def prompts():
+        for number in count():
+            used.append(f"g{number}")
+            yield {"prompt_token_ids": [7, number], "group_id": f"g{number}"}
+
+    def reward(completion):
+        hard = int(completion.group_id[1:]) % 3
+        return completion.index % 2 if hard else 0
+
+    async def run():
+        async with Runtime.from_config(config) as runtime:
+            return await asyncio.wait_for(load().fill_batch(runtime, prompts(), reward, 8), 60)
+
+    batch = asyncio.run(run())
+    assert len(batch) == 8
+    for group in batch:
+        assert {each.index for each in group} == {0, 1, 2, 3}
+        assert len({each.group_id for each in group}) == 1
+        assert len({reward(each) for each in group}) == 2
+    # Of every three prompts one teaches nothing; one more may have been under way when the batch was full.
+    assert 11 <= len(used) <= 13
