@@ -1,8 +1,9 @@
 """What dynamic sampling costs: in rounds, as trainers do it, or with each group replaced at once (simulated).
 
 The workload is Qwen2-VL-72B's, smaller by ``--scale``.  A group's responses are right with a chance of its
-own: for ``--easy`` of the groups it is 0 or 1, half of them each, for the others it is uniform.  So nearly half
-of all groups teach nothing.  All ways meet the same prompts with the same responses, and stop with a full batch.
+own: for ``--easy`` of the groups it is 0 or 1, half of them each, for the others it is uniform.  So nearly
+half of all groups teach nothing.  All ways meet the same prompts with the same responses, and stop with a
+full batch.
 """
 
 from __future__ import annotations

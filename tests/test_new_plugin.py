@@ -220,7 +220,7 @@ def test_the_page_about_plug_ins_does_what_it_says(tmp_path, write_config, write
     with (tmp_path / "longest_group/seer_longest_group/__init__.py").open("a") as module:
         module.writelines(f"\n\n{body}" for body in shown if not body.startswith("# "))
     install(site, tmp_path / "longest_group")
-    assert "11 passed" in pytest_in(tmp_path / "longest_group" / "tests", site=site)
+    assert "13 passed" in pytest_in(tmp_path / "longest_group" / "tests", site=site)
     script(scripts[1])
     assert "mine" in script(scripts[2])
     assert "+ longest_group" in script(scripts[3])

@@ -32,8 +32,8 @@ class ContextAware:
     Response 0 of each group is its probe.  While probes wait, the one with the fewest generated
     tokens is next; otherwise a request of the group with the largest estimate.  Every
     ``guard_interval``-th decision goes to the group that has been served least instead, so that a
-    wrong estimate starves nobody.  Heaps hold stale entries, which are dropped when they surface, or
-    when a group is over and they outnumber the others.
+    wrong estimate starves nobody of a batch.  Heaps hold stale entries, which are dropped when they surface,
+    or when a group is over and they outnumber the others.
     """
 
     def __init__(self, guard_interval: int) -> None:

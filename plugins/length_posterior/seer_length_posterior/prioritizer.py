@@ -35,7 +35,7 @@ class LongestPlausible:
     A request's remainder is its plausible length (see ``GroupLengths``), at most ``max_tokens``, less what it
     has generated.  So groups that have taught nothing take turns, fewest tokens first, and groups that have
     shown to be short wait.  A turn lasts ``turn_tokens``: until it has generated so many, a request keeps its
-    place.  Nothing starves: what runs comes nearer to its end.
+    place.  In a batch nothing starves: what runs comes nearer to its end.
 
     Heaps hold stale entries, which are dropped when they surface, or when they outnumber the others.  The end
     of a response looks at what its group has in flight.
