@@ -94,7 +94,8 @@ class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
 class InstanceTroubled(msgspec.Struct, frozen=True, tag=True):
     """A part of an instance fails, and the instance works on without it; may come before its start.
 
-    ``what`` is the part, ``drafting`` or ``kv_pool``; ``log`` the file in which its process says more.
+    ``what`` is the part: ``drafting``, ``kv_pool``, or ``pace`` where what emulates an accelerator falls
+    behind it, so that times are not valid; ``log`` the file in which its process says more.
     """
 
     instance_id: str

@@ -8,7 +8,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -32,9 +32,13 @@ __all__ = [
     "main_options",
     "run_async",
     "table_console",
+    "trouble_line",
 ]
 
 PLAIN_WIDTH = 130
+
+PACE = "pace"
+"""The part that fails when an emulated accelerator is faster than the machine: times mean nothing then."""
 
 LINE_END = "\n"
 
@@ -208,3 +212,11 @@ def _configure_logs(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
+
+
+def trouble_line(troubles: Mapping[str, int], where: str = "") -> str:
+    """Return what to say of a run's troubles, which were counted by part."""
+    told = ", ".join(f"{printable(what)} ({count})" for what, count in troubles.items())
+    if PACE in troubles:
+        return f"NOT VALID{where}: TROUBLE with {told}: its times are not those it emulates; see above"
+    return f"TROUBLE{where} with {told}: instances went on without; see instance_troubled above"

@@ -11,7 +11,7 @@ import attrs
 import click
 from rich.table import Table
 
-from seer_core.cli.common import config_options, main_options, run_async, table_console
+from seer_core.cli.common import config_options, main_options, run_async, table_console, trouble_line
 from seer_core.cli.display import Display
 from seer_core.cli.output import InputPath, check_writable, write_json
 from seer_core.compare import FIGURES, Arm, ArmResult, arms_of, compare, left_out
@@ -114,6 +114,10 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     console = table_console()
     console.print(table)
     console.print(f"{baseline.summaries[0].tokens:,} tokens per arm; (x): ratio to the baseline")
+    for result in results:
+        for summary in result.summaries:
+            if summary.troubles:
+                console.print(trouble_line(summary.troubles, f" in {result.arm.name}"), soft_wrap=True)
 
 
 def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from seer_core.cli.common import config_options, main_options, run_async
+from seer_core.cli.common import config_options, main_options, run_async, trouble_line
 from seer_core.cli.display import Display
 from seer_core.cli.installed import describe
 from seer_core.cli.output import RUN_FILES, InputPath, OutputDir, check_apart, check_writable, write_json
@@ -186,8 +186,7 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
             f" {summary.drafting_share:.1%} of the step time spent drafting"
         )
     if summary.troubles:
-        told = ", ".join(f"{printable(what)} ({count})" for what, count in summary.troubles.items())
-        click.echo(f"TROUBLE with {told}: instances went on without; see instance_troubled above")
+        click.echo(trouble_line(summary.troubles))
     click.echo(f"results in {printable(str(out))}")
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
+import structlog
 from msgspec import structs
 from seer_host.instance import Refusal, Row
 from seer_host.wire import Start, Troubled
@@ -27,14 +29,16 @@ from seer_paced.settings import Settings, block_bytes, cost_of, extras_of
 
 __all__ = ["PacedInstance", "engine_args"]
 
+log = structlog.get_logger("seer")
+
 TYPICAL_RUNNING = 32
 """Requests of the step whose time an instance tells (``InstanceInfo.step_s``)."""
 
-LATE_SHARE = 0.05
-"""Steps may be late by so much of the emulated time; more, and the times of a run are this machine's."""
+LATE_SHARE = 0.02
+"""An instance may fall behind by so much of the emulated time; more, and a run's times are this machine's."""
 
-FIRST_LOOK_S = 1.0
-"""Emulated seconds before an instance complains of its pace."""
+LEAST_STEPS = 50
+"""Before them an instance does not complain of its pace."""
 
 
 class PacedInstance(Instance):
@@ -53,7 +57,7 @@ class PacedInstance(Instance):
         self._cost = cost_of(settings)
         self._pace = RealPace(settings.speed) if pace is None else pace
         self._script = script or script_of(settings)
-        self._complained = False
+        self._complained = self._goes_on = False
         model = write_checkpoint(Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens)
         if start.source is not None and not self._script.has_text:
             raise EngineError(
@@ -73,8 +77,10 @@ class PacedInstance(Instance):
 
     def step(self) -> Any:
         """Make one step; return the chunks it ended."""
-        self._pace.begin()
-        return super().step()
+        self._pace.begin(follows=self._goes_on)
+        results = super().step()
+        self._goes_on = bool(self._running)
+        return results
 
     @property
     def admitted(self) -> list[str]:
@@ -104,7 +110,9 @@ class PacedInstance(Instance):
         return []
 
     def close(self) -> None:
-        """End everything vLLM has started."""
+        """End everything vLLM has started, and tell how well the pace was kept."""
+        if isinstance(self._pace, RealPace):
+            log.info("paced", instance=self.info.id, **attrs.asdict(self._pace.overrun()))
         super().close()
         self._engine.engine_core.shutdown()
 
@@ -117,15 +125,15 @@ class PacedInstance(Instance):
         if self._complained or not isinstance(self._pace, RealPace):
             return []
         overrun = self._pace.overrun()
-        if overrun.paced_s < FIRST_LOOK_S or overrun.share <= LATE_SHARE:
+        if overrun.steps < LEAST_STEPS or overrun.share <= LATE_SHARE:
             return []
         self._complained = True
         return [
             Troubled(
                 "pace",
                 f"this machine is too slow or too busy for the pace: {overrun.late} of {overrun.steps} steps"
-                f" ended late, by {overrun.share:.0%} of their time; the run's times are not valid: lower"
-                ' speed, or write clock = "virtual"',
+                f" ended late, and {overrun.share:.1%} of the time was lost, so the run's times are not"
+                ' valid: lower speed, or write clock = "virtual"',
             )
         ]
 

@@ -18,8 +18,8 @@ class Pace(Protocol):
         """Return the emulated time in seconds."""
         ...
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, *, follows: bool) -> None:
+        """A step begins; ``follows``: there was work to do ever since the last one."""
         ...
 
     def spend(self, seconds: float) -> None:
@@ -39,7 +39,7 @@ class VirtualPace:
         """Return the virtual time."""
         return self._clock.now() + self.step_s
 
-    def begin(self) -> None:
+    def begin(self, *, follows: bool = False) -> None:
         """Begin a step."""
         self.step_s = 0.0
 
@@ -50,60 +50,59 @@ class VirtualPace:
 
 @attrs.frozen
 class Overrun:
-    """How well an emulated pace was kept: of ``steps``, ``late`` ended later than they should have.
+    """How well a pace was kept: of ``steps``, ``late`` ended later than they should have.
 
-    ``late_s`` is by how much in all, in emulated seconds, of ``paced_s``.
+    What later steps did not make up for is ``lost_s``, of ``paced_s``, both in emulated seconds.
     """
 
     steps: int
     late: int
-    late_s: float
+    lost_s: float
     paced_s: float
 
     @property
     def share(self) -> float:
-        """By what part of the emulated time steps were late."""
-        return self.late_s / self.paced_s if self.paced_s else 0.0
+        """By what part the emulated time is longer than it should be."""
+        return self.lost_s / self.paced_s if self.paced_s else 0.0
 
 
 class RealPace:
     """Sleeps: ``speed`` emulated seconds pass in a real one.
 
-    A step ends when its time, counted from its begin, is over.  If the host alone took longer, the step is
-    late, and nothing makes up for it: what follows is later too, as on a slower accelerator.
+    A step ends at the end of the one before it plus what it takes, so what the host does between two steps
+    counts, and a late step is made up for by those after it as long as the host can keep the pace at all.
     """
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
-        self._ends_s = 0.0
+        self._ends_s = self._debt_s = self._lost_s = self._paced_s = 0.0
         self._steps = self._late = 0
-        self._late_s = self._paced_s = 0.0
-        self._is_late = False
 
     def now(self) -> float:
         """Return emulated seconds since some epoch."""
         return time.perf_counter() * self._speed
 
-    def begin(self) -> None:
+    def begin(self, *, follows: bool) -> None:
         """Begin a step."""
+        self._count_late()
         self._steps += 1
-        self._is_late = False
-        self._ends_s = time.perf_counter()
+        if not follows:
+            self._lost_s += self._debt_s
+            self._debt_s = 0.0
+            self._ends_s = time.perf_counter()
 
     def spend(self, seconds: float) -> None:
-        """Sleep until the step's time is over, and note if it is already."""
+        """Sleep until the step's time is over, and note how late that is."""
         self._paced_s += seconds
         self._ends_s += seconds / self._speed
         left_s = self._ends_s - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
-        late_s = time.perf_counter() - self._ends_s
-        if late_s > 0:
-            self._late_s += late_s * self._speed
-            self._late += not self._is_late
-            self._is_late = True
-            self._ends_s += late_s
+        self._debt_s = max(0.0, -left_s)  # not what the machine overslept: the next step makes up for it
 
     def overrun(self) -> Overrun:
         """Return how well the pace was kept so far."""
-        return Overrun(self._steps, self._late, self._late_s, self._paced_s)
+        return Overrun(self._steps, self._late, (self._lost_s + self._debt_s) * self._speed, self._paced_s)
+
+    def _count_late(self) -> None:
+        self._late += self._debt_s > 0

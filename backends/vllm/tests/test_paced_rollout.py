@@ -1,6 +1,8 @@
 """Rollouts on paced vLLM: repeatable, the simulator's own tokens, and held to every byte that moves."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,7 @@ def groups():
     ]
 
 
-def roll_out(engine="paced", observer=None, max_restarts=3, **settings):
+def roll_out(engine="paced", observer=None, max_restarts=3, killing=False, **settings):
     pytest.importorskip("vllm")
     tables = {
         "seer": {"engine": engine, "plugins": ["divided_rollout", "context_sched"], "kv_pool": "none"},
@@ -49,7 +51,11 @@ def roll_out(engine="paced", observer=None, max_restarts=3, **settings):
 
     async def run():
         async with Runtime(assembly, config.seer, config.rollout) as runtime:
-            return await asyncio.wait_for(runtime.rollout(groups()).wait(), 120)
+            rollout = runtime.rollout(groups())
+            if killing:
+                await anext(rollout)
+                os.kill(assembly.fleet.engines[0].worker.pid, signal.SIGKILL)
+            return await asyncio.wait_for(rollout.wait(), 120)
 
     return asyncio.run(run())
 
@@ -93,3 +99,17 @@ def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
     with pytest.raises(EngineError, match="no instance is left"):
         roll_out(observer=trace, max_restarts=0)
     assert any("does not hold the KV of its text" in line for line in trace.lines)
+
+
+def test_in_real_time_a_process_each_says_the_same_also_if_one_is_killed():
+    result = roll_out(clock="real", speed=0.5, killing=True)
+    assert result.summary.instances_lost == 1
+    assert said(result) == said(roll_out("sim"))
+
+
+def test_a_machine_that_cannot_keep_the_pace_says_that_the_times_are_not_valid():
+    trace = Trace()
+    result = roll_out(clock="real", speed=10_000.0, observer=trace)
+    assert result.summary.troubles["pace"] == 2
+    assert any("too slow or too busy for the pace" in line for line in trace.lines)
+    assert said(result) == said(roll_out("sim"))
