@@ -28,6 +28,7 @@ from seer_lab.traces import read_lengths
 from seer_lab.twin import drafts_of
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
 from seer_sim.cost import PRESETS
+from seer_sim.pool import Settings as PoolSettings
 from simulated import add_options, report
 
 from seer_core.events import Command, Event, InstanceReported
@@ -39,8 +40,8 @@ POLICY_NAMES = (BASELINE, "divided", "context", "oracle")
 BLOCK_TOKENS = 16
 PRESSURE = 4.0
 TEXT_INSTANCES = 4
-FIRST_ID = 3
-"""Token ids below are not text: 2 is the end."""
+END_ID, FIRST_ID = 2, 3
+"""Of recorded text: what it ends with, and the least id of a word."""
 
 
 def shrunk(workload: Workload, by: int) -> Workload:
@@ -55,16 +56,26 @@ def shrunk(workload: Workload, by: int) -> Workload:
         )
     else:
         lengths = [[_shorter(group, by) for group in groups] for groups in lengths]
-    engine = dict(workload.tables["engine"]["sim"])
+    tables = _dearer(workload.tables, by)
+    engine = tables["engine"]["sim"]
+    for name in ("kv_capacity_tokens", "max_model_tokens"):
+        engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
+    return Workload(f"{workload.name} / {by}", lengths, tables)
+
+
+def _dearer(tables: Mapping[str, Any], by: int) -> dict[str, Any]:
+    """Return tables in which a token of context costs so many times as much."""
+    engine = dict(tables["engine"]["sim"])
     cost = PRESETS[engine["preset"]]
     engine["cost"] = {
         name: getattr(cost, name) * by
         for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
     }
-    for name in ("kv_capacity_tokens", "max_model_tokens"):
-        engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
     engine["report_interval_s"] = 1.0
-    return Workload(f"{workload.name} / {by}", lengths, {**workload.tables, "engine": {"sim": engine}})
+    pool = dict(tables["kv_pool"]["sim_pool"])
+    pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
+    pool["latency_s"] = PoolSettings().latency_s / by
+    return {**tables, "engine": {"sim": engine}, "kv_pool": {"sim_pool": pool}}
 
 
 def _shorter(group: GroupLengths, by: int) -> GroupLengths:
@@ -82,18 +93,18 @@ def recorded(data: Path, name: str, instances: int, by: int) -> Workload:
     return shrunk(crowded(name, lengths, CLUSTERS["qwen2-vl-72b"], instances, PRESSURE), by)
 
 
-def recorded_text(directory: Path, cut: int) -> Workload:
-    """Return 25 groups of 10 responses with their text, each at most ``cut`` tokens long."""
-    data = np.load(directory / "grouped_responses.npz")
-    ends = data["offsets"]
+def recorded_text(data: Path, by: int) -> Workload:
+    """Return 25 groups of 10 responses with their text, of which only the beginnings are kept."""
+    found = np.load(data / "grouped_responses.npz")
+    ends = found["offsets"]
     prompts: dict[str, tuple[int, ...]] = {}
     responses: dict[str, tuple[int, ...]] = {}
-    for number, (group, index) in enumerate(zip(data["group"], data["response"], strict=True)):
-        tokens = (data["tokens"][ends[number] : ends[number + 1]].astype(int) + FIRST_ID).tolist()
+    for number, (group, index) in enumerate(zip(found["group"], found["response"], strict=True)):
+        tokens = (found["tokens"][ends[number] : ends[number + 1]].astype(int) + FIRST_ID).tolist()
         if index < 0:
             prompts[f"g{group}"] = tuple(tokens)
         else:
-            responses[f"g{group}/{index}"] = (*tokens[: cut - 1 or None], FIRST_ID - 1)
+            responses[f"g{group}/{index}"] = (*tokens[: max(1, len(tokens) // by)], END_ID)
     lengths = {
         name: tuple(len(text) for each, text in responses.items() if each.rpartition("/")[0] == name)
         for name in prompts
@@ -101,15 +112,18 @@ def recorded_text(directory: Path, cut: int) -> Workload:
     longest = max(map(max, lengths.values()))
     groups = [GroupLengths(name, len(prompts[name]), lengths[name], longest) for name in prompts]
     load = crowded("recorded text", [groups], CLUSTERS["qwen2-vl-72b"], TEXT_INSTANCES, PRESSURE)
-    return msgspec.structs.replace(load, text=Text(prompts, responses))
+    return msgspec.structs.replace(
+        load, name=f"{load.name} / {by}", tables=_dearer(load.tables, by), text=Text(prompts, responses)
+    )
 
 
 CASES: Mapping[str, Callable[[Path], Workload]] = {
-    "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 20),
-    "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 20),
-    "kimi-k2": lambda data: shrunk(scaled(WORKLOADS["kimi-k2"], 1 / 4), 100),
+    "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 40),
+    "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 40),
+    "kimi-k2": lambda data: shrunk(scaled(WORKLOADS["kimi-k2"], 1 / 4), 200),
     "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 8),
-    "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 1),
+    "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 2),
+    "recorded-text": lambda data: recorded_text(data, 5),
 }
 
 
@@ -183,10 +197,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example:\n  python benchmarks/paced.py --only qwen2-vl-72b --seeds 1 --json rows.json",
     )
-    names = [*CASES, "recorded-text"]
+    names = list(CASES)
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these workloads only")
     parser.add_argument("--policy", nargs="+", help="these policies only; ratios are to the first")
-    parser.add_argument("--cut", type=int, default=0, help="recorded text: tokens of a response at most")
     parser.add_argument("--data", type=Path, default=DATA, help="recorded lengths and text")
     add_options(parser, 1, "iterations per workload")
     return parser.parse_args(argv)
@@ -199,9 +212,10 @@ def main(argv: Sequence[str]) -> None:
     table: list[dict[str, Any]] = []
     print(HEADER)
     for name in arguments.only:
-        is_text = name == "recorded-text"
-        load = recorded_text(arguments.data, arguments.cut) if is_text else CASES[name](arguments.data)
-        policies = arguments.policy or (*POLICY_NAMES[:3], *(["seer"] if is_text else []), POLICY_NAMES[-1])
+        load = CASES[name](arguments.data)
+        policies = arguments.policy or POLICY_NAMES
+        if load.text is not None and not arguments.policy:
+            policies = (*POLICY_NAMES[:-1], "seer", POLICY_NAMES[-1])
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             first: dict[str, Any] | None = None
             for policy in policies:
