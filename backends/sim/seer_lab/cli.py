@@ -18,7 +18,7 @@ from seer_core.slots import check_enabled
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES, parse_policy
-from seer_lab.simulate import Simulation, simulate
+from seer_lab.simulate import ENGINES, Simulation, simulate
 from seer_lab.table import rows_of, table_of, to_json
 from seer_lab.workloads import CLUSTERS, Workload
 
@@ -84,7 +84,7 @@ POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLIC
 )
 @click.option(
     "--engine",
-    type=click.Choice(["sim", "paced"]),
+    type=click.Choice(ENGINES),
     default="sim",
     show_default=True,
     help="paced: vLLM's own scheduler on an emulated accelerator, for small workloads.",

@@ -72,6 +72,11 @@ def paced_fleet(config: Config, lengths: Mapping[str, int], text: Text | None) -
     except ImportError as error:
         raise ConfigError(MISSING.format(error)) from error
     settings = structure(config.engine[ENGINE], Settings, "engine.paced")
-    said = None if text is None else {id: Recorded(id, tokens) for id, tokens in text.responses.items()}
+    said = None
+    if text is not None:
+        said = {
+            name: Recorded(name, tokens, "length" if name in text.cut else "stop")
+            for name, tokens in text.responses.items()
+        }
     script = Script(settings.vocab_size, TrueLengths(by_request=dict(lengths)), said)
     return make_fleet(settings, None, script)

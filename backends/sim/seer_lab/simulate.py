@@ -30,7 +30,9 @@ from seer_lab.texts import Text
 from seer_lab.timeline import InstanceTimeline, Timeline
 from seer_lab.workloads import Workload
 
-__all__ = ["Simulation", "simulate"]
+__all__ = ["ENGINES", "Simulation", "simulate"]
+
+ENGINES = ("sim", ENGINE)
 
 PROMPT_TOKEN = 5
 """What all prompts consist of: simulated engines count tokens and read none.
@@ -183,7 +185,7 @@ def _prompt_token_ids(tokens: int) -> tuple[int, ...]:
 
 def _prompt_of(group: GroupLengths, number: int, engine: str, text: Text | None) -> tuple[int, ...]:
     """Return a group's prompt; on a paced engine it is its own, up to some ten thousand groups."""
-    if text is not None:
+    if text is not None and group.id in text.prompts:
         return text.prompts[group.id]
     prompt = _prompt_token_ids(group.prompt_tokens)
     return (PROMPT_TOKEN + number % MARKS, *prompt[1:]) if engine == ENGINE else prompt

@@ -10,7 +10,11 @@ __all__ = ["Text"]
 
 
 class Text(msgspec.Struct, frozen=True):
-    """Token ids of prompts, by group, and of whole responses, by request; each ends with its end token."""
+    """Token ids of prompts, by group, as far as they were recorded, and of whole responses, by request.
+
+    A response ends with a token that ends it, unless it is among those that were ``cut``.
+    """
 
     prompts: Mapping[str, tuple[int, ...]]
     responses: Mapping[str, tuple[int, ...]]
+    cut: frozenset[str] = frozenset()

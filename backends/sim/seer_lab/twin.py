@@ -24,10 +24,13 @@ from seer_core.profile import Profile
 from seer_core.reading import Form
 from seer_core.trace import read_trace
 from seer_lab.fit import Fit, fit
+from seer_lab.texts import Text
 from seer_lab.traces import read_lengths
 from seer_lab.workloads import Workload
 
 __all__ = ["Twin", "make_twin", "recorded_drafts"]
+
+LEAST_VOCABULARY = 511
 
 LEAST_STEPS = 500
 """Steps of requests with like numbers of finished siblings that make a row of their own."""
@@ -85,6 +88,9 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     if engine.get("max_batched_tokens"):
         sim["max_batched_tokens"] = engine["max_batched_tokens"]
     drafts = recorded_drafts(run, selective=name != "sim") if run.is_dir() else None
+    text = _text(run) if run.is_dir() else None
+    if text is not None:
+        sim["vocab_size"] = max(LEAST_VOCABULARY, *map(max, text.responses.values())) + 1
     if drafts is not None:
         sim["acceptance"] = msgspec.to_builtins(drafts)
     tables = {
@@ -93,7 +99,17 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
         "kv_pool": {"sim_pool": _pool(config, info)},
         "engine": {"sim": sim},
     }
-    return Twin(run.name, [groups], tables, base_dir=config.base_dir), fitted
+    return Twin(run.name, [groups], tables, text, base_dir=config.base_dir), fitted
+
+
+def _text(run: Path) -> Text:
+    """Return what a run's responses say."""
+    completions = _completions(run)
+    return Text(
+        {},
+        {each.request_id: tuple(each.token_ids) for each in completions},
+        frozenset(each.request_id for each in completions if each.finish_reason != "stop"),
+    )
 
 
 def _same_engine(info: InstanceInfo, run: Path) -> None:

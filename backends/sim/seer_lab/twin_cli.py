@@ -22,7 +22,7 @@ from seer_core.profile import read_profile
 from seer_core.reading import Form
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.policies import Policy
-from seer_lab.simulate import simulate
+from seer_lab.simulate import ENGINES, simulate
 from seer_lab.twin import Twin, make_twin
 
 __all__ = ["FIGURES", "predict", "predict_arm", "twin_command"]
@@ -76,6 +76,13 @@ _MEASURED = Form[list[_MeasuredArm]](
     is_flag=True,
     help="Slow all steps by one factor: the recorded run then takes as long as it did.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="sim",
+    show_default=True,
+    help="paced: vLLM's own scheduler; it repeats the recorded text, and really drafts from it.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
 def twin_command(
     config: Config,
@@ -83,6 +90,7 @@ def twin_command(
     lengths: Path,
     measured_file: Path | None,
     calibrate: bool,
+    engine: str,
     json_file: Path | None,
 ) -> None:
     """Predict what `seer compare CONFIG` would show, from measured step times and recorded lengths.
@@ -98,7 +106,7 @@ def twin_command(
     """
     check_writable(json_file)
     measured = None if measured_file is None else _read_measured(config, measured_file)
-    rows, about = predict(config, profile, lengths, measured, calibrate=calibrate)
+    rows, about = predict(config, profile, lengths, measured, calibrate=calibrate, engine=engine)
     if json_file is not None:
         write_json(json_file, rows)
     _print(rows, about)
@@ -111,6 +119,7 @@ def predict(
     measured: Mapping[str, Mapping[str, float]] | None = None,
     *,
     calibrate: bool = False,
+    engine: str = "sim",
 ) -> tuple[list[dict[str, Any]], str]:
     """Return one object per arm, with figures predicted, measured and the error, and a line on the fit.
 
@@ -130,7 +139,7 @@ def predict(
         fill_slots(twin.config(arm.plugins))
     rows: list[dict[str, Any]] = []
     for arm in arms:
-        predicted = predict_arm(twin, arm)
+        predicted = predict_arm(twin, arm, engine)
         row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
         if calibrate:
             row["slowed_by"] = factor
@@ -153,10 +162,10 @@ def _of_one_run(figures: Mapping[str, float]) -> Figures:
     return Figures({name: [value] for name, value in figures.items()})
 
 
-def predict_arm(twin: Twin, arm: Arm) -> dict[str, float]:
+def predict_arm(twin: Twin, arm: Arm, engine: str = "sim") -> dict[str, float]:
     """Return the figures of a twin's rollout under one arm, by name."""
     policy = Policy(arm.name, arm.plugins, knows_lengths=arm.knows_lengths, shares_kv=arm.shares_kv)
-    summary = simulate(twin, policy).summary
+    summary = simulate(twin, policy, engine=engine).summary
     return {name: float(getattr(summary, name)) for name in FIGURES}
 
 
