@@ -1,6 +1,7 @@
 """Rollouts on paced vLLM: repeatable, the simulator's own tokens, and held to every byte that moves."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,7 @@ from seer_core.runtime import Runtime
 pytestmark = pytest.mark.engine
 
 INSTANCES = {"instances": 2, "kv_capacity_tokens": 1024, "max_model_tokens": 512, "max_running": 16}
+GPU = {"preset": "h800-qwen2-vl-72b-tp8"}
 LENGTHS = {"mean_tokens": 120, "cap_tokens": 400}
 
 
@@ -35,14 +37,14 @@ def groups():
     ]
 
 
-def roll_out(engine="paced", observer=None, max_restarts=3, killing=False, **settings):
+def roll_out(engine="paced", observer=None, max_restarts=3, killing=False, drafter=(), **settings):
     pytest.importorskip("vllm")
     tables = {
-        "seer": {"engine": engine, "plugins": ["divided_rollout", "context_sched"], "kv_pool": "none"},
+        "seer": {"engine": engine, "kv_pool": "none", "max_restarts": max_restarts},
         "engine": {engine: {**INSTANCES, "lengths": LENGTHS, **settings}},
         "plugin": {"divided_rollout": {"chunk_tokens": 48}},
     }
-    tables["seer"]["max_restarts"] = max_restarts
+    tables["seer"]["plugins"] = ["divided_rollout", "context_sched", *drafter]
     if engine == "paced":
         tables["seer"]["kv_pool"] = "local"
         tables["kv_pool"] = {"local": {"capacity_bytes": 1 << 24}}
@@ -113,3 +115,38 @@ def test_a_machine_that_cannot_keep_the_pace_says_that_the_times_are_not_valid()
     assert result.summary.troubles["pace"] == 2
     assert any("too slow or too busy for the pace" in line for line in trace.lines)
     assert said(result) == said(roll_out("sim"))
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Responses of which siblings say nearly the same."""
+    words = np.random.default_rng(0).integers(3, 1000, (4, 200))
+    path = tmp_path / "completions.jsonl"
+    with path.open("w") as file:
+        for group in range(4):
+            for index in range(4):
+                text = words[group, : 120 + 20 * index].copy()
+                text[10 + index :: 17] = 1000 + index
+                line = {"request_id": f"g{group}/{index}", "token_ids": [*text.tolist(), 2]}
+                file.write(json.dumps(line) + "\n")
+    return path
+
+
+def test_drafts_of_recorded_text_are_accepted_as_far_as_it_goes(script):
+    traces = Trace(), Trace()
+    first, second = (
+        roll_out(**GPU, script=str(script), drafter=["grouped_spec"], observer=trace) for trace in traces
+    )
+    assert traces[0].lines == traces[1].lines
+    plain = roll_out(**GPU, script=str(script))
+    lines = map(json.loads, script.read_text().splitlines())
+    recorded = {line["request_id"]: line["token_ids"] for line in lines}
+    assert said(first) == said(second) == said(plain) == recorded
+    assert first.summary.acceptance_length > plain.summary.acceptance_length == 1.0
+    assert first.summary.total_time_s < plain.summary.total_time_s
+    assert first.summary.drafting_share > 0
+
+
+def test_a_drafter_on_made_up_text_is_refused():
+    with pytest.raises(EngineError, match="drafts of made-up text mean nothing: name a recorded text"):
+        roll_out(drafter=["grouped_spec"])

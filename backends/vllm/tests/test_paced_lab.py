@@ -1,0 +1,38 @@
+"""The laboratory on paced vLLM: the simulator's workloads and policies, and nearly its times."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from seer_lab.cli import sim_command
+from seer_lab.lengths import DrawnLengths
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import simulate
+from seer_lab.workloads import CLUSTERS, crowded
+
+pytestmark = pytest.mark.engine
+
+LENGTHS = DrawnLengths(8, 4, 200, 1000, sigma=0.9, group_share=0.5, prompt_tokens=64)
+
+
+@pytest.mark.parametrize("policy", ["verl", "divided", "context", "oracle"])
+def test_the_simulator_takes_as_long_as_the_real_scheduler(policy):
+    pytest.importorskip("vllm")
+    load = crowded("small", LENGTHS, CLUSTERS["qwen2-vl-72b"], instances=2, pressure=3.0)
+    paced, simulated = (simulate(load, POLICIES[policy], engine=engine) for engine in ("paced", "sim"))
+    assert paced.summary.tokens == simulated.summary.tokens
+    assert paced.summary.total_time_s == pytest.approx(simulated.summary.total_time_s, rel=0.05)
+    assert (paced.summary.preemptions > 0) == (simulated.summary.preemptions > 0)
+    assert paced.late_start_share == pytest.approx(simulated.late_start_share, abs=0.05)
+
+
+def test_the_command_says_what_is_real_and_what_is_not(tmp_path):
+    pytest.importorskip("vllm")
+    file = tmp_path / "rows.json"
+    small = [f"--lengths={name}" for name in ("groups=3", "group_size=2", "mean_tokens=20", "cap_tokens=50")]
+    arguments = ["synthetic", "--engine", "paced", *small, "--policy", "context", "--json", str(file)]
+    result = CliRunner().invoke(sim_command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "real vLLM scheduler, emulated accelerator, scripted text" in words
+    assert json.loads(file.read_text())[0]["engine"] == "paced"
