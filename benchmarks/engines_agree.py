@@ -44,7 +44,7 @@ async def roll_out(
     """Return an engine's completions by temperature and request, and the prompts by group."""
     config = load_config(EXAMPLE / "demo.toml", [*options.set, f"seer.engine={engine}"])
     found = {}
-    async with Runtime.from_config(config) as runtime:
+    async with Runtime.from_config(config.with_plugins(options.plugins)) as runtime:
         fleet = runtime.fleet
         read = read_prompts(options.prompts, config.rollout, fleet.model, fleet.tokenizer)
         groups = read.groups[options.first :][: options.groups]
@@ -163,6 +163,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engines", nargs="+", default=["vllm", "sglang"], help="the first is compared with")
+    parser.add_argument("--plugins", nargs="*", default=[], help="enabled plug-ins (default none)")
     parser.add_argument("--prompts", type=Path, default=EXAMPLE / "prompts.jsonl", help="as for seer run")
     parser.add_argument("--groups", type=int, help="prompt groups to roll out (default all)")
     parser.add_argument("--first", type=int, default=0, help="number of the first of them (default 0)")

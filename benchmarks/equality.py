@@ -76,7 +76,7 @@ async def main(options: argparse.Namespace) -> list[dict[str, object]]:
         EXAMPLE / "demo.toml", [f"plugin.divided_rollout.chunk_tokens={options.chunk}", *options.set]
     )
     rows = []
-    async with Runtime.from_config(config) as runtime:
+    async with Runtime.from_config(config.with_plugins(())) as runtime:
         read = read_prompts(
             EXAMPLE / "prompts.jsonl", config.rollout, runtime.fleet.model, runtime.fleet.tokenizer
         )
