@@ -189,7 +189,9 @@ class Instance:
         An error half-way leaves a broken model: it is no refusal, and ends the process.
         """
         dtype: Any = self._engine.vllm_config.model_config.dtype  # a torch.dtype by now
+        begun = perf_counter()
         checkpoint.open_checked(source, self._tensors, self._call("seer_ties")[0], dtype)
+        log.info("weights_checked", version=version, checked_s=round(perf_counter() - begun, 4))
         fingerprint = self._fingerprint("seer_load", source, version)
         self._weight_version = version
         try:

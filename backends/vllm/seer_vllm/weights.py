@@ -17,8 +17,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import structlog
 import torch
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -34,6 +36,8 @@ Module = Any
 """A ``torch.nn.Module`` with what vLLM adds to one, of which torch's types know nothing."""
 
 __all__ = ["fingerprint", "load"]
+
+log = structlog.get_logger("seer")
 
 COLUMNS = 8
 PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
@@ -56,10 +60,12 @@ def load(worker: Any, source: WeightSource, version: int) -> str:
             given[layer] = layer.weight.detach()[:, places[layer]].t().clone()
 
     places = {layer: _places(layer, version) for layer in layers.values()}
-    with _watching(note):
+    began = perf_counter()
+    with _watching(note) as packing:
         worker.reload_weights(weights_iterator=source.tensors())
         for layer in _tied(layers):
             layer.quant_method.process_weights_after_loading(layer)
+    loaded = perf_counter()
     answers = {}
     for name, layer in layers.items():
         if layer not in given:
@@ -67,7 +73,16 @@ def load(worker: Any, source: WeightSource, version: int) -> str:
         answers[name] = _ask(layer, places[layer])
         if not torch.equal(answers[name], given[layer]):
             raise EngineError(f"layer {name!r} does not answer by the weights just loaded, but by others")
-    return _digest(model, version, answers)
+    found = _digest(model, version, answers)
+    packed_s = sum(packing)
+    log.info(
+        "weights_loaded",
+        version=version,
+        loaded_s=round(loaded - began - packed_s, 4),
+        packed_s=round(packed_s, 4),
+        proved_s=round(perf_counter() - loaded, 4),
+    )
+    return found
 
 
 def fingerprint(model: Module, version: int) -> str:
@@ -136,13 +151,16 @@ def _tied(layers: dict[str, Module]) -> list[Module]:
 
 
 @contextmanager
-def _watching(note: Callable[[Module], None]) -> Iterator[None]:
-    """Show every plain layer just before its weights are packed."""
+def _watching(note: Callable[[Module], None]) -> Iterator[list[float]]:
+    """Show every plain layer just before its weights are packed; yield the seconds of each packing."""
+    packing: list[float] = []
 
     def watch(kind: Any, original: Callable[[Any, Module], None]) -> None:
         def process(method: Any, layer: Module) -> None:
             note(layer)
+            began = perf_counter()
             original(method, layer)
+            packing.append(perf_counter() - began)
 
         kind.process_weights_after_loading = process
 
@@ -150,7 +168,7 @@ def _watching(note: Callable[[Module], None]) -> Iterator[None]:
     try:
         for kind, original in originals:
             watch(kind, original)
-        yield
+        yield packing
     finally:
         for kind, original in originals:
             kind.process_weights_after_loading = original
