@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -319,8 +320,9 @@ def test_training_that_was_killed_goes_on_with_the_same_losses(config, tmp_path,
 
 def test_going_on_where_nothing_is_left_or_nothing_began(config, tmp_path):
     path, out = config(), tmp_path / "out"
-    begun = seer(path, out, "train.iterations=1", resume=True)
+    begun = seer(path, out, "train.iterations=1", "train.evaluation.prompts=toy_task.py:prompts", resume=True)
     assert begun.exit_code == 0, begun.stderr
+    assert re.search(r"iteration 1 of 1  reward 0\.\d+( +held out 0\.\d+){2} .* tokens/s ", begun.stderr)
     left = seer(path, out, "train.iterations=1", resume=True)
     assert left.exit_code == 0
     assert "all 1 iterations are done" in left.stdout
