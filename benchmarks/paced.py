@@ -124,6 +124,7 @@ CASES: Mapping[str, Callable[[Path], Workload]] = {
     "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 8),
     "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 2),
     "recorded-text": lambda data: recorded_text(data, 5),
+    "whole-text": lambda data: recorded_text(data, 1),
 }
 
 

@@ -37,7 +37,7 @@ TYPICAL_RUNNING = 32
 LATE_SHARE = 0.02
 """An instance may fall behind by so much of the emulated time; more, and a run's times are this machine's."""
 
-LEAST_STEPS = 50
+LEAST_STEPS = 100
 """Before them an instance does not complain of its pace."""
 
 
