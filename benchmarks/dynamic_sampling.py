@@ -138,11 +138,11 @@ def main() -> None:
             )
     for way in WAYS:
         mine = [row for row in rows if row["way"] == way]
-        figures = {
-            key: str(spread([row[key] for row in mine]))
-            for key in ("total_s", "tail_s", "rounds", "responses")
-        }
-        print(f"{way}: {figures}")
+        told = []
+        for key in ("total_s", "tail_s", "rounds", "responses"):
+            each = spread(row[key] for row in mine)
+            told.append(f"{key} {each.median:.0f} [{each.least:.0f}, {each.most:.0f}]")
+        print(f"{way}: {', '.join(told)}")
     report(shlex.join(["python", *sys.argv]), rows, arguments.json)
 
 

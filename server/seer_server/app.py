@@ -1,0 +1,283 @@
+"""The application: OpenAI's completions over HTTP, on one open rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from secrets import token_hex
+from typing import Any
+
+import attrs
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from seer_core.errors import EngineError, OverloadError, PromptError, SeerError
+from seer_core.model import Completion
+from seer_core.policy import Observer
+from seer_core.ports import Tokenizer
+from seer_core.runtime import Runtime
+from seer_server.desk import Desk, Ticket
+from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
+
+__all__ = ["make_app"]
+
+LARGEST_BODY = 64 << 20
+"""Bytes of a request; beyond any batch of prompts."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+def make_app(
+    make_runtime: Callable[[Sequence[Observer]], Runtime],
+    model: str = "seer",
+    token: str | None = None,
+    most_requests: int | None = None,
+) -> Starlette:
+    """Return an ASGI application that starts a runtime with itself and ends it with itself.
+
+    ``make_runtime`` makes it, with further observers.  ``token`` is what clients must bring.  At most
+    ``most_requests`` responses are unfinished at a time.
+    """
+    desk = Desk(make_runtime, most_requests)
+    service = _Service(desk, model, token)
+
+    @asynccontextmanager
+    async def live(app: Starlette) -> AsyncIterator[None]:
+        async with desk.runtime:
+            serving = asyncio.create_task(desk.serve())
+            try:
+                yield
+            finally:
+                serving.cancel()
+                with suppress(asyncio.CancelledError):
+                    await serving
+
+    return Starlette(
+        lifespan=live,
+        routes=[
+            Route("/v1/completions", service.completions, methods=["POST"]),
+            Route("/v1/models", service.models),
+            Route("/health", service.health),
+        ],
+        exception_handlers={Refused: _refuse},
+    )
+
+
+class _Stream(StreamingResponse):
+    """Events until they end or the client goes, and then ``leave``, even if nothing of it was sent."""
+
+    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return JSONResponse(error_body(str(error), kind, error.status), error.status, error.headers)
+
+
+@attrs.define(eq=False)
+class _Service:
+    desk: Desk
+    model: str
+    token: str | None
+
+    async def health(self, request: Request) -> Response:
+        """Say whether requests are taken; no token is asked for."""
+        try:
+            _ = self.desk.rollout
+        except SeerError as error:
+            raise Refused(503, str(error)) from error
+        return Response()
+
+    async def models(self, request: Request) -> Response:
+        """Say what is served."""
+        self._check(request)
+        entry = {
+            "id": self.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "seer",
+            "max_model_len": self.desk.runtime.fleet.model.max_model_tokens,
+            "weight_version": self.desk.runtime.weight_version,
+        }
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    async def completions(self, request: Request) -> Response:
+        """Roll out prompts, and answer with all of it at the end, or with what is new at each chunk's end."""
+        self._check(request)
+        answer: dict[str, Any] = {
+            "id": f"cmpl-{token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+        }
+        answer["model"] = self.model
+        try:
+            asked = parse(await _body(request))
+            if asked.model not in (None, self.model):
+                raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
+            asked = _with_headers(asked, request.headers)
+            ticket = self.desk.ask(records(asked, asked.group or answer["id"]), bool(asked.stream))
+        except PromptError as error:
+            raise Refused(400, str(error)) from error
+        except OverloadError as error:
+            raise Refused(429, str(error), {"Retry-After": str(self.desk.retry_s(asked.n))}) from error
+        except SeerError as error:
+            raise Refused(503, str(error)) from error
+        if asked.stream:
+            return _Stream(self._stream(asked, ticket, answer), partial(self.desk.leave, ticket))
+        try:
+            return await self._whole(request, asked, ticket, answer)
+        finally:
+            self.desk.leave(ticket)
+
+    async def _whole(
+        self, request: Request, asked: CompletionRequest, ticket: Ticket, answer: dict[str, Any]
+    ) -> Response:
+        """Wait for all responses, or for the client to go."""
+        collecting = asyncio.ensure_future(_collect(ticket))
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait((collecting, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                return Response(status_code=499)  # nobody reads it
+            completions = collecting.result()
+        except SeerError as error:
+            raise Refused(503, str(error)) from error
+        finally:
+            collecting.cancel()
+            gone.cancel()
+        tokenizer = self._tokenizer
+        choices = [
+            choice(
+                asked, number, each.text or "", each.token_ids, each.logprobs, each.finish_reason, tokenizer
+            )
+            for number, each in enumerate(completions)
+        ]
+        if asked.return_token_ids:
+            prompt_of = {group.id: list(group.prompt_token_ids) for group in ticket.groups}
+            for found, each in zip(choices, completions, strict=True):
+                found["prompt_token_ids"] = prompt_of[each.group_id]
+        used = sum(len(each.token_ids) for each in completions)
+        prompts = sum(len(group.prompt_token_ids) for group in ticket.groups)
+        usage = {"prompt_tokens": prompts, "completion_tokens": used, "total_tokens": prompts + used}
+        version = completions[0].weight_version
+        return JSONResponse({**answer, "choices": choices, "usage": usage, "weight_version": version})
+
+    async def _stream(
+        self, asked: CompletionRequest, ticket: Ticket, answer: dict[str, Any]
+    ) -> AsyncIterator[bytes]:
+        """Yield what is new of each response, as server-sent events."""
+        places = _places(ticket)
+        left, said = len(places), dict.fromkeys(places, "")
+        written: dict[str, list[int]] = {name: [] for name in places}
+        tokenizer = self._tokenizer
+        while left:
+            news = await ticket.news.get()
+            if isinstance(news, SeerError):
+                yield _event(error_body(str(news), "server_error", 503))
+                return
+            name = news.request_id
+            known, tokens = said[name], written[name]
+            if isinstance(news, Completion):
+                left -= 1
+                text, reason = news.text or "", news.finish_reason
+                new, scores = news.token_ids[len(tokens) :], news.logprobs[len(tokens) :]
+            else:
+                new, scores, reason = news.token_ids, news.logprobs, None
+                tokens += new
+                text = "" if tokenizer is None else tokenizer.decode(tokens).rstrip(REPLACEMENT)
+            if not text.startswith(known):
+                text = known  # its tokens make another text now, but what was said cannot be taken back
+            said[name] = text
+            piece = choice(asked, places[name], text[len(known) :], new, scores, reason, tokenizer)
+            yield _event({**answer, "choices": [piece]})
+        yield b"data: [DONE]\n\n"
+
+    @property
+    def _tokenizer(self) -> Tokenizer | None:
+        return self.desk.runtime.fleet.tokenizer
+
+    def _check(self, request: Request) -> None:
+        """Let in only who brings the token."""
+        if self.token is None:
+            return
+        brought = request.headers.get("authorization", "")
+        if not hmac.compare_digest(brought.encode(), f"Bearer {self.token}".encode()):
+            raise Refused(401, "bring the server's token: Authorization: Bearer ...")
+
+
+def _with_headers(asked: CompletionRequest, headers: Mapping[str, str]) -> CompletionRequest:
+    """Take group and priority from headers, for clients that cannot add fields."""
+    group, priority = headers.get("x-seer-group"), headers.get("x-seer-priority")
+    if group is not None and asked.group is None:
+        asked = msgspec.structs.replace(asked, group=group)
+    if priority is not None and asked.priority is None:
+        try:
+            asked = msgspec.structs.replace(asked, priority=int(priority))
+        except ValueError:
+            raise PromptError("X-Seer-Priority is no whole number") from None
+    return asked
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_BODY:
+            raise Refused(413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time")
+    return bytes(body)
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has gone; its body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(ticket: Ticket) -> list[Completion]:
+    """Return all responses, in the order of prompts and indices."""
+    places = _places(ticket)
+    found: dict[int, Completion] = {}
+    while len(found) < len(places):
+        news = await ticket.news.get()
+        if isinstance(news, SeerError):
+            raise news
+        if isinstance(news, Completion):
+            found[places[news.request_id]] = news
+    if all(each.finish_reason == "error" for each in found.values()):
+        raise EngineError("every response ended in an error; look into the server's log")
+    return [found[number] for number in sorted(found)]
+
+
+def _places(ticket: Ticket) -> dict[str, int]:
+    """Return the index of each request among the choices."""
+    names = (f"{group.id}/{index}" for group in ticket.groups for index in range(group.n))
+    return {name: number for number, name in enumerate(names)}
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,79 @@
+"""``seer serve``."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import partial
+from pathlib import Path
+
+import click
+import uvicorn
+
+from seer_core.cli.common import config_options, main_options
+from seer_core.cli.output import InputPath
+from seer_core.config import Config
+from seer_core.errors import ConfigError
+from seer_core.runtime import Runtime
+from seer_server.app import make_app
+
+__all__ = ["serve_command"]
+
+
+@click.command("serve")
+@main_options
+@config_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."
+)
+@click.option("--model", default="seer", show_default=True, help="Name under which the model is served.")
+@click.option("--token-file", type=InputPath(), help="File with the token that clients must bring.")
+@click.option(
+    "--most-requests",
+    type=click.IntRange(1),
+    default=4096,
+    show_default=True,
+    help="Responses that may be unfinished at a time; more are told to try later.",
+)
+def serve_command(
+    config: Config, host: str, port: int, model: str, token_file: Path | None, most_requests: int
+) -> None:
+    """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
+
+    Clients of vLLM's or SGLang's server point at it instead. It listens on this machine alone, unless --host
+    says otherwise; then it asks for a token.
+
+    \b
+    Example:
+      seer serve examples/tiny_reasoner/demo.toml --port 8000
+      curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+          -d '{"prompt": "how far", "n": 4, "max_tokens": 64, "stream": true}'
+    """
+    token = None if token_file is None else _read_token(token_file)
+    if token is None and not _is_loopback(host):
+        raise ConfigError(
+            f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
+        )
+    app = make_app(partial(Runtime.from_config, config), model, token, most_requests)
+    uvicorn.run(app, host=host, port=port, access_log=False, lifespan="on")
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; name a file that holds a token") from error
+    if not token.isascii() or len(token) < 16:
+        raise ConfigError(
+            f"the token in {path} is no 16 ASCII characters or more; make one: openssl rand -hex 32"
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,131 @@
+"""The desk: one open rollout for all clients, and who waits for what of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import structlog
+
+from seer_core.errors import EngineError, SeerError
+from seer_core.events import ChunkFinished, Command, Event
+from seer_core.model import Completion, PromptGroup
+from seer_core.policy import Observer
+from seer_core.rollout import Rollout
+from seer_core.runtime import Runtime
+
+__all__ = ["Desk", "Piece", "Ticket"]
+
+log = structlog.get_logger("seer")
+
+FINISHES = 64
+"""Responses by which the pace is told."""
+
+LONGEST_RETRY_S = 60
+
+
+@attrs.frozen
+class Piece:
+    """What a chunk has added to a response."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """What one client waits for: ``news`` are pieces, if it ``streams``, completions, or an error."""
+
+    groups: Sequence[PromptGroup]
+    streams: bool
+    news: asyncio.Queue[Piece | Completion | SeerError] = attrs.Factory(asyncio.Queue)
+    told: Counter[str] = attrs.Factory(Counter)
+
+    def tell(self, request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Take in a response as far as it is written."""
+        start = self.told[request_id]
+        self.told[request_id] = len(token_ids)
+        self.news.put_nowait(Piece(request_id, list(token_ids[start:]), list(logprobs[start:])))
+
+
+class Desk:
+    """Adds what clients ask for to an open rollout, and hands each what is his; also an observer."""
+
+    def __init__(
+        self, make_runtime: Callable[[Sequence[Observer]], Runtime], most_requests: int | None = None
+    ) -> None:
+        self.runtime = make_runtime([self])
+        self._most_requests = most_requests
+        self._rollout: Rollout | None = None
+        self._tickets: dict[str, Ticket] = {}
+        self._finishes: deque[float] = deque(maxlen=FINISHES)
+        self._failure: SeerError | None = None
+
+    @property
+    def rollout(self) -> Rollout:
+        """The open rollout.
+
+        Raises:
+            SeerError: it has failed, or has not begun.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._rollout is None:
+            raise EngineError("the server is not ready; try again")
+        return self._rollout
+
+    async def serve(self) -> None:
+        """Hand out completions until the rollout is over or has failed, or this is cancelled."""
+        self._rollout = rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
+        try:
+            async for completion in rollout:
+                self._finishes.append(completion.finished_s)
+                ticket = self._tickets.get(completion.group_id)
+                if ticket is not None:
+                    ticket.news.put_nowait(completion)
+        except Exception as error:
+            log.error("serving_failed", error=str(error))
+            failure = error if isinstance(error, SeerError) else EngineError(f"the rollout failed: {error}")
+            self._failure = failure
+            for ticket in set(self._tickets.values()):
+                ticket.news.put_nowait(failure)
+        finally:
+            if self._failure is None:
+                with suppress(SeerError):
+                    await rollout.abort()
+
+    def ask(self, records: list[dict[str, Any]], streams: bool) -> Ticket:
+        """Add prompts to the rollout; raises as ``Rollout.add``."""
+        rollout = self.rollout
+        groups = self.runtime.groups(records, iteration=0)
+        ticket = Ticket(groups, streams)
+        rollout.add(groups)
+        self._tickets.update((group.id, ticket) for group in groups)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Forget a ticket, and give up what of it is unfinished."""
+        for group in ticket.groups:
+            if self._tickets.pop(group.id, None) is not None and self._failure is None:
+                self.rollout.abort_group(group.id)
+
+    def retry_s(self, requests: int) -> int:
+        """Return after how many seconds so many more requests may have room, at the present pace."""
+        times = self._finishes
+        if len(times) < 2 or times[-1] <= times[0]:
+            return 1
+        pace = (len(times) - 1) / (times[-1] - times[0])
+        return min(max(1, math.ceil(requests / pace)), LONGEST_RETRY_S)
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Tell a client who streams what a chunk has added."""
+        if type(event) is ChunkFinished:
+            ticket = self._tickets.get(event.request_id.rpartition("/")[0])
+            if ticket is not None and ticket.streams:
+                ticket.tell(event.request_id, *self.rollout.written(event.request_id))

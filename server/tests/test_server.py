@@ -1,0 +1,258 @@
+"""OpenAI's client against the server: the library's tokens, its errors, and nothing left of who has gone."""
+
+import asyncio
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from seer_core.runtime import Runtime
+
+PATIENCE_S = 60
+
+
+def client(served, token="none"):
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=token, max_retries=0, timeout=PATIENCE_S)
+
+
+def post(served, body, **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{served.url}/v1/completions", content=content, headers=headers, timeout=PATIENCE_S)
+
+
+def until(condition):
+    """Wait for what the server's thread does, and fail if it does not."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def expected(config):
+    """Return a function: what the library writes for these records, by request."""
+
+    def roll_out(*records):
+        async def run():
+            async with Runtime.from_config(config) as runtime:
+                return await runtime.rollout(runtime.groups(records, iteration=0)).wait()
+
+        result = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+        return {each.request_id: each for each in result.completions}
+
+    return roll_out
+
+
+# The same tokens.
+
+
+def test_its_tokens_are_the_library_s(serve_sim, expected):
+    ours = expected({"prompt": "how far", "n": 3, "seed": 7, "group_id": "mine"})
+    with serve_sim() as served:
+        answer = client(served).completions.create(
+            model="seer",
+            prompt="how far",
+            n=3,
+            seed=7,
+            logprobs=0,
+            extra_body={"return_token_ids": True, "group": "mine"},
+        )
+    assert [each.index for each in answer.choices] == [0, 1, 2]
+    for index, found in enumerate(answer.choices):
+        wanted = ours[f"mine/{index}"]
+        assert found.token_ids == list(wanted.token_ids)
+        assert found.logprobs.token_logprobs == pytest.approx(list(wanted.logprobs))
+        assert len(found.logprobs.tokens) == len(wanted.token_ids)
+        assert (found.text, found.finish_reason) == (wanted.text, wanted.finish_reason)
+        assert found.prompt_token_ids
+    written = sum(len(each.token_ids) for each in ours.values())
+    assert (answer.usage.completion_tokens, answer.id[:5]) == (written, "cmpl-")
+
+
+def test_a_group_s_name_gives_the_seeds_that_the_library_gives(serve_sim, expected):
+    ours = expected({"prompt_token_ids": [5, 6, 7], "n": 2, "group_id": "g"})
+    body = {"prompt": [5, 6, 7], "n": 2, "return_token_ids": True}
+    with serve_sim() as served:
+        answers = [
+            post(served, {**body, "group": "g"}).json(),
+            post(served, body, **{"X-Seer-Group": "g", "X-Seer-Priority": "3"}).json(),
+            post(served, body).json(),
+        ]
+    named, by_header, nameless = ([each["token_ids"] for each in answer["choices"]] for answer in answers)
+    assert named == by_header == [list(ours[f"g/{index}"].token_ids) for index in range(2)]
+    assert nameless != named
+
+
+def test_several_prompts_are_several_groups_in_one_answer(serve_sim, expected):
+    ours = expected(*({"prompt": text, "n": 2, "seed": 1, "group_id": f"g-{text}"} for text in "ab"))
+    with serve_sim() as served:
+        answer = client(served).completions.create(
+            model="seer", prompt=["a", "b"], n=2, seed=1, extra_body={"return_token_ids": True}
+        )
+    names = ["g-a/0", "g-a/1", "g-b/0", "g-b/1"]
+    for index, (found, name) in enumerate(zip(answer.choices, names, strict=True)):
+        assert found.index == index
+        assert same_start(found.token_ids, ours[name].token_ids)
+
+
+def same_start(tokens, others):
+    """Return whether one is the other, or its beginning: simulated lengths go by the group's name."""
+    shared = min(len(tokens), len(others)) - 1  # one may end there with its last token
+    return list(tokens[:shared]) == list(others[:shared])
+
+
+def test_a_stream_brings_piece_by_piece_what_comes_at_once_otherwise(serve_sim):
+    asked = {"model": "seer", "prompt": "how far", "n": 2, "seed": 7, "logprobs": 0}
+    more = {"extra_body": {"return_token_ids": True, "group": "g"}}
+    with serve_sim() as served:
+        whole = client(served).completions.create(**asked, **more)
+        pieces = list(client(served).completions.create(**asked, **more, stream=True))
+    assert len(pieces) > len(whole.choices) + 2
+    for choice in whole.choices:
+        mine = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
+        assert [token for each in mine for token in each.token_ids] == choice.token_ids
+        assert [score for each in mine for score in each.logprobs.token_logprobs] == pytest.approx(
+            choice.logprobs.token_logprobs
+        )
+        assert [each.finish_reason for each in mine][-1] == choice.finish_reason
+        assert not any(each.finish_reason for each in mine[:-1])
+
+
+class Bytes:
+    """A tokenizer whose tokens are single bytes."""
+
+    def __init__(self):
+        self.table = {5: b"a", 6: b"\xc3", 7: b"\xa9", 8: b"!"}
+
+    def decode(self, token_ids):
+        return b"".join(self.table[token] for token in token_ids).decode(errors="replace")
+
+
+def test_a_character_that_a_chunk_s_end_cuts_in_two_comes_whole(serve_by_hand, playing):
+    engine = playing.Hand()
+    body = {"prompt": [5], "max_tokens": 8, "stream": True}
+    with serve_by_hand(engine, tokenizer=Bytes()) as served, ThreadPoolExecutor(1) as pool:
+        streamed = pool.submit(post, served, body)
+        until(lambda: engine.jobs)
+        in_its_thread(served, lambda: engine.finish(tokens=2, stopped=False))
+        in_its_thread(served, lambda: engine.finish(tokens=2))
+        lines = streamed.result(PATIENCE_S).text.split("\n\n")
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert [piece["choices"][0]["text"] for piece in pieces] == ["a", "é!", ""]
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+def test_many_at_once_are_answered_each_with_its_own(serve_sim):
+    with serve_sim() as served, httpx.Client(limits=httpx.Limits(max_connections=64)) as many:
+
+        def ask(number):
+            body = {"prompt": [5, number], "seed": number % 10, "max_tokens": 20, "return_token_ids": True}
+            answer = many.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+            return answer.json()["choices"][0]["token_ids"]
+
+        with ThreadPoolExecutor(64) as pool:
+            found = list(pool.map(ask, range(200)))
+    assert all(len(tokens) <= 20 for tokens in found)
+    assert all(same_start(tokens, found[number % 10]) for number, tokens in enumerate(found))
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"prompt": "a", ', "no request for completions"),
+        (b"\xff\xfe", "no request for completions"),
+        ({"prompt": "a", "nn": 3}, "nn"),
+        ({"prompt": "a", "n": "three"}, "n"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 10**6}, "65536"),
+        ({}, "prompt"),
+        ({"prompt": []}, "prompt must be text"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [[]]}, "empty"),
+        ({"prompt": [-4]}, "vocabulary"),
+        ({"prompt": "a", "max_tokens": 10**6}, "exceed"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "timeout_s": 0}, "timeout_s"),
+        ({"prompt": "a", "logprobs": 5}, "logprobs"),
+        ({"prompt": "a", "stop": ["x"]}, "stop is not supported"),
+        ({"prompt": "a", "echo": True}, "echo is not supported"),
+        ({"prompt": "a", "group": "x" * 300}, "group_id"),
+    ],
+)
+def test_what_cannot_be_rolled_out_is_a_400_that_says_why(serve_sim, body, words):
+    with serve_sim() as served:
+        answer = post(served, body)
+        assert post(served, {"prompt": "a", "max_tokens": 2, "echo": False, "best_of": 1}).status_code == 200
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_who_does_not_bring_the_token_is_not_let_in(serve_sim):
+    with serve_sim(token="a-token-of-the-run") as served:
+        with pytest.raises(openai.AuthenticationError, match="bring the server's token"):
+            client(served, "a-token-of-another").completions.create(model="seer", prompt="a")
+        assert httpx.get(f"{served.url}/v1/models").status_code == 401
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        mine = client(served, "a-token-of-the-run")
+        assert [each.id for each in mine.models.list()] == ["seer"]
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+            mine.completions.create(model="gpt", prompt="a")
+
+
+def test_overload_is_told_with_a_time_and_passes(serve_by_hand, playing):
+    engine = playing.Hand()
+    with serve_by_hand(engine, most_requests=3) as served, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, served, {"prompt": [5], "n": 2, "max_tokens": 4})
+        until(lambda: len(engine.jobs) == 2)
+        answer = post(served, {"prompt": [5], "n": 2, "max_tokens": 4})
+        assert (answer.status_code, int(answer.headers["Retry-After"]) >= 1) == (429, True)
+        with pytest.raises(openai.RateLimitError):
+            client(served).completions.create(model="seer", prompt=[5], n=2, max_tokens=4)
+        in_its_thread(served, engine.finish)
+        in_its_thread(served, engine.finish)
+        assert first.result(PATIENCE_S).status_code == 200
+
+
+def in_its_thread(served, call):
+    """Call where the server's event loop runs, as an engine does."""
+    done = threading.Event()
+    loop = served.server.servers[0].get_loop()
+    loop.call_soon_threadsafe(lambda: (call(), done.set()))
+    assert done.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_what_it_asked_for(serve_by_hand, playing, stream):
+    engine = playing.Hand(max_running=1)
+    body = {"prompt": [5], "n": 3, "max_tokens": 4, "stream": stream}
+    with serve_by_hand(engine) as served:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{served.url}/v1/completions", json=body, timeout=0.5)
+        until(lambda: engine.aborted)
+        assert engine.jobs == {}
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(post, served, {"prompt": [5], "max_tokens": 4})
+            until(lambda: engine.jobs)
+            in_its_thread(served, engine.finish)
+            assert other.result(PATIENCE_S).status_code == 200
+    assert len(engine.aborted) == 1
+
+
+def test_a_fleet_that_is_gone_is_one_clear_error_for_all(serve_by_hand, playing):
+    engine = playing.Hand()
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(post, served, {"prompt": [5], "max_tokens": 4})
+        streaming = pool.submit(post, served, {"prompt": [5], "max_tokens": 4, "stream": True})
+        until(lambda: len(engine.jobs) == 2)
+        in_its_thread(served, lambda: engine.finish(logprobs=3))
+        assert waiting.result(PATIENCE_S).status_code == 503
+        assert "error" in streaming.result(PATIENCE_S).text
+        assert post(served, {"prompt": [5]}).status_code == 503
+        assert httpx.get(f"{served.url}/health").status_code == 503
