@@ -62,7 +62,7 @@ Answer = Done | Raised | Broke | _Lost | None
 
 
 class Ranks:
-    """As many processes of one module, which ``seer_rl.megatron_rank`` shows; used by one thread.
+    """As many processes of one module, which ``seer_rl.megatron_rank`` shows; asked by one thread at a time.
 
     Each is run as ``python -m MODULE RANK ALIVE CONNECTION PORT LISTENER``: descriptors of a pipe that closes
     when this process is dead and of a connection, a port on the loopback where the ranks meet, and, in

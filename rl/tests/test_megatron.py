@@ -198,9 +198,9 @@ def test_a_rank_that_dies_is_named_and_ends_the_others(other_model, samples):
 def test_a_rank_that_hangs_is_named_in_bounded_time(other_model, samples):
     with MegatronTrainer(TABLES["data parallel"], other_model, 0) as trainer:
         pids = trainer._ranks.pids
-        trainer._ranks._timeout_s = 3.0  # starting takes longer
+        trainer._ranks._timeout_s = 10.0  # starting may take longer
         os.kill(pids[1], signal.SIGSTOP)
-        with pytest.raises(TrainError, match=r"within 3 s, and the furthest back is rank 1; .* --resume"):
+        with pytest.raises(TrainError, match=r"within 10 s, and the furthest back is rank 1; .* --resume"):
             trainer.train(samples)
         assert not any(map(alive, pids))
 
