@@ -54,6 +54,7 @@ class Loop:
         self.use(strategies)
         self.rollout: Rollout | None = None
         self.iteration = 0
+        self._dropped = 0
 
     def use(self, strategies: Strategies) -> None:
         """Decide by other strategies from now on; nothing of them is started."""
@@ -81,7 +82,11 @@ class Loop:
         decode = None if fleet.tokenizer is None else fleet.tokenizer.decode
         # The id is random: what is kept beside the engines may be shared by several runs.
         transcripts = Transcripts(
-            fleet.weights.current.version, token_hex(6), decode, sharing=fleet.shares_text
+            fleet.weights.current.version,
+            token_hex(6),
+            decode,
+            sharing=fleet.shares_text,
+            dropped=self._dropped,
         )
         tally = Tally(fleet.clock.now(), fleet.reports, fleet.troubles, len(fleet.given_up))
         self.rollout = Rollout(transcripts, tally, fleet.clock, self.audience, self, keep, most_requests)
@@ -209,6 +214,7 @@ class Loop:
             log.info("rollout_finished", requests=rollout.tally.requests)
             if (error := rollout.tally.failure) is not None:
                 rollout.fail(error)
+        self._dropped = rollout.transcripts.dropped
         self.rollout = None
 
     def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -227,8 +233,10 @@ class Loop:
         self.spoilt = True
         self.iteration += rollout.open and bool(rollout.submitted)
         rollout.fail(error)
-        for instance_id, job_id in rollout.transcripts.under_way:
+        under_way = rollout.transcripts.under_way
+        for instance_id, job_id in under_way:
             self.fleet.abort(instance_id, job_id)
+        self._dropped = rollout.transcripts.dropped + len(under_way)
         self.scheduler = self._make_scheduler(Policies())
         for info in self.fleet.living.values():
             self.scheduler.handle(InstanceStarted(info), self.fleet.clock.now())

@@ -68,10 +68,11 @@ class Transcripts:
     """Turns commands into jobs, what engines answer into events, and finished transcripts into completions.
 
     It knows no clock, no engine and no scheduler: times are arguments, and answers are returned.  Groups may
-    come at any time, and are forgotten when they are over.
-    ``rollout_id`` must be another for each rollout anywhere.  ``decode`` makes text of tokens.
-    With ``sharing`` it also knows what to tell instances of text that others wrote, and keeps finished
-    responses until their group is over, for those that join it late.
+    come at any time, and are forgotten when they are over.  ``rollout_id`` must be another for each rollout
+    anywhere.  ``decode`` makes text of tokens.  With ``sharing`` it also knows what to tell instances of text
+    that others wrote, and keeps finished responses until their group is over, for those that join it late.
+    ``dropped`` counts the chunks that were dropped under way, those of earlier rollouts included: ids of
+    requests may come again, but those of chunks must not.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Transcripts:
         decode: Callable[[Sequence[int]], str] | None = None,
         *,
         sharing: bool = False,
+        dropped: int = 0,
     ) -> None:
         self.weight_version = weight_version
+        self.dropped = dropped
         self._sharing = sharing
         self._rollout_id = rollout_id
         self._decode = decode
@@ -148,7 +151,9 @@ class Transcripts:
         group, written = siblings.group, transcript.token_ids
         siblings.instances[command.instance_id] = None
         siblings.running[command.instance_id] = siblings.running.get(command.instance_id, 0) + 1
-        transcript.job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
+        job_id = f"{command.request_id}#{len(transcript.chunks)}@{command.instance_id}"
+        # A late answer to a chunk that was dropped must not pass for that of another one.
+        transcript.job_id = f"{job_id}~{self.dropped}" if self.dropped else job_id
         self._flights[transcript.job_id] = Flight(command, now)
         self._know(command.instance_id, command.request_id)
         return ChunkJob(
@@ -268,6 +273,7 @@ class Transcripts:
         if job_id is None:
             raise KeyError(request_id)
         self._land(job_id)
+        self.dropped += 1
         return job_id
 
     def complete(self, command: Complete, now: float) -> Closed:

@@ -199,13 +199,42 @@ def test_an_aborted_group_goes_at_once_and_none_of_it_takes_another_s_place(by_h
             rollout.abort_group("a")
             rollout.abort_group("nobody")
             assert engine.aborted == ["a/0#0@hand-0"]
-            assert list(engine.jobs) == ["b/0#0@hand-0"]
+            assert list(engine.jobs) == ["b/0#0@hand-0~1"]
             result = await rollout.abort()
-            assert engine.aborted == ["a/0#0@hand-0", "b/0#0@hand-0"]
+            assert engine.aborted == ["a/0#0@hand-0", "b/0#0@hand-0~1"]
             assert not engine.jobs
             return result
 
     assert [each.finish_reason for each in play(run()).completions] == ["aborted"] * 6
+
+
+def test_a_late_answer_to_what_was_aborted_is_not_taken_for_one_to_the_same_id(by_hand, hand, some_groups):
+    class Late(hand):
+        def abort(self, job_id):
+            self.aborted.append(job_id)  # its answer is under way already
+
+    engine = Late()
+    [group] = some_groups(1, 1)
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            rollout = runtime.open()
+            rollout.add([group])
+            rollout.abort_group("a")
+            rollout.add([group])
+            first, second = engine.jobs
+            engine.finish(first, 3)
+            assert rollout.transcripts.under_way == [("hand-0", second)]
+            await rollout.abort()
+            again = runtime.rollout([group])
+            *_, third = engine.jobs
+            engine.finish(second, 3)
+            engine.finish(third, 2)
+            return (await rollout.wait()).completions, (await again.wait()).completions
+
+    aborted, [last] = play(run())
+    assert [each.finish_reason for each in aborted] == ["aborted"] * 2
+    assert (last.finish_reason, len(last.token_ids)) == ("stop", 2)
 
 
 def test_a_group_that_is_not_over_in_its_time_is_aborted(simulated, some_groups):

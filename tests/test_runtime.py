@@ -938,7 +938,7 @@ def test_an_aborted_request_keeps_what_it_has(by_hand, hand, some_groups):
             under_way.abort_request("a/2")
             under_way.abort_request("nobody")
             assert engine.aborted == ["a/0#1@hand-0"]
-            engine.finish("a/1#0@hand-0", 2)
+            engine.finish("a/1#0@hand-0~1", 2)
             return await under_way.wait()
 
     result = play(run())

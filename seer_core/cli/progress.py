@@ -76,7 +76,8 @@ class Progress:
         self.now = now
         match event:
             case GroupsSubmitted():
-                self.started_s = now
+                if self.requests == self.requests_done:
+                    self.started_s = now
                 self.groups += len(event.groups)
                 self.requests += sum(group.n for group in event.groups)
                 self._left |= {group.id: group.n for group in event.groups}
@@ -167,7 +168,9 @@ class Progress:
         self.requests_done += 1
         group_id = _group_of(request_id)
         self._left[group_id] -= 1
-        self.groups_done += self._left[group_id] == 0
+        if not self._left[group_id]:
+            del self._left[group_id], self._limits[group_id]
+            self.groups_done += 1
 
 
 def _group_of(request_id: str) -> str:

@@ -145,9 +145,17 @@ def _of_run(path: Path) -> list[GroupLengths]:
     lengths: dict[str, int] = {}
     over: dict[str, str] = {}
     specs: list[GroupSpec] = []
+    known: set[str] = set()
     for record in read_trace(path):
         match record.event:
             case GroupsSubmitted():
+                for spec in record.event.groups:
+                    if spec.id in known:
+                        raise PromptError(
+                            f"{path}: group {quote(spec.id)} was submitted twice, so lengths are mixed;"
+                            " use a run that gave each group its own id"
+                        )
+                    known.add(spec.id)
                 specs += record.event.groups
             case ChunkFinished():
                 name = record.event.request_id

@@ -165,6 +165,14 @@ def test_a_trace_of_groups_that_cannot_be_is_refused(tmp_path, spec, words):
         read_lengths(tmp_path)
 
 
+def test_a_trace_in_which_a_group_s_name_comes_again_is_refused(tmp_path):
+    group = {"id": "g", "prompt_tokens": 3, "n": 1, "max_tokens": 9}
+    record = {"now": 0.0, "event": {"type": "GroupsSubmitted", "groups": [group]}, "commands": []}
+    (tmp_path / "trace.jsonl").write_text(f"{json.dumps(record)}\n{json.dumps(record)}\n")
+    with pytest.raises(PromptError, match="group 'g' was submitted twice"):
+        read_lengths(tmp_path)
+
+
 def test_a_trace_in_which_a_response_is_over_without_a_chunk_is_refused(tmp_path):
     group = {"id": "g", "prompt_tokens": 3, "n": 1, "max_tokens": 9}
     over = {"type": "Complete", "request_id": "g/0", "finish_reason": "stop"}
