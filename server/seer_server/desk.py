@@ -55,7 +55,11 @@ class Ticket:
 
 
 class Desk:
-    """Adds what clients ask for to an open rollout, and hands each what is his; also an observer."""
+    """Adds what clients ask for to an open rollout, and hands each what is his as its observer.
+
+    It sees a response when it is over, and not when its turn to be read comes: by then another client may
+    have asked for a group of the same name.
+    """
 
     def __init__(
         self, make_runtime: Callable[[Sequence[Observer]], Runtime], most_requests: int | None = None
@@ -81,14 +85,11 @@ class Desk:
         return self._rollout
 
     async def serve(self) -> None:
-        """Hand out completions until the rollout is over or has failed, or this is cancelled."""
+        """Keep a rollout going until it has failed, or this is cancelled."""
         self._rollout = rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
         try:
-            async for completion in rollout:
-                self._finishes.append(completion.finished_s)
-                ticket = self._tickets.get(completion.group_id)
-                if ticket is not None:
-                    ticket.news.put_nowait(completion)
+            async for _ in rollout:
+                pass
         except Exception as error:
             log.error("serving_failed", error=str(error))
             failure = error if isinstance(error, SeerError) else EngineError(f"the rollout failed: {error}")
@@ -129,3 +130,10 @@ class Desk:
             ticket = self._tickets.get(event.request_id.rpartition("/")[0])
             if ticket is not None and ticket.streams:
                 ticket.tell(event.request_id, *self.rollout.written(event.request_id))
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Hand out a response."""
+        self._finishes.append(now)
+        ticket = self._tickets.get(completion.group_id)
+        if ticket is not None:
+            ticket.news.put_nowait(completion)

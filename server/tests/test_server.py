@@ -9,8 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+from seer_server.desk import Desk
 
+from seer_core.plugins import Assembly, Strategies
 from seer_core.runtime import Runtime
+from seer_core.scheduler import Policies, Slot
 
 PATIENCE_S = 60
 
@@ -243,6 +246,34 @@ def test_a_client_that_goes_frees_what_it_asked_for(serve_by_hand, playing, stre
             in_its_thread(served, engine.finish)
             assert other.result(PATIENCE_S).status_code == 200
     assert len(engine.aborted) == 1
+
+
+def test_what_one_client_has_left_is_not_handed_to_another_who_asks_for_the_same(playing):
+    engine = playing.Hand()
+    record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, "group_id": "g"}
+
+    def make_runtime(observers):
+        slots = tuple(Slot("observer", "server", each) for each in observers)
+        return Runtime(Assembly(playing.Hands([engine]), Strategies(Policies(), slots, None), None))
+
+    async def run():
+        desk = Desk(make_runtime)
+        async with desk.runtime:
+            serving = asyncio.create_task(desk.serve())
+            await asyncio.sleep(0)
+            left = desk.ask([record], streams=False)
+            desk.leave(left)
+            ticket = desk.ask([record], streams=False)
+            engine.finish()
+            engine.finish()
+            found = [await ticket.news.get() for _ in range(2)]
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            return left.news.empty(), ticket.news.empty(), found
+
+    left_empty, empty, found = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    assert (left_empty, empty) == (True, True)
+    assert [each.finish_reason for each in found] == ["stop", "stop"]
 
 
 def test_a_fleet_that_is_gone_is_one_clear_error_for_all(serve_by_hand, playing):
