@@ -11,6 +11,7 @@ larger   responses in turn, a chunk each, whose KV all together is several times
 Medians [least, most] of --repeat calls, or of --rollouts rollouts, ways in turned order within one run.
 
 python benchmarks/kv_pool.py --pool local mooncake --json out/kv_pool.json
+python benchmarks/kv_pool.py --pool local mooncake --parts move rollout --set seer.engine=sglang
 """
 
 from __future__ import annotations

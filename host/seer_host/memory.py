@@ -1,6 +1,6 @@
 """Memory that an instance asleep gives back.
 
-On a GPU vLLM's own sleep mode does that.  On a CPU it has none, but Linux helps: pages that are given up
+On a GPU engines have a way of their own.  On a CPU they have none, but Linux helps: pages that are given up
 (``MADV_DONTNEED``) are free at once, keep their address, and are zeros when they are next used.  So whoever
 holds a view of this memory may keep it.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.mem_cache.base_prefix_cache import (
     InitLoadBackParams,
     InsertParams,
@@ -73,8 +73,13 @@ class PooledCache(UnifiedRadixCache):
     def claim_kv_row(self, req: Req) -> bool:
         """Let the pool have the KV of a request that is about to leave it."""
         if self.pooling is not None:
-            row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-            self.pooling.leave(req, row[: req.owned_kv_len()])
+            slots = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.owned_kv_len()]
+            text = req.origin_input_ids + req.output_ids_through_stop
+            if req.finished():
+                cut = isinstance(req.finished_reason, FINISH_LENGTH)
+                self.pooling.end(req.rid, text, slots, cut=cut)
+            else:
+                self.pooling.save(req.rid, text, slots)
         claimed: bool = super().claim_kv_row(req)
         return claimed
 

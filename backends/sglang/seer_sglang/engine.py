@@ -17,6 +17,7 @@ from seer_host.meters import Step
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
@@ -160,7 +161,7 @@ class SglangEngine:
         if self._proposer is not None and not to_the_end:
             self._proposer.open(req.rid, job)
         if self.pooling is not None:
-            self.pooling.open(req, job, saves=save)
+            self.pooling.open(req.rid, job, cache_salt, saves=save)
         self.scheduler.add(req)
 
     def abort(self, job_ids: Iterable[str]) -> None:
@@ -169,7 +170,7 @@ class SglangEngine:
         for rid, chunk in list(self.chunks.items()):
             if chunk.writing.job.id in dropped:
                 if self.pooling is not None:
-                    self.pooling.give_up(chunk.req)
+                    self.pooling.give_up(rid)
                 self._forget(rid)
                 self.scheduler.abort_request(AbortReq(rid=rid))
 
@@ -204,6 +205,20 @@ class SglangEngine:
     def kv_usage(self) -> float:
         """The share of KV memory that running chunks hold."""
         return float(self.scheduler.pool_stats_observer.get_pool_stats().full_token_usage)
+
+    @property
+    def kv_layers(self) -> list[torch.Tensor]:
+        """The KV of all layers, [slots, ...] each: keys and values, or latents.
+
+        None if it is not kept token by token, in full attention.
+        """
+        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
+        layers: list[torch.Tensor] = []
+        if type(pool) is MHATokenToKVPool and not pool.is_quantized_kv_cache:
+            layers = [*pool.k_buffer, *pool.v_buffer]
+        elif type(pool) is MLATokenToKVPool:
+            layers = [*pool.kv_buffer]
+        return layers if all(len(layer) == pool.size + pool.page_size for layer in layers) else []
 
     def settle(self) -> None:
         """Let what has been dropped leave its KV."""

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 import torch
 from msgspec import structs
-from seer_host import checkpoint
+from seer_host import checkpoint, memory
 from seer_host.drafts import SOURCE, SourceProposer
 from seer_host.instance import Refusal, Row
 from seer_host.meters import MoveMeter, Sizes, StepMeter, default_grid
@@ -73,6 +73,7 @@ class Instance:
         self._tensors = checkpoint.headers_of(settings["model_path"])
         self._weight_version = 0
         self._poisoned = False
+        self._fingerprint_asleep = ""
         self.info = self._describe(start.instance_id)
         self._salt = salt(0, self.info.fingerprint)
         self._pool_troubles = Troubles("kv_pool")
@@ -177,6 +178,25 @@ class Instance:
         self.reset_cache()
         return fingerprint
 
+    def sleep(self) -> int:
+        """Forget all KV and give its memory back; on a GPU that of weights too, if they have a copy."""
+        from seer_sglang import sleeping, weights
+
+        self.reset_cache()
+        self._fingerprint_asleep = weights.fingerprint(self._model, 0)
+        device = torch.device(self._engine.runner.device)
+        before = memory.used_bytes(device)
+        sleeping.release(self._engine.scheduler, self._engine.kv_layers)
+        return max(0, before - memory.used_bytes(device))
+
+    def wake(self) -> None:
+        """Take the memory again, and see that the model answers by the weights of before."""
+        from seer_sglang import sleeping, weights
+
+        sleeping.resume(self._engine.scheduler, self._engine.kv_layers)
+        if weights.fingerprint(self._model, 0) != self._fingerprint_asleep:
+            raise EngineError("it woke with other weights than it fell asleep with")
+
     def watch(self, on: bool) -> list[Row]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
         return self._engine.sampler.watch.turn(on)
@@ -232,7 +252,7 @@ class Instance:
         """Make this instance's end of the KV pool, and let SGLang's cache use it."""
         from seer_sglang.blocks import Layers
 
-        layers = Layers(self._engine.scheduler.token_to_kv_pool_allocator.get_kvcache())
+        layers = Layers(self._engine.kv_layers, self._engine.scheduler.page_size)
         tell = self._pool_troubles.tell
         host = StoreHost(self.info.id, layers.block_bytes, layers.block_tokens, tell)
         store = STORE.make(spec.path, spec.settings, host)

@@ -32,6 +32,7 @@ WEIGHTS = "new weights cannot be loaded"
 VERIFIED = "drafts are not verified by key"
 TREES = "trees of drafts have no attention on a CPU"
 ROWS = "a drafted response near max_model_tokens outgrows its row of KV slots"
+ASLEEP = "an instance asleep gives no memory of a GPU back"
 POOLED = "an instance cannot share KV"
 CAPACITY = "an instance cannot say what it holds"
 
@@ -117,6 +118,10 @@ IMPORTED = (
         )
     ),
     Name("sglang.srt.model_loader.utils", "set_default_torch_dtype", WEIGHTS, ("dtype",)),
+    Name("sglang.srt.managers.io_struct:ReleaseMemoryOccupationReqInput", "tags", ASLEEP),
+    Name("sglang.srt.managers.io_struct:ResumeMemoryOccupationReqInput", "tags", ASLEEP),
+    Name("sglang.srt.constants", "GPU_MEMORY_TYPE_KV_CACHE", ASLEEP),
+    Name("sglang.srt.constants", "GPU_MEMORY_TYPE_WEIGHTS", ASLEEP),
     *(
         Name("sglang.srt.mem_cache.registry", name, POOLED, takes)
         for name, takes in (
@@ -177,6 +182,11 @@ SCHEDULER = (
     Name(_SCHEDULER, "chunked_prefill_size", CAPACITY),
     Name(_SCHEDULER, "max_prefill_tokens", CAPACITY),
     Name(_SCHEDULER, "token_to_kv_pool_allocator.get_kvcache", CAPACITY),
+    Name(_SCHEDULER, "device", ASLEEP),
+    Name(_SCHEDULER, "weight_updater.release_memory_occupation", ASLEEP),
+    Name(_SCHEDULER, "weight_updater.resume_memory_occupation", ASLEEP),
+    Name(_SCHEDULER, "server_args.enable_memory_saver", ASLEEP),
+    Name(_SCHEDULER, "server_args.enable_weights_cpu_backup", ASLEEP),
     Name(_SCHEDULER, "tree_cache.req_to_token_pool.req_to_token", POOLED),
     Name(_SCHEDULER, "tree_cache.token_to_kv_pool_allocator.alloc", POOLED),
 )

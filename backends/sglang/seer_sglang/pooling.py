@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 from seer_host.stores import Guarded
-from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from torch import Tensor
 
 from seer_core.kv import KVStore
@@ -68,10 +67,10 @@ class Pooling:
         self._requests: dict[str, Pooled] = {}
         self._prompts: dict[str, Sequence[bytes]] = {}
 
-    def open(self, req: Req, job: ChunkJob, *, saves: bool) -> None:
-        """Take a request; its salt stands for the weights."""
-        origin = repr(("sglang", SUPPORTED_SGLANG, self._layers.layout, req.cache_salt))
-        self._requests[req.rid] = Pooled(job, saves, [hashlib.sha256(origin.encode()).digest()])
+    def open(self, rid: str, job: ChunkJob, salt: str, *, saves: bool = True) -> None:
+        """Take a request; ``salt`` stands for the weights."""
+        origin = repr(("sglang", SUPPORTED_SGLANG, self._layers.layout, salt))
+        self._requests[rid] = Pooled(job, saves, [hashlib.sha256(origin.encode()).digest()])
 
     def close(self, rid: str) -> None:
         """Let go of a request, ended or not."""
@@ -99,27 +98,43 @@ class Pooling:
         self._layers.write(slots, pooled.staged.blocks)
         pooled.staged = None
 
-    def leave(self, req: Req, slots: Tensor) -> None:
-        """Save the KV of a request that is about to leave these slots, or drop that of one that is over."""
-        pooled = self._requests.get(req.rid)
-        if pooled is None or not pooled.saves:
+    def end(self, rid: str, tokens: array[int], slots: Tensor, *, cut: bool) -> None:
+        """Save the KV of a chunk at its end, or drop that of a response that is over, but for its prompt.
+
+        ``cut``: the chunk ended at its last token; the response goes on, unless it was its last chunk.
+        """
+        pooled = self._saved(rid)
+        if pooled is None:
             return
-        pooled.staged = None
-        keys = self._keys(pooled, req.origin_input_ids + req.output_ids_through_stop)
-        job = pooled.job
-        prompt = job.prompt_tokens // self._layers.block_tokens
-        self._prompts.setdefault(job.group_id, keys[:prompt])
-        if not req.finished() or (isinstance(req.finished_reason, FINISH_LENGTH) and not job.last):
-            self._save(keys, slots)
+        keys = self._keys(pooled, tokens)
+        prompt = pooled.job.prompt_tokens // self._layers.block_tokens
+        self._prompts.setdefault(pooled.job.group_id, keys[:prompt])
+        if cut and not pooled.job.last:
+            self.save(rid, tokens, slots)
         else:
             self._drop(keys[prompt:])
 
-    def give_up(self, req: Req) -> None:
+    def save(self, rid: str, tokens: array[int], slots: Tensor) -> None:
+        """Save the KV of a text's first tokens, which lies in these slots, as far as the store lacks it."""
+        pooled, size = self._saved(rid), self._layers.block_tokens
+        if pooled is None or not self._sound():
+            return
+        whole = slots[: len(slots) // size * size].view(-1, size)
+        keys = self._keys(pooled, tokens)[: len(whole)]
+
+        def save(store: KVStore) -> None:
+            lacking = store.lacks(keys)
+            if lacking:
+                store.put([keys[i] for i in lacking], self._layers.read(whole[lacking].flatten()))
+
+        self.store.ask(save, None)
+
+    def give_up(self, rid: str) -> None:
         """Drop what there is of a chunk that nobody wants any more, but for its group's prompt."""
-        pooled = self._requests.get(req.rid)
-        if pooled is not None and pooled.saves:
+        pooled = self._saved(rid)
+        if pooled is not None:
             prompt = pooled.job.prompt_tokens // self._layers.block_tokens
-            self._drop(self._keys(pooled, req.origin_input_ids)[prompt:])
+            self._drop(self._keys(pooled, array("q", pooled.job.token_ids))[prompt:])
 
     def forget_group(self, group_id: str) -> None:
         """Drop the prompt of a group that is over."""
@@ -144,19 +159,10 @@ class Pooling:
         blocks = np.empty((found, self._layers.block_bytes), np.uint8)
         return blocks[: store.get(keys[:found], blocks)]
 
-    def _save(self, keys: Sequence[bytes], slots: Tensor) -> None:
-        if not self._sound():
-            return
-        size = self._layers.block_tokens
-        whole = slots[: len(slots) // size * size].view(-1, size)
-        keys = keys[: len(whole)]
-
-        def save(store: KVStore) -> None:
-            lacking = store.lacks(keys)
-            if lacking:
-                store.put([keys[i] for i in lacking], self._layers.read(whole[lacking].flatten()))
-
-        self.store.ask(save, None)
+    def _saved(self, rid: str) -> Pooled | None:
+        """Return a request whose KV may go to the pool."""
+        pooled = self._requests.get(rid)
+        return pooled if pooled is not None and pooled.saves else None
 
     def _drop(self, keys: Sequence[bytes]) -> None:
         if keys:

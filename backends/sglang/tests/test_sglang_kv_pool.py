@@ -1,39 +1,38 @@
 """Real SGLangs, one plain and one that drafts and prefills in pieces, over a pool: KV moves, tokens stay."""
 
 import json
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from seer_core.drafting import SourceSpec, StepTimes
+from seer_core.errors import EngineError
 from seer_core.model import Sampling
+from seer_core.weights import directory
 
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
 
+Area = pytest.importorskip("seer_kv_local.area").Area
+
 GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 16
-BLOCK_BYTES = BLOCK * 4 * 2 * 2 * 32 * 4
+KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
+BLOCK_BYTES = BLOCK * KV_BYTES_PER_TOKEN
+KV_BYTES = 40 * 1024 * KV_BYTES_PER_TOKEN
 TOKENS = 150
 
 
 @pytest.fixture(scope="module")
-def make_pool(loop):
-    """Return a function that starts a pool for ``sglang-0`` and ``sglang-1``; all are stopped at the end."""
-    pools = []
-
-    def make(capacity_bytes):
-        pools.append(kv_local.LocalPool(capacity_bytes))
-        loop.run_until_complete(pools[-1].start(["sglang-0", "sglang-1"]))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        loop.run_until_complete(pool.stop())
-
-
-@pytest.fixture(scope="module")
-def pool(make_pool):
-    return make_pool(64 << 20)
+def pool(loop):
+    """A pool for three instances."""
+    pool = kv_local.LocalPool(96 << 20)
+    loop.run_until_complete(pool.start(["sglang-0", "sglang-1", "sglang-2"]))
+    yield pool
+    loop.run_until_complete(pool.stop())
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +108,76 @@ def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_
     for outputs in rounds[1:]:
         assert max(output.prefilled_tokens for output in outputs) <= BLOCK
         assert min(output.pool_tokens for output in outputs) >= BLOCK
+
+
+def test_torn_blocks_are_computed_again(pair, pool, whole, prompts):
+    a, b = pair
+    [expected] = whole(prompts(1), PLAIN, TOKENS)
+    prompt = prompts(1)[0]
+    [first] = a.run(a.chunks([a.job(prompt, 100, 0, PLAIN)]))
+    saved = (len(prompt) + 99) // BLOCK
+    bytes_of_all = np.frombuffer(pool._memory["sglang-0"].memory, np.uint8)
+    rows = np.flatnonzero(bytes_of_all.reshape(-1, 4096).any(axis=1))
+    bytes_of_all[rows[-1] * 4096 : (rows[-1] + 1) * 4096] ^= 255  # somewhere in one of the blocks
+    del bytes_of_all
+    torn = pool.stats().torn_blocks
+    [second] = b.run(b.chunks([b.job([*prompt, *first.token_ids], TOKENS - 100, 0, PLAIN)]))
+    assert first.token_ids + second.token_ids == expected
+    assert pool.stats().torn_blocks == torn + 1
+    assert second.pool_tokens < saved * BLOCK
+
+
+def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_group(pair, pool, cold, prompts):
+    a, b = pair
+    [prompt] = prompts(1, 70)
+    text, saved = list(prompt), 0
+    for here, tokens, last in ((a, 64, False), (b, 64, False), (a, 20, True)):
+        here.group = "nothing"
+        job = here.job(text, tokens, 5, PLAIN)
+        [output] = here.run(here.chunks([structs.replace(job, prompt_tokens=len(prompt), last=last)]))
+        assert not output.stopped  # this seed's response is longer
+        assert released(pool) == (saved - len(prompt) // BLOCK if last else 0)
+        text += output.token_ids
+        saved = saved if last else (len(text) - 1) // BLOCK
+    for here in pair:
+        here.engine.forget_group("nothing")
+        here.run(here.engine.reset_cache())
+        here.group = "group"
+    assert released(pool) == saved
+
+
+def released(pool):
+    """Return how many blocks of the pool have been dropped, and wait to be evicted."""
+    areas = [Area(path, BLOCK_BYTES) for path in pool.store("sglang-0").settings["areas"].values()]
+    return sum(np.count_nonzero((area._gens != 0) & (area._marks == 2 * area._gens + 1)) for area in areas)
+
+
+def test_an_instance_says_what_a_move_costs_where_kv_is_shared(pair, roomy):
+    for here in pair:
+        assert here.info.kv_bytes_per_token == BLOCK_BYTES // BLOCK
+        assert here.info.fetch_s_per_token is not None
+        assert 0 <= here.info.move_cost <= 1
+    assert roomy.info.fetch_s_per_token is None
+    assert roomy.info.move_cost == 1
+
+
+def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, whole, models, prompts):
+    a, b = pair
+    expected = whole(prompts(8), PLAIN, TOKENS)
+    assert b.whole(prompts(8), PLAIN, TOKENS) == expected
+    held = resident_bytes(b)
+    freed = b.run(b.engine.sleep())
+    assert 0.95 * KV_BYTES < freed < 1.2 * KV_BYTES
+    assert held - resident_bytes(b) > 0.95 * KV_BYTES
+    b.run(b.engine.wake())
+    assert b.whole(prompts(8), PLAIN, TOKENS) == expected
+    b.run(b.engine.sleep())
+    with pytest.raises(EngineError, match="it is asleep; wake it first"):
+        b.run(b.engine.update_weights(directory(models[1]), 1))
+    b.run(b.engine.wake())
+    assert moved((a, b), prompts(8), PLAIN, TOKENS, 60)[0] == expected
+
+
+def resident_bytes(harness):
+    """Return what the system says that the instance's process holds."""
+    return int(Path(f"/proc/{harness.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

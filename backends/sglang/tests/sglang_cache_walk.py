@@ -1,0 +1,181 @@
+"""A walk over two of SGLang's caches with too little KV memory and one store, run under SGLang's interpreter.
+
+Each slot holds a number that stands for its token and all before it, where a model would have written KV.
+"""
+
+import random
+import sys
+from array import array
+from zlib import crc32
+
+import torch
+from seer_sglang import internals
+
+internals.check_kernels()
+
+from seer_sglang.blocks import Layers  # noqa: E402
+from seer_sglang.cache import PooledCache  # noqa: E402
+from seer_sglang.engine import server_args  # noqa: E402
+from seer_sglang.pooling import Pooling  # noqa: E402
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req  # noqa: E402
+from sglang.srt.managers.schedule_policy import PrefillAdder  # noqa: E402
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator  # noqa: E402
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
+from sglang.srt.mem_cache.common import evict_from_tree_cache, release_kv_cache  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
+from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+
+from seer_core.model import Sampling  # noqa: E402
+from seer_core.ports import ChunkJob  # noqa: E402
+
+SLOTS, STEPS = 320, 400
+SETTINGS = {"device": "cpu", "attention_backend": "torch_native", "disable_cuda_graph": True}
+
+
+class Store:
+    """Keeps what there is room for, and forgets at random."""
+
+    def __init__(self, dice):
+        self.blocks, self.dice = {}, dice
+
+    def find(self, keys):
+        return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    def lacks(self, keys):
+        return [i for i, key in enumerate(keys) if key not in self.blocks]
+
+    def put(self, keys, blocks):
+        self.blocks |= zip(keys, blocks.copy(), strict=True)
+
+    def get(self, keys, blocks):
+        count = len(keys) if self.dice.random() < 0.8 else self.dice.randrange(len(keys) + 1)
+        for i, key in enumerate(keys[:count]):
+            blocks[i] = self.blocks[key]
+        return count
+
+    def drop(self, keys):
+        for key in keys:
+            self.blocks.pop(key, None)
+
+    def close(self):
+        pass
+
+
+class Side:
+    """One cache, its memory, and the requests that run on it."""
+
+    def __init__(self, store, page):
+        self.page = page
+        self.kv = MHATokenToKVPool(SLOTS, page, torch.float32, 1, 2, 2, "cpu", False)
+        if page == 1:
+            self.allocator = TokenToKVPoolAllocator(SLOTS, torch.float32, "cpu", self.kv, False)
+        else:
+            self.allocator = PagedTokenToKVPoolAllocator(SLOTS, page, torch.float32, "cpu", self.kv, False)
+        self.rows = ReqToTokenPool(8, SLOTS, "cpu", False)
+        params = CacheInitParams(
+            False, self.rows, self.allocator, page, tree_components=(ComponentType.FULL,)
+        )
+        self.cache = PooledCache(params)
+        layers = Layers([*self.kv.k_buffer, *self.kv.v_buffer], page)
+        self.pooling = self.cache.pooling = Pooling(layers, store, lambda: True, print)
+        self.running = []
+
+    def admit(self, rid, text, more):
+        """Let a request in, if SGLang does, and write its KV; return what was loaded for it."""
+        params = SamplingParams(max_new_tokens=more)
+        params.normalize(None)
+        req = Req(rid, None, array("q", text), params, vocab_size=99, cache_salt="salt")
+        job = ChunkJob(rid, rid, "group", list(text), min(20, len(text)), more, Sampling(), 0, 0)
+        self.pooling.open(rid, job, "salt")
+        req.init_next_round_input(self.cache)
+        adder = PrefillAdder(self.page, self.cache, self.allocator, None, 1.0, 4096, None)
+        promised = req.host_hit_length
+        adder.add_one_req(req, False, None)
+        if not adder.can_run_list:
+            self.pooling.close(rid)
+            return None
+        assert req.host_loaded_length in (0, promised)
+        room = -(-(len(text) - req.prefix_len) // self.page) * self.page
+        evict_from_tree_cache(self.cache, room)
+        prefix = self.cache.prefix_device_indices(req)
+        self.rows.alloc([req])
+        slots = self.allocator.alloc(room)
+        assert slots is not None, "SGLang let a request in for which there is no room"
+        row = torch.cat([prefix, slots])
+        self.rows.write((req.kv.req_pool_idx, slice(0, len(row))), row.to(torch.int32))
+        numbers = stand_for(text)
+        self.check(row[: req.prefix_len], numbers)
+        for layer in (*self.kv.k_buffer, *self.kv.v_buffer):
+            layer[row[req.prefix_len : len(text)]] = numbers[req.prefix_len :, None, None].expand(-1, 1, 2)
+        req.kv.kv_committed_len = len(text)
+        req.kv.kv_allocated_len = len(text)
+        self.running.append(req)
+        return req.host_loaded_length
+
+    def leave(self, req, how):
+        """End a request, or put it back."""
+        row = self.rows.req_to_token[req.kv.req_pool_idx, : req.kv.kv_committed_len].long()
+        self.check(row, stand_for(req.origin_input_ids))
+        req.output_ids = array("q", [7])  # its KV is not there yet
+        if how == "cut":
+            req.finished_reason = FINISH_LENGTH(1)
+        elif how == "stopped":
+            req.finished_reason = FINISH_MATCHED_TOKEN(7)
+        req.finished_len = 1
+        release_kv_cache(req, self.cache, checkpoint=how != "put back")
+        self.pooling.close(req.rid)
+        self.running.remove(req)
+
+    def check(self, slots, numbers):
+        for layer in (*self.kv.k_buffer, *self.kv.v_buffer):
+            assert torch.equal(layer[slots][:, 0, 1], numbers[: len(slots)]), "KV of another text"
+
+
+def stand_for(text):
+    """Return a number for each token that all before it are in, float32 [tokens]."""
+    numbers, last = [], 0
+    for token in text:
+        last = crc32(token.to_bytes(4, "little"), last)
+        numbers.append(last >> 8)  # as exact as float32
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def walk(page, seed):
+    """Return how many tokens were loaded, and how many requests were not let in."""
+    dice = random.Random(seed)
+    store = Store(dice)
+    sides = [Side(store, page), Side(store, page)]
+    texts = [[dice.randrange(90) for _ in range(20)] for _ in range(3)]
+    loaded = refused = 0
+    for number in range(STEPS):
+        side = dice.choice(sides)
+        if side.running and dice.random() < 0.5:
+            side.leave(dice.choice(side.running), dice.choice(["cut", "cut", "stopped", "put back"]))
+        elif len(side.running) < 6:
+            text = dice.choice(texts[-12:])
+            text = [
+                *text[: dice.randrange(10, len(text) + 1)],
+                *dice.choices(range(90), k=dice.randrange(1, 60)),
+            ]
+            texts.append(text[:150])
+            took = side.admit(str(number), texts[-1], dice.randrange(1, 30))
+            loaded += took or 0
+            refused += took is None
+    for side in sides:
+        for req in [*side.running]:
+            side.leave(req, "put back")
+        free = side.allocator.available_size() + side.cache.evictable_size()
+        assert (free, side.cache.protected_size()) == (SLOTS, 0), "KV memory that nobody can free"
+    return loaded, refused
+
+
+publish(
+    server_args({"model_path": sys.argv[1], **SETTINGS}, None),
+    role="scheduler",
+    ranks=SpawnRanks(world_rank=0, gpu_id=0),
+)
+for page in (1, 16):
+    found = [walk(page, seed) for seed in range(3)]
+    print(page, min(loaded for loaded, _ in found), min(refused for _, refused in found))

@@ -1,0 +1,203 @@
+"""What goes into a store, what comes out, under which keys, and what SGLang's cache makes of it."""
+
+import subprocess
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import structs
+from seer_sglang.doctor import interpreter
+
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.ports import ChunkJob
+
+torch = pytest.importorskip("torch")
+
+SLOTS, BLOCK = 200, 16
+WALK = Path(__file__).with_name("sglang_cache_walk.py")
+JOB = ChunkJob("job", "g/0", "g", list(range(40)), 20, 60, Sampling(), 0, 0)
+
+
+class Store:
+    """Keeps everything, and what it is asked."""
+
+    def __init__(self):
+        self.blocks, self.calls, self.short = {}, [], 0
+
+    def find(self, keys):
+        self.calls.append(("find", len(keys)))
+        return next((i for i, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    def lacks(self, keys):
+        return [i for i, key in enumerate(keys) if key not in self.blocks]
+
+    def put(self, keys, blocks):
+        self.calls.append(("put", len(keys)))
+        self.blocks |= zip(keys, blocks.copy(), strict=True)
+
+    def get(self, keys, blocks):
+        for i, key in enumerate(keys):
+            blocks[i] = self.blocks[key]
+        return len(keys) - self.short
+
+    def drop(self, keys):
+        self.calls.append(("drop", len(keys)))
+
+    def close(self):
+        pass
+
+
+def kv(seed, dtype=torch.float32):
+    """Return the KV of two layers, one of them twice as large."""
+    torch.manual_seed(seed)
+    return [torch.randn(SLOTS, 2, size).to(dtype) for size in (4, 8)]
+
+
+def pooling(store, layers, page=1, sound=lambda: True):
+    from seer_sglang.blocks import Layers
+    from seer_sglang.pooling import Pooling
+
+    return Pooling(Layers(layers, page), store, sound, lambda reason: None)
+
+
+def text(length):
+    return array("q", range(length))
+
+
+def slots(length, seed=0):
+    return torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed))[:length]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("page", "block"), [(1, 16), (6, 18), (32, 32)])
+def test_a_block_is_whole_pages_and_comes_back_without_what_is_cached(dtype, page, block):
+    from seer_sglang.blocks import Layers
+
+    here, there = kv(1, dtype), kv(2, dtype)
+    assert (Layers(here, page).block_tokens, Layers(here, page).block_bytes) == (
+        block,
+        block * 2 * 12 * dtype.itemsize,
+    )
+    source, target = slots(3 * block), slots(3 * block - 5, seed=1)
+    read = Layers(here, page).read(source)
+    assert (read.shape, read.dtype) == ((3, block * 2 * 12 * dtype.itemsize), np.uint8)
+    before = [layer.clone() for layer in there]
+    Layers(there, page).write(target, read)
+    for mine, theirs, was in zip(here, there, before, strict=True):
+        assert torch.equal(theirs[target], mine[source[5:]])
+        others = torch.ones(SLOTS, dtype=torch.bool).index_fill(0, target, value=False)
+        assert torch.equal(theirs[others], was[others])
+
+
+def test_kv_that_is_kept_otherwise_is_refused():
+    from seer_sglang.blocks import Layers
+
+    with pytest.raises(EngineError, match=r"otherwise than token by token .*; set \[seer\].kv_pool = \"none"):
+        Layers([], 1)
+
+
+def test_a_cut_chunk_is_saved_as_far_as_the_store_lacks_it_and_found_elsewhere():
+    store, mine, theirs = Store(), kv(1), kv(2)
+    a, b = pooling(store, mine), pooling(store, theirs)
+    a.open("0", JOB, "weights")
+    saved = slots(99)
+    a.end("0", text(100), saved[:70], cut=True)
+    a.end("0", text(100), saved, cut=True)
+    assert store.calls == [("put", 4), ("put", 2)]
+    b.open("1", JOB, "weights")
+    assert b.stage("1", text(200), cached=20, limit=100) == 6 * BLOCK - 20
+    taken = slots(6 * BLOCK - 20, seed=3)
+    b.load("1", taken)
+    for from_a, in_b in zip(mine, theirs, strict=True):
+        assert torch.equal(in_b[taken], from_a[saved[20 : 6 * BLOCK]])
+
+
+def test_what_is_promised_has_been_copied_and_is_asked_for_once():
+    store = Store()
+    a = pooling(store, kv(1))
+    a.open("0", JOB, "weights")
+    a.end("0", text(100), slots(100), cut=True)
+    store.calls.clear()
+    store.short = 2
+    assert [a.stage("0", text(100), cached, limit=99) for cached in (20, 20, 25, 63, 64)] == [
+        4 * BLOCK - 20,
+        4 * BLOCK - 20,
+        4 * BLOCK - 25,
+        1,
+        0,
+    ]
+    assert store.calls == [("find", 5), ("find", 3), ("find", 2)]  # anew where another block is the first
+
+
+@pytest.mark.parametrize("other", ["weights", "tokens", "an earlier token", "layout", "block", "dtype"])
+def test_kv_of_other_origin_is_not_found(other):
+    store = Store()
+    a = pooling(store, kv(1))
+    a.open("0", JOB, "weights")
+    a.end("0", text(64), slots(64), cut=True)
+    layers, page = kv(2), 1
+    tokens = text(64)
+    if other == "layout":
+        layers = layers[::-1]
+    elif other == "block":
+        page = 32
+    elif other == "dtype":
+        layers = kv(2, torch.bfloat16)
+    elif other == "tokens":
+        tokens = array("q", [*range(63), 99])
+    elif other == "an earlier token":
+        tokens = array("q", [99, *range(1, 64)])
+    b = pooling(store, layers, page)
+    b.open("0", JOB, "other weights" if other == "weights" else "weights")
+    assert b.stage("0", tokens, cached=0, limit=64) == (48 if other == "tokens" else 0)
+
+
+def test_a_response_that_is_over_is_dropped_and_its_prompt_with_its_group():
+    for job, cut in ((JOB, False), (structs.replace(JOB, last=True), True)):
+        store = Store()
+        a = pooling(store, kv(1))
+        a.open("0", job, "weights")
+        a.end("0", text(100), slots(100), cut=cut)
+        a.forget_group("g")
+        a.forget_group("g")
+        assert store.calls == [("drop", 5), ("drop", 1)]
+
+
+def test_a_chunk_that_is_given_up_is_dropped_and_no_longer_saved():
+    store = Store()
+    a = pooling(store, kv(1))
+    a.open("0", JOB, "weights")
+    a.give_up("0")
+    a.close("0")
+    a.end("0", text(100), slots(100), cut=True)
+    assert a.stage("0", text(100), 0, 99) == 0
+    assert store.calls == [("drop", 1)]
+
+
+def test_a_request_that_is_put_back_is_saved_even_in_its_last_chunk_but_not_what_is_not_finite():
+    store, sound = Store(), [False, True]
+    a = pooling(store, kv(1), sound=lambda: sound.pop(0))
+    a.open("0", structs.replace(JOB, last=True), "weights")
+    a.save("0", text(50), slots(50))
+    assert store.calls == []
+    a.save("0", text(50), slots(50))
+    assert store.calls == [("put", 3)]
+
+
+def test_a_measurement_saves_nothing():
+    store = Store()
+    a = pooling(store, kv(1))
+    a.open("0", JOB, "measure", saves=False)
+    a.end("0", text(100), slots(100), cut=True)
+    assert store.calls == []
+
+
+@pytest.mark.engine  # imports SGLang: ten seconds
+def test_no_request_reads_kv_of_another_text_and_none_is_lost_however_little_memory_there_is(models):
+    ran = subprocess.run([interpreter(), str(WALK), str(models[0])], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for line in ran.stdout.splitlines()[-2:]:
+        _page, loaded, refused = map(int, line.split())
+        assert min(loaded, refused) > 0
