@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from seer_core import Session
 from seer_core.errors import ConfigError, EngineError, OutputError
 
@@ -78,7 +80,7 @@ class SeerRollout:
         directory = Path(trainer.args.output_dir) / "seer_weights"
         try:
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(directory)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # the latter where a disk is full
             raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
         self.session.update_weights(directory)
         self._step = trainer.state.global_step

@@ -8,7 +8,7 @@ import pytest
 from seer_trl import SeerRollout
 
 from seer_core import Session, load_config
-from seer_core.errors import ConfigError, EngineError
+from seer_core.errors import ConfigError, EngineError, OutputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, vLLM too, which warns of much
 
@@ -150,6 +150,13 @@ def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkey
                 with pytest.raises(ConfigError, match=said):
                     rollout(["5 9"] * 12, trainer)
         assert session.weight_version == 0
+
+
+def test_weights_that_cannot_be_written_end_training_with_the_place(config, make_trainer, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "seer_weights").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"cannot write the weights to .*/out/seer_weights"):
+        train(config, make_trainer)
 
 
 def test_any_temperature_will_do_where_logprobs_do_not_count(config, make_trainer):
