@@ -94,6 +94,7 @@ class Rollout:
             if group.timeout_s is not None:
                 when_s = self._clock.now() + group.timeout_s
                 self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))
+        self._tell()  # whoever waits for completions moves a virtual clock, which has something to do again
 
     async def room(self, requests: int = 1) -> None:
         """Wait until so many more requests may be added at once; raises as ``add`` if waiting is no use."""

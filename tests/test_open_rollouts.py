@@ -98,6 +98,21 @@ def test_an_open_rollout_outlasts_its_groups_until_it_is_closed(simulated, some_
     assert play(run()) == ["a/0", "b/0", "c/0"]
 
 
+def test_groups_that_come_late_wake_a_reader_who_has_found_nothing_to_wait_for(simulated, some_groups):
+    async def run():
+        async with simulated() as runtime:
+            rollout = runtime.open()
+            reader = asyncio.create_task(anext(rollout))
+            for _ in range(100):  # until nothing is due on the virtual clock
+                await asyncio.sleep(0)
+            rollout.add(some_groups(1, 1, 20))
+            completion = await asyncio.wait_for(reader, 20)
+            await rollout.abort()
+            return completion.request_id
+
+    assert play(run()) == "a/0"
+
+
 async def _ids(rollout):
     return [completion.request_id async for completion in rollout]
 
