@@ -260,8 +260,8 @@ class SessionRollout:
         return self._call(self._rollout.wait())
 
     def __iter__(self) -> Iterator[Completion]:
-        while completions := self._call(_take(self._rollout)):
-            yield from completions
+        while (completion := self._call(_next(self._rollout))) is not None:
+            yield completion
 
 
 async def _soon(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
@@ -279,11 +279,9 @@ def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
         outcome.set_result(task.result())
 
 
-async def _take(rollout: Rollout) -> list[Completion]:
-    """Wait for the next completion, and return it with all that are ready; none after the last."""
-    async for completion in rollout:
-        return [completion, *rollout.unread()]
-    return []
+async def _next(rollout: Rollout) -> Completion | None:
+    """Wait for the next completion; None after the last."""
+    return await anext(rollout, None)
 
 
 def rollout(

@@ -134,6 +134,25 @@ def test_an_open_rollout_that_is_left_gives_up_the_rest(config):
         assert session.update_weights("step 1") == 1
 
 
+def test_what_one_loop_over_an_open_rollout_leaves_the_next_one_gets(played, hand):
+    engine = hand()
+
+    def answer():
+        for name in list(engine.jobs):
+            engine.finish(name)
+        answered.set()
+
+    answered = threading.Event()
+    with played(engine) as session, session.open(keep=False) as rollout:
+        rollout.add([{"prompt_token_ids": [5], "n": 5, "max_tokens": 4}])
+        session._loop.call_soon_threadsafe(answer)
+        assert answered.wait(60)
+        rollout.close()
+        indices = [next(iter(rollout)).index, next(iter(rollout)).index]
+        indices += [completion.index for completion in rollout]
+    assert indices == [0, 1, 2, 3, 4]
+
+
 def test_a_stream_that_is_left_early_gives_up_the_rest(config):
     with Session(config) as session:
         for completion in session.stream(RECORDS):
