@@ -10,6 +10,7 @@ import attrs
 import msgspec
 import structlog
 from msgspec import structs
+from seer_host.drafts import check_source
 from seer_host.instance import Refusal, Row
 from seer_host.wire import Start, Troubled
 from seer_sim.drafts import Drafts
@@ -59,6 +60,8 @@ class PacedInstance(Instance):
         self._script = script or script_of(settings)
         self._complained = self._goes_on = False
         model = write_checkpoint(Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens)
+        if start.source is not None:
+            check_source(start.source, ())  # no method of vLLM's own: these want a model runner
         if start.source is not None and not self._script.has_text:
             raise EngineError(
                 "drafts of made-up text mean nothing: name a recorded text in [engine.paced].script, or drop"

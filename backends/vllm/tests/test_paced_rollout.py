@@ -150,3 +150,5 @@ def test_drafts_of_recorded_text_are_accepted_as_far_as_it_goes(script):
 def test_a_drafter_on_made_up_text_is_refused():
     with pytest.raises(EngineError, match="drafts of made-up text mean nothing: name a recorded text"):
         roll_out(drafter=["grouped_spec"])
+    with pytest.raises(EngineError, match="draft source 'vllm:ngram' cannot be imported"):
+        roll_out(drafter=["vllm_ngram"])
