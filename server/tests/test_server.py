@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -149,17 +150,30 @@ def test_a_character_that_a_chunk_s_end_cuts_in_two_comes_whole(serve_by_hand, p
     assert lines[-2:] == ["data: [DONE]", ""]
 
 
-def test_many_at_once_are_answered_each_with_its_own(serve_sim):
-    with serve_sim() as served, httpx.Client(limits=httpx.Limits(max_connections=64)) as many:
+@pytest.fixture
+def many_files():
+    """Let this process have both ends of a thousand connections open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-        def ask(number):
-            body = {"prompt": [5, number], "seed": number % 10, "max_tokens": 20, "return_token_ids": True}
-            answer = many.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
-            return answer.json()["choices"][0]["token_ids"]
 
-        with ThreadPoolExecutor(64) as pool:
-            found = list(pool.map(ask, range(200)))
-    assert all(len(tokens) <= 20 for tokens in found)
+@pytest.mark.usefixtures("many_files")
+def test_a_thousand_at_once_are_answered_each_with_its_own(serve_sim):
+    async def ask(many, url, number):
+        body = {"prompt": [5, number], "seed": number % 10, "max_tokens": 20, "return_token_ids": True}
+        answer = await many.post(f"{url}/v1/completions", json=body)
+        return answer.json()["choices"][0]["token_ids"]
+
+    async def ask_all(url):
+        limits = httpx.Limits(max_connections=1000)
+        async with httpx.AsyncClient(limits=limits, timeout=4 * PATIENCE_S) as many:
+            return await asyncio.gather(*(ask(many, url, number) for number in range(1000)))
+
+    with serve_sim() as served:
+        found = asyncio.run(ask_all(served.url))
+    assert all(1 <= len(tokens) <= 20 for tokens in found)
     assert all(same_start(tokens, found[number % 10]) for number, tokens in enumerate(found))
 
 
