@@ -14,9 +14,9 @@ async def fill_batch(
     reward: Callable[[Completion], float],
     groups: int,
 ) -> list[list[Completion]]:
-    """Return so many groups of completions whose rewards differ, as they finish.
+    """Return so many groups of completions whose rewards differ, as they finish; fewer if prompts run out.
 
-    ``prompts`` are records that say their ``n``; they are taken one by one as groups are replaced.
+    ``prompts`` are records with ids of their own; they are taken one by one as groups are replaced.
     """
     prompts = iter(prompts)
     rollout = runtime.open(keep=False)
@@ -28,17 +28,22 @@ async def fill_batch(
         new = runtime.groups(islice(prompts, count))
         sizes.update((group.id, group.n) for group in new)
         rollout.add(new)
-
-    roll_out(groups)
-    async for completion in rollout:
-        group = under_way[completion.group_id]
-        group.append(completion)
-        if len(group) < sizes[completion.group_id]:
-            continue
-        if len({reward(each) for each in group}) > 1:
-            batch.append(under_way.pop(completion.group_id))
-        else:
-            roll_out(1)
-        if len(batch) == groups:
+        if len(new) < count:
             rollout.close()
+
+    try:
+        roll_out(groups)
+        async for completion in rollout:
+            under_way[completion.group_id].append(completion)
+            if len(under_way[completion.group_id]) < sizes[completion.group_id]:
+                continue
+            group = under_way.pop(completion.group_id)
+            if len({reward(each) for each in group}) > 1:
+                batch.append(group)
+            elif rollout.open:
+                roll_out(1)
+            if len(batch) == groups:
+                rollout.close()
+    finally:
+        await rollout.abort()
     return batch

@@ -5,6 +5,8 @@ import importlib.util
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from seer_core import Runtime
 from seer_core.config import make_config
 
@@ -47,3 +49,24 @@ def test_groups_whose_rewards_are_equal_are_replaced_until_the_batch_is_full(tmp
         assert len({reward(each) for each in group}) == 2
     # Of every three prompts one teaches nothing; one more may have been under way when the batch was full.
     assert 11 <= len(used) <= 13
+
+
+def test_when_prompts_run_out_the_batch_is_what_there_is_and_an_error_leaves_nothing_open(tmp_path):
+    tables = {"seer": {"engine": "sim"}, "rollout": {"n": 2, "max_tokens": 20}}
+    config = make_config(tables, base_dir=tmp_path, origin="a test")
+    prompts = [{"prompt_token_ids": [7, number], "group_id": f"g{number}"} for number in range(3)]
+
+    def reward(completion):
+        return completion.index if completion.group_id == "g1" else 0
+
+    def broken(completion):
+        raise ValueError("no reward")
+
+    async def run():
+        async with Runtime.from_config(config) as runtime:
+            with pytest.raises(ValueError, match="no reward"):
+                await load().fill_batch(runtime, prompts, broken, 2)
+            return [await load().fill_batch(runtime, prompts, reward, most) for most in (2, 4)]
+
+    for batch in asyncio.run(asyncio.wait_for(run(), 60)):
+        assert [group[0].group_id for group in batch] == ["g1"]
