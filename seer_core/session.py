@@ -43,6 +43,7 @@ class Session:
         self.runtime = Runtime.from_config(config, observers)
         self._rollout: Rollout | None = None
         self._in_use = threading.Lock()
+        self._closing = threading.Lock()
         self._doing = ""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,16 +77,17 @@ class Session:
 
     def close(self) -> None:
         """Stop all engines, also from another thread than the one that rolls out; idempotent."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
-        try:
-            self._call(self.runtime.stop(), finish=True)
-        finally:
-            self._loop = None
-            assert self._over is not None
-            loop.call_soon_threadsafe(self._over.set)
-            thread.join()
+        with self._closing:
+            loop, thread = self._loop, self._thread
+            if loop is None or thread is None:
+                return
+            try:
+                self._call(self.runtime.stop(), finish=True)
+            finally:
+                self._loop = None
+                assert self._over is not None
+                loop.call_soon_threadsafe(self._over.set)
+                thread.join()
 
     @property
     def weight_version(self) -> int:

@@ -282,3 +282,22 @@ def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(pla
     with pytest.raises(EngineError, match="the engines were stopped before the rollout had finished"):
         session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
     closer.join(60)
+
+
+def test_two_threads_may_close_a_session_at_a_time(played, hand):
+    class Slow(hand):
+        async def stop(self):
+            stopping.set()
+            await asyncio.sleep(0.2)
+            await super().stop()
+
+    stopping = threading.Event()
+    engine = Slow()
+    session = played(engine)
+    session.start()
+    closer = threading.Thread(target=session.close, daemon=True)
+    closer.start()
+    assert stopping.wait(60)
+    session.close()
+    closer.join(60)
+    assert (engine.stops, closer.is_alive()) == (1, False)
