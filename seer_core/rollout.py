@@ -185,7 +185,7 @@ class Rollout:
     def result(self) -> RolloutResult:
         """What has finished so far, with its summary; only what is unread if completions are not kept."""
         summary = self.tally.summary(self.transcripts.weight_version, self._audience.left_out)
-        return RolloutResult(list(self._ready) if self._completions is None else self._completions, summary)
+        return RolloutResult(list(self._ready if self._completions is None else self._completions), summary)
 
     @property
     def started_s(self) -> float:

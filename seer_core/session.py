@@ -103,7 +103,9 @@ class Session:
         """
         if self._rollout is None or not self._rollout.submitted:
             raise SeerError("this session has rolled out nothing yet")
-        return self._rollout.result
+        if self._loop is None or threading.current_thread() is self._thread:
+            return self._rollout.result
+        return self._call(_result(self._rollout))
 
     def rollout(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> RolloutResult:
         """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments."""
@@ -279,6 +281,11 @@ def _settle(outcome: Future[T], task: asyncio.Task[T]) -> None:
         outcome.set_exception(error)
     else:
         outcome.set_result(task.result())
+
+
+async def _result(rollout: Rollout) -> RolloutResult:
+    """Add up where nothing changes meanwhile."""
+    return rollout.result
 
 
 async def _next(rollout: Rollout) -> Completion | None:

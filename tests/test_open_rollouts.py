@@ -113,6 +113,21 @@ def test_groups_that_come_late_wake_a_reader_who_has_found_nothing_to_wait_for(s
     assert play(run()) == "a/0"
 
 
+def test_a_result_that_was_looked_at_early_stays_as_it_was(by_hand, hand, some_groups):
+    engine = hand()
+
+    async def run():
+        async with by_hand(engine) as runtime:
+            rollout = runtime.rollout(some_groups(1, 2))
+            engine.finish()
+            early = rollout.result
+            engine.finish()
+            return early, await rollout.wait()
+
+    for result, requests in zip(play(run()), (1, 2), strict=True):
+        assert len(result.completions) == result.summary.requests == requests
+
+
 async def _ids(rollout):
     return [completion.request_id async for completion in rollout]
 
