@@ -89,7 +89,6 @@ class Rollout:
             return
         self._runner.submit(groups)
         self.submitted += len(groups)
-        self._tell()  # who found nothing under way must let time pass again
         for group in groups:
             if group.timeout_s is not None:
                 when_s = self._clock.now() + group.timeout_s

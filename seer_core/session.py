@@ -239,7 +239,7 @@ class SessionRollout:
 
     def add(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> None:
         """Roll out these prompts as well, once there is room; for the arguments see ``Runtime.groups``."""
-        self._call(self._add(records, iteration))
+        self._call(self._add(list(records), iteration))
 
     async def _add(self, records: Iterable[Mapping[str, Any]], iteration: int | None) -> None:
         groups = self._runtime.groups(records, iteration)

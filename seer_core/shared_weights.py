@@ -19,7 +19,7 @@ from mmap import ACCESS_READ, mmap
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from seer_core.errors import OutputError
+from seer_core.errors import OutputError, SeerError
 from seer_core.weights import WeightSpec
 
 __all__ = ["SharedWeights", "digest_of"]
@@ -58,12 +58,12 @@ class SharedWeights:
     """
 
     def __init__(self) -> None:
-        self._current: _Area | None = None
+        self._areas: list[_Area] = []
 
     @property
     def digest(self) -> str:
         """The ``digest_of`` the weights offered last; empty before the first."""
-        return "" if self._current is None else self._current.digest
+        return self._areas[-1].digest if self._areas else ""
 
     def __enter__(self) -> SharedWeights:
         return self
@@ -78,7 +78,9 @@ class SharedWeights:
         """Write torch tensors, named as in checkpoints, into new memory, and yield what names it.
 
         The weights before are kept until the end of the ``with`` block, for until the update is through an
-        instance may start with them, and freed then; after an error the new ones are freed instead.
+        instance may start with them, and freed then; after an error of Seer the new ones are freed instead.
+        Whatever else breaks the block off, Ctrl-C say, leaves both until the next update, for engines may
+        have loaded either.
 
         Raises:
             OutputError: there is not enough memory.
@@ -86,17 +88,19 @@ class SharedWeights:
         new = _write(tensors)
         try:
             yield new.source
-        except BaseException:
+        except SeerError:
             os.close(new.descriptor)
             raise
+        except BaseException:
+            self._areas.append(new)
+            raise
         self.close()
-        self._current = new
+        self._areas.append(new)
 
     def close(self) -> None:
         """Free the memory, once no engine reads it any more."""
-        if self._current is not None:
-            os.close(self._current.descriptor)
-            self._current = None
+        while self._areas:
+            os.close(self._areas.pop().descriptor)
 
 
 def digest_of(tensors: Mapping[str, tuple[Sequence[int], Any]]) -> str:

@@ -88,6 +88,18 @@ def test_old_weights_are_there_until_the_new_ones_are_loaded_and_after_an_update
         read(new)
 
 
+def test_both_weights_are_there_after_an_interrupt_until_the_next_update(shared):
+    old = offer(shared, {"weight": torch.zeros(2)})
+    with pytest.raises(KeyboardInterrupt), shared.offer([("weight", torch.ones(2))]) as loaded:
+        raise KeyboardInterrupt
+    assert (read(old)["weight"].tolist(), read(loaded)["weight"].tolist()) == ([0, 0], [1, 1])
+    new = offer(shared, {"weight": torch.full((2,), 2.0)})
+    for gone in (old, loaded):
+        with pytest.raises(EngineError):
+            read(gone)
+    assert read(new)["weight"].tolist() == [2, 2]
+
+
 def test_an_engine_that_has_mapped_weights_keeps_them_when_the_trainer_lets_go(shared):
     tensor = read(offer(shared, TENSORS))["embed"]
     shared.close()
