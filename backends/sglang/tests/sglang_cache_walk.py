@@ -1,14 +1,19 @@
-"""A walk over two of SGLang's caches with too little KV memory and one store, run under SGLang's interpreter.
+"""A walk over two of SGLang's caches with too little KV memory and one pool, run under SGLang's interpreter.
+
+Arguments: a model and, for stores of a real pool, their import path and settings, by name, as JSON.
 
 Each slot holds a number that stands for its token and all before it, where a model would have written KV.
 """
 
+import json
 import random
 import sys
 from array import array
+from functools import partial
 from zlib import crc32
 
 import torch
+from seer_host.stores import STORE
 from seer_sglang import internals
 
 internals.check_kernels()
@@ -27,6 +32,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa:
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 
+from seer_core.kv import StoreHost  # noqa: E402
 from seer_core.model import Sampling  # noqa: E402
 from seer_core.ports import ChunkJob  # noqa: E402
 
@@ -66,7 +72,7 @@ class Store:
 class Side:
     """One cache, its memory, and the requests that run on it."""
 
-    def __init__(self, store, page):
+    def __init__(self, make_store, page):
         self.page = page
         self.kv = MHATokenToKVPool(SLOTS, page, torch.float32, 1, 2, 2, "cpu", False)
         if page == 1:
@@ -79,7 +85,8 @@ class Side:
         )
         self.cache = PooledCache(params)
         layers = Layers([*self.kv.k_buffer, *self.kv.v_buffer], page)
-        self.pooling = self.cache.pooling = Pooling(layers, store, lambda: True, print)
+        self.store = make_store(layers)
+        self.pooling = self.cache.pooling = Pooling(layers, self.store, lambda: True, complain)
         self.running = []
 
     def admit(self, rid, text, more):
@@ -142,11 +149,22 @@ def stand_for(text):
     return torch.tensor(numbers, dtype=torch.float32)
 
 
-def walk(page, seed):
+def complain(reason):
+    raise AssertionError(reason)
+
+
+def walk(page, seed, spec=None):
     """Return how many tokens were loaded, and how many requests were not let in."""
     dice = random.Random(seed)
     store = Store(dice)
-    sides = [Side(store, page), Side(store, page)]
+
+    def make_store(name, layers):
+        if spec is None:
+            return store
+        path, settings = spec
+        return STORE.make(path, settings[name], StoreHost(name, layers.block_bytes, layers.block_tokens))
+
+    sides = [Side(partial(make_store, name), page) for name in "ab"]
     texts = [[dice.randrange(90) for _ in range(20)] for _ in range(3)]
     loaded = refused = 0
     for number in range(STEPS):
@@ -168,6 +186,7 @@ def walk(page, seed):
             side.leave(req, "put back")
         free = side.allocator.available_size() + side.cache.evictable_size()
         assert (free, side.cache.protected_size()) == (SLOTS, 0), "KV memory that nobody can free"
+        side.store.close()
     return loaded, refused
 
 
@@ -176,6 +195,7 @@ publish(
     role="scheduler",
     ranks=SpawnRanks(world_rank=0, gpu_id=0),
 )
+spec = (sys.argv[2], json.loads(sys.argv[3])) if len(sys.argv) > 2 else None
 for page in (1, 16):
-    found = [walk(page, seed) for seed in range(3)]
+    found = [walk(page, seed, spec) for seed in range(3 if spec is None else 1)]
     print(page, min(loaded for loaded, _ in found), min(refused for _, refused in found))
