@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError
 
-from seer_core import Session
+from seer_core import Session, SharedWeights
 from seer_core.errors import ConfigError, EngineError, OutputError
 
 if TYPE_CHECKING:
@@ -21,14 +21,24 @@ __all__ = ["SeerRollout"]
 class SeerRollout:
     """Rolls out through a session that has been started; give it to a trainer as ``rollout_func``.
 
-    Whenever the trainer has taken a step its weights go to the engines, by way of ``seer_weights`` in its
-    output directory.  Seeds follow from ``[seer].seed``, the trainer's step and the place in its batch, so
-    training that is resumed goes on with the tokens that it would have had.  If the engines are ``colocated``
-    with the trainer, on its devices, they sleep while it trains.
+    Whenever the trainer has taken a step its weights go to the engines: by way of ``seer_weights`` in its
+    output directory, or, with ``weights="shared_memory"``, of memory that engines on the same machine read.
+    Seeds follow from ``[seer].seed``, the trainer's step and the place in its batch, so training that is
+    resumed goes on with the tokens that it would have had.  If the engines are ``colocated`` with the
+    trainer, on its devices, they sleep while it trains.
     """
 
-    def __init__(self, session: Session, *, colocated: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        weights: Literal["directory", "shared_memory"] = "directory",
+        colocated: bool = False,
+    ) -> None:
+        if weights not in ("directory", "shared_memory"):
+            raise ConfigError(f"weights is {weights!r}; it is 'directory' or 'shared_memory'")
         self.session = session
+        self._shared = SharedWeights() if weights == "shared_memory" else None
         self.colocated = colocated
         self._step = -1
         self._batches = 0
@@ -77,12 +87,17 @@ class SeerRollout:
         """Let the engines load the trainer's weights, unless they have those of this step."""
         if self._step == trainer.state.global_step:
             return
-        directory = Path(trainer.args.output_dir) / "seer_weights"
-        try:
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(directory)
-        except (OSError, SafetensorError) as error:  # the latter where a disk is full
-            raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
-        self.session.update_weights(directory)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if self._shared is not None:
+            with self._shared.offer(_tensors(model).items()) as source:
+                self.session.update_weights(source)
+        else:
+            directory = Path(trainer.args.output_dir) / "seer_weights"
+            try:
+                model.save_pretrained(directory)
+            except (OSError, SafetensorError) as error:  # the latter where a disk is full
+                raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
+            self.session.update_weights(directory)
         self._step = trainer.state.global_step
         self._batches = 0
 
@@ -136,6 +151,16 @@ def check(trainer: GRPOTrainer) -> None:
             " engines' log-probs, the model's own, are not those that TRL corrects by; sample at 1, 1 and 0,"
             " or set vllm_importance_sampling_correction=False"
         )
+
+
+def _tensors(model: Any) -> Mapping[str, Any]:
+    """Return a model's weights as ``save_pretrained`` names them, tied ones once."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    once = remove_tied_weights_from_state_dict(model.state_dict(), model)
+    tensors: dict[str, Any] = revert_weight_conversion(model, once)
+    return tensors
 
 
 def _correct_by_logprobs(trainer: GRPOTrainer, rollout: SeerRollout) -> None:

@@ -1,5 +1,6 @@
 """TRL's own trainer on simulated engines."""
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -9,15 +10,16 @@ from seer_trl import SeerRollout
 
 from seer_core import Session, load_config
 from seer_core.errors import ConfigError, EngineError, OutputError
+from seer_core.weights import WeightSpec, directory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL imports what it finds, vLLM too, which warns of much
 
 
-def train(config, make_trainer, *overrides, resume=None, prompts=None, colocated=False, **settings):
+def train(config, make_trainer, *overrides, resume=None, prompts=None, options=(), **settings):
     """Return the trainer, what each rollout gave it, and the session."""
     outputs = []
     with Session(load_config(config, overrides)) as session:
-        rollout = SeerRollout(session, colocated=colocated)
+        rollout = SeerRollout(session, **dict(options))
 
         def recorded(prompts, trainer):
             outputs.append(rollout(prompts, trainer))
@@ -45,7 +47,11 @@ def test_the_same_training_learns_the_same_under_any_scheduler(config, make_trai
     seer = train(config, make_trainer)
     again = train(config, make_trainer)
     other = train(
-        config, make_trainer, "seer.plugins=['group_round_robin']", "engine.sim.instances=3", colocated=True
+        config,
+        make_trainer,
+        "seer.plugins=['group_round_robin']",
+        "engine.sim.instances=3",
+        options={"colocated": True, "weights": "shared_memory"},
     )
     assert seer.tokens == again.tokens == other.tokens
     assert learnt(seer) == learnt(again) == learnt(other)
@@ -150,6 +156,28 @@ def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkey
                 with pytest.raises(ConfigError, match=said):
                     rollout(["5 9"] * 12, trainer)
         assert session.weight_version == 0
+
+
+def test_weights_in_shared_memory_are_those_that_a_directory_has(config, make_trainer, tmp_path, monkeypatch):
+    found = []
+
+    def read(self, source):
+        spec = source if isinstance(source, WeightSpec) else directory(source)
+        module, _, name = spec.path.partition(":")
+        reader = getattr(importlib.import_module(module), name)(spec.settings)
+        found.append({name: tensor.tolist() for name, tensor in reader.tensors()})
+
+    monkeypatch.setattr(Session, "update_weights", read)
+    for weights in ("directory", "shared_memory"):
+        train(config, make_trainer, options={"weights": weights})
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
+    assert "lm_head.weight" not in found[0]  # it is tied
+
+
+def test_a_way_that_weights_cannot_go_is_refused(config):
+    with pytest.raises(ConfigError, match="weights is 'smoke'; it is 'directory' or 'shared_memory'"):
+        SeerRollout(Session(config), weights="smoke")
 
 
 def test_weights_that_cannot_be_written_end_training_with_the_place(config, make_trainer, tmp_path):
