@@ -4,12 +4,14 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
 
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
+from seer_core.kv import StoreSpec
 from seer_core.model import Sampling
 from seer_core.weights import directory
 
@@ -181,3 +183,150 @@ def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, whole
 def resident_bytes(harness):
     """Return what the system says that the instance's process holds."""
     return int(Path(f"/proc/{harness.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, roomy, models, prompts):
+    a, b = pair
+    firsts = a.run(a.chunks([a.job(prompt, 90, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(4), firsts, strict=True)]
+    fingerprints = [update(each, models[1]) for each in (*pair, roomy)]
+    assert len(set(fingerprints)) == 1
+    jobs = [b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]
+    outputs = b.run(b.chunks(jobs))  # the pool still holds the old KV: keys alone must do
+    expected = roomy.run(roomy.chunks([roomy.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert {output.pool_tokens for output in outputs} == {0}
+    assert max(output.cached_tokens for output in outputs) <= 1  # all begin with the same token
+    texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
+    again = a.run(a.chunks([a.job(text, 10, i, PLAIN) for i, text in enumerate(texts)]))
+    for first, output in zip(outputs, again, strict=True):
+        assert (output.pool_tokens > 0) != first.stopped  # a response that ended is not kept
+    a.run(pool.clear())
+    assert pool.stats().used_bytes == 0
+    for each in (*pair, roomy):
+        update(each, models[0])
+
+
+def update(instance, model):
+    """Load the next weights; return their fingerprint."""
+    instance.weight_version += 1
+    return instance.run(instance.engine.update_weights(directory(model), instance.weight_version))
+
+
+def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, whole, models, prompts):
+    a, b = pair
+    expected = whole(prompts(3), PLAIN, TOKENS)
+    firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
+    for i, text in enumerate(texts):
+        a.engine.submit(a.job(text, 600, i, PLAIN))
+    a.kill()
+    a.run(a.until(lambda: bool(a.losses)))
+
+    def rest(here):
+        jobs = [here.job(text, TOKENS - 100, i, PLAIN) for i, text in enumerate(texts)]
+        outputs = here.run(here.chunks(jobs))
+        assert [
+            first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
+        ] == expected
+        assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+
+    rest(b)
+    a.run(a.engine.start(a))
+    a.run(a.engine.update_weights(directory(models[0]), a.weight_version))
+    rest(a)
+
+
+def test_blocks_that_are_lost_short_or_foreign_are_misses_and_a_store_that_fails_is_given_up(
+    start, pair, pool, whole, models, prompts, tmp_path
+):
+    """Its pages are of 32 tokens, and so are its blocks."""
+
+    class Pool:
+        def store(self, instance_id):
+            return StoreSpec("sglang_stores:Moody", {**pool.store(instance_id).settings, "mood": str(mood)})
+
+    mood = tmp_path / "mood"
+    moody = start(models[0], 2, kv_pool=Pool(), block_size=32, max_running=8)
+    a, _ = pair
+    try:
+        moody.run(moody.engine.update_weights(directory(models[0]), a.weight_version))
+        moody.weight_version = a.weight_version
+        expected = whole(prompts(4), PLAIN, TOKENS)
+        firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
+        texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(4), firsts, strict=True)]
+        foreign = [moody.job(text, TOKENS - 100, i, PLAIN) for i, text in enumerate(texts)]
+        outputs = moody.run(moody.chunks(foreign))
+        assert [
+            first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
+        ] == expected
+        assert {output.pool_tokens for output in outputs} == {0}
+        fetched = {}
+        for now in ("", "promises all", "loses the last", "loses all", "fails"):
+            mood.write_text(now)
+            a.run(pool.clear())
+            responses, rounds = moved([moody], prompts(4), PLAIN, TOKENS, 60)
+            assert responses == expected
+            fetched[now] = sum(output.pool_tokens for outputs in rounds for output in outputs)
+        assert fetched[""] == fetched["promises all"] > fetched["loses the last"] > fetched["loses all"] == 0
+        assert [(each.what, each.reason) for each in moody.troubles] == [
+            ("kv_pool", "the KV store failed: OSError: the pool is gone")
+        ]
+    finally:
+        moody.run(moody.engine.stop())
+
+
+def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, whole, models, prompts):
+    """Comes last of those with both: two instances at a time."""
+    a, b = pair
+    b.run(b.engine.stop())
+    tight = start(
+        models[0],
+        1,
+        kv_pool=pool,
+        max_model_tokens=512,
+        kv_cache_bytes=900 * KV_BYTES_PER_TOKEN,
+        engine_args={"schedule_conservativeness": 0.05},  # or it would rather let them wait
+    )
+    tight.weight_version = a.weight_version
+    try:
+        tight.run(tight.engine.update_weights(directory(models[0]), a.weight_version))
+        expected = whole(prompts(10), PLAIN, 300)
+        responses, rounds = moved((a, tight), prompts(10), PLAIN, 300, 100)
+        assert responses == expected
+        there = [output for outputs in rounds[1::2] for output in outputs]
+        assert any(output.preemptions for output in there)
+        assert sum(output.pool_tokens for output in there) > 0
+        tight.run(tight.until(lambda: tight.reports[-1].running == 0))
+        assert tight.reports[-1].kv_usage == 0  # the cached KV does not count, what nobody can free does
+    finally:
+        tight.run(tight.engine.stop())
+
+
+def test_kv_moves_through_mooncake_in_pages(start, loop, models, roomy, prompts):
+    """Comes last: its instances are two more."""
+    mooncake = pytest.importorskip("seer_mooncake", reason="backends/mooncake is not installed")
+    settings = {
+        "capacity_bytes": 64 << 20,
+        "buffer_bytes": 1 << 20,
+        "start_timeout_s": 60.0,
+        "timeout_s": 10.0,
+    }
+    pool = mooncake.MooncakePool(msgspec.convert(settings, mooncake.Settings))
+    loop.run_until_complete(pool.start(["sglang-0", "sglang-1"]))
+    instances = []
+    try:
+        for index in range(2):
+            instances.append(start(models[0], index, kv_pool=pool, block_size=32, max_running=8))
+        expected = roomy.whole(prompts(6), PLAIN, TOKENS)
+        responses, rounds = moved(instances, prompts(6), PLAIN, TOKENS, 40)
+        assert responses == expected
+        for outputs in rounds[1:]:
+            assert max(output.prefilled_tokens for output in outputs) <= 32
+            assert min(output.pool_tokens for output in outputs) >= 32
+        assert pool.stats().torn_blocks == 0
+        assert [each.troubles for each in instances] == [[], []]
+    finally:
+        for each in instances:
+            each.run(each.engine.stop())
+        loop.run_until_complete(pool.stop())
