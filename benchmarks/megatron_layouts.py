@@ -37,15 +37,16 @@ LAYOUTS = ("1x1x1", "2x1x1", "1x2x1", "1x1x2")
 def main(arguments: argparse.Namespace) -> None:
     """Train in each layout, compare, report."""
     samples = make_samples(arguments.samples, arguments.tokens)
-    plain = learn("torch", samples, arguments)
-    rows = [compare(plain, plain)]
-    for layout in arguments.layouts:
-        rows.append(compare(learn(layout, samples, arguments), plain))
     columns = ("loss", "grad_norm", "weights", "train_s", "start_s")
-    print(f"{'layout':<10}" + "".join(f"{column:>12}" for column in columns))
-    for row in rows:
+    print(f"{'layout':<10}" + "".join(f"{column:>12}" for column in columns), flush=True)
+    plain = learn("torch", samples, arguments)
+    rows = []
+    for layout in ("torch", *arguments.layouts):
+        row = compare(plain if layout == "torch" else learn(layout, samples, arguments), plain)
         apart = "".join(f"{row[column]:>12.1e}" for column in columns[:3])
-        print(f"{row['layout']:<10}{apart}" + "".join(f"{row[column]:>12.2f}" for column in columns[3:]))
+        seconds = "".join(f"{row[column]:>12.2f}" for column in columns[3:])
+        print(f"{layout:<10}{apart}{seconds}", flush=True)
+        rows.append(row)
     print(f"{sum(len(each.response) for each in samples):,} tokens to learn, {arguments.times} times")
     if arguments.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
