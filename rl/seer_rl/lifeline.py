@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import sys
 
@@ -22,3 +23,5 @@ def end_with_parent(alive: int) -> None:
         fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([alive], [], [], 0)[0]:  # it was closed before: that gives no signal any more
+        os.killpg(0, signal.SIGKILL)
