@@ -111,10 +111,15 @@ class Desk:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Forget a ticket, and give up what of it is unfinished."""
+        """Forget a ticket, and give up what of it is unfinished.
+
+        A group of it that is over may be another's by now.
+        """
         for group in ticket.groups:
-            if self._tickets.pop(group.id, None) is not None and self._failure is None:
-                self.rollout.abort_group(group.id)
+            if self._tickets.get(group.id) is ticket:
+                del self._tickets[group.id]
+                if self._failure is None:
+                    self.rollout.abort_group(group.id)
 
     def retry_s(self, requests: int) -> int:
         """Return after how many seconds so many more requests may have room, at the present pace."""

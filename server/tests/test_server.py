@@ -262,32 +262,58 @@ def test_a_client_that_goes_frees_what_it_asked_for(serve_by_hand, playing, stre
     assert len(engine.aborted) == 1
 
 
-def test_what_one_client_has_left_is_not_handed_to_another_who_asks_for_the_same(playing):
-    engine = playing.Hand()
-    record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, "group_id": "g"}
+def at_a_desk(playing, engine, act, most_requests=None):
+    """Return what ``act`` returns for a desk whose rollout goes on in the same thread."""
 
     def make_runtime(observers):
         slots = tuple(Slot("observer", "server", each) for each in observers)
         return Runtime(Assembly(playing.Hands([engine]), Strategies(Policies(), slots, None), None))
 
     async def run():
-        desk = Desk(make_runtime)
+        desk = Desk(make_runtime, most_requests)
         async with desk.runtime:
             serving = asyncio.create_task(desk.serve())
             await asyncio.sleep(0)
-            left = desk.ask([record], streams=False)
-            desk.leave(left)
-            ticket = desk.ask([record], streams=False)
-            engine.finish()
-            engine.finish()
-            found = [await ticket.news.get() for _ in range(2)]
+            found = await act(desk)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-            return left.news.empty(), ticket.news.empty(), found
+            return found
 
-    left_empty, empty, found = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    return asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_what_one_client_has_left_is_not_handed_to_another_who_asks_for_the_same(playing):
+    engine = playing.Hand()
+    record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, "group_id": "g"}
+
+    async def act(desk):
+        left = desk.ask([record], streams=False)
+        desk.leave(left)
+        ticket = desk.ask([record], streams=False)
+        engine.finish()
+        engine.finish()
+        found = [await ticket.news.get() for _ in range(2)]
+        return left.news.empty(), ticket.news.empty(), found
+
+    left_empty, empty, found = at_a_desk(playing, engine, act)
     assert (left_empty, empty) == (True, True)
     assert [each.finish_reason for each in found] == ["stop", "stop"]
+
+
+def test_who_leaves_late_takes_nothing_from_another_who_has_asked_for_the_same(playing):
+    engine = playing.Hand()
+    record = {"prompt_token_ids": [5], "n": 1, "max_tokens": 4, "group_id": "g"}
+
+    async def act(desk):
+        slow = desk.ask([record], streams=True)
+        engine.finish()
+        ticket = desk.ask([record], streams=False)
+        desk.leave(slow)
+        assert engine.aborted == []
+        engine.finish()
+        return ticket.news.get_nowait()
+
+    assert at_a_desk(playing, engine, act).finish_reason == "stop"
 
 
 def test_a_fleet_that_is_gone_is_one_clear_error_for_all(serve_by_hand, playing):
