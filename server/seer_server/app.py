@@ -140,11 +140,14 @@ class _Service:
             if asked.model not in (None, self.model):
                 raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
             asked = _with_headers(asked, request.headers)
-            ticket = self.desk.ask(records(asked, asked.group or answer["id"]), bool(asked.stream))
+            wanted = records(asked, asked.group or answer["id"])
+            ticket = self.desk.ask(wanted, bool(asked.stream))
         except PromptError as error:
             raise Refused(400, str(error)) from error
         except OverloadError as error:
-            raise Refused(429, str(error), {"Retry-After": str(self.desk.retry_s(asked.n))}) from error
+            retry_s = self.desk.retry_s(len(wanted) * asked.n)
+            words = "too many responses are unfinished; try again later, or ask for fewer at a time"
+            raise Refused(429, words, {"Retry-After": str(retry_s)}) from error
         except SeerError as error:
             raise Refused(503, str(error)) from error
         if asked.stream:

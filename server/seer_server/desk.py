@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import structlog
 
-from seer_core.errors import EngineError, SeerError
+from seer_core.errors import EngineError, PromptError, SeerError
 from seer_core.events import ChunkFinished, Command, Event
 from seer_core.model import Completion, PromptGroup
 from seer_core.policy import Observer
@@ -102,9 +102,12 @@ class Desk:
                     await rollout.abort()
 
     def ask(self, records: list[dict[str, Any]], streams: bool) -> Ticket:
-        """Add prompts to the rollout; raises as ``Rollout.add``."""
-        rollout = self.rollout
+        """Add prompts to the rollout; raises as ``Rollout.add``, but a ``PromptError`` if no room will do."""
+        rollout, most = self.rollout, self._most_requests
         groups = self.runtime.groups(records, iteration=0)
+        wanted = sum(group.n for group in groups)
+        if most is not None and wanted > most:
+            raise PromptError(f"{wanted} responses at once, where {most} are taken at a time; ask for fewer")
         ticket = Ticket(groups, streams)
         rollout.add(groups)
         self._tickets.update((group.id, ticket) for group in groups)

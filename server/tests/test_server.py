@@ -230,11 +230,19 @@ def test_overload_is_told_with_a_time_and_passes(serve_by_hand, playing):
         until(lambda: len(engine.jobs) == 2)
         answer = post(served, {"prompt": [5], "n": 2, "max_tokens": 4})
         assert (answer.status_code, int(answer.headers["Retry-After"]) >= 1) == (429, True)
+        assert "try again later" in answer.json()["error"]["message"]
         with pytest.raises(openai.RateLimitError):
             client(served).completions.create(model="seer", prompt=[5], n=2, max_tokens=4)
         in_its_thread(served, engine.finish)
         in_its_thread(served, engine.finish)
         assert first.result(PATIENCE_S).status_code == 200
+
+
+def test_more_than_there_is_ever_room_for_is_no_overload_that_passes(serve_by_hand, playing):
+    with serve_by_hand(playing.Hand(), most_requests=3) as served:
+        answer = post(served, {"prompt": [[5], [6]], "n": 2, "max_tokens": 4})
+    assert (answer.status_code, "Retry-After" in answer.headers) == (400, False)
+    assert "4 responses at once, where 3 are taken" in answer.json()["error"]["message"]
 
 
 def in_its_thread(served, call):
