@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -248,10 +248,15 @@ def _with_headers(asked: CompletionRequest, headers: Mapping[str, str]) -> Compl
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LARGEST_BODY:
-            raise Refused(413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LARGEST_BODY:
+                raise Refused(
+                    413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
+                )
+    except ClientDisconnect:
+        raise Refused(499, "the request was not sent to its end") from None  # nobody reads it
     return bytes(body)
 
 

@@ -35,8 +35,21 @@ __all__ = ["serve_command"]
     show_default=True,
     help="Responses that may be unfinished at a time; more are told to try later.",
 )
+@click.option(
+    "--drain-s",
+    type=click.IntRange(0),
+    default=30,
+    show_default=True,
+    help="Seconds that responses have to end in, once the server was told to end.",
+)
 def serve_command(
-    config: Config, host: str, port: int, model: str, token_file: Path | None, most_requests: int
+    config: Config,
+    host: str,
+    port: int,
+    model: str,
+    token_file: Path | None,
+    most_requests: int,
+    drain_s: int,
 ) -> None:
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
 
@@ -55,7 +68,7 @@ def serve_command(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
     app = make_app(partial(Runtime.from_config, config), model, token, most_requests)
-    uvicorn.run(app, host=host, port=port, access_log=False, lifespan="on")
+    uvicorn.run(app, host=host, port=port, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s)
 
 
 def _read_token(path: Path) -> str:

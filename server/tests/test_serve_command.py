@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -65,6 +66,15 @@ def test_a_server_that_was_killed_tells_the_same_when_it_is_back_and_ends_in_ord
     assert ask(url) == first
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_it_ends_though_a_client_never_comes_to_an_end(start):
+    process, url = start("--port", "0", "--drain-s", "1")
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), 60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        ask(url)  # so the server has seen what came before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -288,6 +289,15 @@ def at_a_desk(playing, engine, act, most_requests=None):
             return found
 
     return asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_a_client_that_goes_before_it_has_said_all_is_no_error_of_the_server(serve_sim, capfd):
+    with serve_sim() as served:
+        with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port), PATIENCE_S) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+            assert post(served, {"prompt": "a", "max_tokens": 2}).status_code == 200
+        assert post(served, {"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert "ClientDisconnect" not in capfd.readouterr().err
 
 
 def test_what_one_client_has_left_is_not_handed_to_another_who_asks_for_the_same(playing):
