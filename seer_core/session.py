@@ -22,6 +22,7 @@ from seer_core.weights import WeightSpec
 __all__ = ["Session", "SessionRollout", "rollout"]
 
 T = TypeVar("T")
+NOT_RUNNING = "this session is not running; use it within `with Session(config) as session:`"
 
 
 class Session:
@@ -44,6 +45,7 @@ class Session:
         self._rollout: Rollout | None = None
         self._in_use = threading.Lock()
         self._closing = threading.Lock()
+        self._gate = threading.Lock()  # nothing is asked of the loop once it is told to end
         self._doing = ""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,9 +86,10 @@ class Session:
             try:
                 self._call(self.runtime.stop(), finish=True)
             finally:
-                self._loop = None
                 assert self._over is not None
-                loop.call_soon_threadsafe(self._over.set)
+                with self._gate:
+                    self._loop = None
+                    loop.call_soon_threadsafe(self._over.set)
                 thread.join()
 
     @property
@@ -188,12 +191,11 @@ class Session:
         An interrupted wait cancels it, unless it must ``finish``, and lasts until it has ended all the same.
         """
         loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
+        if loop is None:
             work.close()
-            if loop is None:
-                raise SeerError(
-                    "this session is not running; use it within `with Session(config) as session:`"
-                )
+            raise SeerError(NOT_RUNNING)
+        if threading.current_thread() is self._thread:
+            work.close()
             raise SeerError("a session cannot wait in its own thread; call it from one of yours")
         outcome: Future[T] = Future()
         task: asyncio.Task[T] | None = None
@@ -210,8 +212,14 @@ class Session:
                 begun.cancel()
 
         try:
-            loop.call_soon_threadsafe(begin)
+            with self._gate:
+                if self._loop is None:
+                    work.close()
+                    raise SeerError(NOT_RUNNING)
+                loop.call_soon_threadsafe(begin)
             return outcome.result()
+        except asyncio.CancelledError:
+            raise SeerError("this session was closed meanwhile") from None
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(interrupt)
             outcome.exception()

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -301,3 +302,16 @@ def test_two_threads_may_close_a_session_at_a_time(played, hand):
     session.close()
     closer.join(60)
     assert (engine.stops, closer.is_alive()) == (1, False)
+
+
+def test_who_asks_a_session_that_another_thread_is_closing_gets_one_sentence(played, hand, monkeypatch):
+    class Late(Future):
+        def __init__(self):  # the call has looked for the loop, and not yet asked it
+            super().__init__()
+            monkeypatch.undo()
+            in_a_thread(session.close)
+
+    with played(hand()) as session, session.open() as rollout:
+        monkeypatch.setattr("seer_core.session.Future", Late)
+        with pytest.raises(SeerError, match="this session is not running"):
+            rollout.close()
