@@ -106,13 +106,11 @@ class Pooling:
         pooled = self._saved(rid)
         if pooled is None:
             return
-        keys = self._keys(pooled, tokens)
-        prompt = pooled.job.prompt_tokens // self._layers.block_tokens
-        self._prompts.setdefault(pooled.job.group_id, keys[:prompt])
+        written = self._split(pooled, tokens)
         if cut and not pooled.job.last:
             self.save(rid, tokens, slots)
         else:
-            self._drop(keys[prompt:])
+            self._drop(written)
 
     def save(self, rid: str, tokens: array[int], slots: Tensor) -> None:
         """Save the KV of a text's first tokens, which lies in these slots, as far as the store lacks it."""
@@ -133,8 +131,7 @@ class Pooling:
         """Drop what there is of a chunk that nobody wants any more, but for its group's prompt."""
         pooled = self._saved(rid)
         if pooled is not None:
-            prompt = pooled.job.prompt_tokens // self._layers.block_tokens
-            self._drop(self._keys(pooled, array("q", pooled.job.token_ids))[prompt:])
+            self._drop(self._split(pooled, array("q", pooled.job.token_ids)))
 
     def forget_group(self, group_id: str) -> None:
         """Drop the prompt of a group that is over."""
@@ -151,6 +148,13 @@ class Pooling:
         for begin in range((len(keys) - 1) * size, count * size, size):
             keys.append(hashlib.sha256(keys[-1] + tokens[begin : begin + size].tobytes()).digest())
         return keys[1 : count + 1]
+
+    def _split(self, pooled: Pooled, tokens: array[int]) -> Sequence[bytes]:
+        """Keep in mind the keys of a group's prompt; return all others that a text has had here."""
+        self._keys(pooled, tokens)
+        prompt = 1 + pooled.job.prompt_tokens // self._layers.block_tokens
+        self._prompts.setdefault(pooled.job.group_id, pooled.keys[1:prompt])
+        return pooled.keys[prompt:]
 
     def _fetch(self, store: KVStore, keys: Sequence[bytes]) -> Bytes:
         found = store.find(keys)

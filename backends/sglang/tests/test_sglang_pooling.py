@@ -179,6 +179,17 @@ def test_a_chunk_that_is_given_up_is_dropped_and_no_longer_saved():
     assert store.calls == [("drop", 1)]
 
 
+def test_nothing_stays_of_a_request_that_was_put_back_and_then_given_up():
+    store = Store()
+    a = pooling(store, kv(1))
+    a.open("0", JOB, "weights")
+    a.save("0", text(90), slots(89))
+    a.give_up("0")
+    a.close("0")
+    a.forget_group("g")
+    assert store.calls == [("put", 5), ("drop", 4), ("drop", 1)]
+
+
 def test_a_request_that_is_put_back_is_saved_even_in_its_last_chunk_but_not_what_is_not_finite():
     store, sound = Store(), [False, True]
     a = pooling(store, kv(1), sound=lambda: sound.pop(0))
