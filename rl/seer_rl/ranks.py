@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,8 @@ class Ranks:
             try:
                 for number in range(count):
                     file = listener.fileno() if number == 0 else -1
-                    rank = _Rank([module, str(number)], port, file, {**os.environ, **environment})
+                    command, env = [module, str(number)], {**os.environ, **environment}
+                    rank = _Rank(command, port, file, env, timeout_s)
                     self._ranks.append(rank)
             except BaseException:
                 self.close()
@@ -124,6 +126,9 @@ class Ranks:
                 number = pending[connection]
                 try:
                     said = connection.recv()
+                except BlockingIOError:  # it hangs in the midst of its answer
+                    del pending[connection]
+                    continue
                 except (EOFError, OSError):
                     said = _Lost()
                 if said is ALIVE:
@@ -178,9 +183,13 @@ class Ranks:
 class _Rank:
     """One process, and what it needs in this one."""
 
-    def __init__(self, command: Sequence[str], port: int, listener: int, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], port: int, listener: int, env: Mapping[str, str], timeout_s: float
+    ) -> None:
         theirs, alive = os.pipe()  # nothing is written: it tells the process when this one is dead
         ours, other = socket.socketpair()
+        patience = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)  # for the rest of what has begun
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         self._alive, self.connection = alive, Connection(ours.detach())
         arguments = [*command, str(theirs), str(other.fileno()), str(port), str(listener)]
