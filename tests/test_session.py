@@ -280,7 +280,8 @@ def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(pla
 
     closer = threading.Thread(target=close)
     closer.start()
-    with pytest.raises(EngineError, match="the engines were stopped before the rollout had finished"):
+    # Which of the two it is depends on whether it waits already.
+    with pytest.raises(SeerError, match="the engines were stopped before the rollout|is not running"):
         session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
     closer.join(60)
 
