@@ -281,7 +281,7 @@ def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(pla
     closer = threading.Thread(target=close)
     closer.start()
     # Which of the two it is depends on whether it waits already.
-    with pytest.raises(SeerError, match="the engines were stopped before the rollout|is not running"):
+    with pytest.raises(SeerError, match=r"the engines were stopped before the rollout|is not running"):
         session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
     closer.join(60)
 
