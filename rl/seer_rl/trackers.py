@@ -20,6 +20,7 @@ from seer_rl.config import TrainTable
 __all__ = ["Trackers", "points", "tracking"]
 
 EVENTS = "tensorboard"
+KINDS = ("train", "evaluation")
 RUN = "wandb-run"
 
 log = structlog.get_logger("seer")
@@ -158,11 +159,19 @@ class WeightsAndBiases:
                 " WANDB_MODE=offline"
             ) from error
         known.write_text(self._run.id, "utf-8")
+        for kind in KINDS:
+            self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/iteration")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values, but for steps that it has from before: they were the same."""
-        if step >= self._run.step:
-            self._run.log(dict(values), step=step)
+        """Log the values, but for steps that it has from before: they were the same.
+
+        Evaluations are of weights that are trained further only later, so each kind has steps of its own.
+        """
+        for kind in KINDS:
+            new = {name: value for name, value in values.items() if name.startswith(f"{kind}/")}
+            axis = f"{kind}/iteration"
+            if new and step > self._run.summary.get(axis, -1):
+                self._run.log(new | {axis: step})
 
     def close(self) -> None:
         """Finish the run."""

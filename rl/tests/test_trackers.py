@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 from seer_rl.config import load_training
@@ -76,33 +75,44 @@ def test_tensorboard_shows_every_iteration_once_also_after_going_on(config, tmp_
     assert not any("sha256" in name for name in found)
 
 
-def test_weights_and_biases_is_logged_to_where_it_is_installed(config, tmp_path, monkeypatch):
+def test_weights_and_biases_gets_every_iteration_once_also_after_going_on(config, tmp_path, monkeypatch):
     project = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", project)
     path, out = config(), tmp_path / "out"
-    run(path, out, "train.tracking.wandb=ring", "train.iterations=2")
-    lines = run(path, out, "train.tracking.wandb=ring", resume=True)
+    settings = ("train.tracking.wandb=ring", *EVALUATED)
+    run(path, out, *settings, "train.iterations=2")
+    lines = run(path, out, *settings, resume=True)
     (first, again) = project.begun
     assert first["project"] == "ring"
     assert first["config"]["groups"] == 3
     assert (again["id"], again["resume"]) == ("run-1", "allow")
-    assert [step for step, _ in project.logged] == [0, 1, 2]
-    assert [values["train/loss"] for _, values in project.logged] == [line["loss"] for line in lines]
+    assert project.axes == {"train/*": "train/iteration", "evaluation/*": "evaluation/iteration"}
+    assert project.logged("train/loss") == [(each["iteration"], each["loss"]) for each in lines]
+    assert [step for step, _ in project.logged("evaluation/reward_mean")] == [0, 2, 3]
     assert project.finished == 2
 
 
 class Wandb:
-    """As much of wandb as is used."""
+    """As much of wandb as is used, also as its run."""
+
+    id = "run-1"
 
     def __init__(self):
-        self.begun, self.logged, self.finished = [], [], 0
+        self.begun, self.axes, self.summary, self.lines, self.finished = [], {}, {}, [], 0
 
     def init(self, **settings):
         self.begun.append(settings)
-        return SimpleNamespace(id="run-1", step=len(self.logged), log=self.log, finish=self.finish)
+        return self
 
-    def log(self, values, step):
-        self.logged.append((step, values))
+    def define_metric(self, names, step_metric):
+        self.axes[names] = step_metric
+
+    def log(self, values):
+        self.lines.append(values)
+        self.summary |= values
+
+    def logged(self, name):
+        return [(line[f"{name.split('/')[0]}/iteration"], line[name]) for line in self.lines if name in line]
 
     def finish(self):
         self.finished += 1
