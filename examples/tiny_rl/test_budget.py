@@ -1,7 +1,10 @@
 """The task under a budget: what fits, what does not, and that prompts are new each time."""
 
 import importlib.util
+import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,14 @@ def test_the_example_can_be_loaded():
     table, config = load_training(HERE / "train.toml")
     assert (HERE / config.engine["vllm"]["model"] / "model.safetensors").exists()
     assert table.groups == 32
+
+
+def test_the_rewards_of_several_runs_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra 'plot' of seer-rl is not installed")
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        lines = [{"reward_mean": 0.5, "evaluations": [{"weight_version": 0, "reward_mean": 0.25}]}] * 2
+        (tmp_path / name / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    command = [sys.executable, HERE / "curves.py", tmp_path / "one", tmp_path / "other"]
+    subprocess.run([*command, "--out", tmp_path / "curves.png"], check=True)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
