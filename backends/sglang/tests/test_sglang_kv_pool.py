@@ -186,31 +186,36 @@ def resident_bytes(harness):
 
 
 def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, roomy, models, prompts):
+    every = (*pair, roomy)
     a, b = pair
     firsts = a.run(a.chunks([a.job(prompt, 90, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(4), firsts, strict=True)]
-    fingerprints = [update(each, models[1]) for each in (*pair, roomy)]
-    assert len(set(fingerprints)) == 1
-    jobs = [b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]
-    outputs = b.run(b.chunks(jobs))  # the pool still holds the old KV: keys alone must do
-    expected = roomy.run(roomy.chunks([roomy.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
-    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-    assert {output.pool_tokens for output in outputs} == {0}
-    assert max(output.cached_tokens for output in outputs) <= 1  # all begin with the same token
-    texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
-    again = a.run(a.chunks([a.job(text, 10, i, PLAIN) for i, text in enumerate(texts)]))
-    for first, output in zip(outputs, again, strict=True):
-        assert (output.pool_tokens > 0) != first.stopped  # a response that ended is not kept
-    a.run(pool.clear())
-    assert pool.stats().used_bytes == 0
-    for each in (*pair, roomy):
-        update(each, models[0])
+    try:
+        assert len(update(every, models[1])) == 1
+        jobs = [b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]
+        outputs = b.run(b.chunks(jobs))  # the pool still holds the old KV: keys alone must do
+        expected = roomy.run(roomy.chunks([roomy.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+        assert {output.pool_tokens for output in outputs} == {0}
+        assert max(output.cached_tokens for output in outputs) <= 1  # all begin with the same token
+        texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
+        again = a.run(a.chunks([a.job(text, 10, i, PLAIN) for i, text in enumerate(texts)]))
+        for first, output in zip(outputs, again, strict=True):
+            assert (output.pool_tokens > 0) != first.stopped  # a response that ended is not kept
+        a.run(pool.clear())
+        assert pool.stats().used_bytes == 0
+    finally:
+        update(every, models[0])
 
 
-def update(instance, model):
-    """Load the next weights; return their fingerprint."""
-    instance.weight_version += 1
-    return instance.run(instance.engine.update_weights(directory(model), instance.weight_version))
+def update(instances, model):
+    """Load weights as the next version of all; return their fingerprints, which depend on the version too."""
+    version = max(each.weight_version for each in instances) + 1
+    found = set()
+    for each in instances:
+        found.add(each.run(each.engine.update_weights(directory(model), version)))
+        each.weight_version = version
+    return found
 
 
 def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, whole, models, prompts):
