@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import attrs
 import msgspec
@@ -24,7 +24,7 @@ from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
 from seer_sim.tokens import ByteTokenizer
 
-__all__ = ["Kill", "Settings", "SimFleet", "make_fleet", "seer_make_engines"]
+__all__ = ["Kill", "Settings", "SimFleet", "check_limits", "make_fleet", "seer_make_engines"]
 
 Count = Annotated[int, Meta(ge=1)]
 Instances = Annotated[int, Meta(ge=1, le=65536)]
@@ -85,7 +85,7 @@ def make_fleet(settings: Settings) -> SimFleet:
     """
     cost = _cost(settings)
     methods = make_methods(settings.drafts)
-    _check(settings)
+    check_limits(settings, "engine.sim")
     labels = labels_of(settings.labels, settings.instances, "engine.sim")
     clock = VirtualClock()
     engines = {
@@ -138,20 +138,35 @@ def _cost(settings: Settings) -> CostModel:
         raise ConfigError(f"engine.sim.cost: {flaw(error)}; its keys are {known}") from error
 
 
-def _check(settings: Settings) -> None:
-    """Refuse limits with which a chunk could wait for ever."""
+class Limits(Protocol):
+    """Settings that say what an instance can hold."""
+
+    @property
+    def kv_capacity_tokens(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def max_model_tokens(self) -> int: ...
+    @property
+    def max_running(self) -> int: ...
+    @property
+    def max_batched_tokens(self) -> int: ...
+
+
+def check_limits(settings: Limits, table: str) -> None:
+    """Refuse limits with which a chunk could wait for ever; ``table`` is the one that they stand in."""
     if settings.kv_capacity_tokens % settings.block_tokens:
         raise ConfigError(
-            f"engine.sim.kv_capacity_tokens = {settings.kv_capacity_tokens} is no multiple of"
+            f"{table}.kv_capacity_tokens = {settings.kv_capacity_tokens} is no multiple of"
             f" block_tokens = {settings.block_tokens}; round it"
         )
     if settings.kv_capacity_tokens < settings.max_model_tokens:
         raise ConfigError(
-            f"engine.sim.kv_capacity_tokens = {settings.kv_capacity_tokens} cannot hold one response of"
+            f"{table}.kv_capacity_tokens = {settings.kv_capacity_tokens} cannot hold one response of"
             f" max_model_tokens = {settings.max_model_tokens}; raise the one or lower the other"
         )
     if settings.max_batched_tokens < settings.max_running:
         raise ConfigError(
-            f"engine.sim.max_batched_tokens = {settings.max_batched_tokens} gives {settings.max_running}"
+            f"{table}.max_batched_tokens = {settings.max_batched_tokens} gives {settings.max_running}"
             " running requests (max_running) less than a token a step; raise the one or lower the other"
         )

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 from seer_sim.cost import PRESETS, CostModel
 from seer_sim.lengths import Lengths
-from seer_sim.plugin import Kill
+from seer_sim.plugin import Kill, check_limits
 
 from seer_core.errors import ConfigError
 from seer_core.labels import InstanceLabels
@@ -110,21 +110,7 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: settings contradict each other.
     """
-    if settings.kv_capacity_tokens % settings.block_tokens:
-        raise ConfigError(
-            f"engine.paced.kv_capacity_tokens = {settings.kv_capacity_tokens} is no multiple of"
-            f" block_tokens = {settings.block_tokens}; round it"
-        )
-    if settings.kv_capacity_tokens < settings.max_model_tokens:
-        raise ConfigError(
-            f"engine.paced.kv_capacity_tokens = {settings.kv_capacity_tokens} cannot hold one response of"
-            f" max_model_tokens = {settings.max_model_tokens}; raise the one or lower the other"
-        )
-    if settings.max_batched_tokens < settings.max_running:
-        raise ConfigError(
-            f"engine.paced.max_batched_tokens = {settings.max_batched_tokens} gives {settings.max_running}"
-            " running requests (max_running) less than a token a step; raise the one or lower the other"
-        )
+    check_limits(settings, "engine.paced")
     if settings.clock == "virtual" and settings.speed != 1.0:
         raise ConfigError('engine.paced.speed is of the "real" clock; drop it, or write clock = "real"')
     if settings.clock == "real" and settings.kill_at_s:
