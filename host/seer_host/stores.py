@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+import attrs
+import numpy as np
 import structlog
 
 from seer_core.errors import tell_nobody
 from seer_core.kv import KVStore, WiredStore
 from seer_host.loader import Kind
 
-__all__ = ["STORE", "Guarded"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+__all__ = ["STORE", "Guarded", "Staged"]
 
 log = structlog.get_logger("seer")
 
 T = TypeVar("T")
 
 STORE: Kind[KVStore] = Kind("KV store", KVStore, 'correct what [seer].kv_pool names, or set it to "none"')
+
+
+NOTHING: Bytes = np.empty((0, 0), np.uint8)
+
+
+@attrs.frozen
+class Staged:
+    """Blocks copied out of the store for a request, which its blocks from number ``first`` on will hold."""
+
+    first: int
+    blocks: Bytes
 
 
 class Guarded:
@@ -37,6 +55,18 @@ class Guarded:
             self._store = None
             self._tell(f"the KV store failed: {type(error).__name__}: {error}")
             return otherwise
+
+    def fetch(self, keys: Sequence[bytes], block_bytes: int) -> Bytes:
+        """Copy out the blocks that the store has of the first keys, uint8 [blocks, block_bytes]."""
+
+        def fetch(store: KVStore) -> Bytes:
+            found = store.find(keys)
+            if not found:
+                return NOTHING
+            blocks = np.empty((found, block_bytes), np.uint8)
+            return blocks[: store.get(keys[:found], blocks)]
+
+        return self.ask(fetch, NOTHING)
 
     def told(self, note: Mapping[str, int]) -> None:
         """Hand on what the pool has told."""

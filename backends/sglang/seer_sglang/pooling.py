@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-from seer_host.stores import Guarded
+from seer_host.stores import Guarded, Staged
 from torch import Tensor
 
 from seer_core.kv import KVStore
@@ -29,16 +29,6 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 __all__ = ["Pooling"]
-
-NOTHING: Bytes = np.empty((0, 0), np.uint8)
-
-
-@attrs.frozen
-class Staged:
-    """Blocks copied out of the store for a request, from its block number ``first`` on."""
-
-    first: int
-    blocks: Bytes
 
 
 @attrs.define(eq=False)
@@ -88,7 +78,7 @@ class Pooling:
         first = cached // size
         if pooled.staged is None or pooled.staged.first != first:
             keys = self._keys(pooled, tokens[: limit // size * size])[first:]
-            pooled.staged = Staged(first, self.store.ask(lambda store: self._fetch(store, keys), NOTHING))
+            pooled.staged = Staged(first, self.store.fetch(keys, self._layers.block_bytes))
         return max(0, (first + len(pooled.staged.blocks)) * size - cached)
 
     def load(self, rid: str, slots: Tensor) -> None:
@@ -155,13 +145,6 @@ class Pooling:
         prompt = 1 + pooled.job.prompt_tokens // self._layers.block_tokens
         self._prompts.setdefault(pooled.job.group_id, pooled.keys[1:prompt])
         return pooled.keys[prompt:]
-
-    def _fetch(self, store: KVStore, keys: Sequence[bytes]) -> Bytes:
-        found = store.find(keys)
-        if not found:
-            return NOTHING
-        blocks = np.empty((found, self._layers.block_bytes), np.uint8)
-        return blocks[: store.get(keys[:found], blocks)]
 
     def _saved(self, rid: str) -> Pooled | None:
         """Return a request whose KV may go to the pool."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import torch
-from seer_host.stores import Guarded
+from seer_host.stores import Guarded, Staged
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 __all__ = ["StoreConnector"]
-
-NOTHING: Bytes = np.empty((0, 0), np.uint8)
-
-
-@attrs.frozen
-class Staged:
-    """Blocks copied out of the store for a request, which its blocks from number ``first`` on will hold."""
-
-    first: int
-    blocks: Bytes
 
 
 @attrs.define(eq=False)
@@ -114,7 +104,7 @@ class StoreConnector(KVConnectorBase_V1):
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
         staged = self._staged.get(request.request_id)
         if staged is None or staged.first != first:
-            staged = Staged(first, self.store.ask(lambda store: self._stage(store, keys), NOTHING))
+            staged = Staged(first, self.store.fetch(keys, self.block_bytes))
             self._staged[request.request_id] = staged
         return len(staged.blocks) * self.block_tokens, False
 
@@ -171,13 +161,6 @@ class StoreConnector(KVConnectorBase_V1):
         keys: Sequence[bytes] = request.block_hashes
         assert not keys or len(keys[0]) == KEY_BYTES
         return keys
-
-    def _stage(self, store: KVStore, keys: Sequence[bytes]) -> Bytes:
-        found = store.find(keys)
-        if not found:
-            return NOTHING
-        blocks = np.empty((found, self.block_bytes), np.uint8)
-        return blocks[: store.get(keys[:found], blocks)]
 
     def _save(self, request: Request, block_ids: Sequence[int]) -> None:
         if not self.saves:
