@@ -141,9 +141,11 @@ class StepMeter:
         sizes = self._bench.sizes
         random = np.random.default_rng(size)
         names = [f"measure-{index}" for index in range(size)]
+        # SGLang admits a request only if there is KV for most of what it may write.
+        tokens = min(sizes.model_tokens, sizes.blocks // size * sizes.block_tokens)
         for name in names:
             prompt = random.integers(0, sizes.vocab, context_tokens).tolist()
-            self._bench.add(name, prompt, sizes.model_tokens - context_tokens)
+            self._bench.add(name, prompt, tokens - context_tokens)
         try:
             cells = [self._measure_cell(size, length) for length in lengths]
         finally:
