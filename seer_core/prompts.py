@@ -44,9 +44,10 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
 
     What is absent comes from ``[rollout]``.  Without ``group_id`` a digest of the prompt's tokens names the
-    group; of equal prompts in one file, the second is DIGEST-2, and so on.  Without ``seed`` one is derived
-    from the run's seed, the iteration and the group's id.  Strategies see ``labels``; ``metadata`` comes back
-    with each completion.  What is not over ``timeout_s`` after its submission is aborted.
+    group; of equal prompts in one file or open rollout, the second is DIGEST-2, and so on.  Without ``seed``
+    one is derived from the run's seed, the iteration and the group's id.  Strategies see ``labels``;
+    ``metadata`` comes back with each completion.  What is not over ``timeout_s`` after its submission is
+    aborted.
     """
 
     prompt: str | None = None
@@ -140,14 +141,17 @@ def make_groups(
     *,
     seed: int = 0,
     iteration: int = 0,
+    named: Counter[str] | None = None,
 ) -> list[PromptGroup]:
     """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
 
+    ``named`` counts the groups that have been named after each prompt, and goes on with these.
+
     Raises:
-        PromptError: a record cannot be rolled out.
+        PromptError: a record cannot be rolled out; ``named`` is as it was.
     """
     groups = []
-    maker = _Maker(defaults, model, tokenizer, seed, iteration)
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, named or Counter())
     for number, record in enumerate(records, 1):
         try:
             groups.append(maker.group(msgspec.convert(record, PromptRecord)))
@@ -155,6 +159,8 @@ def make_groups(
             raise PromptError(f"prompt {number}: {_unfit(error)}") from error
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from error
+    if named is not None:
+        named.update(maker.names)
     return groups
 
 
@@ -225,14 +231,18 @@ def _unfit(error: msgspec.ValidationError) -> str:
 
 @attrs.define(eq=False)
 class _Maker:
-    """Makes the groups of one file or call; ``_named`` counts the groups under each default id."""
+    """Makes the groups of one file or call.
+
+    ``names`` counts those that are named after each prompt, ``before`` what others have named.
+    """
 
     defaults: RolloutTable
     model: ModelInfo
     tokenizer: Tokenizer | None
     seed: int
     iteration: int
-    _named: Counter[str] = attrs.field(factory=Counter, init=False)
+    before: Counter[str] = attrs.Factory(Counter)
+    names: Counter[str] = attrs.field(factory=Counter, init=False)
 
     def group(self, record: PromptRecord) -> PromptGroup:
         """Raise PromptError where the record cannot be rolled out."""
@@ -261,8 +271,9 @@ class _Maker:
     def _name(self, token_ids: Sequence[int]) -> str:
         """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()
-        self._named[digest] += 1
-        return digest if self._named[digest] == 1 else f"{digest}-{self._named[digest]}"
+        self.names[digest] += 1
+        number = self.before[digest] + self.names[digest]
+        return digest if number == 1 else f"{digest}-{number}"
 
     def _chosen(self, record: PromptRecord, key: str) -> Any:
         value = getattr(record, key)

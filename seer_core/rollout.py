@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,7 +40,8 @@ class Rollout:
     """Groups under way: an async iterator over their completions, as they finish.
 
     A batch is closed from the start.  One that is open takes further groups until ``close``, also while it
-    has none under way; the iterator ends when it is closed and everything is over.
+    has none under way; the iterator ends when it is closed and everything is over.  ``named`` counts the
+    groups that were named after each prompt while it was open.
 
     The iterator raises ``EngineError`` when no instance is left, and in the end if no request finished
     but with reason ``error``.  The engines are served between two completions: what takes longer than a
@@ -61,6 +62,7 @@ class Rollout:
         self.tally = tally
         self.open = True
         self.submitted = 0
+        self.named: Counter[str] = Counter()
         self._clock = clock
         self._audience = audience
         self._runner = runner
@@ -70,6 +72,7 @@ class Rollout:
         self._completions: list[Completion] | None = [] if keep else None
         self._error: BaseException | None = None
         self._waiters: set[asyncio.Event] = set()
+        self._line: deque[object] = deque()
 
     # Groups in.
 
@@ -96,14 +99,27 @@ class Rollout:
         self._tell()  # whoever waits for completions moves a virtual clock, which has something to do again
 
     async def room(self, requests: int = 1) -> None:
-        """Wait until so many more requests may be added at once; raises as ``add`` if waiting is no use."""
-        while True:
-            try:
-                return self._expect_room(requests)
-            except OverloadError:
-                if requests > (self._most_requests or 0):
-                    raise
-            await self._change()
+        """Wait until so many more requests may be added at once; raises as ``add`` if waiting is no use.
+
+        Whoever waits has its turn first come, first served, and keeps the room by adding before it awaits
+        anything else.  ``add`` alone waits for nobody.
+        """
+        me = object()
+        self._line.append(me)
+        try:
+            while True:
+                try:
+                    self._expect_room(requests)
+                except OverloadError:
+                    if requests > (self._most_requests or 0):
+                        raise
+                else:
+                    if self._line[0] is me:
+                        return
+                await self._change()
+        finally:
+            self._line.remove(me)
+            self._tell()  # the next one in line
 
     def close(self) -> None:
         """Take no more groups: the iterator ends once everything is over.  Idempotent."""

@@ -213,14 +213,22 @@ class Runtime:
 
         ``iteration`` enters the default seeds, so that the same prompts get other responses in the next one.
         It is this runtime's ``iteration``, unless given: by one that goes on where another stopped, or wants
-        a repetition.  Groups keep their seeds, so the same groups repeat themselves.
+        a repetition.  Groups keep their seeds, so the same groups repeat themselves.  But a prompt without an
+        id gets another one, and so other responses, each time that it is built while one rollout is open.
 
         Raises:
             PromptError: a record cannot be rolled out.
         """
-        number = self.iteration if iteration is None else iteration
-        fleet, seed = self.fleet, self.settings.seed
-        return make_groups(records, self.defaults, fleet.model, fleet.tokenizer, seed=seed, iteration=number)
+        fleet, rollout = self.fleet, self.loop.rollout
+        return make_groups(
+            records,
+            self.defaults,
+            fleet.model,
+            fleet.tokenizer,
+            seed=self.settings.seed,
+            iteration=self.iteration if iteration is None else iteration,
+            named=rollout.named if rollout is not None and rollout.open else None,
+        )
 
     def rollout(self, groups: Iterable[PromptGroup], *, keep: bool = True) -> Rollout:
         """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""

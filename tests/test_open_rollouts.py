@@ -4,11 +4,14 @@ import asyncio
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 from seer_sim.plugin import Settings
 
 from seer_core.errors import EngineError, OverloadError, PromptError, SeerError, WeightVersionError
+from seer_core.model import PromptGroup
 from seer_core.scheduler import CORE, Policies, Scheduler, Slot
 from seer_core.trace import TraceWriter, replay
 
@@ -190,6 +193,51 @@ def test_more_than_it_takes_at_a_time_is_refused_and_room_can_be_awaited(simulat
     assert len(set(ids)) == 80
 
 
+@given(
+    wanted=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=12),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=50, deadline=None)
+def test_whoever_waits_for_room_gets_it_first_come_first_served(by_hand, hand, wanted, order):
+    """Some give up waiting; whoever finishes next is anybody."""
+    engine = hand(max_running=64)
+
+    async def run():
+        entered = []
+
+        async def enter(rollout, number, size):
+            await rollout.room(size)
+            rollout.add([PromptGroup(id=str(number), prompt_token_ids=(1,), n=size, max_tokens=4)])
+            entered.append(number)
+
+        async with by_hand(engine) as runtime:
+            rollout = runtime.open(most_requests=4)
+            waiting = [
+                asyncio.create_task(enter(rollout, number, size)) for number, (size, _) in enumerate(wanted)
+            ]
+            await settle()
+            for task, (_, leaves) in zip(waiting, wanted, strict=True):
+                if leaves:
+                    task.cancel()
+            await settle()
+            while engine.jobs:
+                assert len(rollout.transcripts) <= 4
+                engine.finish(order.choice(list(engine.jobs)))
+                await settle()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await rollout.abort()
+        return entered, [number for number, task in enumerate(waiting) if not task.cancelled()]
+
+    entered, stayed = play(run())
+    assert entered == stayed
+
+
+async def settle():
+    """Let whoever can go on do so."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 def test_what_is_refused_changes_nothing(by_hand, hand, some_groups):
     engine = hand()
 
@@ -311,7 +359,7 @@ def test_prompts_of_one_open_rollout_belong_to_one_iteration(simulated):
             rollout = runtime.open()
             first = runtime.groups(records)
             rollout.add(first)
-            assert runtime.groups(records) == first
+            assert runtime.groups([{**records[0], "group_id": first[0].id}]) == first
             await rollout.abort()
             assert runtime.iteration == 1
             assert runtime.groups(records) != first
@@ -319,6 +367,30 @@ def test_prompts_of_one_open_rollout_belong_to_one_iteration(simulated):
             assert runtime.iteration == 1
 
     play(run())
+
+
+def test_equal_prompts_of_an_open_rollout_are_groups_of_their_own_and_repeat_as_a_whole(simulated):
+    records = [{"prompt_token_ids": [1, 2, 3], "n": 2}]
+
+    async def run():
+        async with simulated() as runtime:
+            before = runtime.groups(records)
+            rollouts = []
+            for _ in range(2):
+                rollout = runtime.open()
+                with pytest.raises(PromptError):
+                    runtime.groups([*records, {}], iteration=7)
+                for _ in range(3):
+                    rollout.add(runtime.groups(records, iteration=7))
+                rollout.close()
+                rollouts.append(outputs((await rollout.wait()).completions))
+            assert runtime.groups(records, iteration=0) == before
+            assert rollouts[0] == rollouts[1]
+            return before[0].id, rollouts[0]
+
+    name, found = play(run())
+    assert set(found) == {f"{name}{copy}/{index}" for copy in ("", "-2", "-3") for index in range(2)}
+    assert len({tuple(tokens) for tokens, *_ in found.values()}) == 6
 
 
 def test_an_open_rollout_fails_with_its_last_instance_and_takes_no_more(by_hand, hand, some_groups):
