@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,10 +13,9 @@ from typing import Any
 import attrs
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from seer_core.errors import EngineError, OverloadError, PromptError, SeerError
 from seer_core.model import Completion
@@ -25,22 +23,12 @@ from seer_core.policy import Observer
 from seer_core.ports import Tokenizer
 from seer_core.runtime import Runtime
 from seer_server.desk import Desk, Ticket
+from seer_server.http import Refused, Stream, check_token, departure, read_body, refuse
 from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
 
 __all__ = ["make_app"]
 
-LARGEST_BODY = 64 << 20
-"""Bytes of a request; beyond any batch of prompts."""
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-class Refused(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers
 
 
 def make_app(
@@ -75,28 +63,8 @@ def make_app(
             Route("/v1/models", service.models),
             Route("/health", service.health),
         ],
-        exception_handlers={Refused: _refuse},
+        exception_handlers={Refused: refuse},
     )
-
-
-class _Stream(StreamingResponse):
-    """Events until they end or the client goes, and then ``leave``, even if nothing of it was sent."""
-
-    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream")
-        self._leave = leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._leave()
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return JSONResponse(error_body(str(error), kind, error.status), error.status, error.headers)
 
 
 @attrs.define(eq=False)
@@ -115,7 +83,7 @@ class _Service:
 
     async def models(self, request: Request) -> Response:
         """Say what is served."""
-        self._check(request)
+        check_token(request, self.token)
         entry = {
             "id": self.model,
             "object": "model",
@@ -128,7 +96,7 @@ class _Service:
 
     async def completions(self, request: Request) -> Response:
         """Roll out prompts, and answer with all of it at the end, or with what is new at each chunk's end."""
-        self._check(request)
+        check_token(request, self.token)
         answer: dict[str, Any] = {
             "id": f"cmpl-{token_hex(12)}",
             "object": "text_completion",
@@ -136,7 +104,7 @@ class _Service:
         }
         answer["model"] = self.model
         try:
-            asked = parse(await _body(request))
+            asked = parse(await read_body(request))
             if asked.model not in (None, self.model):
                 raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
             asked = _with_headers(asked, request.headers)
@@ -151,7 +119,7 @@ class _Service:
         except SeerError as error:
             raise Refused(503, str(error)) from error
         if asked.stream:
-            return _Stream(self._stream(asked, ticket, answer), partial(self.desk.leave, ticket))
+            return Stream(self._stream(asked, ticket, answer), partial(self.desk.leave, ticket))
         try:
             return await self._whole(request, asked, ticket, answer)
         finally:
@@ -162,7 +130,7 @@ class _Service:
     ) -> Response:
         """Wait for all responses, or for the client to go."""
         collecting = asyncio.ensure_future(_collect(ticket))
-        gone = asyncio.ensure_future(_gone(request))
+        gone = asyncio.ensure_future(departure(request))
         try:
             await asyncio.wait((collecting, gone), return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
@@ -224,14 +192,6 @@ class _Service:
     def _tokenizer(self) -> Tokenizer | None:
         return self.desk.runtime.fleet.tokenizer
 
-    def _check(self, request: Request) -> None:
-        """Let in only who brings the token."""
-        if self.token is None:
-            return
-        brought = request.headers.get("authorization", "")
-        if not hmac.compare_digest(brought.encode(), f"Bearer {self.token}".encode()):
-            raise Refused(401, "bring the server's token: Authorization: Bearer ...")
-
 
 def _with_headers(asked: CompletionRequest, headers: Mapping[str, str]) -> CompletionRequest:
     """Take group and priority from headers, for clients that cannot add fields."""
@@ -244,26 +204,6 @@ def _with_headers(asked: CompletionRequest, headers: Mapping[str, str]) -> Compl
         except ValueError:
             raise PromptError("X-Seer-Priority is no whole number") from None
     return asked
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > LARGEST_BODY:
-                raise Refused(
-                    413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
-                )
-    except ClientDisconnect:
-        raise Refused(499, "the request was not sent to its end") from None  # nobody reads it
-    return bytes(body)
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client has gone; its body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _collect(ticket: Ticket) -> list[Completion]:
