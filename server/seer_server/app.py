@@ -23,7 +23,7 @@ from seer_core.policy import Observer
 from seer_core.ports import Tokenizer
 from seer_core.runtime import Runtime
 from seer_server.desk import Desk, Ticket
-from seer_server.http import Refused, Stream, check_token, departure, read_body, refuse
+from seer_server.http import Refused, Stream, check_token, departure, read_body, refusal, refuse
 from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
 
 __all__ = ["make_app"]
@@ -76,7 +76,7 @@ class _Service:
     async def health(self, request: Request) -> Response:
         """Say whether requests are taken; no token is asked for."""
         try:
-            _ = self.desk.rollout
+            self.desk.expect_working()
         except SeerError as error:
             raise Refused(503, str(error)) from error
         return Response()
@@ -110,14 +110,10 @@ class _Service:
             asked = _with_headers(asked, request.headers)
             wanted = records(asked, asked.group or answer["id"])
             ticket = self.desk.ask(wanted, bool(asked.stream))
-        except PromptError as error:
-            raise Refused(400, str(error)) from error
         except OverloadError as error:
-            retry_s = self.desk.retry_s(len(wanted) * asked.n)
-            words = "too many responses are unfinished; try again later, or ask for fewer at a time"
-            raise Refused(429, words, {"Retry-After": str(retry_s)}) from error
+            raise refusal(error, self.desk.retry_s(len(wanted) * asked.n)) from error
         except SeerError as error:
-            raise Refused(503, str(error)) from error
+            raise refusal(error) from error
         if asked.stream:
             return Stream(self._stream(asked, ticket, answer), partial(self.desk.leave, ticket))
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import attrs
@@ -19,7 +19,7 @@ from seer_core.policy import Observer
 from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
 
-__all__ = ["Desk", "Piece", "Ticket"]
+__all__ = ["AsleepError", "BusyError", "Desk", "LentError", "Piece", "Ticket"]
 
 log = structlog.get_logger("seer")
 
@@ -27,6 +27,18 @@ FINISHES = 64
 """Responses by which the pace is told."""
 
 LONGEST_RETRY_S = 60
+
+
+class AsleepError(SeerError):
+    """The instances have given their memory to somebody else."""
+
+
+class BusyError(SeerError):
+    """Somebody's requests are unfinished."""
+
+
+class LentError(SeerError):
+    """The engines do something else for a while."""
 
 
 @attrs.frozen
@@ -67,6 +79,9 @@ class Desk:
         self.runtime = make_runtime([self])
         self._most_requests = most_requests
         self._rollout: Rollout | None = None
+        self._begun = asyncio.Event()
+        self._lending = asyncio.Lock()
+        self._quiet: asyncio.Event | None = None
         self._tickets: dict[str, Ticket] = {}
         self._finishes: deque[float] = deque(maxlen=FINISHES)
         self._failure: SeerError | None = None
@@ -76,35 +91,96 @@ class Desk:
         """The open rollout.
 
         Raises:
+            AsleepError, LentError: there is none for now.
             SeerError: it has failed, or has not begun.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.expect_working()
+        if self.runtime.fleet.asleep:
+            raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
+        if self._lending.locked() and (self._rollout is None or self._quiet is not None):
+            raise LentError("weights change, or instances fall asleep or wake; try again in a moment")
         if self._rollout is None:
             raise EngineError("the server is not ready; try again")
         return self._rollout
 
+    @property
+    def unfinished(self) -> int:
+        """Responses that are not over."""
+        return 0 if self._rollout is None else len(self._rollout.transcripts)
+
+    def expect_working(self) -> None:
+        """Raise the SeerError with which the engines have failed, if they have."""
+        if self._failure is not None:
+            raise self._failure
+
     async def serve(self) -> None:
-        """Keep a rollout going until it has failed, or this is cancelled."""
-        self._rollout = rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
+        """Keep a rollout going, one after the other, until one has failed, or this is cancelled."""
         try:
-            async for _ in rollout:
-                pass
+            self._begin()
+            while True:
+                await self._begun.wait()
+                self._begun.clear()
+                if self._rollout is not None:
+                    async for _ in self._rollout:
+                        pass
         except Exception as error:
             log.error("serving_failed", error=str(error))
             failure = error if isinstance(error, SeerError) else EngineError(f"the rollout failed: {error}")
             self._failure = failure
+            if self._quiet is not None:
+                self._quiet.set()
             for ticket in set(self._tickets.values()):
                 ticket.news.put_nowait(failure)
         finally:
-            if self._failure is None:
+            if self._failure is None and self._rollout is not None:
                 with suppress(SeerError):
-                    await rollout.abort()
+                    await self._rollout.abort()
 
-    def ask(self, records: list[dict[str, Any]], streams: bool) -> Ticket:
+    @asynccontextmanager
+    async def idle(self, wait_s: float = 0.0) -> AsyncIterator[Runtime]:
+        """End the rollout, lend the runtime, and begin the next one if the instances are awake then.
+
+        Nothing new is taken meanwhile, nor while this waits for what is unfinished.
+
+        Raises:
+            BusyError: somebody's requests are unfinished, also after ``wait_s`` seconds.
+            SeerError: the rollout has failed.
+        """
+        async with self._lending:
+            self.expect_working()
+            await self._wait_until_quiet(wait_s)
+            rollout, self._rollout = self._rollout, None
+            if rollout is not None:
+                rollout.close()
+            try:
+                yield self.runtime
+            finally:
+                self._begin()
+
+    async def _wait_until_quiet(self, wait_s: float) -> None:
+        if not self.unfinished:
+            return
+        self._quiet = asyncio.Event()
+        try:
+            await asyncio.wait_for(self._quiet.wait(), wait_s)
+        except TimeoutError:
+            raise BusyError(
+                f"{self.unfinished} responses are unfinished; wait for them, give them up, or let this wait:"
+                " wait_s"
+            ) from None
+        finally:
+            self._quiet = None
+        self.expect_working()
+
+    def _begin(self) -> None:
+        if not self.runtime.fleet.asleep:
+            self._rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
+            self._begun.set()
+
+    def ask(self, records: Sequence[Mapping[str, Any]], streams: bool, iteration: int = 0) -> Ticket:
         """Add prompts to the rollout; raises as ``Rollout.add``, but a ``PromptError`` if no room will do."""
         rollout, most = self.rollout, self._most_requests
-        groups = self.runtime.groups(records, iteration=0)
+        groups = self.runtime.groups(records, iteration=iteration)
         wanted = sum(group.n for group in groups)
         if most is not None and wanted > most:
             raise PromptError(f"{wanted} responses at once, where {most} are taken at a time; ask for fewer")
@@ -121,8 +197,8 @@ class Desk:
         for group in ticket.groups:
             if self._tickets.get(group.id) is ticket:
                 del self._tickets[group.id]
-                if self._failure is None:
-                    self.rollout.abort_group(group.id)
+                if self._failure is None and self._rollout is not None:
+                    self._rollout.abort_group(group.id)
 
     def retry_s(self, requests: int) -> int:
         """Return after how many seconds so many more requests may have room, at the present pace."""
@@ -134,14 +210,16 @@ class Desk:
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Tell a client who streams what a chunk has added."""
-        if type(event) is ChunkFinished:
+        if type(event) is ChunkFinished and self._rollout is not None:
             ticket = self._tickets.get(event.request_id.rpartition("/")[0])
             if ticket is not None and ticket.streams:
-                ticket.tell(event.request_id, *self.rollout.written(event.request_id))
+                ticket.tell(event.request_id, *self._rollout.written(event.request_id))
 
     def completed(self, now: float, completion: Completion) -> None:
         """Hand out a response."""
         self._finishes.append(now)
+        if self._quiet is not None and not self.unfinished:
+            self._quiet.set()
         ticket = self._tickets.get(completion.group_id)
         if ticket is not None:
             ticket.news.put_nowait(completion)

@@ -9,9 +9,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from seer_core.errors import OverloadError, PromptError, SeerError, WeightVersionError
+from seer_server.desk import AsleepError, BusyError, LentError
 from seer_server.protocol import error_body
 
-__all__ = ["LARGEST_BODY", "Refused", "Stream", "check_token", "departure", "read_body", "refuse"]
+__all__ = ["LARGEST_BODY", "Refused", "Stream", "check_token", "departure", "read_body", "refusal", "refuse"]
 
 LARGEST_BODY = 64 << 20
 """Bytes of a request; beyond any batch of prompts."""
@@ -23,6 +25,22 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
+
+
+def refusal(error: SeerError, retry_s: int = 1) -> Refused:
+    """Return the answer that an error of Seer's is; where there is room again, it is after ``retry_s``."""
+    match error:
+        case PromptError():
+            return Refused(400, str(error))
+        case WeightVersionError() | AsleepError() | BusyError():
+            return Refused(409, str(error))
+        case OverloadError():
+            words = "too many responses are unfinished; try again later, or ask for fewer at a time"
+            return Refused(429, words, {"Retry-After": str(retry_s)})
+        case LentError():
+            return Refused(503, str(error), {"Retry-After": "1"})
+        case _:
+            return Refused(503, str(error))
 
 
 async def refuse(request: Request, error: Exception) -> Response:
