@@ -173,7 +173,9 @@ class SourceProposer:
             with suppress(Exception):
                 self._source.stop()
 
-    def propose_for(self, sampled: list[list[int]], lengths: list[int], text: Text) -> Drafts:
+    def propose_for(
+        self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
+    ) -> Drafts:
         """Return drafts for the next step, a list for each request of the batch.
 
         Args:
@@ -181,24 +183,27 @@ class SourceProposer:
             lengths: tokens of its prompt and response so far.
             text: ``text(b, start, stop)`` returns tokens of request b; asked for those of steps that went by
                 without this call.
+            most: draft tokens of a request at most, where the engine has not room for as many as ever.
         """
-        return self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, text))
+        most = self.drafting.draft_tokens if most is None else most
+        drafts = self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, text, most))
+        return [draft[:most] for draft in drafts]
 
     def propose_trees(
-        self, sampled: list[list[int]], lengths: list[int], text: Text
+        self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
     ) -> tuple[Drafts, Drafts]:
         """Return trees for the next step: each request's tokens, and each token's parent (``DraftBatch``)."""
         self._parents[:] = self._line
-        drafts = self.propose_for(sampled, lengths, text)
+        drafts = self.propose_for(sampled, lengths, text, most)
         parents = self._parents[: len(drafts)].tolist()
         return drafts, [row[: len(draft)] for row, draft in zip(parents, drafts, strict=True)]
 
-    def _ask(self, sampled: list[list[int]], lengths: list[int], text: Text) -> Drafts:
+    def _ask(self, sampled: list[list[int]], lengths: list[int], text: Text, most: int) -> Drafts:
         if self._source is None:
             return [[] for _ in sampled]
         batch = self._arrange()
         # Lists, not numpy: on batches of this size it takes half the time.
-        most, counts = self.drafting.draft_tokens, list(map(len, sampled))
+        counts = list(map(len, sampled))
         limits = [
             min(max(end - length - 1, 0), most) if count else 0  # 0 in the middle of a prefill
             for count, end, length in zip(counts, self._ends, lengths, strict=True)

@@ -8,15 +8,14 @@ to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-from sglang.srt.mem_cache import kv_cache_configurator
-from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
-from sglang.srt.speculative import ngram_worker
+from sglang.srt.speculative import eagle_utils, ngram_worker
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from seer_sglang.sampling import KeyedSampler
@@ -24,7 +23,7 @@ from seer_sglang.sampling import KeyedSampler
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["KeyedVerifier", "TreeWorker", "install"]
+__all__ = ["KeyedVerifier", "Room", "TreeWorker", "install", "put_in_place"]
 
 Trees = tuple[list[list[int]], list[list[int]]]
 """For each request its draft, and each token's parent in it: -1 is the last token written."""
@@ -165,30 +164,66 @@ class KeyedVerifier:
         return predicted.to(device), lengths.to(device), index.to(device)
 
 
+class Room:
+    """For how many nodes of a tree SGLang takes KV memory ahead of a step, for each request that decodes.
+
+    It takes them before it knows the trees, and keeps what they leave over for the next step.  Here it takes
+    what the largest tree may need, and gives back what is left over as soon as a request waits or memory runs
+    short.  If that is not enough, there is room for smaller trees only, down to the last token written.  So
+    drafts never take what a chunk has been promised, and SGLang never puts one back for them.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.most = nodes
+        self.nodes = nodes
+
+    def __call__(self) -> int:
+        """Return how many; stands in for SGLang's ``get_alloc_reserve_per_decode``."""
+        return self.nodes
+
+    def make(self, scheduler: Any) -> None:
+        """Decide it for the next step."""
+        last = scheduler.last_batch
+        joining = last.reqs if last is not None and last.forward_mode.is_extend() else []
+        running = {req.rid: req for req in [*scheduler.running_batch.reqs, *joining] if not req.finished()}
+        if not running:
+            return
+        wanted = self.most * len(running)
+        if scheduler.waiting_queue or _free(scheduler) < wanted:
+            _give_back(scheduler, running.values())
+        self.nodes = max(1, min(wanted, _free(scheduler)) // len(running))
+
+
+def _free(scheduler: Any) -> int:
+    """Return how many KV slots no request holds."""
+    return int(
+        scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.full_evictable_size()
+    )
+
+
+def _give_back(scheduler: Any, reqs: Iterable[Req]) -> None:
+    """Free the KV slots that requests hold beyond their tokens."""
+    rows = scheduler.tree_cache.req_to_token_pool.req_to_token
+    ahead = [req.kv for req in reqs if req.kv.kv_allocated_len > req.kv.kv_committed_len]
+    if ahead:
+        slots = [rows[kv.req_pool_idx, kv.kv_committed_len : kv.kv_allocated_len] for kv in ahead]
+        scheduler.token_to_kv_pool_allocator.free(torch.cat(slots).long())
+    for kv in ahead:
+        kv.kv_allocated_len = kv.kv_committed_len
+
+
 def install(scheduler: Any, verifier: KeyedVerifier, propose: Callable[[Sequence[Req]], Trees]) -> None:
     """Have a scheduler's ``TreeWorker`` verify what ``propose`` returns."""
     ngram_worker.eagle_sample = verifier
     scheduler.draft_worker.propose = propose
 
 
-def put_in_place() -> None:
-    """Have SGLang make a ``TreeWorker`` where its arguments say NGRAM, and rows that hold its last steps."""
+def put_in_place(room: Room) -> None:
+    """Have SGLang make a ``TreeWorker`` where its arguments say NGRAM, and take KV memory for ``room``."""
     ngram_worker.NgramCorpus = NoCorpus
     ngram_worker.NGRAMWorker = TreeWorker
-    kv_cache_configurator.get_req_to_token_extra_context_len = _extra_columns
-
-
-def reserved_tokens() -> int:
-    """Return for how many tokens SGLang takes KV memory before a step, beyond those a request has."""
-    return int(get_alloc_reserve_per_decode())
-
-
-def _extra_columns() -> int:
-    """Return how much longer than a response a request's row of KV slots must be.
-
-    SGLang adds room for one tree, and reserves two of them or more.
-    """
-    return 4 + reserved_tokens() + int(get_alloc_page_size())
+    schedule_batch.get_alloc_reserve_per_decode = room
+    eagle_utils.get_alloc_reserve_per_decode = room
 
 
 def _child(tokens: Sequence[int], first: Sequence[int], sibling: Sequence[int], node: int, token: int) -> int:

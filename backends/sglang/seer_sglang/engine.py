@@ -98,8 +98,9 @@ class SglangEngine:
     """SGLang's scheduler and model in this process, and the chunks they are working on."""
 
     def __init__(self, args: ServerArgs, proposer: SourceProposer | None = None) -> None:
-        if proposer is not None:
-            drafting.put_in_place()
+        self._room = None if proposer is None else drafting.Room(1 + proposer.drafting.draft_tokens)
+        if self._room is not None:
+            drafting.put_in_place(self._room)
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
         self.scheduler = InlineScheduler(args, _ports())
         internals.check_scheduler(self.scheduler, drafts=proposer is not None)
@@ -177,6 +178,8 @@ class SglangEngine:
     @torch.no_grad()
     def step(self) -> list[Chunk]:
         """Make one step; return the chunks that it ended."""
+        if self._room is not None:
+            self._room.make(self.scheduler)
         batch = self.scheduler.plan()
         self.computed = Step(0, 0)
         if batch is not None:
@@ -190,11 +193,6 @@ class SglangEngine:
     def live(self) -> list[str]:
         """The ids of the requests for which drafts are wanted now, in order."""
         return self._live
-
-    @property
-    def reserved_tokens(self) -> int:
-        """For how many tokens more than it has a request takes KV memory before it decodes drafts."""
-        return 0 if self._proposer is None else drafting.reserved_tokens()
 
     @property
     def waiting(self) -> int:
@@ -266,6 +264,7 @@ class SglangEngine:
     def _propose(self, reqs: Sequence[Req]) -> drafting.Trees:
         """Return trees for those of these requests that are still wanted."""
         assert self._proposer is not None
+        assert self._room is not None
         self._verified = [req.rid for req in reqs]
         there = [place for place, req in enumerate(reqs) if req.rid in self.chunks]
         self._live = [reqs[place].rid for place in there]
@@ -280,7 +279,7 @@ class SglangEngine:
             req = reqs[there[place]]
             return [*req.origin_input_ids, *req.output_ids][start:stop]
 
-        found = self._proposer.propose_trees(sampled, lengths, text)
+        found = self._proposer.propose_trees(sampled, lengths, text, self._room.nodes - 1)
         tokens: list[list[int]] = [[] for _ in reqs]
         parents: list[list[int]] = [[] for _ in reqs]
         for place, draft, links in zip(there, *found, strict=True):

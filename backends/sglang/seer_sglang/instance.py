@@ -276,9 +276,8 @@ class Instance:
 
         scheduler, config = self._engine.scheduler, self._engine.config
         page = scheduler.page_size
-        # SGLang lets a request in if its tokens and a page are fewer than what is free, and its last step
-        # with drafts takes what it reserves besides.
-        capacity = (scheduler.max_total_num_tokens - self._engine.reserved_tokens - page - 1) // page * page
+        # SGLang lets a request in if its tokens and a page are fewer than what is free.
+        capacity = (scheduler.max_total_num_tokens - page - 1) // page * page
         if capacity < config.context_len:
             raise EngineError(
                 f"KV memory holds {capacity} tokens, and a response may have {config.context_len}: raise"

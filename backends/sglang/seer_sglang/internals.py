@@ -31,7 +31,7 @@ ACCOUNT = "chunks come without an account of what they cost"
 WEIGHTS = "new weights cannot be loaded"
 VERIFIED = "drafts are not verified by key"
 TREES = "trees of drafts have no attention on a CPU"
-ROWS = "a drafted response near max_model_tokens outgrows its row of KV slots"
+RETRACTED = "drafts take KV memory that chunks were promised, which are put back then"
 ASLEEP = "an instance asleep gives no memory of a GPU back"
 POOLED = "an instance cannot share KV"
 CAPACITY = "an instance cannot say what it holds"
@@ -99,10 +99,9 @@ IMPORTED = (
         Name("sglang.srt.speculative.ngram_worker", name, VERIFIED)
         for name in ("eagle_sample", "NgramCorpus")
     ),
-    Name("sglang.srt.mem_cache.kv_cache_configurator", "get_req_to_token_extra_context_len", ROWS, ()),
     *(
-        Name("sglang.srt.mem_cache.allocation_sizing", name, ROWS, ())
-        for name in ("get_alloc_reserve_per_decode", "get_alloc_page_size")
+        Name(module, "get_alloc_reserve_per_decode", RETRACTED, ())
+        for module in ("sglang.srt.managers.schedule_batch", "sglang.srt.speculative.eagle_utils")
     ),
     Name(
         "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend",
@@ -182,6 +181,9 @@ SCHEDULER = (
     Name(_SCHEDULER, "chunked_prefill_size", CAPACITY),
     Name(_SCHEDULER, "max_prefill_tokens", CAPACITY),
     Name(_SCHEDULER, "token_to_kv_pool_allocator.get_kvcache", CAPACITY),
+    Name(_SCHEDULER, "token_to_kv_pool_allocator.available_size", RETRACTED),
+    Name(_SCHEDULER, "token_to_kv_pool_allocator.free", RETRACTED),
+    Name(_SCHEDULER, "tree_cache.full_evictable_size", RETRACTED),
     Name(_SCHEDULER, "device", ASLEEP),
     Name(_SCHEDULER, "weight_updater.release_memory_occupation", ASLEEP),
     Name(_SCHEDULER, "weight_updater.resume_memory_occupation", ASLEEP),

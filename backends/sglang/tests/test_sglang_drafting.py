@@ -13,7 +13,6 @@ pytestmark = pytest.mark.engine
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
 TOKENS = 100
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
-RESERVED = 20  # twice SGLang's ten branches, which are more than eight nodes
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +41,9 @@ def known(texts, prompts, responses):
     )
 
 
-def test_kv_memory_holds_a_response_and_what_its_last_step_reserves(
-    start, models, spec, roomy, texts, prompts
-):
+def test_full_kv_memory_shortens_drafts_and_puts_no_chunk_back(start, models, spec, roomy, texts, prompts):
     """Comes first: two instances at a time."""
-    least = 1024 + RESERVED + 2
+    least = 1024 + 2  # SGLang lets a request in that leaves two tokens free
     with pytest.raises(
         EngineError, match=r"KV memory holds 1023 tokens, and a response may have 1024: raise"
     ):
@@ -59,6 +56,17 @@ def test_kv_memory_holds_a_response_and_what_its_last_step_reserves(
         assert any(len(response) == 124 for response in whole)
         known(texts, asked, whole)
         assert tight.alone(asked, PLAIN, 124) == whole
+        parts = [prompt[:56] for prompt in prompts(5, tokens=56)]  # with 148 tokens each they are 1020
+        whole = roomy.whole(parts, PLAIN, 148)
+        assert any(len(response) == 148 for response in whole)
+        known(texts, parts, whole)
+        for group in ("right", "wrong"):
+            tight.group = group
+            jobs = [tight.job(prompt, 148, seed, PLAIN) for seed, prompt in enumerate(parts)]
+            outputs = tight.run(tight.chunks(jobs))
+            assert [output.token_ids for output in outputs] == whole
+            assert [output.preemptions for output in outputs] == [0] * 5
+            assert all(sum(output.drafted_at) > 0 for output in outputs)
     finally:
         tight.run(tight.engine.stop())
 
