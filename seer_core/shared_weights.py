@@ -30,6 +30,10 @@ ALIGNED = 64
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
+_descriptors: set[int] = set()
+"""Of all areas of this process."""
+
+
 class _Place(NamedTuple):
     """Where a tensor lies, in bytes."""
 
@@ -89,7 +93,7 @@ class SharedWeights:
         try:
             yield new.source
         except SeerError:
-            os.close(new.descriptor)
+            _free(new.descriptor)
             raise
         except BaseException:
             self._areas.append(new)
@@ -100,7 +104,23 @@ class SharedWeights:
     def close(self) -> None:
         """Free the memory, once no engine reads it any more."""
         while self._areas:
-            os.close(self._areas.pop().descriptor)
+            _free(self._areas.pop().descriptor)
+
+
+def _free(descriptor: int) -> None:
+    """Let go of an area; of one that a process was forked with, it already has."""
+    if descriptor in _descriptors:
+        _descriptors.remove(descriptor)
+        os.close(descriptor)
+
+
+def _free_all() -> None:
+    """Let a forked process, of a data loader say, not keep weights that its parent frees."""
+    while _descriptors:
+        os.close(_descriptors.pop())
+
+
+os.register_at_fork(after_in_child=_free_all)
 
 
 def digest_of(tensors: Mapping[str, tuple[Sequence[int], Any]]) -> str:
@@ -120,6 +140,7 @@ def _sha256(values: Any) -> str:
 
 def _write(tensors: Iterable[tuple[str, Any]]) -> _Area:
     descriptor = os.memfd_create("seer-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    _descriptors.add(descriptor)
     try:
         table: list[_Place] = []
         end = 0
@@ -134,7 +155,7 @@ def _write(tensors: Iterable[tuple[str, Any]]) -> _Area:
         _put_bytes(descriptor, digest.encode(), end)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException as error:
-        os.close(descriptor)
+        _free(descriptor)
         if isinstance(error, OSError):
             raise OutputError(
                 f"the weights cannot be put into shared memory: {error}; free some, or use a directory"

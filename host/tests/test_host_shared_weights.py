@@ -138,6 +138,28 @@ def test_a_trainer_that_was_killed_leaves_nothing(tmp_path):
         SharedMemory(settings)
 
 
+def test_a_forked_process_does_not_hold_weights_that_its_parent_frees():
+    code = """
+import os, pathlib, sys, torch
+from seer_core import SharedWeights
+from seer_host.shared_weights import SharedMemory
+
+with SharedWeights() as shared:
+    with shared.offer([("weight", torch.ones(2))]) as source:
+        pass
+    number = int(source.settings["area"].rpartition("/")[2])
+    child = os.fork()
+    if not child:
+        with open(os.devnull) as other:  # the descriptor is another file's by now, which stays open
+            shared.close()
+            os._exit(other.fileno() != number or os.fstat(number).st_size)
+    _, status = os.waitpid(child, 0)
+    assert dict(SharedMemory(source.settings).tensors())["weight"].tolist() == [1, 1]
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_they_are_checked_as_a_directory_is(shared):
     wanted = {"weight": Header((2,), torch.float32)}
     good = offer(shared, {"weight": torch.ones(2)})
