@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
 
@@ -51,7 +52,11 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batch:
-    """Waiting and running chunks of one instance; ``begin`` and ``end`` alternate."""
+    """Waiting and running chunks of one instance; ``begin`` and ``end`` alternate.
+
+    ``fetch`` is asked of each run that could be admitted whether it has to wait for KV from elsewhere; it is
+    pushed again when that has come.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class Batch:
         cost: CostModel,
         max_batched_tokens: int,
         speculation: Speculation | None = None,
+        fetch: Callable[[Run], bool] = lambda run: False,
     ) -> None:
         self.waiting: deque[Run] = deque()
         self.running: dict[Run, None] = {}  # in the order of admission
@@ -68,6 +74,7 @@ class Batch:
         self._max_running = info.max_running
         self._max_batched_tokens = max_batched_tokens
         self._speculation = speculation
+        self._fetch = fetch
         self._locksteps: dict[tuple[bool, int] | None, Lockstep] = {}
         self._moving: list[Lockstep] = []  # those that have runs in the step under way
         self._joined = 0
@@ -204,6 +211,8 @@ class Batch:
     def _admit(self, budget: int) -> None:
         while budget > 0 and self.may_admit:
             run = self.waiting.popleft()
+            if self._fetch(run):  # what was here when it was queued has gone since
+                continue
             reusable = (run.tokens - 1) // self._block
             blocks = self._blocks(run.tokens)
             found = self.pool.admit(run.job.request_id, run.prompt, blocks, reusable)

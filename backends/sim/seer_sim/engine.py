@@ -103,7 +103,7 @@ class SimEngine:
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self._batch = Batch(self._info, self._cost, self._max_batched_tokens, self._speculation)
+        self._batch = Batch(self._info, self._cost, self._max_batched_tokens, self._speculation, self._fetch)
         self._aborted: list[Run] = []
         self._segment: Segment | None = None
         self._segment_began_s = 0.0
@@ -237,9 +237,10 @@ class SimEngine:
     def _fetch(self, run: Run) -> bool:
         """Begin to bring what the pool has of a run's context and this instance has not; queue it then."""
         pool, job = self._kv_pool, run.job
-        if pool is None or not run.tokens > job.prompt_tokens:
+        if pool is None or run.preemptions or not run.tokens > job.prompt_tokens:
             return False
         reusable, here = self._batch.reusable_blocks(run)
+        here = max(here, run.fetched_blocks)
         if here >= reusable:
             return False
         found = pool.find(job.request_id, self._weight_version, reusable)

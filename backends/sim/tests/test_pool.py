@@ -66,6 +66,18 @@ def test_one_that_stays_takes_nothing_from_the_pool(move):
     assert pool.stats().got_bytes == 0
 
 
+def test_kv_that_goes_while_its_chunk_waits_for_a_step_is_brought_as_well(simulate, chunk_job):
+    sim = simulate(kv_pool=pool_of(), kv_blocks=24)
+    texts = {}
+    for name in "rs":
+        sim.engine.submit(chunk_job(name, request=name, prompt=4, max_tokens=40, known=99))
+        texts[name] = list(sim.run().outputs[name].token_ids)
+    # At one moment: the newcomer takes the 4 free blocks, and 6 of the 10 that r had left here.
+    sim.engine.submit(chunk_job("new", request="new", prompt=39, max_tokens=1, known=9))
+    sim.engine.submit(chunk_job("r1", request="r", prompt=4, generated=texts["r"], max_tokens=1, known=99))
+    assert counts(sim.run().outputs["r1"]) == (16, 24, 4)
+
+
 def test_siblings_share_a_prompt_that_was_brought(simulate, chunk_job):
     pool = pool_of()
     first = simulate(kv_pool=pool)
