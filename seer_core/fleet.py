@@ -267,6 +267,11 @@ class Fleet:
         try:
             info = await engine.start(self)
             self.reports.pop(engine.id, None)
+            if (files := getattr(info, "model", "")) and self.model.digest not in ("", files):
+                raise EngineError(
+                    f"instance {engine.id!r} has other model files than the prompts are made for; give it the"
+                    " model that the others have"
+                )
             await self.weights.bring(engine, getattr(info, "fingerprint", ""))
         except SeerError:
             raise

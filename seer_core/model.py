@@ -171,7 +171,9 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     ``step_s`` is a step that decodes 32 requests (``max_running`` if fewer) of short contexts; ``chunk_s``,
     and ``chunk_s_per_token`` for each token of context, is what a chunk whose KV is there delays the others
     by when it comes in.  All three are 0 where unknown.  ``labels``, such as the kind of GPU, are those that
-    the engine's config gives it.
+    the engine's config gives it.  ``kv_kind`` stands for how its KV is laid out: only instances of one kind
+    fetch each other's.  ``model`` stands for the files of its model, as ``ModelInfo.digest`` has it; empty if
+    the engine does not say.
     """
 
     id: str
@@ -188,15 +190,21 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     chunk_s: float = 0.0
     chunk_s_per_token: float = 0.0
     labels: dict[str, str] = {}
+    kv_kind: str = ""
+    model: str = ""
 
     @property
     def move_cost(self) -> float:
-        """What it costs to take over a request's KV, in 0..1: a share of prefilling all of it again."""
+        """What it costs to take over a request's KV from its kind, in 0..1 of prefilling all of it again."""
         if self.fetch_s_per_token is None:
             return 1.0
         if self.prefill_s_per_token <= 0.0:
             return 0.0
         return min(1.0, self.fetch_s_per_token / self.prefill_s_per_token)
+
+    def move_cost_from(self, other: InstanceInfo) -> float:
+        """The same for a request from there; one of another kind prefills all of it."""
+        return self.move_cost if self.kv_kind == other.kv_kind else 1.0
 
 
 @attrs.define(eq=False)

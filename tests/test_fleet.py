@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+import msgspec
 import pytest
 import structlog
 from seer_divided_rollout import Chunks
@@ -86,6 +87,23 @@ def test_an_instance_whose_id_is_taken_or_that_does_not_start_is_not_added(by_ha
 
     play(run())
     assert broken.stops == 1
+
+
+def test_an_instance_of_another_model_is_not_added(by_hand, hand):
+    x, same, other = hand("x"), hand("y"), hand("z")
+    for engine, files in ((x, "one"), (same, "one"), (other, "two")):
+        engine.info = msgspec.structs.replace(engine.info, model=files)
+
+    async def run():
+        async with by_hand(x) as runtime:
+            runtime.fleet.model = msgspec.structs.replace(runtime.fleet.model, digest="one")
+            await runtime.add(same)
+            with pytest.raises(EngineError, match="'z' has other model files than the prompts are made for"):
+                await runtime.add(other)
+            assert set(runtime.living) == {"x", "y"}
+
+    play(run())
+    assert other.stops == 1
 
 
 def test_an_instance_that_is_still_starting_when_the_runtime_stops_is_stopped_too(by_hand, hand):

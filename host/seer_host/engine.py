@@ -62,7 +62,7 @@ class Launch:
     data for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
     ``cannot_draft`` and ``cannot_share_kv`` say why this instance cannot; with ``ignores_kv_pool`` its engine
     knows no pool, which is no error.  ``silence_timeout_s`` bounds how long it may send nothing while it has
-    chunks.
+    chunks.  ``model`` stands for the model's files.
     """
 
     instance: str
@@ -78,6 +78,7 @@ class Launch:
     cannot_draft: str | None = None
     cannot_share_kv: str | None = None
     ignores_kv_pool: bool = False
+    model: str = ""
 
 
 class WorkerEngine:
@@ -173,7 +174,7 @@ class WorkerEngine:
         if self._wired is not None:
             self._wired.connect(self.id, self._tell_store)
         self._listener = asyncio.create_task(self._listen(worker, sink))
-        return msgspec.structs.replace(info, labels=self._labels)
+        return msgspec.structs.replace(info, labels=self._labels, model=launch.model)
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""

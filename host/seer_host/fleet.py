@@ -101,6 +101,7 @@ def make_fleet(
     table = f"engine.{name}"
     model_dir = startup.path(settings.model)
     model = read_model_info(model_dir, settings.max_model_tokens, table, max_temperature)
+    digest = digest_of(model_dir)
     temporary = Path(tempfile.gettempdir(), f"seer-{name}-{secrets.token_hex(8)}")
     log_dir = startup.path(settings.log_dir) if settings.log_dir else temporary
     launch = Launch(
@@ -117,6 +118,7 @@ def make_fleet(
         cannot_draft=cannot_draft,
         cannot_share_kv=cannot_share_kv,
         ignores_kv_pool=ignores_kv_pool,
+        model=digest,
     )
     labels = labels_of(settings.labels, settings.instances, table)
     engines = [
@@ -124,8 +126,7 @@ def make_fleet(
         for index, environment in enumerate(environments)
     ]
     tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
-    model = msgspec.structs.replace(model, digest=digest_of(model_dir))
-    return WorkerFleet(engines, RealClock(), model, tokenizer)
+    return WorkerFleet(engines, RealClock(), msgspec.structs.replace(model, digest=digest), tokenizer)
 
 
 class TextConfig(Struct, frozen=True):

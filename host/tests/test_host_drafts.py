@@ -108,6 +108,15 @@ def test_limits_keep_drafts_short_of_the_chunks_end_and_out_of_a_prefill(engine)
     assert batch["handles"].tolist() == [71, 72, 73, 74, 75]
 
 
+def test_where_room_is_short_limits_and_made_up_drafts_are_shorter(engine):
+    engine.proposer.open("a", job("a", 10, 30))
+    sampled, lengths, text = engine.made({"a": (11, 1)})
+    engine.proposer.propose_for(sampled, lengths, text, 2)
+    assert engine.source.batches[0]["limits"].tolist() == [2]
+    engine.proposer.drafting.made_up = 3
+    assert len(engine.proposer.propose_for(sampled, lengths, text, 2)[0]) == 2
+
+
 def test_tokens_of_steps_that_went_by_unasked_are_told_with_the_next(engine):
     for name in ("a", "b"):
         engine.proposer.open(name, job(name, 10, 30))

@@ -514,11 +514,11 @@ def test_an_engine_that_cannot_draft_or_share_kv_says_so_or_goes_without(launch)
         spread.share_kv(object())
 
 
-def test_an_instance_says_the_labels_that_it_was_launched_with(launch):
+def test_an_instance_says_the_labels_and_the_model_that_it_was_launched_with(launch):
     async def story():
-        engine = WorkerEngine("toy-0", launch, {"gpu": "h100"})
+        engine = WorkerEngine("toy-0", attrs.evolve(launch, model="files"), {"gpu": "h100"})
         info = await engine.start(Sink())
         await engine.stop()
-        assert info.labels == {"gpu": "h100"}
+        assert (info.labels, info.model) == ({"gpu": "h100"}, "files")
 
     tell(story)

@@ -35,6 +35,7 @@ def test_a_fleet_has_an_instance_for_each_environment(model, tmp_path):
     assert (made.model.vocab_size, made.model.max_model_tokens) == (10, 100)
     assert made.tokenizer is None
     assert made.engines[0]._launch.interpreter == sys.executable
+    assert {engine._launch.model for engine in made.engines} == {made.model.digest} != {""}
 
 
 def test_another_interpreter_is_taken_relative_to_the_config(model, tmp_path):

@@ -293,6 +293,7 @@ class Instance:
             kv_bytes_per_token=int(sum(pool.get_kv_size_bytes())) // (pool.size + pool.page_size),
             fingerprint=weights.fingerprint(self._model, 0),
             shares_prompts=True,
+            kv_kind="sglang",
         )
 
     def _finish(self, chunk: Any) -> Finished | Failed:

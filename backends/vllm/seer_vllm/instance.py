@@ -356,6 +356,7 @@ class Instance:
             kv_bytes_per_token=self._kv_bytes_per_token(),
             fingerprint=self._fingerprint("seer_fingerprint"),
             shares_prompts=config.cache_config.enable_prefix_caching,
+            kv_kind="vllm",
         )
 
     def _kv_bytes_per_token(self) -> int:

@@ -32,15 +32,18 @@ class KvAware:
     ``growth_headroom`` chunks like its own stay free: an instance filled to the brim has no room for
     anyone's next chunk, so all would have to move.  Both this and how far loads may be apart hold for moves
     that prefill everything again; where instances share KV they shrink to what a move costs there, as a share
-    of that (``InstanceInfo.move_cost``).  Among equals the least recently chosen wins.
+    of that (``InstanceInfo.move_cost_from``).  Among equals the least recently chosen wins.
+
+    Instances of another kind share no KV with the request's own, so such a move costs a whole prefill.  It is
+    made only if it leaves by so much more free than a move within the kind as it costs more.
 
     Where siblings share their prompt, what they hold of it counts as free to each of them.  A request without
     a home to stay at joins siblings rather than go where most is free, while its group saves what these are
     apart and they are no more than ``stay_kv_fraction`` apart; a further copy of a prompt is made only where
     ``COPIES`` of it stay free.  Otherwise it waits, for its siblings give way.
 
-    A heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs O(log n) over n
-    instances.
+    For each kind a heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs
+    O(log n) over n instances.
     """
 
     def __init__(self, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
@@ -51,7 +54,7 @@ class KvAware:
         self._keys: dict[int, Key | None] = {}
         self._chosen: dict[int, int] = {}
         self._choices = 0
-        self._heap: list[Key] = []
+        self._heaps: dict[str, list[Key]] = {}
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -65,10 +68,11 @@ class KvAware:
             return
         self._keys[seq] = key
         if key is not None:
-            heappush(self._heap, key)
-            if len(self._heap) > 64 + 4 * len(self._instances):
-                self._heap = [live for live in self._keys.values() if live is not None]
-                heapify(self._heap)
+            heap = self._heaps.setdefault(info.kv_kind, [])
+            heappush(heap, key)
+            if len(heap) > 64 + 4 * len(self._instances):
+                heap[:] = {key for key in heap if self._keys.get(key[2]) == key}
+                heapify(heap)
 
     def instance_lost(self, instance: InstanceStatus) -> None:
         """Forget the instance."""
@@ -85,10 +89,10 @@ class KvAware:
         one where siblings run, for the request is ``new`` or its own is ``lost``, is ``full``, or has so much
         less free that they are too far ``apart``.  With one instance the reason is ``only``.
         """
-        emptiest = self._emptiest()
+        home = self._by_id.get(request.instance) if request.instance is not None else None
+        emptiest = self._emptiest(home, request, chunk_tokens)
         if emptiest is None:
             return None
-        home = self._by_id.get(request.instance) if request.instance is not None else None
         best = self._joined(home, emptiest, request, chunk_tokens)
         why = self._why_not(home, best, request, chunk_tokens)
         if home is not None and why == HOME:
@@ -111,6 +115,8 @@ class KvAware:
         for instance_id in islice(group.in_flight, SIBLINGS):
             instance = self._by_id.get(instance_id)
             if instance is None or instance is home or instance.free_slots <= 0:
+                continue
+            if home is not None and instance.info.kv_kind not in (home.info.kv_kind, emptiest.info.kv_kind):
                 continue
             room = self._room(instance, request)
             if (best is None or room > most) and self._admits(instance, home, request, chunk_tokens):
@@ -145,19 +151,37 @@ class KvAware:
         if home.free_slots <= 0 or home.footprint(request, chunk_tokens) > home.free_kv_tokens:
             return "full"
         apart = self._room(best, request) - self._room(home, request)
-        near = self.stay_kv_fraction * best.info.move_cost * home.info.kv_capacity_tokens
-        return HOME if apart <= near else "apart"
+        return HOME if apart <= self._near(best, home) else "apart"
+
+    def _near(self, instance: InstanceStatus, home: InstanceStatus) -> float:
+        """KV tokens by which there must be more free than at home for a move to pay."""
+        move_cost = instance.info.move_cost_from(home.info)
+        return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
 
     def _headroom(self, instance: InstanceStatus, chunk_tokens: int) -> float:
         """KV tokens to leave free for a stranger's sake, so that what runs there can go on growing."""
         return self.growth_headroom * instance.info.move_cost * chunk_tokens * instance.running
 
-    def _emptiest(self) -> InstanceStatus | None:
-        while self._heap:
-            key = self._heap[0]
+    def _emptiest(
+        self, home: InstanceStatus | None, request: Request, chunk_tokens: int
+    ) -> InstanceStatus | None:
+        """Return the instance with the most free KV, after what a move costs where kinds differ in that."""
+        keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
+        found = [self._instances[seq] for _, _, seq in sorted(keys)]
+        if home is None or len(found) < 2:
+            return found[0] if found else None
+        return min(
+            [each for each in found if self._admits(each, home, request, chunk_tokens)] or found[:1],
+            key=lambda each: self._near(each, home) - each.free_kv_tokens,
+        )
+
+    def _top(self, heap: list[Key]) -> Key | None:
+        """Return a heap's least key that still holds."""
+        while heap:
+            key = heap[0]
             if self._keys.get(key[2]) == key:
-                return self._instances[key[2]]
-            heappop(self._heap)
+                return key
+            heappop(heap)
         return None
 
     def _admit(self, instance: InstanceStatus) -> None:

@@ -29,16 +29,13 @@ class Reference:
         free = [instance for instance in instances if instance.free_slots > 0]
         if not free:
             return None
-        emptiest = min(
-            free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq)
-        )
         home = next((status for status in instances if status.id == request.instance), None)
+        emptiest = self.emptiest(request, chunk_tokens, free, home)
         best = self.joined(request, chunk_tokens, free, emptiest, home)
-        near = self.stay_kv_fraction * best.info.move_cost
         if (
             home in free
             and self.fits(home, request, chunk_tokens)
-            and self.room(best, request) - self.room(home, request) <= near * home.info.kv_capacity_tokens
+            and self.room(best, request) - self.room(home, request) <= self.near(best, home)
         ):
             best = home
         elif not self.admits(best, home, request, chunk_tokens):
@@ -46,6 +43,21 @@ class Reference:
         self.choices += 1
         self.chosen[best] = self.choices
         return best
+
+    def emptiest(self, request, chunk_tokens, free, home):
+        ranked = sorted(
+            free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq)
+        )
+        first = {status.info.kv_kind: status for status in reversed(ranked)}
+        of_each_kind = [status for status in ranked if status in first.values()]
+        if home is None or len(first) == 1:
+            return ranked[0]
+        admitting = [each for each in of_each_kind if self.admits(each, home, request, chunk_tokens)]
+        return max(admitting or ranked[:1], key=lambda each: each.free_kv_tokens - self.near(each, home))
+
+    def near(self, status, home):
+        move_cost = status.info.move_cost if status.info.kv_kind == home.info.kv_kind else 1.0
+        return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
 
     def joined(self, request, chunk_tokens, free, emptiest, home):
         group = request.group
@@ -57,6 +69,7 @@ class Reference:
             for status in free
             if status.id in group.in_flight
             and status is not home
+            and (home is None or status.info.kv_kind in (home.info.kv_kind, emptiest.info.kv_kind))
             and self.admits(status, home, request, chunk_tokens)
         ]
         if not siblings:
@@ -96,9 +109,9 @@ class Pool:
         self.seen = 0
         self.requests = 0
 
-    def start(self, name, kv=256, block=1, slots=8):
+    def start(self, name, kv=256, block=1, slots=8, kind=""):
         info = InstanceInfo(
-            name, kv, block, slots, kv, 0, 1.0, self.fetch_s, shares_prompts=self.shares_prompts
+            name, kv, block, slots, kv, 0, 1.0, self.fetch_s, shares_prompts=self.shares_prompts, kv_kind=kind
         )
         instance = InstanceStatus(info, self.seen)
         self.seen += 1
@@ -261,9 +274,8 @@ def test_choices_equal_those_of_a_look_at_every_instance(stay, headroom, fetch_s
         steps += ["start"] * bool(free) + ["lose"] * bool(pool.instances) + ["end"] * 2 * bool(pool.chunks)
         step = data.draw(st.sampled_from(steps))
         if step == "start":
-            pool.start(
-                free[0], data.draw(st.sampled_from([32, 64, 256])), block, data.draw(st.integers(1, 4))
-            )
+            kv, slots = data.draw(st.sampled_from([32, 64, 256])), data.draw(st.integers(1, 4))
+            pool.start(free[0], kv, block, slots, data.draw(st.sampled_from(["", "", "other"])))
         elif step == "lose":
             pool.lose(data.draw(st.sampled_from(pool.instances)))
         elif step == "end":
@@ -307,6 +319,26 @@ def test_where_kv_is_shared_a_request_leaves_home_as_much_sooner_as_its_move_cos
     assert pool.place(pool.request(home="a")) is a
     pool.load(a, 0, 33 - a.reserved_kv_tokens)
     assert pool.place(pool.request(home="a")) is b
+
+
+def test_a_move_to_another_kind_is_priced_as_the_prefill_that_it_is():
+    pool = Pool(KvAware(0.25), fetch_s=0.0)
+    a, b, c = pool.start("a", kind="x"), pool.start("b", kind="x"), pool.start("c", kind="y")
+    pool.load(a, 1, 40)
+    pool.load(b, 1, 41)
+    assert pool.place(pool.request(home="a")) is a  # where all is free a move does not pay
+    pool.end(pool.chunks[-1])
+    pool.load(a, 0, 2)
+    assert pool.place(pool.request(home="a")) is b
+    pool.end(pool.chunks[-1])
+    pool.load(b, 0, 24)
+    pool.load(a, 0, 23)
+    assert pool.place(pool.request(home="a")) is c
+    pool.end(pool.chunks[-1])
+    pool.load(a, 0, 256 - a.reserved_kv_tokens)
+    pool.load(b, 0, 256 - b.reserved_kv_tokens)
+    assert pool.place(pool.request(home="a")) is c
+    assert pool.why == "full"
 
 
 def test_every_choice_says_why(pool):
@@ -414,13 +446,13 @@ def test_the_heap_stays_bounded(pool):
     for _ in range(5000):
         if pool.place(pool.request(home=rng.choice("abcdefgh"))) is None or rng.random() < 0.4:
             pool.end(rng.choice(pool.chunks))
-        assert len(pool.placer._heap) <= 64 + 4 * len(pool.instances)
+        assert len(pool.placer._heaps[""]) <= 64 + 4 * len(pool.instances)
 
 
 def test_nothing_is_kept_of_lost_instances(pool):
     for number in range(1000):
         pool.lose(pool.start(f"i{number}"))
-    assert len(pool.placer._heap) <= 65
+    assert len(pool.placer._heaps[""]) <= 65
     assert not pool.placer._instances
     assert not pool.placer._by_id
 
