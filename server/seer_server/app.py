@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -25,10 +26,9 @@ from seer_core.runtime import Runtime
 from seer_server.desk import Desk, Ticket
 from seer_server.http import Refused, Stream, check_token, departure, read_body, refusal, refuse
 from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
+from seer_server.text import GrowingText
 
 __all__ = ["make_app"]
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def make_app(
@@ -159,28 +159,23 @@ class _Service:
     ) -> AsyncIterator[bytes]:
         """Yield what is new of each response, as server-sent events."""
         places = _places(ticket)
-        left, said = len(places), dict.fromkeys(places, "")
-        written: dict[str, list[int]] = {name: [] for name in places}
-        tokenizer = self._tokenizer
-        while left:
+        texts = {name: GrowingText(self._tokenizer) for name in places}
+        written: Counter[str] = Counter()
+        while texts:
             news = await ticket.news.get()
             if isinstance(news, SeerError):
                 yield _event(error_body(str(news), "server_error", 503))
                 return
             name = news.request_id
-            known, tokens = said[name], written[name]
             if isinstance(news, Completion):
-                left -= 1
-                text, reason = news.text or "", news.finish_reason
-                new, scores = news.token_ids[len(tokens) :], news.logprobs[len(tokens) :]
+                start = written[name]
+                new, scores, reason = news.token_ids[start:], news.logprobs[start:], news.finish_reason
+                text = texts.pop(name).rest(news.text or "")
             else:
                 new, scores, reason = news.token_ids, news.logprobs, None
-                tokens += new
-                text = "" if tokenizer is None else tokenizer.decode(tokens).rstrip(REPLACEMENT)
-            if not text.startswith(known):
-                text = known  # its tokens make another text now, but what was said cannot be taken back
-            said[name] = text
-            piece = choice(asked, places[name], text[len(known) :], new, scores, reason, tokenizer)
+                written[name] += len(new)
+                text = texts[name].add(new)
+            piece = choice(asked, places[name], text, new, scores, reason, self._tokenizer)
             yield _event({**answer, "choices": [piece]})
         yield b"data: [DONE]\n\n"
 

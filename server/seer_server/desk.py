@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -18,6 +18,7 @@ from seer_core.model import Completion, PromptGroup
 from seer_core.policy import Observer
 from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
+from seer_server.news import News, Piece
 
 __all__ = ["AsleepError", "BusyError", "Desk", "LentError", "Piece", "Ticket"]
 
@@ -41,29 +42,13 @@ class LentError(SeerError):
     """The engines do something else for a while."""
 
 
-@attrs.frozen
-class Piece:
-    """What a chunk has added to a response."""
-
-    request_id: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-
-
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class Ticket:
-    """What one client waits for: ``news`` are pieces, if it ``streams``, completions, or an error."""
+    """What one client waits for: ``news`` are completions or an error and, if it ``streams``, pieces."""
 
     groups: Sequence[PromptGroup]
     streams: bool
-    news: asyncio.Queue[Piece | Completion | SeerError] = attrs.Factory(asyncio.Queue)
-    told: Counter[str] = attrs.Factory(Counter)
-
-    def tell(self, request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Take in a response as far as it is written."""
-        start = self.told[request_id]
-        self.told[request_id] = len(token_ids)
-        self.news.put_nowait(Piece(request_id, list(token_ids[start:]), list(logprobs[start:])))
+    news: News
 
 
 class Desk:
@@ -130,7 +115,7 @@ class Desk:
             if self._quiet is not None:
                 self._quiet.set()
             for ticket in set(self._tickets.values()):
-                ticket.news.put_nowait(failure)
+                ticket.news.failed(failure)
         finally:
             if self._failure is None and self._rollout is not None:
                 with suppress(SeerError):
@@ -184,7 +169,7 @@ class Desk:
         wanted = sum(group.n for group in groups)
         if most is not None and wanted > most:
             raise PromptError(f"{wanted} responses at once, where {most} are taken at a time; ask for fewer")
-        ticket = Ticket(groups, streams)
+        ticket = Ticket(groups, streams, News(rollout.written))
         rollout.add(groups)
         self._tickets.update((group.id, ticket) for group in groups)
         return ticket
@@ -209,11 +194,11 @@ class Desk:
         return min(max(1, math.ceil(requests / pace)), LONGEST_RETRY_S)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Tell a client who streams what a chunk has added."""
-        if type(event) is ChunkFinished and self._rollout is not None:
+        """Tell a client who streams that a response has gone on."""
+        if type(event) is ChunkFinished:
             ticket = self._tickets.get(event.request_id.rpartition("/")[0])
             if ticket is not None and ticket.streams:
-                ticket.tell(event.request_id, *self._rollout.written(event.request_id))
+                ticket.news.went_on(event.request_id)
 
     def completed(self, now: float, completion: Completion) -> None:
         """Hand out a response."""
@@ -222,4 +207,4 @@ class Desk:
             self._quiet.set()
         ticket = self._tickets.get(completion.group_id)
         if ticket is not None:
-            ticket.news.put_nowait(completion)
+            ticket.news.ended(completion)
