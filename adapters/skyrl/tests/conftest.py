@@ -1,0 +1,66 @@
+"""SkyRL, or what stands in for it, its options, and engines beneath its generator."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MODEL = HERE.parents[2] / "examples" / "tiny_reasoner" / "weights"
+
+sys.path.insert(0, str(HERE))  # SkyRL imports environments by name: skyrl_task
+
+if importlib.util.find_spec("skyrl") is None:
+    import skyrl_standin
+
+    skyrl_standin.install()
+
+import skyrl_gym  # noqa: E402
+
+skyrl_gym.register(id="even", entry_point="skyrl_task:Even")
+
+CONFIG = """
+[seer]
+plugins = ["divided_rollout", "context_sched"]
+engine = "sim"
+kv_pool = "none"
+[engine.sim.lengths]
+mean_tokens = 8
+[plugin.divided_rollout]
+chunk_tokens = 4
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return the path of a config of simulated engines."""
+    (tmp_path / "rollout.toml").write_text(CONFIG, "utf-8")
+    return tmp_path / "rollout.toml"
+
+
+@pytest.fixture
+def cfg(config, tmp_path):
+    """Return SkyRL's options, as its command would make them."""
+    from seer_skyrl import SeerConfig
+
+    return SeerConfig.from_cli_overrides(
+        {
+            "seer_config": str(config),
+            "generator.batched": True,
+            "generator.n_samples_per_prompt": 3,
+            "generator.sampling_params.max_generate_length": 16,
+            "generator.eval_sampling_params.max_generate_length": 16,
+            "trainer.placement.colocate_all": False,
+            "trainer.policy.model.path": str(MODEL),
+            "trainer.export_path": str(tmp_path / "exports"),
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """Return the example's tokenizer, whose words are digits and a few more."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL)
