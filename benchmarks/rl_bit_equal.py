@@ -6,6 +6,9 @@ engines by a directory, those of full Seer by shared memory.  With --kill a thir
 of whose instances gets SIGKILL after every second iteration.  KV is short on purpose, so that the baseline
 preempts.  Exit status 1 if rewards, tokens, losses or weights differ anywhere.
 
+Seconds of a phase are the median over the iterations, with the least and the most; a ratio is between sums
+over all iterations, and above 1 where the arm is faster than the baseline.
+
     python benchmarks/rl_bit_equal.py --iterations 10 --out out/rl_bit_equal --json out/rl_bit_equal.json
     python benchmarks/rl_bit_equal.py --engine sglang --iterations 3 --groups 8 --kill --out out/rl_bit_equal
 """
@@ -40,7 +43,9 @@ SAME = (
     "grad_norm",
     "weights_sha256",
 )
-SHOWN = ("rollout_s", "training_s", "weights_s", "preemptions", "chunks", "instances_lost")
+PHASES = ("rollout", "rewards", "training", "weights", "checkpoint")
+COUNTS = ("preemptions", "chunks", "instances_lost")
+AGREEMENT = ("dlogp_mean", "dlogp_p9999", "dlogp_max")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -52,12 +57,9 @@ def main(arguments: argparse.Namespace) -> int:
     different = differences(rows)
     if arguments.kill and not any(line["instances_lost"] for line in rows["seer, killed"]):
         different.append("no instance was lost where one should have been killed")
-    print(f"{'arm':<14}" + "".join(f"{name:>16}" for name in (*SHOWN, "reward")))
-    for name, lines in rows.items():
-        figures = [statistics.median(line[figure] for line in lines) for figure in SHOWN[:3]]
-        figures += [sum(line[figure] for line in lines) for figure in SHOWN[3:]]
-        rewards = statistics.fmean(line["reward_mean"] for line in lines)
-        print(f"{name:<14}" + "".join(f"{figure:>16.3f}" for figure in (*figures, rewards)))
+    seconds = {name: [seconds_of(line) for line in lines] for name, lines in rows.items()}
+    for line in (*phase_table(seconds), "", *iteration_table(seconds), "", *count_table(rows), ""):
+        print(line)
     for line in different:
         print(line)
     if not different:
@@ -68,6 +70,8 @@ def main(arguments: argparse.Namespace) -> int:
             "machine": machine,
             "engine": arguments.engine,
             "differences": different,
+            "seconds": seconds,
+            "ratios": {name: ratios(seconds, name) for name in rows},
             "arms": rows,
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
@@ -85,6 +89,62 @@ def differences(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         for figure in SAME
         if line[figure] != other[figure]
     ]
+
+
+def seconds_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of an iteration's phases, and of all together; no checkpoint precedes the first."""
+    found = {phase: line.get(f"{phase}_s", 0.0) for phase in PHASES}
+    return {**found, "iteration": sum(found.values())}
+
+
+def ratios(seconds: Mapping[str, Sequence[Mapping[str, float]]], name: str) -> dict[str, float]:
+    """Return how many times an arm's phases are as fast as the baseline's, where they take any time."""
+    first = next(iter(seconds.values()))
+    sums = {
+        phase: [sum(line[phase] for line in lines) for lines in (first, seconds[name])] for phase in first[0]
+    }
+    return {phase: theirs / ours for phase, (theirs, ours) in sums.items() if ours}
+
+
+def phase_table(seconds: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+    """Return a row for each phase: each arm's seconds, and its ratio to the baseline."""
+    found = [f"{'seconds of':<14}" + "".join(f"{name:>24}{'ratio':>8}" for name in seconds)]
+    for phase in (*PHASES, "iteration"):
+        row = f"{phase:<14}"
+        for name, lines in seconds.items():
+            values = [line[phase] for line in lines]
+            spread = f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+            ratio = ratios(seconds, name).get(phase)
+            row += f"{spread:>24}" + (f"{ratio:>8.2f}" if ratio else f"{'':>8}")
+        found.append(row)
+    return found
+
+
+def iteration_table(seconds: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+    """Return a row for each iteration: each arm's seconds of rollout, and its ratio to the baseline."""
+    found = [f"{'rollout of':<14}" + "".join(f"{name:>24}{'ratio':>8}" for name in seconds)]
+    for number, lines in enumerate(zip(*seconds.values(), strict=True)):
+        values = [line["rollout"] for line in lines]
+        found.append(
+            f"{number:<14}" + "".join(f"{value:>24.3f}{values[0] / value:>8.2f}" for value in values)
+        )
+    return found
+
+
+def count_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return a row for each arm: what happened in all iterations, mean reward, worst log-prob agreement."""
+    found = [f"{'arm':<14}" + "".join(f"{name:>16}" for name in (*COUNTS, "reward", *AGREEMENT))]
+    for name, lines in rows.items():
+        counts = [sum(line[count] for line in lines) for count in COUNTS]
+        reward = statistics.fmean(line["reward_mean"] for line in lines)
+        worst = [max(line[figure] for line in lines) for figure in AGREEMENT]
+        found.append(
+            f"{name:<14}"
+            + "".join(f"{count:>16}" for count in counts)
+            + f"{reward:>16.3f}"
+            + "".join(f"{figure:>16.1e}" for figure in worst)
+        )
+    return found
 
 
 def train(name: str, overrides: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
