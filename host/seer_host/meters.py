@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -11,11 +12,14 @@ import numpy as np
 
 from seer_core.drafting import StepTimes
 
-__all__ = ["Bench", "MoveMeter", "Sizes", "Step", "StepMeter", "default_grid"]
+__all__ = ["Bench", "MoveMeter", "Sizes", "Step", "StepMeter", "measure_at_start"]
 
 CONTEXT_TOKENS = 64
 """Prompt of each request where nobody says otherwise."""
 STEPS = 12
+FEWEST_STEPS = 3
+CELL_S = 0.1
+"""How long a cell is measured at a start, once it has its fewest steps: large steps vary less."""
 TRIES = 30
 """Steps made at most for one cell; one that was planned differently, as in a preemption, does not count."""
 MOVED_TOKENS = 1024
@@ -87,24 +91,32 @@ class Bench(Protocol):
         ...
 
 
-def default_grid(max_running: int, draft_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return powers of two for both axes, with both ends, and 0 draft tokens."""
-    return (*_powers(max_running),), (0, *_powers(draft_tokens))
+def measure_at_start(bench: Bench) -> StepTimes | None:
+    """Return the seconds of steps on a grid that an instance can wait for; None if no size fits.
+
+    Between its sizes ``StepTimes`` interpolates, and what drafts learns the rest from its steps.
+    """
+    batch, draft_tokens = _powers(4, bench.sizes.running), _powers(2, bench.sizes.draft_tokens)
+    return StepMeter(bench, CELL_S).measure((*batch,), (0, *draft_tokens))
 
 
-def _powers(end: int) -> Iterator[int]:
+def _powers(base: int, end: int) -> Iterator[int]:
     value = 1
     while value < end:
         yield value
-        value *= 2
+        value *= base
     yield end
 
 
 class StepMeter:
-    """Times whole steps by batch size and draft length, T(B, gamma): random prompts, drafts of no meaning."""
+    """Times whole steps by batch size and draft length, T(B, gamma): random prompts, drafts of no meaning.
 
-    def __init__(self, bench: Bench) -> None:
+    Each cell of the grid is measured for ``cell_s`` seconds at most, if it has its fewest steps by then.
+    """
+
+    def __init__(self, bench: Bench, cell_s: float = inf) -> None:
         self._bench = bench
+        self._cell_s = cell_s
 
     def measure(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
@@ -163,7 +175,8 @@ class StepMeter:
             taken = perf_counter() - begun
             if computed == wanted:
                 seconds.append(taken)
-                if len(seconds) == STEPS:
+                enough = len(seconds) >= FEWEST_STEPS and sum(seconds) >= self._cell_s
+                if enough or len(seconds) == STEPS:
                     return median(seconds)
         return None
 

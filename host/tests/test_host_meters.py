@@ -1,7 +1,9 @@
 """Meters ask an engine for the right work, count the right steps, and leave nothing behind."""
 
+from math import inf
+
 import pytest
-from seer_host.meters import MoveMeter, Sizes, Step, StepMeter, default_grid
+from seer_host.meters import MoveMeter, Sizes, Step, StepMeter, measure_at_start
 
 SIZES = Sizes(
     vocab=50, model_tokens=1000, running=8, step_tokens=64, draft_tokens=4, block_tokens=16, blocks=60
@@ -16,6 +18,7 @@ class Paper:
         self.pooled = pooled
         self.left, self.prompts, self.drafts = {}, [], 0
         self.events = []
+        self.decoded = 0
         self.plans = lambda requests, positions: Step(requests, positions)
 
     def add(self, name, prompt, max_tokens, *, save=False):
@@ -31,6 +34,7 @@ class Paper:
             return Step(1, tokens)
         for name in self.left:
             self.left[name] -= 1
+        self.decoded += 1
         return self.plans(len(self.left), len(self.left) * (1 + self.drafts))
 
     @property
@@ -53,8 +57,16 @@ class Paper:
         self.events.append(("forget",))
 
 
-def test_a_grid_has_powers_of_two_and_both_ends():
-    assert default_grid(6, 3) == ((1, 2, 4, 6), (0, 1, 2, 3))
+def test_at_a_start_the_grid_is_coarse_and_has_both_ends():
+    times = measure_at_start(Paper(SIZES._replace(running=6, draft_tokens=3)))
+    assert (times.batch, times.draft_tokens) == ((1, 4, 6), (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(("cell_s", "steps"), [(0.0, 3), (inf, 12)])
+def test_a_cell_ends_after_its_time_with_its_fewest_steps(cell_s, steps):
+    bench = Paper()
+    assert StepMeter(bench, cell_s).measure((4,), (0, 2)) is not None
+    assert bench.decoded == 2 * steps
 
 
 def test_steps_are_measured_on_the_sizes_that_fit():

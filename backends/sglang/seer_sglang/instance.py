@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import structlog
@@ -12,7 +13,7 @@ from msgspec import structs
 from seer_host import checkpoint, memory
 from seer_host.drafts import SOURCE, SourceProposer
 from seer_host.instance import Refusal, Row
-from seer_host.meters import MoveMeter, Sizes, StepMeter, default_grid
+from seer_host.meters import MoveMeter, Sizes, StepMeter, measure_at_start
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
@@ -230,11 +231,12 @@ class Instance:
         assert self._proposer is not None
         times = source.step_times
         if times is None:
-            times = StepMeter(self._bench).measure(*default_grid(self.info.max_running, source.draft_tokens))
+            begun = perf_counter()
+            times = measure_at_start(self._bench)
             self._engine.reset_cache()
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
-            log.info("steps_measured", times=times)
+            log.info("steps_measured", times=times, took_s=round(perf_counter() - begun, 1))
         host = DraftHost(
             instance_id=self.info.id,
             max_running=self.info.max_running,

@@ -13,7 +13,7 @@ import structlog
 from msgspec import structs
 from seer_host import checkpoint
 from seer_host.instance import Refusal, Row
-from seer_host.meters import MoveMeter, StepMeter, default_grid
+from seer_host.meters import MoveMeter, StepMeter, measure_at_start
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
@@ -317,7 +317,8 @@ class Instance:
         times = source.step_times
         if times is None:
             begun = perf_counter()
-            times = self._measure(*default_grid(self.info.max_running, source.draft_tokens), None)
+            times = measure_at_start(self._bench())
+            self._reset_prefix_cache()
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
             log.info("steps_measured", times=times, took_s=round(perf_counter() - begun, 1))
