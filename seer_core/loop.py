@@ -122,7 +122,10 @@ class Loop:
     def expect_fresh(self) -> None:
         """Raise SeerError if the strategies have seen a rollout that failed midway."""
         if self.spoilt:
-            raise SeerError("the last rollout failed midway; give the runtime fresh strategies with use()")
+            raise SeerError(
+                "the last rollout failed midway; give the runtime fresh strategies with use(), a session by"
+                " renew()"
+            )
 
     def expect_idle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Raise ``error`` if there is something under way beside which one cannot do ``what``."""

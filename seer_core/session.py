@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seer_core.config import Config
+import attrs
+
+from seer_core.config import Config, load_config
 from seer_core.errors import SeerError
 from seer_core.model import Completion
+from seer_core.plugins import fill_slots
 from seer_core.policy import Observer
 from seer_core.result import RolloutResult
 from seer_core.rollout import Rollout
@@ -41,7 +44,9 @@ class Session:
         Raises:
             ConfigError, PluginError: as ``Runtime.from_config``.
         """
-        self.runtime = Runtime.from_config(config, observers)
+        self._config = config if isinstance(config, Config) else load_config(config)
+        self._observers = tuple(observers)
+        self.runtime = Runtime.from_config(self._config, self._observers)
         self._rollout: Rollout | None = None
         self._in_use = threading.Lock()
         self._closing = threading.Lock()
@@ -149,6 +154,22 @@ class Session:
         """
         with self._use("updating weights"):
             return self._call(self.runtime.update_weights(source, version), finish=True)
+
+    def renew(self) -> None:
+        """Roll out by fresh strategies of the same configuration from now on.
+
+        That is the remedy for a rollout that failed midway, whose strategies do not know where they stand.
+        Engines go on as they are, with the weights that they have.
+
+        Raises:
+            SeerError: something else is under way.
+            ConfigError, PluginError: as when the session was made.
+        """
+        with self._use("renewing its strategies"):
+            fresh = fill_slots(self._config).watched_by(*self._observers)
+            # Another drafter, though an equal one, would have all engines start anew.
+            fresh = attrs.evolve(fresh, drafter=self.runtime.fleet.drafter)
+            self._call(self.runtime.use(fresh), finish=True)
 
     def sleep(self) -> int:
         """Let all instances give memory back until ``wake``; return the bytes; see ``Runtime.sleep``.

@@ -9,7 +9,7 @@ import pytest
 
 from seer_core import Session
 from seer_core import rollout as short_form
-from seer_core.errors import EngineError, PromptError, SeerError
+from seer_core.errors import EngineError, PluginError, PromptError, SeerError
 
 RECORDS = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 2}]
 SMALL = "[rollout]\nmax_tokens = 40\n[engine.sim.lengths]\nmean_tokens = 20"
@@ -170,6 +170,37 @@ def test_errors_come_out_as_they_are_and_the_session_goes_on(config):
         with pytest.raises(SeerError, match="rolled out nothing yet"):
             _ = session.result
         assert session.rollout(RECORDS).summary.requests == 5
+
+
+def test_after_a_rollout_that_failed_midway_a_session_is_renewed_and_goes_on(config, monkeypatch):
+    from seer_divided_rollout.splitter import AffordableChunks
+
+    def raising(*_):
+        raise ValueError("struck")
+
+    class Counting:
+        """It sees what happens."""
+
+        seen = 0
+
+        def observe(self, now, event, commands):
+            self.seen += 1
+
+    observer = Counting()
+    with Session(config, [observer]) as session:
+        session.update_weights("step 1")
+        with monkeypatch.context() as patch:
+            patch.setattr(AffordableChunks, "split", raising)
+            with pytest.raises(PluginError, match="struck"):
+                session.rollout(RECORDS, 0)
+        with pytest.raises(SeerError, match=r"the last rollout failed midway; .* a session by renew\(\)"):
+            session.rollout(RECORDS, 0)
+        session.renew()
+        seen = observer.seen
+        again = session.rollout(RECORDS, 0)
+        assert observer.seen > seen
+        assert session.weight_version == 1
+    assert tokens(again.completions) == tokens(short_form(config, RECORDS, 0).completions)
 
 
 def test_a_session_whose_engines_do_not_start_leaves_nothing(played, hand):
