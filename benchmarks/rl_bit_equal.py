@@ -10,7 +10,8 @@ Seconds of a phase are the median over the iterations, with the least and the mo
 over all iterations, and above 1 where the arm is faster than the baseline.
 
     python benchmarks/rl_bit_equal.py --iterations 10 --out out/rl_bit_equal --json out/rl_bit_equal.json
-    python benchmarks/rl_bit_equal.py --engine sglang --iterations 3 --groups 8 --kill --out out/rl_bit_equal
+    python benchmarks/rl_bit_equal.py --engine sglang --iterations 10 --kill --out out/rl_bit_equal \\
+        --beside out/rl_bit_equal.json
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ def main(arguments: argparse.Namespace) -> int:
         arms["seer, killed"] = SEER
     rows = {name: train(name, overrides, arguments) for name, overrides in arms.items()}
     different = differences(rows)
+    if arguments.beside:
+        other = json.loads(arguments.beside.read_bytes())
+        name = f"{other['engine']} in {arguments.beside}"
+        different += differences({"baseline": rows["baseline"], name: other["arms"]["baseline"]})
     if arguments.kill and not any(line["instances_lost"] for line in rows["seer, killed"]):
         different.append("no instance was lost where one should have been killed")
     seconds = {name: [seconds_of(line) for line in lines] for name, lines in rows.items()}
@@ -217,5 +222,8 @@ if __name__ == "__main__":
     parser.add_argument("--kill", action="store_true", help="train a third time, killing engines")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer train")
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs; replaced")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE", help="--json of a run on another engine, to compare with too"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all metrics as JSON")
     sys.exit(main(parser.parse_args()))
