@@ -32,6 +32,7 @@ FIGURES = (
     "migrations",
     "acceptance_length",
     "drafting_share",
+    "overrun_share",
 )
 """Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too."""
 

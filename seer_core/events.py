@@ -79,7 +79,9 @@ class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use.
 
     ``stepping_s`` and ``drafting_s`` are the seconds since the instance's start that it has spent in
-    steps, and within them on drafts; ``drafting`` holds figures of its draft source, by name.
+    steps, and within them on drafts; ``drafting`` holds figures of its draft source, by name.  An engine that
+    emulates an accelerator in real time says how long its steps should have taken, ``paced_s``, and how much
+    longer they have, ``overrun_s``, both in emulated seconds.
     """
 
     instance_id: str
@@ -89,6 +91,8 @@ class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     stepping_s: float = 0.0
     drafting_s: float = 0.0
     drafting: dict[str, float] = {}
+    paced_s: float = 0.0
+    overrun_s: float = 0.0
 
 
 class InstanceTroubled(msgspec.Struct, frozen=True, tag=True):

@@ -35,8 +35,10 @@ class Summary(msgspec.Struct, frozen=True):
     preempted, left behind or lost.  Of speculation: ``steps`` sums, over requests, the engine steps that
     gave them tokens, so ``acceptance_length`` is tokens per step, the bonus token included (paper, and
     arXiv 2211.17192); ``acceptance_at[j]`` is the share of drafts of at least j + 1 tokens that were accepted
-    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.  ``troubles``
-    counts what instances said to fail, by part: in this rollout, or before it if not restarted since.
+    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.
+    ``overrun_share`` is the part by which steps that emulate an accelerator in real time took longer than
+    they should have, on the instance where it is largest.  ``troubles`` counts what instances said to fail,
+    by part: in this rollout, or before it if not restarted since.
     ``instances_given_up`` are down for good: lost too often, in this rollout or before it.
     ``observers_left_out`` counts those that raised, and were shown nothing from then on.
     """
@@ -65,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True):
     acceptance_at: list[float] = []
     drafting_share: float = 0.0
     pool_tokens: int = 0
+    overrun_share: float = 0.0
     troubles: dict[str, int] = {}
     instances_given_up: int = 0
     observers_left_out: int = 0
@@ -210,6 +213,7 @@ class Tally:
             acceptance_at=[a / d for a, d in zip(self._accepted, self._drafted, strict=True) if d],
             drafting_share=self._drafting_share(),
             pool_tokens=self._pooled,
+            overrun_share=max(map(self._overrun_share, self._reports.values()), default=0.0),
             troubles=dict(self._troubles),
             instances_given_up=self._instances_given_up,
             observers_left_out=observers_left_out,
@@ -223,6 +227,12 @@ class Tally:
             stepping += report.stepping_s - before.stepping_s
             drafting += report.drafting_s - before.drafting_s
         return drafting / stepping if stepping else 0.0
+
+    def _overrun_share(self, report: InstanceReported) -> float:
+        """Return by what part an instance's steps took longer than they should have."""
+        before = self._reports_before.get(report.instance_id) or InstanceReported("", 0, 0, 0.0)
+        paced_s = report.paced_s - before.paced_s
+        return max(0.0, report.overrun_s - before.overrun_s) / paced_s if paced_s else 0.0
 
 
 def _sum(*counts: Sequence[int]) -> list[int]:

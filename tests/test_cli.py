@@ -309,6 +309,19 @@ def test_a_run_of_which_nothing_came_but_errors_is_a_failure_in_the_engine_s_wor
     assert words in fails("compare", config, "--prompts", prompts, code=1)
 
 
+def test_how_far_steps_overran_their_pace_is_told_and_written_down(seer, trickle, write_prompts, tmp_path):
+    prompts = write_prompts({"prompt_token_ids": [5], "n": 1})
+    config = trickle(["divided_rollout"], overrun_s=0.125)
+    out, table = tmp_path / "out", tmp_path / "table.json"
+    run = seer("run", config, "--prompts", prompts, "--out", out)
+    assert "steps overran the pace that they emulate by 12.5%" in run.stdout
+    assert json.loads((out / "summary.json").read_bytes())["overrun_share"] == 0.125
+    compared = seer("compare", config, "--prompts", prompts, "--json", table)
+    assert "steps overran their pace by" in compared.stdout
+    assert "12.5%" in compared.stdout
+    assert json.loads(table.read_bytes())[0]["overrun_share"] == 0.125
+
+
 def test_a_trouble_is_in_the_log_the_summary_the_trace_and_the_last_lines(
     seer, trickle, write_prompts, tmp_path
 ):

@@ -321,10 +321,8 @@ class WorkerEngine:
             case Failed(job_id, reason):
                 self._chunks.discard(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
-            case Telemetry(running, waiting, kv_usage, stepping_s, drafting_s, drafting):
-                sink.reported(
-                    InstanceReported(self.id, running, waiting, kv_usage, stepping_s, drafting_s, drafting)
-                )
+            case Telemetry():
+                sink.reported(InstanceReported(self.id, **msgspec.structs.asdict(message)))
             case PoolNote(note):
                 self._tell_pool(note, sink, log)
             case Troubled(what, reason):

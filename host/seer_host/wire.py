@@ -170,6 +170,8 @@ class Telemetry(msgspec.Struct, frozen=True, tag=True):
     stepping_s: float = 0.0
     drafting_s: float = 0.0
     drafting: dict[str, float] = {}
+    paced_s: float = 0.0
+    overrun_s: float = 0.0
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):

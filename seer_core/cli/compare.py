@@ -35,10 +35,17 @@ TITLES = {
     "migrations": "migrations",
     "acceptance_length": "tokens per request and step",
     "drafting_share": "step time spent drafting",
+    "overrun_share": "steps overran their pace by",
 }
 
-DRAFTING = {"acceptance_length": ".2f", "drafting_share": ".1%"}
-"""Figures shown only where an arm drafts, and how."""
+DRAFTING = ("acceptance_length", "drafting_share")
+"""Figures shown only where an arm drafts."""
+
+RARE = ("pool_tokens", "overrun_share")
+"""Figures shown only where an arm has some."""
+
+FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": ".1%"}
+"""How figures are shown that have no ratio to the baseline."""
 
 
 @click.command("compare")
@@ -104,7 +111,7 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     for figure in FIGURES:
         if figure in DRAFTING and not drafted:
             continue
-        if figure == "pool_tokens" and not any(any(result.figures.values[figure]) for result in results):
+        if figure in RARE and not any(any(result.figures.values[figure]) for result in results):
             continue
         table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
     table.add_row(
@@ -122,9 +129,9 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
 
 def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:
     value, least, most = result.figures.spread(figure)
-    form = DRAFTING.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
+    form = FORMS.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
     text = format(value, form)
     ratio = result.figures.ratio(figure, baseline.figures)
-    if result is not baseline and ratio is not None and figure not in DRAFTING:
+    if result is not baseline and ratio is not None and figure not in FORMS:
         text += f" ({ratio:.2f}x)"
     return text if least == most else f"{text}\n[{least:,.4g}, {most:,.4g}]"

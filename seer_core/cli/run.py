@@ -185,6 +185,8 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
             f" {summary.acceptance_length:.2f} tokens per request and step;"
             f" {summary.drafting_share:.1%} of the step time spent drafting"
         )
+    if summary.overrun_share:
+        click.echo(f"steps overran the pace that they emulate by {summary.overrun_share:.1%}")
     if summary.troubles:
         click.echo(trouble_line(summary.troubles))
     click.echo(f"results in {printable(str(out))}")

@@ -1,6 +1,6 @@
 import pytest
 
-from seer_core.events import InstanceLost
+from seer_core.events import InstanceLost, InstanceReported
 from seer_core.model import ChunkRecord, Completion
 from seer_core.result import Tally, tail_time_s
 
@@ -103,3 +103,16 @@ def test_a_rollout_that_took_no_time_has_no_throughput():
 def test_coming_back_to_an_earlier_instance_is_a_migration_too():
     chunks = [chunk("a"), chunk("b"), chunk("a")]
     assert summarize([completion("g/0", 1.0, chunks)], 0.0).migrations == 2
+
+
+def test_the_overrun_is_that_of_this_rollout_on_the_instance_that_fell_behind_furthest():
+    def report(name, paced_s, overrun_s):
+        return InstanceReported(name, 1, 0, 0.1, paced_s=paced_s, overrun_s=overrun_s)
+
+    tally = Tally(0.0, {"a": report("a", 10.0, 5.0), "b": report("b", 10.0, 0.0)})
+    assert tally.summary().overrun_share == 0.0
+    tally.see(report("a", 20.0, 5.5))
+    tally.see(report("b", 14.0, 1.0))
+    assert tally.summary().overrun_share == 0.25
+    tally.see(report("b", 14.0, 0.0))
+    assert tally.summary().overrun_share == pytest.approx(0.05)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from seer_core.clock import RealClock
 from seer_core.errors import EngineError
-from seer_core.events import InstanceTroubled
+from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.hookspecs import hookimpl
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkOutput, ModelInfo
@@ -21,6 +21,7 @@ class Settings(Struct, frozen=True):
     """``signal_after`` responses the process gets ``signal``; ``stuck`` instances never come up.
 
     Every chunk is given back for the reason ``refusal``, and each start tells the ``trouble``, if any.
+    Steps that should have taken a second have taken ``overrun_s`` more.
     """
 
     instances: int = 1
@@ -30,6 +31,7 @@ class Settings(Struct, frozen=True):
     die: bool = False
     refusal: str = ""
     trouble: str = ""
+    overrun_s: float = 0.0
 
 
 class Trickle:
@@ -75,6 +77,9 @@ class Trickle:
 
     def finish(self, job):
         size = len(job.token_ids)
+        if self.settings.overrun_s:
+            overrun_s = self.settings.overrun_s
+            self.sink.reported(InstanceReported(self.id, 1, 0, 0.1, paced_s=1.0, overrun_s=overrun_s))
         self.sink.chunk_finished(
             self.id, ChunkOutput(job.id, [7], [-1.0], True, 0, size, size, 0, job.weight_version)
         )

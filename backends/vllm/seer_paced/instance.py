@@ -12,7 +12,7 @@ import structlog
 from msgspec import structs
 from seer_host.drafts import check_source
 from seer_host.instance import Refusal, Row
-from seer_host.wire import Start, Troubled
+from seer_host.wire import Start, Telemetry, Troubled
 from seer_sim.drafts import Drafts
 from seer_sim.profile import step_times
 from seer_vllm.instance import Instance
@@ -89,6 +89,14 @@ class PacedInstance(Instance):
     def admitted(self) -> list[str]:
         """The requests that the last step has let in, again or anew."""
         return self._runner.admitted
+
+    def telemetry(self) -> Telemetry:
+        """Return what vLLM is doing, and in real time how well the pace is kept."""
+        told = super().telemetry()
+        if not isinstance(self._pace, RealPace):
+            return told
+        overrun = self._pace.overrun()
+        return structs.replace(told, paced_s=overrun.paced_s, overrun_s=overrun.lost_s)
 
     def troubles(self) -> list[Troubled]:
         """Return what drafts and KV pool complain of, and once that the machine cannot keep the pace."""

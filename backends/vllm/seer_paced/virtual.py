@@ -273,12 +273,8 @@ class VirtualEngine:
                 case Failed(job_id, reason) if job_id in self._chunks:
                     self._chunks.discard(job_id)
                     sink.chunk_failed(self.id, job_id, reason)
-                case Telemetry(running, waiting, kv_usage, stepping_s, drafting_s, drafting):
-                    sink.reported(
-                        InstanceReported(
-                            self.id, running, waiting, kv_usage, stepping_s, drafting_s, drafting
-                        )
-                    )
+                case Telemetry():
+                    sink.reported(InstanceReported(self.id, **msgspec.structs.asdict(message)))
                 case Troubled(what, reason):
                     sink.troubled(InstanceTroubled(self.id, what, reason, HERE))
                 case _:

@@ -113,6 +113,7 @@ def test_a_machine_that_cannot_keep_the_pace_says_that_the_times_are_not_valid()
     trace = Trace()
     result = roll_out(clock="real", speed=10_000.0, observer=trace)
     assert result.summary.troubles["pace"] == 2
+    assert result.summary.overrun_share > 0.02
     assert any("too slow or too busy for the pace" in line for line in trace.lines)
     assert said(result) == said(roll_out("sim"))
 
