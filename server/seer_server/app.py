@@ -23,6 +23,8 @@ from seer_core.model import Completion
 from seer_core.policy import Observer
 from seer_core.ports import Tokenizer
 from seer_core.runtime import Runtime
+from seer_server.announcements import Announcements
+from seer_server.batches import Batches
 from seer_server.desk import Desk, Ticket
 from seer_server.http import Refused, Stream, check_token, departure, read_body, refusal, refuse
 from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
@@ -44,6 +46,7 @@ def make_app(
     """
     desk = Desk(make_runtime, most_requests)
     service = _Service(desk, model, token)
+    batches, announcements = Batches(desk, token), Announcements(desk, token)
 
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -61,6 +64,10 @@ def make_app(
         routes=[
             Route("/v1/completions", service.completions, methods=["POST"]),
             Route("/v1/models", service.models),
+            Route("/v1/rollouts", batches.roll_out, methods=["POST"]),
+            Route("/v1/abort", batches.abort, methods=["POST"]),
+            Route("/v1/announcements", announcements.announce, methods=["POST"]),
+            Route("/v1/claims", announcements.claim, methods=["POST"]),
             Route("/health", service.health),
         ],
         exception_handlers={Refused: refuse},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
 from seer_server.news import News, Piece
 
-__all__ = ["AsleepError", "BusyError", "Desk", "LentError", "Piece", "Ticket"]
+__all__ = ["AsleepError", "BusyError", "Desk", "GoneError", "LentError", "Piece", "Ticket"]
 
 log = structlog.get_logger("seer")
 
@@ -36,6 +36,10 @@ class AsleepError(SeerError):
 
 class BusyError(SeerError):
     """Somebody's requests are unfinished."""
+
+
+class GoneError(SeerError):
+    """What a request belongs to is not there, or no longer."""
 
 
 class LentError(SeerError):
@@ -54,6 +58,8 @@ class Ticket:
 class Desk:
     """Adds what clients ask for to an open rollout, and hands each what is his as its observer.
 
+    ``announced`` counts rows that somebody has announced and not closed.
+
     It sees a response when it is over, and not when its turn to be read comes: by then another client may
     have asked for a group of the same name.
     """
@@ -62,6 +68,7 @@ class Desk:
         self, make_runtime: Callable[[Sequence[Observer]], Runtime], most_requests: int | None = None
     ) -> None:
         self.runtime = make_runtime([self])
+        self.announced = 0
         self._most_requests = most_requests
         self._rollout: Rollout | None = None
         self._begun = asyncio.Event()
@@ -133,6 +140,8 @@ class Desk:
         """
         async with self._lending:
             self.expect_working()
+            if self.announced:
+                raise BusyError(f"{self.announced} rows are announced; close their announcement first")
             await self._wait_until_quiet(wait_s)
             rollout, self._rollout = self._rollout, None
             if rollout is not None:
@@ -164,15 +173,22 @@ class Desk:
 
     def ask(self, records: Sequence[Mapping[str, Any]], streams: bool, iteration: int = 0) -> Ticket:
         """Add prompts to the rollout; raises as ``Rollout.add``, but a ``PromptError`` if no room will do."""
-        rollout, most = self.rollout, self._most_requests
+        rollout = self.rollout
         groups = self.runtime.groups(records, iteration=iteration)
         wanted = sum(group.n for group in groups)
-        if most is not None and wanted > most:
-            raise PromptError(f"{wanted} responses at once, where {most} are taken at a time; ask for fewer")
+        self.expect_possible(wanted)
         ticket = Ticket(groups, streams, News(rollout.written))
         rollout.add(groups)
         self._tickets.update((group.id, ticket) for group in groups)
         return ticket
+
+    def expect_possible(self, requests: int) -> None:
+        """Raise PromptError if there is never room for so many."""
+        most = self._most_requests
+        if most is not None and requests > most:
+            raise PromptError(
+                f"{requests} responses at once, where {most} are taken at a time; ask for fewer"
+            )
 
     def leave(self, ticket: Ticket) -> None:
         """Forget a ticket, and give up what of it is unfinished.
@@ -184,6 +200,24 @@ class Desk:
                 del self._tickets[group.id]
                 if self._failure is None and self._rollout is not None:
                     self._rollout.abort_group(group.id)
+
+    def abort(self, groups: Iterable[str], requests: Iterable[str]) -> int:
+        """Give up groups and requests as far as they are unfinished; return how many responses that were."""
+        rollout, before = self._rollout, self.unfinished
+        if rollout is None or self._failure is not None:
+            return 0
+        for group_id in groups:
+            rollout.abort_group(group_id)
+        for request_id in requests:
+            rollout.abort_request(request_id)
+        return before - self.unfinished
+
+    def written(self, request_ids: Iterable[str]) -> int:
+        """Return how many tokens the unfinished ones of these requests have, up to their last chunks."""
+        rollout = self._rollout
+        if rollout is None:
+            return 0
+        return sum(len(rollout.written(name)[0]) for name in request_ids if name in rollout.transcripts)
 
     def retry_s(self, requests: int) -> int:
         """Return after how many seconds so many more requests may have room, at the present pace."""

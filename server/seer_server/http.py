@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from seer_core.errors import OverloadError, PromptError, SeerError, WeightVersionError
-from seer_server.desk import AsleepError, BusyError, LentError
+from seer_server.desk import AsleepError, BusyError, GoneError, LentError
 from seer_server.protocol import error_body
 
 __all__ = ["LARGEST_BODY", "Refused", "Stream", "check_token", "departure", "read_body", "refusal", "refuse"]
@@ -26,12 +27,20 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.headers = status, headers
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is answered."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return error_body(str(self), kind, self.status)
+
 
 def refusal(error: SeerError, retry_s: int = 1) -> Refused:
     """Return the answer that an error of Seer's is; where there is room again, it is after ``retry_s``."""
     match error:
         case PromptError():
             return Refused(400, str(error))
+        case GoneError():
+            return Refused(404, str(error))
         case WeightVersionError() | AsleepError() | BusyError():
             return Refused(409, str(error))
         case OverloadError():
@@ -46,8 +55,7 @@ def refusal(error: SeerError, retry_s: int = 1) -> Refused:
 async def refuse(request: Request, error: Exception) -> Response:
     """Answer with a ``Refused``."""
     assert isinstance(error, Refused)
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return JSONResponse(error_body(str(error), kind, error.status), error.status, error.headers)
+    return JSONResponse(error.body, error.status, error.headers)
 
 
 def check_token(request: Request, token: str | None) -> None:

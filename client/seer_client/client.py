@@ -1,0 +1,255 @@
+"""The client for programs without an event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from seer_client.calls import Call, Calls, lost
+from seer_client.protocol import ClientError, Completion, Progress, Replies, State
+from seer_client.weights import NamedTensors, pieces, shared
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Talks to a server of Seer's; a context manager, for any number of threads.
+
+    It can be pickled: the copy has the same settings and connections of its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        patience_s: float = 60.0,
+        silence_s: float = 60.0,
+        progress_s: float = 5.0,
+    ) -> None:
+        """Take a server's address and, if it asks for one, its token; nothing is sent yet.
+
+        Args:
+            url: such as ``http://localhost:8000``.
+            token: what ``seer serve --token-file`` holds.
+            patience_s: for how long to try again where the server cannot be reached, or says when there will
+                be room.
+            silence_s: after how long without a sign of life a server is given up that has begun to answer.
+            progress_s: how often it is to give one, and say how far it is.
+        """
+        self._settings = {"patience_s": patience_s, "silence_s": silence_s, "progress_s": progress_s}
+        self._calls = Calls(url, token, **self._settings)
+        self._http = httpx.Client(
+            **self._calls.options, transport=httpx.HTTPTransport(**self._calls.connections)
+        )
+
+    def __getstate__(self) -> tuple[str, str | None, dict[str, float]]:
+        return self._calls.url, self._calls.token, self._settings
+
+    def __setstate__(self, state: tuple[str, str | None, dict[str, float]]) -> None:
+        url, token, settings = state
+        self.__init__(url, token, **settings)  # type: ignore[misc]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def rollout(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        weight_version: int | None = None,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Iterator[Completion]:
+        """Roll out a batch, and yield completions as they finish; it begins with the first ``next``.
+
+        Leaving the loop, or closing this, gives up the rest.
+
+        Args:
+            records: with the fields of a prompts file's lines, such as ``prompt_token_ids``, ``n``, ``seed``.
+            iteration: enters the default seeds, as in ``Runtime.groups``.
+            weight_version: which weights must be loaded; any if None.
+            progress: is called with how far it is while nothing finishes.
+
+        Raises:
+            ClientError: the server refuses it, fails, is lost or says nothing any more.
+        """
+        yield from self._completions(self._calls.rollout(records, iteration, weight_version), progress)
+
+    @contextmanager
+    def announce(
+        self,
+        groups: Iterable[Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        weight_version: int | None = None,
+        gather_s: float = 2.0,
+    ) -> Iterator[None]:
+        """Let rows of these groups be claimed, also by others, until the end of the ``with`` block.
+
+        Args:
+            groups: records with ``group_id`` and ``n``; what is missing comes with the first row claimed.
+            iteration: as for ``rollout``.
+            weight_version: as for ``rollout``.
+            gather_s: for how many seconds groups wait for the others' first rows, so that all begin together.
+
+        Raises:
+            ClientError: as ``rollout``.
+        """
+        call = self._calls.announce(groups, iteration, weight_version, gather_s)
+        with self._stream(call) as replies:
+            next(replies)
+            yield
+
+    def claim(
+        self,
+        group_id: str,
+        index: int,
+        *,
+        prompt: str | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        weight_version: int | None = None,
+    ) -> Completion:
+        """Wait for one row of an announced group.
+
+        The first row of a group to come brings what the announcement left out; the others' must be the same.
+
+        Raises:
+            ClientError: as ``rollout``; nobody has announced the group, or the row has been claimed.
+        """
+        call = self._calls.claim(
+            group_id=group_id,
+            index=index,
+            prompt=prompt,
+            prompt_token_ids=prompt_token_ids,
+            messages=messages,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            weight_version=weight_version,
+        )
+        (found,) = self._completions(call)
+        return found
+
+    def abort(self, groups: Iterable[str] = (), requests: Iterable[str] = ()) -> int:
+        """Give up groups and requests, ``GROUP/INDEX``; return how many responses that were.
+
+        They end with reason ``aborted`` where somebody waits for them.
+        """
+        return self._calls.aborted(self._answer(self._calls.abort(groups, requests)))
+
+    def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 0.0) -> int:
+        """Load the safetensors of a directory that the server can read, and return their version.
+
+        Args:
+            directory: a path on the server's machine.
+            version: the trainer's, higher than the current one; the next if None.
+            wait_s: for how long to wait for what is unfinished; with 0 it is refused at once.
+
+        Raises:
+            ClientError: they were not loaded; the old ones stay.
+        """
+        return self._calls.version(self._answer(self._calls.weights(directory, version, wait_s)))
+
+    def send_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 0.0) -> int:
+        """Send tensors, one after the other, have them loaded, and return their version.
+
+        The server holds them in memory until the next update.  They may be sent while others' requests are
+        unfinished.
+
+        Args:
+            tensors: names as in checkpoints with torch's or numpy's, or ``(dtype, shape, buffer)``.
+            version: as for ``update_weights``.
+            wait_s: as for ``update_weights``.
+
+        Raises:
+            ClientError: as ``update_weights``.
+        """
+        return self._calls.version(self._answer(self._calls.sent(pieces(tensors), version, wait_s)))
+
+    def share_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 0.0) -> int:
+        """Have tensors loaded as ``send_weights`` does, from memory shared with a server on this machine."""
+        with shared(tensors) as area:
+            return self._calls.version(self._answer(self._calls.shared(area, version, wait_s)))
+
+    def sleep(self, *, wait_s: float = 0.0) -> int:
+        """Let the instances give memory back until ``wake``; return how many bytes, 0 if they slept."""
+        return self._calls.freed(self._answer(self._calls.sleep(wait_s)))
+
+    def wake(self) -> None:
+        """Let the instances take their memory again."""
+        self._answer(self._calls.wake())
+
+    def state(self) -> State:
+        """Return what the server has."""
+        return self._calls.state(self._answer(self._calls.ask_state()))
+
+    def _completions(
+        self, call: Call, progress: Callable[[Progress], object] | None = None
+    ) -> Iterator[Completion]:
+        with self._stream(call) as replies:
+            for reply in replies:
+                if isinstance(reply, Completion):
+                    yield reply
+                elif reply is not None and progress is not None:
+                    progress(reply)
+
+    @contextmanager
+    def _stream(self, call: Call) -> Iterator[Iterator[Completion | Progress | None]]:
+        """Yield the lines of an answer; leaving closes the connection if it has not come to its end."""
+        response = self._open(call)
+        try:
+            yield self._read(response)
+        finally:
+            response.close()
+
+    def _read(self, response: httpx.Response) -> Iterator[Completion | Progress | None]:
+        replies = Replies()
+        with lost(self._calls.url):
+            for data in response.iter_raw():
+                yield from replies.feed(data)
+        replies.expect_over()
+
+    def _answer(self, call: Call) -> bytes:
+        response = self._open(call)
+        try:
+            with lost(self._calls.url):
+                return response.read()
+        finally:
+            response.close()
+
+    def _open(self, call: Call) -> httpx.Response:
+        """Send a request, again where nothing was taken, and return the answer's beginning."""
+        end = time.monotonic() + self._calls.patience_s
+        while True:
+            try:
+                with lost(self._calls.url):
+                    response = self._http.send(self._http.build_request(**call.request), stream=True)
+                if response.is_success:
+                    return response
+                with lost(self._calls.url):
+                    body = response.read()
+                error = self._calls.refusal(response, body)
+            except ClientError as failed:
+                error = failed
+            pause_s = self._calls.pause_s(error, call, end - time.monotonic())
+            if pause_s is None:
+                raise error
+            time.sleep(pause_s)
