@@ -20,6 +20,7 @@ from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool, WiredPool
 from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, EngineSink
+from seer_core.reading import flaw
 from seer_core.weights import WeightSpec, directory
 from seer_host.launcher import Launcher, RunningWorker
 from seer_host.wire import (
@@ -140,7 +141,10 @@ class WorkerEngine:
         try:
             worker = await launch.launcher.launch(self.id, launch.interpreter, launch.environment)
         except OSError as error:
-            raise EngineError(f"instance {self.id!r} did not start: {launch.interpreter}: {error}") from error
+            raise EngineError(
+                f"instance {self.id!r} did not start: {launch.interpreter} cannot be run: {flaw(error)};"
+                " correct `python` in its engine's table"
+            ) from error
         self._worker = worker
         try:
             source = None if self._drafter is None else self._drafter.source()

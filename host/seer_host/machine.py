@@ -7,7 +7,12 @@ from pathlib import Path
 
 from seer_core.hookspecs import Check
 
-__all__ = ["machine"]
+__all__ = ["machine", "memory_bytes"]
+
+
+def memory_bytes() -> int:
+    """Return how much memory the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def machine(
@@ -36,8 +41,7 @@ def machine(
         )
     )
     if kv_cache_bytes is not None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        needed = instances * kv_cache_bytes
+        memory, needed = memory_bytes(), instances * kv_cache_bytes
         checks.append(
             Check(
                 engine,

@@ -490,7 +490,10 @@ def test_an_engine_whose_sampling_is_not_keyed_is_refused_at_its_start(launch, t
         ({"instance": "toys:Missing"}, "engine 'toys:Missing' cannot be imported"),
         ({"instance": "toys:Unfinished"}, "engine 'toys:Unfinished' is no Instance: without abort, close"),
         ({"settings": {"refuses": "no room"}}, "did not start: no room"),
-        ({"interpreter": "/no/such/python"}, "did not start: /no/such/python: "),
+        (
+            {"interpreter": "/no/such/python"},
+            "did not start: /no/such/python cannot be run: No such file or directory; correct `python` in",
+        ),
         ({"environment": {}}, "No module named 'toys'"),
     ],
 )

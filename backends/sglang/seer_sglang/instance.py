@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import structs
 from seer_host import checkpoint, memory
 from seer_host.drafts import SOURCE, SourceProposer
 from seer_host.instance import Refusal, Row
+from seer_host.machine import memory_bytes
 from seer_host.meters import MoveMeter, Sizes, StepMeter, measure_at_start
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
@@ -33,6 +35,8 @@ log = structlog.get_logger("seer")
 NOT_FINITE = (
     "its log-probs are no finite numbers; if that comes again, the model's values are too large for its dtype"
 )
+LONGEST_FACT = 300
+"""Characters of what SGLang says; it may list all models that it knows."""
 
 
 class Instance:
@@ -44,6 +48,8 @@ class Instance:
                 "a drafter needs block_size = 1 in [engine.sglang]: set it, or take the drafter out"
             )
         on_cpu = internals.check_kernels()
+        if on_cpu:
+            _check_memory(start.settings)
         internals.check_imports()
         from seer_sglang import cache
         from seer_sglang.bench import SglangBench
@@ -59,17 +65,16 @@ class Instance:
             }
         if on_cpu:
             settings |= {"device": "cpu", "attention_backend": "torch_native"}
-            if kv_cache_bytes is None and settings.get("max_total_tokens") is None:
-                raise EngineError("without kv_cache_bytes SGLang would take nearly all memory; set it")
         if start.store is not None:
             cache.register()
             settings["radix_cache_backend"] = cache.BACKEND
-        args = server_args(settings, kv_cache_bytes)
         self._proposer = None
-        if source is not None:
-            vocab_size = read_vocab_size(args)
-            self._proposer = SourceProposer(source.draft_tokens, vocab_size, args.max_running_requests, paths)
-        self._engine = SglangEngine(args, self._proposer)
+        with _blaming_settings():
+            args = server_args(settings, kv_cache_bytes)
+            if source is not None:
+                drafts = source.draft_tokens, read_vocab_size(args), args.max_running_requests, paths
+                self._proposer = SourceProposer(*drafts)
+            self._engine = SglangEngine(args, self._proposer)
         self._model: torch.nn.Module = self._engine.runner.model
         self._tensors = checkpoint.headers_of(settings["model_path"])
         self._weight_version = 0
@@ -323,6 +328,34 @@ class Instance:
                 pool_tokens=chunk.account.pool_tokens,
             )
         )
+
+
+def _check_memory(settings: Mapping[str, Any]) -> None:
+    """Make sure that the KV memory of an instance on a CPU is bounded, and less than there is."""
+    kv_cache_bytes, memory = settings["kv_cache_bytes"], memory_bytes()
+    if kv_cache_bytes is None and settings.get("max_total_tokens") is None:
+        raise EngineError("without kv_cache_bytes SGLang would take nearly all memory; set it")
+    if kv_cache_bytes is not None and kv_cache_bytes >= memory:
+        raise EngineError(
+            f"kv_cache_bytes is {kv_cache_bytes / 2**30:.1f} GiB, and the machine has"
+            f" {memory / 2**30:.1f} GiB of memory; lower it"
+        )
+
+
+@contextmanager
+def _blaming_settings() -> Iterator[None]:
+    """Say in one sentence what SGLang finds wrong with a model or a setting; the log has the rest."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        log.exception("sglang_refuses")
+        fact = f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST_FACT].rstrip(": .")
+        raise EngineError(
+            f"SGLang cannot serve the model so: {fact}; correct model, dtype or engine_args in"
+            " [engine.sglang]"
+        ) from error
 
 
 def salt(version: int, fingerprint: str) -> str:

@@ -6,8 +6,8 @@ import sys
 import msgspec
 import pytest
 from seer_host.wire import Start
-from seer_sglang import doctor, plugin
-from seer_sglang.instance import Instance
+from seer_sglang import doctor, internals, plugin
+from seer_sglang.instance import Instance, _blaming_settings
 from seer_sglang.plugin import Settings, engine_args, seer_doctor, share_devices, worker_environment
 
 from seer_core.drafting import SourceSpec
@@ -67,6 +67,28 @@ def test_drafts_are_refused_where_a_block_has_several_tokens(tmp_path):
         EngineError, match=r"a drafter needs block_size = 1 in \[engine\.sglang\]: set it, or"
     ):
         Instance(start)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({}, "without kv_cache_bytes SGLang would take nearly all memory; set it"),
+        ({"kv_cache_bytes": 1 << 60}, r"kv_cache_bytes is .* GiB, and the machine has .* GiB of memory; low"),
+    ],
+)
+def test_kv_memory_that_a_machine_without_a_gpu_has_not_is_refused(tmp_path, monkeypatch, fields, complaint):
+    monkeypatch.setattr(internals, "check_kernels", lambda: True)
+    with pytest.raises(EngineError, match=complaint):
+        Instance(Start(plugin.INSTANCE, "0", engine_args(settings(**fields), tmp_path), str(tmp_path)))
+
+
+def test_what_sglang_refuses_is_one_sentence_with_the_remedy():
+    with pytest.raises(EngineError) as told, _blaming_settings():
+        raise ValueError("Model architectures ['Nothing'] are not supported.\nSupported are ...")
+    assert str(told.value) == (
+        "SGLang cannot serve the model so: ValueError: Model architectures ['Nothing'] are not supported;"
+        " correct model, dtype or engine_args in [engine.sglang]"
+    )
 
 
 def test_each_instance_has_a_device():
