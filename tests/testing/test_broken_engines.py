@@ -88,6 +88,11 @@ class TestAnEngineThatWouldGoOn(engine(Talkative)):
 class TestSpoiltAndShared(engine(Spoilt)):
     shared = True
 
+    def test_any_order_leaves_the_shared_engines_as_the_next_test_wants_them(self):
+        names = [name for name in dir(type(self)) if name.startswith("test_") and "any_order" not in name]
+        for name in [*names, *reversed(names)]:
+            getattr(self, name)()
+
 
 class SameName(Spoilt):
     def __init__(self, engine):
