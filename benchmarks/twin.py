@@ -7,7 +7,11 @@ worth, are those of the round's arm with drafts.  Predictions are made as profil
 on all steps that makes the twin of the baseline take as long as the baseline did; the factor stands for what
 medians of steps leave out, and the baseline's own total is no prediction then.
 
+With ``--engine paced`` the twin is vLLM's own scheduler on an accelerator that is as quick as the profile
+says, on a virtual clock: it repeats the text of the round's arm with drafts, and really drafts from it.
+
   python benchmarks/twin.py --repeat 2 --json out/twin.json
+  python benchmarks/twin.py --engine paced --json out/paced.json
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import attrs
 import msgspec
 import structlog
 from seer_lab.calibrate import slowed
+from seer_lab.simulate import ENGINES
 from seer_lab.twin import make_twin
 from seer_lab.twin_cli import FIGURES, predict_arm
 
@@ -106,7 +111,7 @@ def mean_profile(before: Profile, after: Profile) -> Profile:
 
 
 def predict(
-    config: Config, run: Path, results: dict[str, tuple[Profile, RolloutResult]]
+    config: Config, run: Path, results: dict[str, tuple[Profile, RolloutResult]], engine: str
 ) -> list[dict[str, Any]]:
     """Return a row for each arm of a round: measured, as profiled, with the factor."""
     factor = 1.0
@@ -115,10 +120,10 @@ def predict(
         profiled, result = results[arm.name]
         measured = {name: float(getattr(result.summary, name)) for name in FIGURES}
         twin, fitted = make_twin(config, profiled, run)
-        predicted = predict_arm(twin, arm)
+        predicted = predict_arm(twin, arm, engine)
         if arm.name == "baseline":
             factor = measured["total_time_s"] / predicted["total_time_s"]
-        scaled = predict_arm(slowed(twin, factor), arm)
+        scaled = predict_arm(slowed(twin, factor), arm, engine)
         rows.append(
             {
                 "name": arm.name,
@@ -156,7 +161,7 @@ def main(options: argparse.Namespace, work: Path) -> None:
     measured = asyncio.run(measure(config, work, options.repeat))
     drafting: Arm = next(arm for arm in arms_of(config) if "grouped_spec" in arm.plugins)
     rounds = [
-        predict(config, work / str(number) / drafting.name.strip("+ "), results)
+        predict(config, work / str(number) / drafting.name.strip("+ "), results, options.engine)
         for number, results in enumerate(measured)
     ]
     show(rounds)
@@ -175,6 +180,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeat", type=int, default=1, help="rounds (default 1)")
+    parser.add_argument("--engine", choices=ENGINES, default="sim", help="what predicts (default sim)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for seer run")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep the runs with drafts here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")

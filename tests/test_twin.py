@@ -87,6 +87,22 @@ def test_the_twin_of_a_simulated_engine_predicts_it_within_one_percent(seer, sit
     assert "error" in result.stdout
 
 
+@pytest.mark.engine
+def test_vllm_s_own_scheduler_paced_by_the_profile_takes_as_long_too(seer, sitting, tmp_path):
+    pytest.importorskip("vllm")
+    arms = json.loads((sitting / "compare.json").read_text())
+    (tmp_path / "plain.json").write_text(json.dumps(arms[:3]))
+    measured = ("--compare", tmp_path / "plain.json", "--json", tmp_path / "twin.json")
+    plain = ("--set", 'compare.techniques=["divided_rollout", "context_sched"]', "--set", "compare.oracle=[]")
+    result = twin(seer, sitting, "--engine", "paced", *plain, *measured)
+    assert result.exit_code == 0, result.output
+    arms = json.loads((tmp_path / "twin.json").read_text())
+    assert [arm["name"] for arm in arms] == ["baseline", "+ divided_rollout", "+ context_sched"]
+    for arm in arms:
+        assert arm["error"]["total_time_s"] == pytest.approx(0, abs=0.05), arm
+    assert arms[0]["predicted"]["preemptions"] == pytest.approx(arms[0]["measured"]["preemptions"], rel=0.1)
+
+
 def test_without_a_comparison_only_predictions_are_shown(seer, sitting):
     result = twin(seer, sitting)
     assert result.exit_code == 0, result.output
@@ -189,6 +205,7 @@ def test_what_is_no_profile_is_refused(sitting):
     [
         ("profile.json", b"\xff"),
         ("profile.json", b'{"batch": [1], "draft_tokens": [0], "seconds": [[1e-300]]}'),
+        ("profile.json", b'{"batch": [1, 2], "draft_tokens": [0], "seconds": [[0.1]]}'),
         ("compare.json", b'[{"name": "baseline"}]'),
         ("compare.json", b'[{"name": "\xff"}]'),
         ("compare.json", b'[{"name": ["x"], "total_time_s": "y"}]'),
@@ -201,7 +218,7 @@ def test_what_is_no_profile_is_refused(sitting):
         ("run/completions.jsonl", b'{"request_id": 3}\n'),
         ("run/completions.jsonl", b"\xff\n"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_broken_file_is_named_in_one_sentence(seer, sitting, tmp_path, name, broken):
     desk = tmp_path / "desk"

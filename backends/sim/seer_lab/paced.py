@@ -32,6 +32,8 @@ ALIKE = (
     "vocab_size",
     "preset",
     "cost",
+    "chunk_s",
+    "chunk_s_per_token",
     "report_interval_s",
     "kill_at_s",
     "labels",

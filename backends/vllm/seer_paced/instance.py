@@ -164,6 +164,8 @@ class PacedInstance(Instance):
             step_s=cost.pass_s(running, running, running),
             prefill_s_per_token=cost.pass_s(self._settings.max_batched_tokens)
             / self._settings.max_batched_tokens,
+            chunk_s=self._settings.chunk_s,
+            chunk_s_per_token=self._settings.chunk_s_per_token,
         )
 
     def _measure_moves(self) -> dict[str, float]:

@@ -39,6 +39,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     emulated seconds pass in one of the machine's.  Steps that bring KV from the pool take ``move_s`` longer,
     and these and those that save some there its bytes over ``move_bytes_per_s``; those that verify drafts
     take ``draft_step_s``, and those that make some ``draft_request_s`` for each request that gets one.
+    ``chunk_s`` and ``chunk_s_per_token`` are what instances say of a chunk's end, as in ``[engine.sim]``.
     """
 
     instances: Few = 2
@@ -60,6 +61,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     move_bytes_per_s: Positive = 200e9
     draft_step_s: NotNegative = 0.0
     draft_request_s: NotNegative = 12e-6
+    chunk_s: NotNegative = 0.0
+    chunk_s_per_token: NotNegative = 0.0
     report_interval_s: NotNegative = 1.0
     kill_at_s: tuple[Kill, ...] = ()
     start_timeout_s: Seconds = 180.0
