@@ -32,6 +32,7 @@ from seer_sim.pool import Settings as PoolSettings
 from simulated import add_options, report
 
 from seer_core.events import Command, Event, InstanceReported
+from seer_core.figures import ratios, spread
 from seer_core.model import Completion
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -178,17 +179,27 @@ HEADER = """\
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|"""  # noqa: E501
 
 
-def row_text(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """Return one line of the table."""
-    cells = [row["case"] if row is first else "", row["policy"]]
+def row_text(rows: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line of the table, of a policy's rows by seed: medians, and [least, most] of several."""
+    cells = [rows[0]["case"] if rows is first else "", rows[0]["policy"]]
     for engine in ("paced", "sim"):
-        mine, base = row[engine], first[engine]
-        speed_up = mine["throughput_tokens_per_s"] / base["throughput_tokens_per_s"]
-        tail = mine["tail_time_s"] / base["tail_time_s"]
-        cells += [f"{mine['total_time_s']:.1f}", f"{speed_up:.2f}x", f"{tail:.2f}x"]
+        runs, bases = ([row[engine] for row in each] for each in (rows, first))
+
+        def over(name: str, runs: Any = runs, bases: Any = bases) -> list[float]:
+            return ratios((run[name] for run in runs), (base[name] for base in bases))
+
+        cells.append(cell([run["total_time_s"] for run in runs], ".1f"))
+        cells += [cell(over("throughput_tokens_per_s"), ".2f", "x"), cell(over("tail_time_s"), ".2f", "x")]
     for name in ("total_time_s", "tail_time_s"):
-        cells.append(f"{row['sim'][name] / row['paced'][name] - 1:+.1%}")
+        cells.append(cell([row["sim"][name] / row["paced"][name] - 1 for row in rows], "+.1%"))
     return f"| {' | '.join(cells)} |"
+
+
+def cell(values: Sequence[float], form: str, unit: str = "") -> str:
+    """Return a median, and between which values it lies."""
+    median, least, most = spread(values)
+    text = f"{median:{form}}{unit}"
+    return text if len(values) == 1 else f"{text} [{least:{form}}, {most:{form}}]"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -217,13 +228,13 @@ def main(argv: Sequence[str]) -> None:
         policies = arguments.policy or POLICY_NAMES
         if load.text is not None and not arguments.policy:
             policies = (*POLICY_NAMES[:-1], "seer", POLICY_NAMES[-1])
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            first: dict[str, Any] | None = None
-            for policy in policies:
-                row = measure(load, policy, seed, arguments.set)
-                first = first or row
-                print(row_text(row, first), flush=True)
-                table.append(row)
+        seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        first: list[dict[str, Any]] = []
+        for policy in policies:
+            rows = [measure(load, policy, seed, arguments.set) for seed in seeds]
+            first = first or rows
+            print(row_text(rows, first), flush=True)
+            table += rows
     most = resource.getrusage(resource.RUSAGE_SELF)
     print(f"{most.ru_utime + most.ru_stime:.0f} s of CPU, {most.ru_maxrss / 1024:.0f} MiB at most")
     report(shlex.join(["python", "benchmarks/paced.py", *argv]), table, arguments.json)
