@@ -1,0 +1,94 @@
+"""The manager of agent loops for verl's newer trainer, whose workers leave responses in TransferQueue.
+
+There a row of the batch is a prompt, and a worker rolls out its whole group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from tensordict import NonTensorStack, TensorDict
+from verl.trainer.ppo.v1 import agent_loop_tq as verls
+
+from seer_verl.agent_loop import RowsKnown
+from seer_verl.check import check
+from seer_verl.llm_client import LLMClient
+from seer_verl.rows import Names, iteration_of
+
+__all__ = ["AgentLoopManager", "AgentLoopWorker"]
+
+COLUMN = "seer_group"
+
+VerlsWorker: Any = verls.AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
+"""verl's class itself: what stands under its name is Ray's handle of it, which cannot be subclassed."""
+
+
+class AgentLoopWorker(RowsKnown, VerlsWorker):
+    """verl's worker, whose prompts are announced groups until their responses are over."""
+
+    def place(self, kwargs: dict[str, Any]) -> tuple[str, int]:
+        """Take the group out of the arguments of an agent loop; verl has numbered its responses."""
+        return kwargs.pop(COLUMN), kwargs["session_id"]
+
+    async def generate_sequences(self, batch: TensorDict) -> None:
+        """Announce the groups of this worker's prompts, and begin their loops; see verl's method.
+
+        Raises:
+            ClientError: the server refuses them, or is gone.
+        """
+        validate, step = "validate" in batch and batch["validate"], batch["global_steps"]
+        announcement = self.llm_client.client.announce(
+            self._groups(batch, validate),
+            iteration=iteration_of(step, validate),
+            gather_s=self.llm_client.settings.gather_s,
+        )
+        await announcement.__aenter__()
+        others = set(self.background_tasks)
+        try:
+            await super().generate_sequences(batch)
+        finally:
+            closing = asyncio.create_task(_close(announcement, self.background_tasks - others))
+            self.background_tasks.add(closing)
+            closing.add_done_callback(self.background_tasks.discard)
+
+    def _groups(self, batch: TensorDict, validate: bool) -> list[dict[str, Any]]:
+        config = self.config.actor_rollout_ref.rollout
+        usual = config.val_kwargs.n if validate else config.n
+        sizes = [usual] * len(batch)
+        if "__rollout_n__" in batch:
+            sizes = list(batch["__rollout_n__"])
+        return [{"group_id": name, "n": int(n)} for name, n in zip(batch[COLUMN], sizes, strict=True)]
+
+
+class AgentLoopManager(verls.AgentLoopManagerTQ):
+    """verl's manager, on a server of Seer's: ``rollout.agent.agent_loop_manager_class``."""
+
+    def __init__(self, config: Any, llm_client: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Take verl's place for its client of servers; see verl's class for the arguments.
+
+        Raises:
+            ValueError: the config asks for what Seer's rollouts cannot give.
+        """
+        check(config, v1=True)
+        super().__init__(config, LLMClient(config), *args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
+        self.names = Names()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Begin to roll out a batch of prompts, each with its group; see verl's method.
+
+        Raises:
+            ClientError: the server refuses the batch, or is gone.
+        """
+        validate, step = "validate" in prompts and prompts["validate"], prompts["global_steps"]
+        prompts[COLUMN] = NonTensorStack(*self.names.take(len(prompts), step, validate))
+        super().generate_sequences(prompts)
+
+
+async def _close(announcement: Any, tasks: set[asyncio.Task[Any]]) -> None:
+    """End an announcement when its loops are over; what they have not claimed is given up."""
+    if tasks:
+        await asyncio.wait(tasks)
+    await announcement.__aexit__(None, None, None)
