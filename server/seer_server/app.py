@@ -25,6 +25,7 @@ from seer_core.ports import Tokenizer
 from seer_core.runtime import Runtime
 from seer_server.announcements import Announcements
 from seer_server.batches import Batches
+from seer_server.control import Control
 from seer_server.desk import Desk, Ticket
 from seer_server.http import Refused, Stream, check_token, departure, read_body, refusal, refuse
 from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
@@ -46,7 +47,7 @@ def make_app(
     """
     desk = Desk(make_runtime, most_requests)
     service = _Service(desk, model, token)
-    batches, announcements = Batches(desk, token), Announcements(desk, token)
+    batches, announcements, control = Batches(desk, token), Announcements(desk, token), Control(desk, token)
 
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -67,6 +68,11 @@ def make_app(
             Route("/v1/rollouts", batches.roll_out, methods=["POST"]),
             Route("/v1/abort", batches.abort, methods=["POST"]),
             Route("/v1/announcements", announcements.announce, methods=["POST"]),
+            Route("/v1/weights", control.update_weights, methods=["POST"]),
+            Route("/v1/weights", control.take_weights, methods=["PUT"]),
+            Route("/v1/sleep", control.sleep, methods=["POST"]),
+            Route("/v1/wake", control.wake, methods=["POST"]),
+            Route("/v1/state", control.state),
             Route("/v1/claims", announcements.claim, methods=["POST"]),
             Route("/health", service.health),
         ],
