@@ -349,6 +349,10 @@ def _blaming_settings() -> Iterator[None]:
         yield
     except EngineError:
         raise
+    except torch.distributed.DistNetworkError as error:
+        raise EngineError(
+            f"another process has taken the port that SGLang was about to open, {error}; start again"
+        ) from error
     except Exception as error:
         log.exception("sglang_refuses")
         fact = f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST_FACT].rstrip(": .")

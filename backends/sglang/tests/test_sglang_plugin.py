@@ -5,6 +5,7 @@ import sys
 
 import msgspec
 import pytest
+import torch
 from seer_host.wire import Start
 from seer_sglang import doctor, internals, plugin
 from seer_sglang.instance import Instance, _blaming_settings
@@ -89,6 +90,14 @@ def test_what_sglang_refuses_is_one_sentence_with_the_remedy():
         "SGLang cannot serve the model so: ValueError: Model architectures ['Nothing'] are not supported;"
         " correct model, dtype or engine_args in [engine.sglang]"
     )
+
+
+def test_a_port_that_was_taken_meanwhile_is_one_sentence_with_the_remedy():
+    with (
+        pytest.raises(EngineError, match=r"has taken the port .* EADDRINUSE; start again"),
+        _blaming_settings(),
+    ):
+        raise torch.distributed.DistNetworkError("port: 80, name: EADDRINUSE")
 
 
 def test_each_instance_has_a_device():
