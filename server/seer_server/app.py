@@ -1,14 +1,12 @@
-"""The application: OpenAI's completions over HTTP, on one open rollout."""
+"""The application: OpenAI's completions and chats over HTTP, on one open rollout."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from secrets import token_hex
 from typing import Any
 
 import attrs
@@ -24,11 +22,12 @@ from seer_core.policy import Observer
 from seer_core.ports import Tokenizer
 from seer_core.runtime import Runtime
 from seer_server.announcements import Announcements
+from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
 from seer_server.control import Control
 from seer_server.desk import Desk, Ticket
 from seer_server.http import Refused, Stream, check_token, departure, read_body, refusal, refuse
-from seer_server.protocol import CompletionRequest, choice, error_body, parse, records
+from seer_server.protocol import Asked, ChatRequest, CompletionRequest, error_body, parse, records
 from seer_server.text import GrowingText
 
 __all__ = ["make_app"]
@@ -63,6 +62,7 @@ def make_app(
     return Starlette(
         lifespan=live,
         routes=[
+            Route("/v1/chat/completions", service.chat, methods=["POST"]),
             Route("/v1/completions", service.completions, methods=["POST"]),
             Route("/v1/models", service.models),
             Route("/v1/rollouts", batches.roll_out, methods=["POST"]),
@@ -108,35 +108,35 @@ class _Service:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def completions(self, request: Request) -> Response:
-        """Roll out prompts, and answer with all of it at the end, or with what is new at each chunk's end."""
+        """Go on with prompts: all of it at the end, or what is new at each chunk's end."""
+        return await self._roll_out(request, CompletionRequest)
+
+    async def chat(self, request: Request) -> Response:
+        """Go on with a chat, in the same ways."""
+        return await self._roll_out(request, ChatRequest)
+
+    async def _roll_out(self, request: Request, kind: type[Asked]) -> Response:
         check_token(request, self.token)
-        answer: dict[str, Any] = {
-            "id": f"cmpl-{token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-        }
-        answer["model"] = self.model
         try:
-            asked = parse(await read_body(request))
+            asked = parse(await read_body(request), kind)
             if asked.model not in (None, self.model):
                 raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
             asked = _with_headers(asked, request.headers)
-            wanted = records(asked, asked.group or answer["id"])
+            answer = Answer(asked, self.model, self._tokenizer)
+            wanted = records(asked, asked.group or answer.id)
             ticket = self.desk.ask(wanted, bool(asked.stream))
         except OverloadError as error:
             raise refusal(error, self.desk.retry_s(len(wanted) * asked.n)) from error
         except SeerError as error:
             raise refusal(error) from error
         if asked.stream:
-            return Stream(self._stream(asked, ticket, answer), partial(self.desk.leave, ticket))
+            return Stream(self._stream(ticket, answer), partial(self.desk.leave, ticket))
         try:
-            return await self._whole(request, asked, ticket, answer)
+            return await self._whole(request, ticket, answer)
         finally:
             self.desk.leave(ticket)
 
-    async def _whole(
-        self, request: Request, asked: CompletionRequest, ticket: Ticket, answer: dict[str, Any]
-    ) -> Response:
+    async def _whole(self, request: Request, ticket: Ticket, answer: Answer) -> Response:
         """Wait for all responses, or for the client to go."""
         collecting = asyncio.ensure_future(_collect(ticket))
         gone = asyncio.ensure_future(departure(request))
@@ -150,28 +150,26 @@ class _Service:
         finally:
             collecting.cancel()
             gone.cancel()
-        tokenizer = self._tokenizer
-        choices = [
-            choice(
-                asked, number, each.text or "", each.token_ids, each.logprobs, each.finish_reason, tokenizer
+        prompt_of = {group.id: group.prompt_token_ids for group in ticket.groups}
+        parts = [
+            Part(
+                number,
+                each.text or "",
+                each.token_ids,
+                each.logprobs,
+                each.finish_reason,
+                prompt_of[each.group_id],
             )
             for number, each in enumerate(completions)
         ]
-        if asked.return_token_ids:
-            prompt_of = {group.id: list(group.prompt_token_ids) for group in ticket.groups}
-            for found, each in zip(choices, completions, strict=True):
-                found["prompt_token_ids"] = prompt_of[each.group_id]
-        used = sum(len(each.token_ids) for each in completions)
-        prompts = sum(len(group.prompt_token_ids) for group in ticket.groups)
-        usage = {"prompt_tokens": prompts, "completion_tokens": used, "total_tokens": prompts + used}
-        version = completions[0].weight_version
-        return JSONResponse({**answer, "choices": choices, "usage": usage, "weight_version": version})
+        used = _usage(ticket, sum(len(each.token_ids) for each in completions))
+        return JSONResponse(answer.whole(parts, used, completions[0].weight_version))
 
-    async def _stream(
-        self, asked: CompletionRequest, ticket: Ticket, answer: dict[str, Any]
-    ) -> AsyncIterator[bytes]:
+    async def _stream(self, ticket: Ticket, answer: Answer) -> AsyncIterator[bytes]:
         """Yield what is new of each response, as server-sent events."""
         places = _places(ticket)
+        prompt_of = {group.id: group.prompt_token_ids for group in ticket.groups}
+        prompts = {name: prompt_of[name.rpartition("/")[0]] for name in places}
         texts = {name: GrowingText(self._tokenizer) for name in places}
         written: Counter[str] = Counter()
         while texts:
@@ -186,10 +184,12 @@ class _Service:
                 text = texts.pop(name).rest(news.text or "")
             else:
                 new, scores, reason = news.token_ids, news.logprobs, None
-                written[name] += len(new)
                 text = texts[name].add(new)
-            piece = choice(asked, places[name], text, new, scores, reason, self._tokenizer)
-            yield _event({**answer, "choices": [piece]})
+            written[name] += len(new)
+            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None))
+            yield _event(answer.piece(part))
+        if answer.counts:
+            yield _event(answer.last(_usage(ticket, written.total())))
         yield b"data: [DONE]\n\n"
 
     @property
@@ -197,7 +197,7 @@ class _Service:
         return self.desk.runtime.fleet.tokenizer
 
 
-def _with_headers(asked: CompletionRequest, headers: Mapping[str, str]) -> CompletionRequest:
+def _with_headers(asked: Asked, headers: Mapping[str, str]) -> Asked:
     """Take group and priority from headers, for clients that cannot add fields."""
     group, priority = headers.get("x-seer-group"), headers.get("x-seer-priority")
     if group is not None and asked.group is None:
@@ -229,6 +229,11 @@ def _places(ticket: Ticket) -> dict[str, int]:
     """Return the index of each request among the choices."""
     names = (f"{group.id}/{index}" for group in ticket.groups for index in range(group.n))
     return {name: number for number, name in enumerate(names)}
+
+
+def _usage(ticket: Ticket, written: int) -> dict[str, int]:
+    """Return the numbers of tokens; a prompt counts once for all its responses, as at vLLM's."""
+    return usage(sum(len(group.prompt_token_ids) for group in ticket.groups), written)
 
 
 def _event(value: Any) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seer_core.ports import Tokenizer
 
-__all__ = ["GrowingText"]
+__all__ = ["REPLACEMENT", "GrowingText"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

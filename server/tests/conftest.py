@@ -1,10 +1,13 @@
 """A server in a thread, on a port of its own; engines are simulated, or played by hand."""
 
+import asyncio
 import importlib.util
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
+import openai
 import pytest
 import uvicorn
 from seer_server import make_app
@@ -15,6 +18,7 @@ from seer_core.runtime import Runtime
 from seer_core.scheduler import Policies, Slot
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
 TABLES = {
     "seer": {"plugins": ["divided_rollout", "context_sched"], "engine": "sim"},
     "rollout": {"n": 2, "max_tokens": 200},
@@ -49,6 +53,40 @@ class Served:
         self.server.should_exit = True
         self.thread.join(60)
         assert not self.thread.is_alive()
+
+    def client(self, token="none"):
+        """Return OpenAI's client."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=PATIENCE_S)
+
+    def do(self, call):
+        """Call where the event loop runs, as an engine does."""
+        done = threading.Event()
+        loop = self.server.servers[0].get_loop()
+        loop.call_soon_threadsafe(lambda: (call(), done.set()))
+        assert done.wait(PATIENCE_S)
+
+    @staticmethod
+    def until(condition):
+        """Wait for what the server's thread does, and fail if it does not."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, "it never came"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def expected(config):
+    """Return a function: what the library writes for these records, by request."""
+
+    def roll_out(*records):
+        async def run():
+            async with Runtime.from_config(config) as runtime:
+                return await runtime.rollout(runtime.groups(records, iteration=0)).wait()
+
+        result = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+        return {each.request_id: each for each in result.completions}
+
+    return roll_out
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ import asyncio
 import json
 import resource
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -21,36 +19,9 @@ from seer_core.scheduler import Policies, Slot
 PATIENCE_S = 60
 
 
-def client(served, token="none"):
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=token, max_retries=0, timeout=PATIENCE_S)
-
-
 def post(served, body, **headers):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(f"{served.url}/v1/completions", content=content, headers=headers, timeout=PATIENCE_S)
-
-
-def until(condition):
-    """Wait for what the server's thread does, and fail if it does not."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-
-
-@pytest.fixture
-def expected(config):
-    """Return a function: what the library writes for these records, by request."""
-
-    def roll_out(*records):
-        async def run():
-            async with Runtime.from_config(config) as runtime:
-                return await runtime.rollout(runtime.groups(records, iteration=0)).wait()
-
-        result = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
-        return {each.request_id: each for each in result.completions}
-
-    return roll_out
 
 
 # The same tokens.
@@ -59,7 +30,7 @@ def expected(config):
 def test_its_tokens_are_the_library_s(serve_sim, expected):
     ours = expected({"prompt": "how far", "n": 3, "seed": 7, "group_id": "mine"})
     with serve_sim() as served:
-        answer = client(served).completions.create(
+        answer = served.client().completions.create(
             model="seer",
             prompt="how far",
             n=3,
@@ -96,7 +67,7 @@ def test_a_group_s_name_gives_the_seeds_that_the_library_gives(serve_sim, expect
 def test_several_prompts_are_several_groups_in_one_answer(serve_sim, expected):
     ours = expected(*({"prompt": text, "n": 2, "seed": 1, "group_id": f"g-{text}"} for text in "ab"))
     with serve_sim() as served:
-        answer = client(served).completions.create(
+        answer = served.client().completions.create(
             model="seer", prompt=["a", "b"], n=2, seed=1, extra_body={"return_token_ids": True}
         )
     names = ["g-a/0", "g-a/1", "g-b/0", "g-b/1"]
@@ -115,8 +86,8 @@ def test_a_stream_brings_piece_by_piece_what_comes_at_once_otherwise(serve_sim):
     asked = {"model": "seer", "prompt": "how far", "n": 2, "seed": 7, "logprobs": 0}
     more = {"extra_body": {"return_token_ids": True, "group": "g"}}
     with serve_sim() as served:
-        whole = client(served).completions.create(**asked, **more)
-        pieces = list(client(served).completions.create(**asked, **more, stream=True))
+        whole = served.client().completions.create(**asked, **more)
+        pieces = list(served.client().completions.create(**asked, **more, stream=True))
     for choice in whole.choices:
         mine = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
         assert [token for each in mine for token in each.token_ids] == choice.token_ids
@@ -140,10 +111,10 @@ class Bytes:
 def test_a_character_that_a_chunk_s_end_cuts_in_two_comes_whole(serve_by_hand, playing):
     engine = playing.Hand()
     with serve_by_hand(engine, tokenizer=Bytes()) as served, streamed(served, max_tokens=8) as pieces:
-        until(lambda: engine.jobs)
-        in_its_thread(served, lambda: engine.finish(tokens=2, stopped=False))
+        served.until(lambda: engine.jobs)
+        served.do(lambda: engine.finish(tokens=2, stopped=False))
         assert next(pieces)["choices"][0]["text"] == "a"
-        in_its_thread(served, lambda: engine.finish(tokens=2))
+        served.do(lambda: engine.finish(tokens=2))
         assert "".join(piece["choices"][0]["text"] for piece in pieces) == "é!"
 
 
@@ -246,10 +217,10 @@ def test_what_cannot_be_rolled_out_is_a_400_that_says_why(serve_sim, body, words
 def test_who_does_not_bring_the_token_is_not_let_in(serve_sim):
     with serve_sim(token="a-token-of-the-run") as served:
         with pytest.raises(openai.AuthenticationError, match="bring the server's token"):
-            client(served, "a-token-of-another").completions.create(model="seer", prompt="a")
+            served.client("a-token-of-another").completions.create(model="seer", prompt="a")
         assert httpx.get(f"{served.url}/v1/models").status_code == 401
         assert httpx.get(f"{served.url}/health").status_code == 200
-        mine = client(served, "a-token-of-the-run")
+        mine = served.client("a-token-of-the-run")
         assert [each.id for each in mine.models.list()] == ["seer"]
         with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
             mine.completions.create(model="gpt", prompt="a")
@@ -259,14 +230,14 @@ def test_overload_is_told_with_a_time_and_passes(serve_by_hand, playing):
     engine = playing.Hand()
     with serve_by_hand(engine, most_requests=3) as served, ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, served, {"prompt": [5], "n": 2, "max_tokens": 4})
-        until(lambda: len(engine.jobs) == 2)
+        served.until(lambda: len(engine.jobs) == 2)
         answer = post(served, {"prompt": [5], "n": 2, "max_tokens": 4})
         assert (answer.status_code, int(answer.headers["Retry-After"]) >= 1) == (429, True)
         assert "try again later" in answer.json()["error"]["message"]
         with pytest.raises(openai.RateLimitError):
-            client(served).completions.create(model="seer", prompt=[5], n=2, max_tokens=4)
-        in_its_thread(served, engine.finish)
-        in_its_thread(served, engine.finish)
+            served.client().completions.create(model="seer", prompt=[5], n=2, max_tokens=4)
+        served.do(engine.finish)
+        served.do(engine.finish)
         assert first.result(PATIENCE_S).status_code == 200
 
 
@@ -277,14 +248,6 @@ def test_more_than_there_is_ever_room_for_is_no_overload_that_passes(serve_by_ha
     assert "4 responses at once, where 3 are taken" in answer.json()["error"]["message"]
 
 
-def in_its_thread(served, call):
-    """Call where the server's event loop runs, as an engine does."""
-    done = threading.Event()
-    loop = served.server.servers[0].get_loop()
-    loop.call_soon_threadsafe(lambda: (call(), done.set()))
-    assert done.wait(PATIENCE_S)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_frees_what_it_asked_for(serve_by_hand, playing, stream):
     engine = playing.Hand(max_running=1)
@@ -292,12 +255,12 @@ def test_a_client_that_goes_frees_what_it_asked_for(serve_by_hand, playing, stre
     with serve_by_hand(engine) as served:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.url}/v1/completions", json=body, timeout=0.5)
-        until(lambda: engine.aborted)
+        served.until(lambda: engine.aborted)
         assert engine.jobs == {}
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(post, served, {"prompt": [5], "max_tokens": 4})
-            until(lambda: engine.jobs)
-            in_its_thread(served, engine.finish)
+            served.until(lambda: engine.jobs)
+            served.do(engine.finish)
             assert other.result(PATIENCE_S).status_code == 200
     assert len(engine.aborted) == 1
 
@@ -370,8 +333,8 @@ def test_a_fleet_that_is_gone_is_one_clear_error_for_all(serve_by_hand, playing)
     with serve_by_hand(engine) as served, ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(post, served, {"prompt": [5], "max_tokens": 4})
         streaming = pool.submit(post, served, {"prompt": [5], "max_tokens": 4, "stream": True})
-        until(lambda: len(engine.jobs) == 2)
-        in_its_thread(served, lambda: engine.finish(logprobs=3))
+        served.until(lambda: len(engine.jobs) == 2)
+        served.do(lambda: engine.finish(logprobs=3))
         assert waiting.result(PATIENCE_S).status_code == 503
         assert "error" in streaming.result(PATIENCE_S).text
         assert post(served, {"prompt": [5]}).status_code == 503
