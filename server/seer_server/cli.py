@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from seer_core.config import Config
 from seer_core.errors import ConfigError
 from seer_core.runtime import Runtime
 from seer_server.app import make_app
+from seer_server.process import OrderlyServer, allow_files
 
 __all__ = ["serve_command"]
 
@@ -68,7 +71,14 @@ def serve_command(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
     app = make_app(partial(Runtime.from_config, config), model, token, most_requests)
-    uvicorn.run(app, host=host, port=port, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s)
+    settings = uvicorn.Config(
+        app, host=host, port=port, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s
+    )
+    server = OrderlyServer(settings, allow_files())
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(3)  # as uvicorn's own command
 
 
 def _read_token(path: Path) -> str:
