@@ -153,6 +153,31 @@ def test_what_a_slow_reader_has_not_read_yet_comes_as_one(playing):
     assert {type(each).__name__: len(each.token_ids) for each in later} == {"Completion": 16, "Piece": 6}
 
 
+def test_a_reader_who_pauses_loses_nothing_and_keeps_nobody_waiting(serve_sim):
+    body = {"prompt": "how far", "n": 256, "seed": 7, "logprobs": 0, "return_token_ids": True, "group": "g"}
+    with serve_sim() as served:
+        whole = post(served, body).json()["choices"]
+        with streamed(served, **body) as pieces:
+            first = next(pieces)  # and no more for a while
+            assert post(served, {"prompt": "a"}).status_code == 200
+            found = {choice["index"]: [] for choice in whole}
+            for piece in [first, *pieces]:
+                [choice] = piece["choices"]
+                found[choice["index"]] += choice["token_ids"]
+    assert found == {choice["index"]: choice["token_ids"] for choice in whole}
+
+
+def test_a_group_of_the_name_of_one_under_way_is_refused_and_that_one_goes_on(serve_by_hand, playing):
+    engine, body = playing.Hand(), {"prompt": [5], "max_tokens": 4, "group": "g"}
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, served, body)
+        served.until(lambda: engine.jobs)
+        again = post(served, body)
+        assert (again.status_code, "under way" in again.json()["error"]["message"]) == (400, True)
+        served.do(engine.finish)
+        assert first.result(PATIENCE_S).status_code == 200
+
+
 @pytest.fixture
 def many_files():
     """Let this process have both ends of a thousand connections open."""
