@@ -65,10 +65,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """What a server has: ``unfinished`` responses, ``announced`` rows; the model's limits are in tokens."""
+    """What a server has: ``unfinished`` responses, ``announced`` rows; the model's limits are in tokens.
+
+    While it is ``changing``, because weights or sleep wait or are under way, it takes no requests.
+    """
 
     weight_version: int
     asleep: bool
+    changing: bool
     unfinished: int
     announced: int
     instances: Sequence[str]

@@ -204,8 +204,13 @@ class Announcements:
         desk = self.desk
         _ = desk.rollout
         # Whatever is wrong with a record is found with any prompt in the place of one that is to come.
-        stand_in = [each if _has_prompt(each) else {**each, "prompt_token_ids": [0]} for each in asked.groups]
-        groups = desk.runtime.groups(stand_in, iteration=asked.iteration)
+        groups = desk.runtime.groups(
+            [
+                each if _has_prompt(each) else {"max_tokens": 1, **each, "prompt_token_ids": [0]}
+                for each in asked.groups
+            ],
+            iteration=asked.iteration,
+        )
         announcement = _Announcement(desk, asked.iteration, asked.gather_s)
         for group, record in zip(groups, asked.groups, strict=True):
             if record.get("group_id") is None:

@@ -138,6 +138,7 @@ class Control:
         found: dict[str, Any] = {
             "weight_version": runtime.weight_version,
             "asleep": runtime.fleet.asleep,
+            "changing": desk.changing,
             "unfinished": desk.unfinished,
             "announced": desk.announced,
             "instances": list(runtime.living),

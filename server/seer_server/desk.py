@@ -100,6 +100,11 @@ class Desk:
         """Responses that are not over."""
         return 0 if self._rollout is None else len(self._rollout.transcripts)
 
+    @property
+    def changing(self) -> bool:
+        """Whether the engines are lent, or are about to be: nothing new is taken."""
+        return self._lending.locked()
+
     def expect_working(self) -> None:
         """Raise the SeerError with which the engines have failed, if they have."""
         if self._failure is not None:
