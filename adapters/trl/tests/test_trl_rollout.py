@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 from seer_trl import SeerRollout
 
 from seer_core import Session, load_config
+from seer_core.arrays import Tokens
 from seer_core.errors import ConfigError, EngineError, OutputError
 from seer_core.weights import WeightSpec, directory
 
@@ -32,15 +34,27 @@ def train(config, make_trainer, *overrides, resume=None, prompts=None, options=(
         outputs=outputs,
         session=session,
         tokens=[output["completion_ids"] for output in outputs],
-        logs=[log for log in trainer.state.log_history if "loss" in log],
-        weights=json.dumps(
-            {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}, sort_keys=True
-        ),
+        logs=logs_of(trainer),
+        weights=weights_of(trainer),
     )
 
 
+def logs_of(trainer):
+    return [log for log in trainer.state.log_history if "loss" in log]
+
+
+def weights_of(trainer):
+    weights = {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
+    return json.dumps(weights, sort_keys=True)
+
+
 def learnt(run):
-    return [(log["loss"], log["reward"], log["grad_norm"]) for log in run.logs], run.weights
+    return learnt_by(run.trainer)
+
+
+def learnt_by(trainer):
+    logs = logs_of(trainer)
+    return [(log["loss"], log["reward"], log["grad_norm"]) for log in logs], weights_of(trainer)
 
 
 def test_the_same_training_learns_the_same_under_any_scheduler(config, make_trainer):
@@ -58,6 +72,42 @@ def test_the_same_training_learns_the_same_under_any_scheduler(config, make_trai
     assert [len(completions) for completions in seer.tokens] == [12, 12]
     assert seer.tokens[0] != seer.tokens[1]
     assert all(log["grad_norm"] > 0 for log in seer.logs)
+
+
+def test_with_the_tokens_of_trl_itself_training_is_that_without_seer_bit_for_bit(
+    config, make_trainer, monkeypatch
+):
+    """TRL draws tokens from torch's one stream of noise, and later the order of a batch.
+
+    So its own tokens are handed in as if engines had said them, and the stream goes on where it was.
+    """
+    own = make_trainer(None, vllm_importance_sampling_correction=False)
+    generate, said = own._generate_single_turn, []
+
+    def recorded(*args, **options):
+        said.append((*generate(*args, **options), torch.get_rng_state()))
+        return said[-1][:2]
+
+    own._generate_single_turn = recorded
+    own.train()
+    drawn = iter(said)
+    whole = Session.rollout
+
+    def told(self, records, iteration=None):
+        result, (ids, _, noise) = whole(self, records, iteration), next(drawn)
+        torch.set_rng_state(noise)
+        places = [(record["group_id"], index) for record in records for index in range(record["n"])]
+        tokens = dict(zip(places, ids, strict=True))
+        completions = [
+            msgspec.structs.replace(each, token_ids=Tokens(tokens[each.group_id, each.index]))
+            for each in result.completions
+        ]
+        return msgspec.structs.replace(result, completions=completions)
+
+    monkeypatch.setattr(Session, "rollout", told)
+    seer = train(config, make_trainer, vllm_importance_sampling_correction=False)
+    assert seer.tokens == [ids for ids, *_ in said]
+    assert learnt(seer) == learnt_by(own)
 
 
 def test_another_seed_in_the_config_gives_other_tokens(config, make_trainer):
