@@ -117,6 +117,28 @@ def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tm
     assert "skipped" not in summary
 
 
+@pytest.mark.engine
+def test_a_stranger_s_prioritizer_runs_unchanged_on_vllm_s_own_scheduler(new_plugin, tmp_path):
+    pytest.importorskip("vllm")
+    site, rows = tmp_path / "site", {}
+    install(site, new_plugin("mine", "prioritizer"))
+    sizes = ("groups=6", "group_size=4", "mean_tokens=60", "cap_tokens=200", "prompt_tokens=32")
+    small = [f"--lengths={size}" for size in sizes]
+    scarce = ["--instances", 1, "--pressure", 5, "--set", "plugin.divided_rollout.chunk_tokens=32"]
+    for engine in ("sim", "paced"):
+        file = tmp_path / f"{engine}.json"
+        command = "import seer_core.cli as cli; cli.main()"
+        policies = ["--policy", "divided", "--policy", "mine=divided_rollout,mine"]
+        options = ["--engine", engine, *small, *scarce, *policies, "--json", file]
+        run("-c", command, "sim", "synthetic", *options, cwd=tmp_path, PYTHONPATH=str(site))
+        rows[engine] = {row["name"]: row for row in json.loads(file.read_text())}
+    for policy in ("divided", "mine"):
+        paced, simulated = rows["paced"][policy], rows["sim"][policy]
+        assert paced["summaries"][0]["tokens"] == simulated["summaries"][0]["tokens"]
+        assert paced["total_time_s"] == pytest.approx(simulated["total_time_s"], rel=0.05)
+    assert rows["paced"]["mine"]["plugins"] == ["divided_rollout", "mine"]
+
+
 @pytest.mark.parametrize("slot", SLOTS)
 def test_a_new_plug_in_is_well_kept(new_plugin, slot):
     name = f"a_rather_long_name_for_a_{slot}"
