@@ -1,6 +1,8 @@
 """What a paced instance costs this machine: memory and CPU to start one, CPU per step by batch size.
 
-All instances live in this process, on a virtual clock.
+All instances live in this process, on a virtual clock.  With ``--real`` each has a process
+instead, and there are twice as many from round to round, as long as the machine keeps their pace; every
+instance has 32 responses.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from seer_paced.plugin import Settings, make_fleet
 from seer_paced.script import Script
 from seer_sim.lengths import Lengths
 
+from seer_core.config import make_config
 from seer_core.events import InstanceReported
-from seer_core.model import Sampling
+from seer_core.model import PromptGroup, Sampling
+from seer_core.plugins import assemble
 from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.result import Summary
+from seer_core.runtime import Runtime
 
 PROMPT_TOKENS, TOKENS = 1000, 200
 
@@ -98,18 +104,72 @@ async def measure(instances: int, batches: Sequence[int]) -> dict[str, Any]:
     return {"resident_mib": resident_mib(), "starts": starts, "steps": steps}
 
 
+async def keeps_pace(instances: int, speed: float) -> Summary:
+    """Return what came of 32 responses for each of so many instances, in real time."""
+    tables = {
+        "seer": {"engine": "paced", "plugins": ["divided_rollout", "context_sched"], "kv_pool": "none"},
+        "engine": {
+            "paced": {
+                "instances": instances,
+                "clock": "real",
+                "speed": speed,
+                "kv_capacity_tokens": 131_072,
+                "preset": "h800-qwen2-vl-72b-tp8",
+                "lengths": {"mean_tokens": TOKENS, "cap_tokens": 4 * TOKENS},
+            }
+        },
+    }
+    config = make_config(tables, base_dir=Path(), origin="paced_costs")
+    prompt = tuple(range(3, PROMPT_TOKENS + 3))
+    groups = [
+        PromptGroup(f"g{number}", (3 + number, *prompt[1:]), 8, 4 * TOKENS, seed=number)
+        for number in range(4 * instances)
+    ]
+    async with Runtime(assemble(config), config.seer, config.rollout) as runtime:
+        return (await runtime.rollout(groups).wait()).summary
+
+
+def largest(speed: float, most: int) -> list[dict[str, Any]]:
+    """Double the instances until their pace is not kept, or there are ``most``; return each round's row."""
+    rows: list[dict[str, Any]] = []
+    instances = 1
+    while instances <= most:
+        summary = asyncio.run(keeps_pace(instances, speed))
+        valid = "pace" not in summary.troubles
+        rows.append({"instances": instances, "valid": valid, "overrun_share": summary.overrun_share})
+        print(
+            f"{instances} instances at speed {speed:g}: {summary.total_time_s:.1f} emulated seconds,"
+            f" overran by {summary.overrun_share:.2%}{'' if valid else ', NOT VALID'}",
+            flush=True,
+        )
+        if not valid:
+            break
+        instances *= 2
+    return rows
+
+
 def main(argv: Sequence[str]) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example:\n  python benchmarks/paced_costs.py --instances 4",
+        epilog="example:\n  python benchmarks/paced_costs.py --instances 4\n"
+        "  python benchmarks/paced_costs.py --real",
     )
     parser.add_argument("--instances", type=int, default=4)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 64, 128])
+    parser.add_argument("--real", action="store_true", help="how many instances real time allows")
+    parser.add_argument("--speed", type=float, default=1.0, help="with --real: emulated seconds in one")
+    parser.add_argument("--most", type=int, default=64, help="with --real: instances at most")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    if arguments.real:
+        rows = largest(arguments.speed, arguments.most)
+        print(f"reproduce: {shlex.join(['python', 'benchmarks/paced_costs.py', *argv])}")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+        return
     found = asyncio.run(measure(arguments.instances, arguments.batch))
     for number, start in enumerate(found["starts"]):
         print(f"instance {number}: {start['cpu_s']:.1f} s of CPU, {start['mib']:.0f} MiB")
