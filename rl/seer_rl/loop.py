@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from seer_core import Completion, Config, PromptGroup, Session
-from seer_core.errors import OutputError
+from seer_core.errors import OutputError, SeerError
 from seer_core.files import LineFile
 from seer_rl.advantages import group_advantages
 from seer_rl.checkpoints import Checkpoint, Checkpoints, state_of
@@ -31,7 +31,7 @@ from seer_rl.prompts import Prompts
 from seer_rl.responses import Response
 from seer_rl.rewards import RewardPool
 from seer_rl.trackers import Trackers
-from seer_rl.trainer import ForeseeingTrainer, Sample, Trainer
+from seer_rl.trainer import ForeseeingTrainer, Sample, Trainer, WatchedTrainer
 from seer_rl.weights import Way
 
 __all__ = ["Loop", "Watch"]
@@ -114,10 +114,32 @@ class Loop:
         if begin is not None:
             done = begin.state.iterations
             self.session.update_weights(begin.path, done)
-        with ThreadPoolExecutor(1, "seer-checkpoint") as self._writer:
-            for iteration in range(done, self.table.iterations):
-                self._iterate(iteration)
-            self._wait_for_checkpoint()
+        with ThreadPoolExecutor(1, "seer-checkpoint") as self._writer, self._trainer_watched():
+            try:
+                for iteration in range(done, self.table.iterations):
+                    self._iterate(iteration)
+                self._wait_for_checkpoint()
+            except BaseException:
+                self._tell_of_checkpoint()
+                raise
+
+    @contextmanager
+    def _trainer_watched(self) -> Iterator[None]:
+        """Stop the engines as soon as the trainer is lost: nobody would learn from what they go on with."""
+        lost: list[TrainError] = []
+
+        def stop(error: TrainError) -> None:
+            lost.append(error)
+            self.session.close()
+
+        if isinstance(self.trainer, WatchedTrainer):
+            self.trainer.when_lost(stop)
+        try:
+            yield
+        except SeerError as error:
+            if lost and not isinstance(error, TrainError):
+                raise lost[0] from error
+            raise
 
     def _iterate(self, iteration: int) -> None:
         self._seconds = {}
@@ -260,9 +282,14 @@ class Loop:
         if self._saving is None:
             return
         began = time.monotonic()
-        self._saving.result()
-        self._saving = None
+        saving, self._saving = self._saving, None
+        saving.result()
         self._seconds["checkpoint"] = time.monotonic() - began
+
+    def _tell_of_checkpoint(self) -> None:
+        """Say so if the last checkpoint could not be written either, when training ends by something else."""
+        if self._saving is not None and (error := self._saving.exception()) is not None:
+            log.error("checkpoint_failed", reason=str(error))
 
     def _write(self, record: Mapping[str, Any]) -> None:
         try:

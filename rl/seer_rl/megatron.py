@@ -5,7 +5,7 @@ This process tells the ranks what to do and holds no weights.  On a CPU the rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from seer_core.errors import ConfigError
 from seer_rl.agreement import agreement
 from seer_rl.config import TrainTable
+from seer_rl.errors import TrainError
 from seer_rl.models import copy_all_but_weights
 from seer_rl.ranks import Ranks
 from seer_rl.trainer import Sample
@@ -73,6 +74,11 @@ class MegatronTrainer:
     def _ask(self, what: str, *arguments: Any) -> list[Any]:
         assert self._ranks is not None, "enter the trainer first"
         return self._ranks.ask(what, *arguments)
+
+    def when_lost(self, tell: Callable[[TrainError], None]) -> None:
+        """Have ``tell`` called, in a thread of its own, once a rank has died."""
+        assert self._ranks is not None, "enter the trainer first"
+        self._ranks.when_lost(tell)
 
     @property
     def vocab_size(self) -> int:

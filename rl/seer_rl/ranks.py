@@ -1,7 +1,7 @@
 """Processes that compute together: started, all asked at once, watched while they answer, and ended.
 
 A rank that dies leaves the others waiting for it, and so does one that hangs.  So whoever asks waits only as
-long as some rank gets on, and ends them all when one is lost.
+long as some rank gets on, and ends them all when one is lost.  One that dies while nobody asks is told of.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -74,8 +75,10 @@ class Ranks:
         """Start them."""
         self._timeout_s = timeout_s
         self._ranks: list[_Rank] = []
+        self._watchers: list[threading.Thread] = []
         self._senders = ThreadPoolExecutor(count, "seer-rank")
         self._closed = False
+        self._failure: TrainError | None = None
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
             try:
@@ -104,10 +107,33 @@ class Ranks:
         answers, steps = self._answers()
         try:
             return self._judge(answers, steps)
-        except BaseException:
+        except BaseException as error:
             if not all(isinstance(answer, Done | Raised) for answer in answers):
+                self._failure = error if isinstance(error, TrainError) else None
                 self.close()
             raise
+
+    def when_lost(self, tell: Callable[[TrainError], None]) -> None:
+        """Have ``tell`` called, in a thread of its own, once a rank is lost or hangs, whoever asks it or not.
+
+        It may be called once for each rank, but for their end by ``close``, which waits for such calls.
+        """
+        for number in range(len(self._ranks)):
+            thread = threading.Thread(target=self._watch, args=[number, tell], name="seer-rank-watch")
+            self._watchers.append(thread)
+            thread.start()
+
+    def _watch(self, number: int, tell: Callable[[TrainError], None]) -> None:
+        with suppress(ChildProcessError):  # it has been waited for
+            os.waitid(os.P_PID, self._ranks[number].process.pid, os.WEXITED | os.WNOWAIT)
+        if not self._closed:
+            tell(self._loss(number))
+        elif self._failure is not None:  # another thread asked, and all were ended
+            tell(self._failure)
+
+    def _loss(self, number: int) -> TrainError:
+        """Return what is said of a rank that is dead."""
+        return TrainError(f"rank {number} of the trainer {self._ranks[number].end()}; go on with --resume")
 
     def _answers(self) -> tuple[list[Answer], list[int]]:
         """Return each rank's answer, None if it hangs, and how many steps it told of."""
@@ -144,8 +170,7 @@ class Ranks:
         """Return what the ranks answered, or raise what went wrong first."""
         for number, answer in enumerate(answers):
             if isinstance(answer, _Lost):
-                end = self._ranks[number].end()
-                raise TrainError(f"rank {number} of the trainer {end}; go on with --resume")
+                raise self._loss(number)
         for answer in answers:
             if isinstance(answer, Raised):
                 raise answer.error
@@ -171,6 +196,8 @@ class Ranks:
         for rank in self._ranks:
             rank.kill()
         self._senders.shutdown()  # those who were still sending fail now
+        for watcher in self._watchers:
+            watcher.join()
         for rank in self._ranks:
             rank.close()
 

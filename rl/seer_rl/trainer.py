@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
-__all__ = ["ForeseeingTrainer", "Sample", "SharingTrainer", "Trainer"]
+from seer_rl.errors import TrainError
+
+__all__ = ["ForeseeingTrainer", "Sample", "SharingTrainer", "Trainer", "WatchedTrainer"]
 
 
 @attrs.frozen(eq=False)
@@ -79,3 +81,11 @@ class SharingTrainer(Trainer, Protocol):
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield the torch tensors that ``export`` would write, by the names that they have there."""
+
+
+@runtime_checkable
+class WatchedTrainer(Trainer, Protocol):
+    """A trainer of processes that can die while nobody asks it for anything: during a rollout, say."""
+
+    def when_lost(self, tell: Callable[[TrainError], None]) -> None:
+        """Have ``tell`` called from another thread once it cannot train any more, soon if that is so now."""

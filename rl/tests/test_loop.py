@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import structlog
 from click.testing import CliRunner
 from seer_rl.config import load_training
 from seer_rl.errors import TrainError
@@ -29,9 +30,10 @@ class Quiet:
 
     def __init__(self, at=None, do=None):
         self.at, self.do = at, do
-        self.lines = []
+        self.lines, self.phases = [], []
 
     def phase(self, iteration, name):
+        self.phases.append((iteration, name))
         if (iteration, name) == self.at:
             self.do()
 
@@ -428,6 +430,72 @@ def test_a_rank_of_megatron_that_is_lost_is_one_error_and_training_goes_on_as_if
     assert learnt(metrics(out)) == learnt(expected)
     with pytest.raises(ConfigError, match=r"\[train\].megatron changed"):
         run(path, out, *parallel, "train.megatron.tensor_parallel=2", "train.iterations=4", resume=True)
+
+
+def test_a_trainer_that_is_lost_during_a_rollout_ends_it(config, tmp_path, monkeypatch):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    told, stopped, stop = [], threading.Event(), SimEngine.stop
+
+    async def note(self):
+        stopped.set()
+        await stop(self)
+
+    def lose_the_trainer():
+        told[0](TrainError("the trainer is lost"))
+        assert stopped.is_set()
+
+    monkeypatch.setattr(TorchTrainer, "when_lost", lambda self, tell: told.append(tell), raising=False)
+    monkeypatch.setattr(SimEngine, "stop", note)
+    watch = Quiet((1, "rollout"), lose_the_trainer)
+    with pytest.raises(TrainError, match="the trainer is lost"):
+        run(config(), tmp_path / "out", watch=watch)
+    assert watch.phases[-1] == (1, "rollout")
+
+
+def test_a_rank_of_megatron_that_dies_during_a_rollout_ends_it(config, tmp_path, monkeypatch):
+    pytest.importorskip("megatron", reason="Megatron-core is not installed: `make setup` installs it")
+    from seer_rl.megatron import MegatronTrainer
+
+    ranks, stopped = [], threading.Event()
+    enter, stop = MegatronTrainer.__enter__, SimEngine.stop
+
+    def keep(self):
+        enter(self)
+        ranks.append(self._ranks)
+        return self
+
+    async def note(self):
+        stopped.set()
+        await stop(self)
+
+    def lose_a_rank():
+        os.kill(ranks[0].pids[0], signal.SIGKILL)
+        assert stopped.wait(60)
+
+    monkeypatch.setattr(MegatronTrainer, "__enter__", keep)
+    monkeypatch.setattr(SimEngine, "stop", note)
+    watch = Quiet((1, "rollout"), lose_a_rank)
+    with pytest.raises(TrainError, match="rank 0 of the trainer was ended by SIGKILL; go on with --resume"):
+        run(config(), tmp_path / "out", "train.trainer=megatron", watch=watch)
+    assert watch.phases[-1] == (1, "rollout")
+
+
+def test_a_checkpoint_that_failed_is_told_of_beside_what_ended_training(config, tmp_path, monkeypatch):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    def full(self, directory):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TorchTrainer, "save", full)
+    path = config()
+    with structlog.testing.capture_logs() as logs, pytest.raises(OSError, match="struck"):
+        run(path, tmp_path / "both", watch=Quiet((1, "rollout"), strike))
+    [told] = [log for log in logs if log["event"] == "checkpoint_failed"]
+    assert "No space left on device" in told["reason"]
+    with structlog.testing.capture_logs() as logs, pytest.raises(OutputError, match="No space left"):
+        run(path, tmp_path / "alone")
+    assert "checkpoint_failed" not in [log["event"] for log in logs]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """Ranks that need no trainer."""
 
+import os
+import queue
+import signal
+
 import pytest
 from seer_rl.errors import TrainError
 from seer_rl.ranks import Ranks
@@ -20,3 +24,15 @@ def test_a_rank_that_hangs_in_the_midst_of_its_answer_is_named_in_bounded_time(t
             ranks.ask("anything")
     finally:
         ranks.close()
+
+
+def test_a_rank_that_dies_while_nobody_asks_is_told_of_and_the_others_end_in_silence(tmp_path):
+    (tmp_path / "idle_rank.py").write_text("import time\ntime.sleep(600)")
+    ranks, told = Ranks("idle_rank", 2, {"PYTHONPATH": str(tmp_path)}, timeout_s=5.0), queue.SimpleQueue()
+    try:
+        ranks.when_lost(told.put)
+        os.kill(ranks.pids[1], signal.SIGKILL)
+        assert "rank 1 of the trainer was ended by SIGKILL; go on with --resume" in str(told.get(timeout=60))
+    finally:
+        ranks.close()
+    assert told.empty()
