@@ -27,6 +27,7 @@ from seer_rl.advantages import group_advantages
 from seer_rl.checkpoints import Checkpoint, Checkpoints, state_of
 from seer_rl.config import TrainTable
 from seer_rl.errors import RewardError, TrainError
+from seer_rl.memory import give_back
 from seer_rl.prompts import Prompts
 from seer_rl.responses import Response
 from seer_rl.rewards import RewardPool
@@ -243,6 +244,7 @@ class Loop:
         with self._phase(iteration, "sleep"):
             self.session.sleep()
         yield  # after an error nobody needs them
+        give_back()
         with self._phase(iteration, "sleep"):
             self.session.wake()
 

@@ -20,6 +20,7 @@ from seer_rl.config import TrainTable
 from seer_rl.lifeline import end_with_parent
 from seer_rl.megatron_learner import Learner
 from seer_rl.megatron_model import answer_for_cuda
+from seer_rl.memory import give_back
 from seer_rl.ranks import ALIVE, Broke, Done, Raised
 
 
@@ -43,6 +44,8 @@ def main() -> None:
                 answer: Any = Done(None)
             else:
                 answer = Done(getattr(learner, what)(*arguments))
+                if table.colocated:
+                    give_back()
         except (SeerError, OSError) as error:
             answer = Raised(error)
         except Exception as error:

@@ -98,12 +98,13 @@ def test_engines_sleep_while_a_colocated_trainer_trains_and_learn_the_same(confi
             return original(self, *arguments)
 
         monkeypatch.setattr(Session, name, noted)
+    monkeypatch.setattr("seer_rl.loop.give_back", lambda: calls.append("give_back"))
     path = config()
     apart = run(path, tmp_path / "apart", "train.iterations=2")
     assert set(calls) == {"update_weights"}
     calls.clear()
     together = run(path, tmp_path / "together", "train.iterations=2", "train.colocated=true")
-    assert calls == ["sleep", "wake", "update_weights"] * 2
+    assert calls == ["sleep", "give_back", "wake", "update_weights"] * 2
     assert learnt(apart) == learnt(together)
 
 
