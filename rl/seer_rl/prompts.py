@@ -32,11 +32,14 @@ def prompts_of(source: str, base_dir: Path, groups: int, seed: int) -> Prompts:
 
     def records(iteration: int) -> Iterable[Mapping[str, Any]]:
         try:
-            return list(function(iteration, groups, seed))
+            found = list(function(iteration, groups, seed))
         except Exception as error:
             raise PromptError(
                 f"prompts {source!r} raised in iteration {iteration}: {type(error).__name__}: {error}"
             ) from error
+        if not found:
+            raise PromptError(f"prompts {source!r} gave none for iteration {iteration}; let it return some")
+        return found
 
     return records
 

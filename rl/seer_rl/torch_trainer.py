@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from seer_core.errors import ConfigError
 from seer_rl.agreement import agreement
 from seer_rl.batches import MicroBatch, micro_batches
 from seer_rl.config import TrainTable
@@ -157,7 +159,14 @@ class TorchTrainer:
     def load(self, directory: Path) -> None:
         """Be again as at ``export`` and ``save``."""
         self._model.load(directory)
-        state = torch.load(directory / OPTIMIZER, weights_only=True, map_location=self._device)
+        file = directory / OPTIMIZER
+        try:
+            state = torch.load(file, weights_only=True, map_location=self._device)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            fact = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"{file} is no state of an optimizer: {fact}; delete {directory} to use the one before"
+            ) from error
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
         torch.set_rng_state(state["random"].cpu())

@@ -347,6 +347,25 @@ def test_another_run_is_neither_written_over_nor_gone_on_from(config, tmp_path):
         run(path, out, resume=True)
 
 
+@pytest.mark.parametrize(
+    "damage", [os.unlink, lambda file: os.truncate(file, 0), lambda file: os.truncate(file, 9)]
+)
+def test_a_checkpoint_whose_optimizer_is_damaged_is_one_error(config, tmp_path, damage):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=1")
+    damage(out / "checkpoints" / "000001" / "optimizer.pt")
+    with pytest.raises(ConfigError, match=r"optimizer.pt is no state of an optimizer: .*; delete .*000001"):
+        run(path, out, resume=True)
+
+
+def test_prompts_that_are_none_are_one_error(config, tmp_path):
+    path = config()
+    with (tmp_path / "toy_task.py").open("a") as file:
+        file.write("\n\ndef nothing(iteration, groups, seed):\n    return []\n")
+    with pytest.raises(PromptError, match=r"'toy_task\.py:nothing' gave none for iteration 0"):
+        run(path, tmp_path / "out", "train.prompts=toy_task.py:nothing")
+
+
 def test_a_run_whose_metrics_were_moved_away_is_not_written_over_and_keeps_each_line_once(config, tmp_path):
     path, out = config(), tmp_path / "out"
     run(path, out, "train.iterations=1")
