@@ -28,6 +28,12 @@ VerlsWorker: Any = verls.AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray
 class AgentLoopWorker(RowsKnown, VerlsWorker):
     """verl's worker, whose prompts are announced groups until their responses are over."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Do what verl's does, whose ``super()`` does not survive that Ray copies its class."""
+        verls.AgentLoopWorker.__init__(self, *args, **kwargs)
+        verls.tq.init()
+        self.background_tasks: set[asyncio.Task[Any]] = set()
+
     def place(self, kwargs: dict[str, Any]) -> tuple[str, int]:
         """Take the group out of the arguments of an agent loop; verl has numbered its responses."""
         return kwargs.pop(COLUMN), kwargs["session_id"]

@@ -92,7 +92,7 @@ class Rollout(BaseRollout):
                 with connect(self.settings) as client:
                     self._send(client, weights, global_steps)
         finally:
-            for _ in weights:
+            for _rest in weights:
                 pass
 
     def _send(self, client: Client, weights: Iterator[tuple[str, torch.Tensor]], step: int | None) -> None:
