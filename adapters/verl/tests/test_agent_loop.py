@@ -8,6 +8,7 @@ import pytest
 import torch
 from batches import batch, expected, responses
 from seer_client import ClientError
+from seer_verl import agent_loop_tq
 from seer_verl.agent_loop import AgentLoopManager, AgentLoopWorker
 from seer_verl.llm_client import LLMClient
 from seer_verl.rows import ROW, Row
@@ -140,9 +141,8 @@ def test_what_seer_cannot_give_is_an_error_at_the_start(configure, server, overr
 
 
 def test_newer_trainers_have_to_be_synchronous(configure, server):
-    tq = pytest.importorskip("seer_verl.agent_loop_tq")
     with pytest.raises(ValueError, match="set it to sync"):
-        tq.AgentLoopManager(configure(server, "trainer.v1.trainer_mode=colocate_async", v1=True))
+        agent_loop_tq.AgentLoopManager(configure(server, "trainer.v1.trainer_mode=colocate_async", v1=True))
 
 
 @pytest.mark.parametrize(
