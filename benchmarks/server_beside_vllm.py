@@ -80,9 +80,8 @@ def server(command: list[str], port: int, patience_s: float, log: Path) -> Itera
 def vllm_command(port: int) -> list[str]:
     """Return the command of vLLM's own server."""
     return [
-        str(Path(sys.executable).parent / "vllm"),
-        "serve",
-        str(WEIGHTS),
+        sys.executable,  # the command `vllm` needs a distribution of that name
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS)),
         *("--served-model-name", "seer", "--host", "127.0.0.1", "--port", str(port)),
         *("--generation-config", "vllm"),  # or it would sample by the model's own settings
         *("--dtype", "float32", "--max-model-len", "3200", "--max-num-seqs", "128"),
