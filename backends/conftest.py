@@ -276,6 +276,49 @@ def prompts() -> Callable[..., list[list[int]]]:
 
 
 @pytest.fixture(scope="session")
+def moved() -> Callable[..., tuple[list[list[int]], list[list[ChunkOutput]]]]:
+    """Return a function that lets every chunk run on the next instance.
+
+    It returns the responses, and all outputs by round.  ``cold``: nothing but a pool may help.
+    """
+
+    def moved(
+        instances: Sequence[Harness],
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        tokens: int,
+        chunk_tokens: int,
+        cold: bool = True,
+    ) -> tuple[list[list[int]], list[list[ChunkOutput]]]:
+        responses: list[list[int]] = [[] for _ in prompts]
+        rounds: list[list[ChunkOutput]] = []
+        going = set(range(len(prompts)))
+        while going:
+            here = instances[len(rounds) % len(instances)]
+            if cold:
+                here.run(here.engine.reset_cache())
+            jobs = {
+                seed: here.job(
+                    [*prompts[seed], *responses[seed]],
+                    min(chunk_tokens, tokens - len(responses[seed])),
+                    seed,
+                    sampling,
+                )
+                for seed in sorted(going)
+            }
+            rounds.append(here.run(here.chunks(list(jobs.values()))))
+            for (seed, job), output in zip(jobs.items(), rounds[-1], strict=True):
+                found = output.cached_tokens + output.pool_tokens + output.prefilled_tokens
+                assert found == len(job.token_ids)
+                responses[seed] += output.token_ids
+                if output.stopped or len(responses[seed]) == tokens:
+                    going.discard(seed)
+        return responses, rounds
+
+    return moved
+
+
+@pytest.fixture(scope="session")
 def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harness]]:
     """Return a function that starts an engine, perhaps with a draft source or a pool; all are stopped."""
     started: list[Harness] = []

@@ -75,33 +75,11 @@ def whole(roomy, texts, cold):
     return whole
 
 
-def moved(instances, prompts, sampling, tokens, chunk_tokens):
-    """Return responses of which every chunk runs on the next instance, and all outputs by round."""
-    responses, rounds = [[] for _ in prompts], []
-    stopped = set()
-    while len(stopped) < len(prompts):
-        here = instances[len(rounds) % len(instances)]
-        here.run(here.engine.reset_cache())  # so that nothing but the pool can help
-        jobs = {
-            i: here.job([*prompt, *responses[i]], min(chunk_tokens, tokens - len(responses[i])), i, sampling)
-            for i, prompt in enumerate(prompts)
-            if i not in stopped
-        }
-        outputs = here.run(here.chunks(list(jobs.values())))
-        rounds.append(outputs)
-        for (i, job), output in zip(jobs.items(), outputs, strict=True):
-            assert output.cached_tokens + output.pool_tokens + output.prefilled_tokens == len(job.token_ids)
-            responses[i] += output.token_ids
-            if output.stopped or len(responses[i]) == tokens:
-                stopped.add(i)
-    return responses, rounds
-
-
 @pytest.mark.parametrize(
     ("sampling", "chunk_tokens"), [(GREEDY, 40), (PLAIN, 64), (PLAIN, 17)], ids=["greedy", "plain", "short"]
 )
 def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_at_most(
-    pair, whole, prompts, sampling, chunk_tokens
+    pair, whole, prompts, sampling, chunk_tokens, moved
 ):
     expected = whole(prompts(6), sampling, TOKENS)
     responses, rounds = moved(pair, prompts(6), sampling, TOKENS, chunk_tokens)
@@ -163,7 +141,7 @@ def test_an_instance_says_what_a_move_costs_where_kv_is_shared(pair, roomy):
     assert roomy.info.move_cost == 1
 
 
-def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, whole, models, prompts):
+def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, whole, models, prompts, moved):
     a, b = pair
     expected = whole(prompts(8), PLAIN, TOKENS)
     assert b.whole(prompts(8), PLAIN, TOKENS) == expected
@@ -243,7 +221,7 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, wh
 
 
 def test_blocks_that_are_lost_short_or_foreign_are_misses_and_a_store_that_fails_is_given_up(
-    start, pair, pool, whole, models, prompts, tmp_path
+    start, pair, pool, whole, models, prompts, tmp_path, moved
 ):
     """Its pages are of 32 tokens, and so are its blocks."""
 
@@ -281,7 +259,7 @@ def test_blocks_that_are_lost_short_or_foreign_are_misses_and_a_store_that_fails
         moody.run(moody.engine.stop())
 
 
-def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, whole, models, prompts):
+def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, whole, models, prompts, moved):
     """Comes last of those with both: two instances at a time."""
     a, b = pair
     b.run(b.engine.stop())
@@ -308,7 +286,7 @@ def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, wh
         tight.run(tight.engine.stop())
 
 
-def test_kv_moves_through_mooncake_in_pages(start, loop, models, roomy, prompts):
+def test_kv_moves_through_mooncake_in_pages(start, loop, models, roomy, prompts, moved):
     """Comes last: its instances are two more."""
     mooncake = pytest.importorskip("seer_mooncake", reason="backends/mooncake is not installed")
     settings = {

@@ -74,32 +74,10 @@ def answers(notes):
     return lambda expected: (notes / "answers.json").write_text(json.dumps(expected, default=list))
 
 
-def moved(instances, prompts, sampling, tokens, chunk_tokens):
-    """Return responses of which every chunk runs on the next instance, and all outputs by round."""
-    responses, rounds = [[] for _ in prompts], []
-    stopped = set()
-    while len(stopped) < len(prompts):
-        here = instances[len(rounds) % len(instances)]
-        here.run(here.engine.reset_cache())  # so that nothing but the pool can help
-        jobs = {
-            i: here.job([*prompt, *responses[i]], min(chunk_tokens, tokens - len(responses[i])), i, sampling)
-            for i, prompt in enumerate(prompts)
-            if i not in stopped
-        }
-        outputs = here.run(here.chunks(list(jobs.values())))
-        rounds.append(outputs)
-        for (i, job), output in zip(jobs.items(), outputs, strict=True):
-            assert output.cached_tokens + output.pool_tokens + output.prefilled_tokens == len(job.token_ids)
-            responses[i] += output.token_ids
-            if output.stopped or len(responses[i]) == tokens:
-                stopped.add(i)
-    return responses, rounds
-
-
 @pytest.mark.parametrize("chunk_tokens", [40, 64, 7])
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
 def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_at_most(
-    pair, cold, answers, prompts, sampling, chunk_tokens
+    pair, cold, answers, prompts, sampling, chunk_tokens, moved
 ):
     expected = pair[0].whole(prompts(6), sampling, TOKENS)
     answers(expected)
@@ -135,7 +113,7 @@ def test_chunks_that_move_at_random_among_others_change_no_token(pair, cold, ans
     assert pair[0].run(respond_all()) == expected
 
 
-def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts):
+def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):
     a, b = pair
     expected = a.whole(prompts(3), PLAIN, 120)
     answers(expected)
@@ -278,7 +256,9 @@ def test_an_instance_tells_what_its_store_complains_of_and_that_it_is_given_up(s
     assert log.read_text().count("OSError: the pool is gone") == 1
 
 
-def test_a_pool_and_engines_too_small_for_the_load_change_no_token(start, make_fleet, models, roomy, prompts):
+def test_a_pool_and_engines_too_small_for_the_load_change_no_token(
+    start, make_fleet, models, roomy, prompts, moved
+):
     expected = roomy.whole(prompts(10), PLAIN, 300)
     small = make_fleet(2 * (24 * (BLOCK_BYTES + 56) + 4 * 4096))
     tight = [
