@@ -7,7 +7,9 @@ import pytest
 import ray
 import torch
 from batches import batch, column, expected, responses
+from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils import tensordict_utils
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import load_class_from_fqn
 from verl.workers.rollout.llm_server import LLMServerManager
 
@@ -54,7 +56,7 @@ def test_a_batch_of_the_newer_trainer_comes_to_transfer_queue(configure, server,
     )
     transfer_queue.init(config.transfer_queue)
     try:
-        _, manager = servers_and_manager(config)
+        servers, manager = servers_and_manager(config)
         rows = column([[{"role": "user", "content": f"ring {group} ?"}] for group in range(2)])
         uids = ["some", "other"]
         given = tensordict_utils.get_tensordict(
@@ -67,6 +69,13 @@ def test_a_batch_of_the_newer_trainer_comes_to_transfer_queue(configure, server,
         transfer_queue.kv_batch_put(keys=uids, partition_id=place, tags=[{"status": "pending"}] * 2)
         manager.generate_sequences(given)
         tags = _finished(transfer_queue, place, uids)
+        engines = CheckpointEngineManager(
+            omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine),
+            actor_wg=None,
+            replicas=servers.get_replicas(),
+        )
+        engines.sleep_replicas()  # as the trainer does at once, though workers may still be about to end
+        engines.wake_up_replicas()
         keys = sorted((key for key in tags if key not in uids), key=lambda key: (key[0] != "s", key))
         assert keys == [f"{uid}_{index}_0" for uid in uids for index in range(2 if validate else 3)]
         found = transfer_queue.kv_batch_get(keys=keys, partition_id=place)
