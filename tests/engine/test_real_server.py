@@ -1,4 +1,4 @@
-"""The server on real vLLM: two instances, OpenAI's client, the library's tokens."""
+"""The server on real vLLM: two instances, OpenAI's client and ours, the library's tokens."""
 
 import asyncio
 import json
@@ -18,6 +18,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs
 def test_clients_of_the_server_get_the_tokens_of_the_library():
     import openai
     import uvicorn
+    from safetensors.torch import load_file
+    from seer_client import Client, ClientError
     from seer_server import make_app
 
     lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:3]
@@ -28,11 +30,14 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         {"prompt": prompt, "n": 2, "max_tokens": 96, "group_id": f"g{number}"}
         for number, prompt in enumerate(prompts)
     ]
+    chats = [
+        {"messages": [{"role": "user", "content": prompts[0]}], "n": 2, "max_tokens": 32, "group_id": "c"}
+    ]
     found = {}
 
     async def roll_out():
         async with Runtime.from_config(config) as runtime:
-            return await runtime.rollout(runtime.groups(records, iteration=0)).wait()
+            return await runtime.rollout(runtime.groups(records + chats, iteration=0)).wait()
 
     def ask(url, number):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240)
@@ -49,6 +54,27 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
             tokens[each.index] += each.token_ids
             texts[each.index] += each.text
         found.update({f"g0/{index}": (tokens[index], texts[index]) for index in range(2)})
+        more = {"return_token_ids": True, "group": "c"}
+        asked = {"model": "seer", "messages": chats[0]["messages"], "n": 2, "max_tokens": 32}
+        for each in client.chat.completions.create(**asked, extra_body=more).choices:
+            found[f"c/{each.index}"] = (each.token_ids, each.message.content)
+
+    def train(url):
+        """Hand in all as a batch, with the first weights, with others, and with the first again."""
+        weights = load_file(EXAMPLE / "weights" / "model.safetensors")
+        other = weights | {"model.norm.weight": -weights["model.norm.weight"]}
+        with Client(url) as client:
+            batches = [list(client.rollout(records + chats))]
+            assert client.share_weights(other.items()) == 1
+            batches.append(list(client.rollout(records + chats, weight_version=1)))
+            with pytest.raises(ClientError, match="version"):
+                list(client.rollout(records, weight_version=0))
+            client.sleep()
+            client.wake()
+            assert client.send_weights(weights.items()) == 2
+            batches.append(list(client.rollout(records + chats)))
+        assert [{each.weight_version for each in batch} for batch in batches] == [{0}, {1}, {2}]
+        return [{each.request_id: (list(each.token_ids), each.text) for each in batch} for batch in batches]
 
     async def serve():
         app = make_app(partial(Runtime.from_config, config))
@@ -60,11 +86,15 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         await asyncio.gather(*(asyncio.to_thread(ask, url, number) for number in range(len(prompts))))
+        batches = await asyncio.to_thread(train, url)
         server.should_exit = True
         await serving
+        return batches
 
     result = asyncio.run(asyncio.wait_for(roll_out(), 280))
-    asyncio.run(asyncio.wait_for(serve(), 280))
+    first, other, again = asyncio.run(asyncio.wait_for(serve(), 280))
     wanted = {each.request_id: (list(each.token_ids), each.text) for each in result.completions}
-    assert len(wanted) == 6
+    assert len(wanted) == 8
     assert found == wanted
+    assert first == again == wanted
+    assert all(other[name] != wanted[name] for name in wanted)
