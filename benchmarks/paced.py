@@ -1,9 +1,9 @@
 """vLLM's real scheduler on an emulated accelerator beside the simulator: same workloads, policies and costs.
 
-The paper's workloads and recorded lengths, on two to four instances.  Contexts and KV are made so many times
-smaller as a case's name says, and what a token of context costs so many times larger; so a step takes what it
-took.  "recorded text" repeats recorded responses, word by word, and drafts from them
-with the real draft index; there the simulator is told what these drafts were worth.
+The paper's workloads and recorded lengths, on two to four instances, and one workload on all its sixteen.
+Contexts and KV are made so many times smaller as a case's name says, and what a token of context costs so
+many times larger; so a step takes what it took.  "recorded text" repeats recorded responses, and
+drafts from them with the real index; there the simulator is told what these drafts were worth.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ def recorded_text(data: Path, by: int) -> Workload:
 CASES: Mapping[str, Callable[[Path], Workload]] = {
     "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 40),
     "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 40),
+    "qwen2-vl-72b-full": lambda data: shrunk(WORKLOADS["qwen2-vl-72b"], 40),
     "kimi-k2": lambda data: shrunk(scaled(WORKLOADS["kimi-k2"], 1 / 4), 200),
     "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 8),
     "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 2),

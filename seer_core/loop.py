@@ -71,7 +71,8 @@ class Loop:
     def meet_living(self) -> None:
         """Let other strategies know of the instances that live."""
         for info in self.fleet.living.values():
-            self.handle(InstanceStarted(info))
+            if info.id not in self.scheduler.instances:
+                self.handle(InstanceStarted(info))
         self.say_chunks()
 
     def begin(self, keep: bool, most_requests: int | None) -> Rollout:

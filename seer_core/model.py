@@ -203,8 +203,9 @@ class InstanceInfo(msgspec.Struct, frozen=True):
         return min(1.0, self.fetch_s_per_token / self.prefill_s_per_token)
 
     def move_cost_from(self, other: InstanceInfo) -> float:
-        """The same for a request from there; one of another kind prefills all of it."""
-        return self.move_cost if self.kv_kind == other.kv_kind else 1.0
+        """The same for a request from there; one of another kind, or from no pool, prefills all of it."""
+        shared = self.kv_kind == other.kv_kind and other.fetch_s_per_token is not None
+        return self.move_cost if shared else 1.0
 
 
 @attrs.define(eq=False)

@@ -141,17 +141,17 @@ def make_groups(
     *,
     seed: int = 0,
     iteration: int = 0,
-    named: Counter[str] | None = None,
+    named: Mapping[str, int] | None = None,
 ) -> list[PromptGroup]:
     """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
 
-    ``named`` counts the groups that have been named after each prompt, and goes on with these.
+    ``named`` counts the groups before these that were named after each prompt (``named_after``).
 
     Raises:
-        PromptError: a record cannot be rolled out; ``named`` is as it was.
+        PromptError: a record cannot be rolled out.
     """
     groups = []
-    maker = _Maker(defaults, model, tokenizer, seed, iteration, named or Counter())
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, Counter(named))
     for number, record in enumerate(records, 1):
         try:
             groups.append(maker.group(msgspec.convert(record, PromptRecord)))
@@ -159,9 +159,13 @@ def make_groups(
             raise PromptError(f"prompt {number}: {_unfit(error)}") from error
         except PromptError as error:
             raise PromptError(f"prompt {number}: {error}") from error
-    if named is not None:
-        named.update(maker.names)
     return groups
+
+
+def named_after(group: PromptGroup) -> str | None:
+    """Return the digest of a group's prompt if that is its id, or its id with a number; None if it is not."""
+    digest = _digest(group.prompt_token_ids)
+    return digest if group.id == digest or group.id.startswith(f"{digest}-") else None
 
 
 def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
@@ -229,20 +233,20 @@ def _unfit(error: msgspec.ValidationError) -> str:
     return printable(f"{key}: {fact}" if key else fact, SHOWN)
 
 
+def _digest(token_ids: Sequence[int]) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()
+
+
 @attrs.define(eq=False)
 class _Maker:
-    """Makes the groups of one file or call.
-
-    ``names`` counts those that are named after each prompt, ``before`` what others have named.
-    """
+    """Makes the groups of one file or call; ``names`` counts those that are named after each prompt."""
 
     defaults: RolloutTable
     model: ModelInfo
     tokenizer: Tokenizer | None
     seed: int
     iteration: int
-    before: Counter[str] = attrs.Factory(Counter)
-    names: Counter[str] = attrs.field(factory=Counter, init=False)
+    names: Counter[str] = attrs.Factory(Counter)
 
     def group(self, record: PromptRecord) -> PromptGroup:
         """Raise PromptError where the record cannot be rolled out."""
@@ -270,9 +274,9 @@ class _Maker:
 
     def _name(self, token_ids: Sequence[int]) -> str:
         """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
-        digest = hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()
+        digest = _digest(token_ids)
         self.names[digest] += 1
-        number = self.before[digest] + self.names[digest]
+        number = self.names[digest]
         return digest if number == 1 else f"{digest}-{number}"
 
     def _chosen(self, record: PromptRecord, key: str) -> Any:

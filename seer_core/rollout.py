@@ -14,6 +14,7 @@ from seer_core.audience import Audience
 from seer_core.errors import EngineError, OverloadError, SeerError
 from seer_core.model import Completion, PromptGroup
 from seer_core.ports import Clock
+from seer_core.prompts import named_after
 from seer_core.result import RolloutResult, Tally
 from seer_core.transcripts import Closed, Transcripts
 
@@ -92,6 +93,7 @@ class Rollout:
             return
         self._runner.submit(groups)
         self.submitted += len(groups)
+        self.named.update(name for group in groups if (name := named_after(group)) is not None)
         for group in groups:
             if group.timeout_s is not None:
                 when_s = self._clock.now() + group.timeout_s

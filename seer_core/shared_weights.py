@@ -169,6 +169,8 @@ def _put(descriptor: int, tensor: Any, begin: int) -> int:
     """Write a tensor's values, and return how many bytes they are."""
     values = tensor.detach().cpu().contiguous()
     size: int = values.nbytes
+    if size and not values.data_ptr():
+        raise OutputError("a tensor is not all in this process; gather it first: full_tensor()")
     if size:
         _put_bytes(descriptor, (ctypes.c_ubyte * size).from_address(values.data_ptr()), begin)
     return size

@@ -119,6 +119,8 @@ def _values(name: str, tensor: Any) -> _Values:
     if hasattr(tensor, "data_ptr"):
         values = tensor.detach().cpu().contiguous()
         size = values.numel() * values.element_size()
+        if size and not values.data_ptr():
+            raise ClientError(f"tensor {name!r} is not all in this process; gather it first: full_tensor()")
         memory = (ctypes.c_ubyte * size).from_address(values.data_ptr()) if size else b""
         return _Values(DTYPES[kind], shape, memoryview(memory), values)
     buffer = tensor.tobytes()

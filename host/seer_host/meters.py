@@ -12,7 +12,7 @@ import numpy as np
 
 from seer_core.drafting import StepTimes
 
-__all__ = ["Bench", "MoveMeter", "Sizes", "Step", "StepMeter", "measure_at_start"]
+__all__ = ["CELL_S", "Bench", "MoveMeter", "Sizes", "Step", "StepMeter", "start_grid"]
 
 CONTEXT_TOKENS = 64
 """Prompt of each request where nobody says otherwise."""
@@ -91,13 +91,12 @@ class Bench(Protocol):
         ...
 
 
-def measure_at_start(bench: Bench) -> StepTimes | None:
-    """Return the seconds of steps on a grid that an instance can wait for; None if no size fits.
+def start_grid(running: int, draft_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return batch sizes and draft lengths that an instance can wait for when it starts, ``CELL_S`` each.
 
-    Between its sizes ``StepTimes`` interpolates, and what drafts learns the rest from its steps.
+    Between them ``StepTimes`` interpolates, and what drafts learns the rest from its steps.
     """
-    batch, draft_tokens = _powers(4, bench.sizes.running), _powers(2, bench.sizes.draft_tokens)
-    return StepMeter(bench, CELL_S).measure((*batch,), (0, *draft_tokens))
+    return (*_powers(4, running),), (0, *_powers(2, draft_tokens))
 
 
 def _powers(base: int, end: int) -> Iterator[int]:

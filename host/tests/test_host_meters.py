@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from seer_host.meters import MoveMeter, Sizes, Step, StepMeter, measure_at_start
+from seer_host.meters import MoveMeter, Sizes, Step, StepMeter, start_grid
 
 SIZES = Sizes(
     vocab=50, model_tokens=1000, running=8, step_tokens=64, draft_tokens=4, block_tokens=16, blocks=60
@@ -58,8 +58,7 @@ class Paper:
 
 
 def test_at_a_start_the_grid_is_coarse_and_has_both_ends():
-    times = measure_at_start(Paper(SIZES._replace(running=6, draft_tokens=3)))
-    assert (times.batch, times.draft_tokens) == ((1, 4, 6), (0, 1, 2, 3))
+    assert start_grid(running=6, draft_tokens=3) == ((1, 4, 6), (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(("cell_s", "steps"), [(0.0, 3), (inf, 12)])

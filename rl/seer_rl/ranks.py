@@ -245,8 +245,8 @@ class _Rank:
             return "has closed its connection"
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        size = os.fstat(self._said.fileno()).st_size  # no seek: two threads may ask
+        lines = os.pread(self._said.fileno(), size, 0).decode(errors="replace").strip().splitlines()
         return f"ended with exit status {status}: {lines[-1] if lines else 'it said nothing'}"
 
     def kill(self) -> None:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from seer_core.errors import EngineError, OutputError, PromptError, SeerError
+from seer_core.errors import EngineError, OutputError, PromptError
 from seer_core.weights import WeightSpec, directory
 from seer_server.areas import Area, Place, adopt, receive
 from seer_server.desk import AsleepError, Desk
@@ -91,19 +91,23 @@ class Control:
     async def _update(
         self, source: WeightSpec, area: Area | None, version: int | None, wait_s: float
     ) -> Response:
+        fleet = self.desk.runtime.fleet
         try:
             self._expect_awake()
             async with self.desk.idle(wait_s) as runtime:
-                loaded = await runtime.update_weights(source, version)
-        except SeerError as error:
-            if area is not None:
-                area.close()
-            if isinstance(error, EngineError) and self.desk.runtime.living:
-                raise Refused(400, str(error)) from error
-            raise
-        if self._area is not None:
-            self._area.close()
-        self._area = area
+                try:
+                    loaded = await runtime.update_weights(source, version)
+                except EngineError as error:
+                    if runtime.living:
+                        raise Refused(400, str(error)) from error
+                    raise
+        finally:
+            # Instances that start later read what is current, whatever failed after that.
+            old = area
+            if fleet.weights.current.source is source:
+                old, self._area = self._area, area
+            if old is not None:
+                old.close()
         return JSONResponse({"weight_version": loaded})
 
     def _expect_awake(self) -> None:

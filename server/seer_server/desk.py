@@ -109,6 +109,8 @@ class Desk:
         """Raise the SeerError with which the engines have failed, if they have."""
         if self._failure is not None:
             raise self._failure
+        if self._rollout is not None or self._lending.locked():
+            self.runtime.fleet.expect_living()
 
     async def serve(self) -> None:
         """Keep a rollout going, one after the other, until one has failed, or this is cancelled."""
@@ -118,8 +120,7 @@ class Desk:
                 await self._begun.wait()
                 self._begun.clear()
                 if self._rollout is not None:
-                    async for _ in self._rollout:
-                        pass
+                    await self._read(self._rollout)
         except Exception as error:
             log.error("serving_failed", error=str(error))
             failure = error if isinstance(error, SeerError) else EngineError(f"the rollout failed: {error}")
@@ -132,6 +133,15 @@ class Desk:
             if self._failure is None and self._rollout is not None:
                 with suppress(SeerError):
                     await self._rollout.abort()
+
+    async def _read(self, rollout: Rollout) -> None:
+        try:
+            async for _ in rollout:
+                pass
+        except SeerError:
+            if self.runtime.loop.spoilt:
+                raise
+            # All its responses ended with an error, by bad weights say; the engines go on.
 
     @asynccontextmanager
     async def idle(self, wait_s: float = 0.0) -> AsyncIterator[Runtime]:

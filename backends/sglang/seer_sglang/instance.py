@@ -15,7 +15,7 @@ from seer_host import checkpoint, memory
 from seer_host.drafts import SOURCE, SourceProposer
 from seer_host.instance import Refusal, Row
 from seer_host.machine import memory_bytes
-from seer_host.meters import MoveMeter, Sizes, StepMeter, measure_at_start
+from seer_host.meters import CELL_S, MoveMeter, Sizes, StepMeter, start_grid
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
@@ -237,7 +237,8 @@ class Instance:
         times = source.step_times
         if times is None:
             begun = perf_counter()
-            times = measure_at_start(self._bench)
+            grid = start_grid(self.info.max_running, source.draft_tokens)
+            times = StepMeter(self._bench, CELL_S).measure(*grid)
             self._engine.reset_cache()
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,11 @@ class PacedInstance(Instance):
         return {"fetch_s_per_token": extras_of(self._settings, self._cost).move_s_per_token}
 
     def _measure(
-        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float = inf,
     ) -> StepTimes:
         drafts = Drafts(step_s=self._settings.draft_step_s, request_s=self._settings.draft_request_s)
         lengths = draft_tokens if self._drafts else (0,)

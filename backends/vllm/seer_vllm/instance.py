@@ -13,7 +13,7 @@ import structlog
 from msgspec import structs
 from seer_host import checkpoint
 from seer_host.instance import Refusal, Row
-from seer_host.meters import MoveMeter, StepMeter, measure_at_start
+from seer_host.meters import CELL_S, MoveMeter, StepMeter, start_grid
 from seer_host.stores import STORE
 from seer_host.troubles import Troubles
 from seer_host.wire import Failed, Finished, Start, Telemetry, Troubled
@@ -306,9 +306,13 @@ class Instance:
         return measured
 
     def _measure(
-        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float = math.inf,
     ) -> StepTimes | None:
-        times = StepMeter(self._bench()).measure(batch, draft_tokens, context_tokens)
+        times = StepMeter(self._bench(), cell_s).measure(batch, draft_tokens, context_tokens)
         self._reset_prefix_cache()
         return times
 
@@ -317,8 +321,8 @@ class Instance:
         times = source.step_times
         if times is None:
             begun = perf_counter()
-            times = measure_at_start(self._bench())
-            self._reset_prefix_cache()
+            grid = start_grid(self.info.max_running, source.draft_tokens)
+            times = self._measure(*grid, None, CELL_S)
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
             log.info("steps_measured", times=times, took_s=round(perf_counter() - begun, 1))
