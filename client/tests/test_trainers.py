@@ -142,6 +142,43 @@ def test_an_update_waits_for_what_is_unfinished_or_is_refused(serve_by_hand, rea
             client.update_weights("/any", wait_s=PATIENCE_S)
 
 
+def test_who_goes_away_while_waiting_gets_nothing_and_holds_nobody_up(serve_by_hand, reader, connect):
+    with serve_by_hand(reader) as served, ThreadPoolExecutor(1) as pool:
+        client = connect(served)
+        batch = pool.submit(list, client.rollout([RECORD]))
+        until(lambda: len(reader.jobs) == 2)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{served.url}/v1/sleep", json={"wait_s": 3600}, timeout=0.5)
+        until(lambda: not client.state().changing)
+        for _ in range(2):
+            in_its_thread(served, reader.finish)
+        assert len(batch.result(PATIENCE_S)) == 2
+        assert not client.state().asleep
+
+
+def test_a_server_goes_on_after_all_responses_have_failed(serve_by_hand, reader, connect):
+    with serve_by_hand(reader) as served, ThreadPoolExecutor(1) as pool:
+        client = connect(served)
+        batch = pool.submit(list, client.rollout([RECORD]))
+        until(lambda: len(reader.jobs) == 2)
+
+        def fail():
+            for job in list(reader.jobs):
+                del reader.jobs[job]
+                reader.sink.chunk_failed(reader.id, job, "not finite")
+
+        while not batch.done():
+            in_its_thread(served, fail)
+        with pytest.raises(ClientError, match="every response ended in an error"):
+            batch.result(PATIENCE_S)
+        assert client.send_weights(TENSORS.items()) == 1
+        batch = pool.submit(list, client.rollout([RECORD]))
+        until(lambda: len(reader.jobs) == 2)
+        for _ in range(2):
+            in_its_thread(served, reader.finish)
+        assert [each.weight_version for each in batch.result(PATIENCE_S)] == [1, 1]
+
+
 def test_engines_sleep_and_wake(serve, connect, tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     with serve() as served:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
 import attrs
@@ -11,10 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import EngineError, OutputError, PromptError
+from seer_core.runtime import Runtime
 from seer_core.weights import WeightSpec, directory
 from seer_server.areas import Area, Place, adopt, receive
 from seer_server.desk import AsleepError, Desk
-from seer_server.http import Refused, check_token, read_body
+from seer_server.http import Refused, check_token, departure, read_body
 from seer_server.streams import decode, refusing
 
 __all__ = ["Control"]
@@ -70,10 +74,11 @@ class Control:
             if (asked.directory is None) == (asked.shared is None):
                 raise PromptError("give either directory or shared")
             if asked.directory is not None:
-                return await self._update(directory(asked.directory), None, asked.version, asked.wait_s)
+                source = directory(asked.directory)
+                return await self._update(request, source, None, asked.version, asked.wait_s)
             assert asked.shared is not None
             area = adopt(asked.shared.area, asked.shared.table, asked.shared.digest)
-            return await self._update(area.source, area, asked.version, asked.wait_s)
+            return await self._update(request, area.source, area, asked.version, asked.wait_s)
 
     async def take_weights(self, request: Request) -> Response:
         """Load what is sent; it may come in while requests are unfinished."""
@@ -86,15 +91,15 @@ class Control:
                 raise Refused(413, str(error)) from error
             except ClientDisconnect:
                 raise Refused(499, "the weights were not sent to their end") from None  # nobody reads it
-            return await self._update(area.source, area, asked.version, asked.wait_s)
+            return await self._update(request, area.source, area, asked.version, asked.wait_s)
 
     async def _update(
-        self, source: WeightSpec, area: Area | None, version: int | None, wait_s: float
+        self, request: Request, source: WeightSpec, area: Area | None, version: int | None, wait_s: float
     ) -> Response:
         fleet = self.desk.runtime.fleet
         try:
             self._expect_awake()
-            async with self.desk.idle(wait_s) as runtime:
+            async with self._idle(request, wait_s) as runtime:
                 try:
                     loaded = await runtime.update_weights(source, version)
                 except EngineError as error:
@@ -110,6 +115,26 @@ class Control:
                 old.close()
         return JSONResponse({"weight_version": loaded})
 
+    @asynccontextmanager
+    async def _idle(self, request: Request, wait_s: float) -> AsyncIterator[Runtime]:
+        """Lend the runtime as the desk does, but to nobody who has gone while waiting for it."""
+        lent = self.desk.idle(wait_s)
+        entered = asyncio.ensure_future(lent.__aenter__())
+        gone = asyncio.ensure_future(departure(request))
+        try:
+            await asyncio.wait({entered, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not entered.done():
+                raise Refused(499, "the client has gone")  # nobody reads it
+        finally:
+            gone.cancel()
+            if not entered.done():
+                entered.cancel()
+                await asyncio.wait({entered})
+        async with AsyncExitStack() as stack:
+            runtime = entered.result()
+            stack.push_async_exit(lent)
+            yield runtime
+
     def _expect_awake(self) -> None:
         if self.desk.runtime.fleet.asleep:
             raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
@@ -120,7 +145,7 @@ class Control:
         body = await read_body(request)
         with refusing(self.desk):
             asked = decode(body, SleepRequest)
-            async with self.desk.idle(asked.wait_s) as runtime:
+            async with self._idle(request, asked.wait_s) as runtime:
                 freed = await runtime.sleep()
         return JSONResponse({"freed_bytes": freed})
 

@@ -27,6 +27,7 @@ log = structlog.get_logger("seer")
 FINISHES = 64
 """Responses by which the pace is told."""
 
+LENT = "weights change, or instances fall asleep or wake; try again in a moment"
 LONGEST_RETRY_S = 60
 
 
@@ -90,7 +91,7 @@ class Desk:
         if self.runtime.fleet.asleep:
             raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
         if self._lending.locked() and (self._rollout is None or self._quiet is not None):
-            raise LentError("weights change, or instances fall asleep or wake; try again in a moment")
+            raise LentError(LENT)
         if self._rollout is None:
             raise EngineError("the server is not ready; try again")
         return self._rollout
@@ -151,9 +152,10 @@ class Desk:
 
         Raises:
             BusyError: somebody's requests are unfinished, also after ``wait_s`` seconds.
+            LentError: it is lent to somebody else, also after ``wait_s`` seconds.
             SeerError: the rollout has failed.
         """
-        async with self._lending:
+        async with self._turn(wait_s):
             self.expect_working()
             if self.announced:
                 raise BusyError(f"{self.announced} rows are announced; close their announcement first")
@@ -165,6 +167,18 @@ class Desk:
                 yield self.runtime
             finally:
                 self._begin()
+
+    @asynccontextmanager
+    async def _turn(self, wait_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(wait_s if self._lending.locked() else None):
+                await self._lending.acquire()
+        except TimeoutError:
+            raise LentError(LENT) from None
+        try:
+            yield
+        finally:
+            self._lending.release()
 
     async def _wait_until_quiet(self, wait_s: float) -> None:
         if not self.unfinished:
