@@ -17,13 +17,23 @@ LENGTHS = DrawnLengths(8, 4, 200, 1000, sigma=0.9, group_share=0.5, prompt_token
 
 @pytest.mark.parametrize("policy", ["verl", "divided", "context", "oracle"])
 def test_the_simulator_takes_as_long_as_the_real_scheduler(policy):
+    """Three rollouts together: in one of 32 responses, a block evicted sooner may move the end by 6 %."""
     pytest.importorskip("vllm")
     load = crowded("small", LENGTHS, CLUSTERS["qwen2-vl-72b"], instances=2, pressure=3.0)
-    paced, simulated = (simulate(load, POLICIES[policy], engine=engine) for engine in ("paced", "sim"))
-    assert paced.summary.tokens == simulated.summary.tokens
-    assert paced.summary.total_time_s == pytest.approx(simulated.summary.total_time_s, rel=0.05)
-    assert (paced.summary.preemptions > 0) == (simulated.summary.preemptions > 0)
-    assert paced.late_start_share == pytest.approx(simulated.late_start_share, abs=0.05)
+    paced, simulated = (
+        [simulate(load, POLICIES[policy], seed, engine=engine) for seed in range(3)]
+        for engine in ("paced", "sim")
+    )
+    for one, other in zip(paced, simulated, strict=True):
+        assert one.summary.tokens == other.summary.tokens
+        assert one.summary.total_time_s == pytest.approx(other.summary.total_time_s, rel=0.1)
+        assert (one.summary.preemptions > 0) == (other.summary.preemptions > 0)
+    totals, lates = (
+        [sum(value(each) for each in runs) for runs in (paced, simulated)]
+        for value in (lambda each: each.summary.total_time_s, lambda each: each.late_start_share)
+    )
+    assert totals[0] == pytest.approx(totals[1], rel=0.03)
+    assert lates[0] == pytest.approx(lates[1], abs=0.15)
 
 
 def test_the_command_says_what_is_real_and_what_is_not(tmp_path):
