@@ -77,6 +77,10 @@ class Instance:
             self._engine = SglangEngine(args, self._proposer)
         self._model: torch.nn.Module = self._engine.runner.model
         self._tensors = checkpoint.headers_of(settings["model_path"])
+        if on_cpu and self._engine.runner.model_config.quantization is None:
+            from seer_sglang import weights
+
+            weights.expect_all_loaded(self._model, self._tensors)
         self._weight_version = 0
         self._poisoned = False
         self._fingerprint_asleep = ""

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from seer_host.checkpoint import Header
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 
 from seer_core.errors import EngineError
 from seer_core.weights import WeightSource
 
-__all__ = ["fingerprint", "load"]
+__all__ = ["expect_all_loaded", "fingerprint", "load"]
 
 SAMPLED = 4096
 """At most about so many values of a tensor enter a fingerprint."""
+
+
+def expect_all_loaded(model: torch.nn.Module, tensors: Mapping[str, Header]) -> None:
+    """Raise EngineError if a model has more weights than its directory.
+
+    On a CPU SGLang fills what is too small with zeros.  Embeddings do not count: it may pad the vocabulary.
+    """
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    wanted, given = (
+        sum(size for name, size in each.items() if "embed" not in name and "lm_head" not in name)
+        for each in (sizes, {name: math.prod(header.shape) for name, header in tensors.items()})
+    )
+    if tensors and wanted > given:
+        raise EngineError(
+            f"its config.json describes {wanted:,} weights besides embeddings, and its safetensors hold"
+            f" {given:,}; put the right config.json beside them"
+        )
 
 
 def load(runner: Any, source: WeightSource, version: int) -> str:

@@ -1,5 +1,7 @@
 """A real SGLang: the same tokens however the work is cut, moved or lost, and an honest account of it."""
 
+import json
+import shutil
 import subprocess
 
 import pytest
@@ -201,3 +203,15 @@ def test_retractions_change_no_token_and_are_counted_as_preemptions(start, other
 def test_an_instance_that_could_not_hold_a_response_does_not_start(start, models):
     with pytest.raises(EngineError, match=r"KV memory holds 998 tokens, and a response may have 1024: raise"):
         start(models[0], kv_cache_bytes=1000 * KV_BYTES_PER_TOKEN)
+
+
+def test_a_model_whose_config_describes_more_than_its_weights_does_not_start(start, models, tmp_path):
+    """SGLang would fill up what is too small with zeros, and write other tokens."""
+    copy = shutil.copytree(models[0], tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    config["intermediate_size"] *= 2
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(
+        EngineError, match=r"describes [\d,]+ weights besides embeddings, .* hold [\d,]+; put"
+    ):
+        start(copy)
