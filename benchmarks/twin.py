@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import logging
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,7 +54,8 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
     """Return each round's profile and result by arm; round n's arm with drafts is recorded in ``work/n``."""
     assembly = attrs.evolve(assemble(config), strategies=Strategies(Policies()))
     rounds = []
-    async with Runtime(assembly, config.seer, config.rollout) as runtime:
+    # A trace is shown what happens until the next arm's is in use, so they are closed when all has ended.
+    async with AsyncExitStack() as outputs, Runtime(assembly, config.seer, config.rollout) as runtime:
         kv_pool, fleet = runtime.kv_pool, runtime.fleet
         read = read_prompts(EXAMPLE / "prompts.jsonl", config.rollout, fleet.model, fleet.tokenizer)
         for number in range(repeat):
@@ -62,23 +64,25 @@ async def measure(config: Config, work: Path, repeat: int) -> list[dict[str, tup
                 groups = read.groups
                 strategies = fill_slots(config.with_plugins(arm.plugins))
                 drafts = strategies.drafter is not None
-                with OutputDir(work / str(number) / arm.name.strip("+ "), 400, overwrite=True) as output:
-                    observer = Slot("observer", CORE, output.trace)
-                    strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
-                    await runtime.use(strategies, kv_pool if arm.shares_kv else None)
-                    before = await profile(config, runtime)
-                    await runtime.reset_caches()
-                    chosen = (
-                        with_lengths(groups, results["baseline"][1].completions)
-                        if arm.knows_lengths
-                        else groups
-                    )
-                    result = await runtime.rollout(chosen).wait()
-                    if drafts:
-                        for completion in result.completions:
-                            output.completion(completion)
-                    output.summary(msgspec.to_builtins(result.summary))
-                    after = await profile(config, runtime)
+                output = outputs.enter_context(
+                    OutputDir(work / str(number) / arm.name.strip("+ "), 400, overwrite=True)
+                )
+                observer = Slot("observer", CORE, output.trace)
+                strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
+                await runtime.use(strategies, kv_pool if arm.shares_kv else None)
+                before = await profile(config, runtime)
+                await runtime.reset_caches()
+                chosen = (
+                    with_lengths(groups, results["baseline"][1].completions) if arm.knows_lengths else groups
+                )
+                rollout = runtime.rollout(chosen)
+                output.begin()
+                result = await rollout.wait()
+                if drafts:
+                    for completion in result.completions:
+                        output.completion(completion)
+                output.summary(msgspec.to_builtins(result.summary))
+                after = await profile(config, runtime)
                 results[arm.name] = (mean_profile(before, after), result)
                 drift = after.seconds[-1][0] / before.seconds[-1][0] - 1
                 print(

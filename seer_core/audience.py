@@ -25,11 +25,12 @@ POOL_INTERVAL_S = 1.0
 
 
 class Audience:
-    """Shows every event to the observers.  One that raises is left out from then on; the rollout goes on.
+    """Shows every event to the observers, until they stop.
 
-    The core's own, such as the trace, are results: if one of them fails, so does the rollout.  In ``debug``
-    it fails whoever raises, and observers are watched like strategies.  ``left_out`` counts those that raised
-    since the last start.  ``kv_pool`` is the one whose figures ``PoolObserver`` see.
+    One that raises is left out from then on; the rollout goes on.  The core's own, such as the trace, are
+    results: if one of them fails, so does the rollout.  In ``debug`` it fails whoever raises, and observers
+    are watched like strategies.  ``left_out`` counts those that raised since the last start.  ``kv_pool`` is
+    the one whose figures ``PoolObserver`` see.
     """
 
     def __init__(
@@ -69,13 +70,17 @@ class Audience:
                 self._started.append((slot, slot.strategy))
 
     async def stop(self) -> None:
-        """Stop what was started, last first, those left out too; what they raise is logged.  Idempotent."""
+        """Stop what was started, last first, those left out too; what they raise is logged.  Idempotent.
+
+        From now on nobody is shown anything: whoever has stopped has closed what it writes to.
+        """
         if self._open:
             self._open = False
             try:
                 self._show_pool()
             except SeerError as error:  # in debug
                 log.error("stop_failed", slot="observer", error=str(error))
+        self._shown, self._to_completions, self._to_pool = [], [], []
         while self._started:
             slot, observer = self._started.pop()
             try:

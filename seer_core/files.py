@@ -68,6 +68,11 @@ class LineFile:
             raise
         self._end += len(line) + 1
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._file.closed
+
     def show(self) -> None:
         """Take the place of what is at ``path``."""
         if self._hidden is not None:

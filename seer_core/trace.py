@@ -30,7 +30,10 @@ _RECORDS = Form[TraceRecord](
 
 
 class TraceWriter:
-    """Observer that writes a trace to a file, as it happens."""
+    """Observer that writes a trace to a file, as it happens.
+
+    A runtime shows it events until it has stopped, or uses other observers: close it afterwards.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, hidden: bool = False) -> None:
         self.file = LineFile(path, hidden=hidden)
@@ -40,8 +43,13 @@ class TraceWriter:
         """Write one line.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: it cannot be written, or is closed.
         """
+        if self.file.closed:
+            raise OutputError(
+                f"the trace {self.file.path} is closed, and is still shown events; close it when the runtime"
+                " has stopped or uses other observers"
+            )
         try:
             self.file.write(self._encoder.encode(TraceRecord(now, event, list(commands))))
         except OSError as error:

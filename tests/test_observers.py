@@ -5,10 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from seer_core.audience import Audience
 from seer_core.config import load_config
 from seer_core.errors import PluginError
+from seer_core.events import InstanceStopped
 from seer_core.plugins import assemble
 from seer_core.runtime import Runtime
+from seer_core.scheduler import Slot
 from seer_core.session import rollout
 
 PROMPTS = [{"prompt": f"number {number}", "n": 3, "max_tokens": 40} for number in range(4)]
@@ -93,3 +96,23 @@ def test_a_pool_that_cannot_tell_its_figures_is_asked_once_and_harms_nobody(writ
 
     assert len(asyncio.run(run()).completions) == 12
     assert (len(asked), watching.pool) == (1, [])
+
+
+def test_whoever_has_stopped_is_shown_nothing_while_the_others_stop():
+    class Last(Watching):
+        async def start(self):
+            pass
+
+        async def stop(self):
+            audience.show(1.0, InstanceStopped("a"), [])
+
+    first, last = Watching(), Last()
+    audience = Audience([Slot("observer", "first", first), Slot("observer", "last", last)])
+
+    async def run():
+        await audience.start()
+        audience.show(0.5, InstanceStopped("b"), [])
+        await audience.stop()
+
+    asyncio.run(run())
+    assert (first.events, last.events) == (1, 1)

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +13,8 @@ from seer_lab.twin import recorded_drafts
 from seer_core.cli import main
 from seer_core.errors import ConfigError, PromptError
 from seer_core.profile import read_profile
+
+ROOT = Path(__file__).parents[1]
 
 CONFIG = """
 [seer]
@@ -247,3 +252,21 @@ def test_positions_whose_drafts_were_never_accepted_count_as_rejected(sitting, t
     (tmp_path / "trace.jsonl").write_text("")
     drafts = recorded_drafts(tmp_path, selective=True)
     assert (drafts.rates, drafts.verified) == (((0.25, 0.0),), ((1.0, 0.5),))
+
+
+def test_the_benchmark_measures_and_predicts_every_arm(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "twin.py", "--set", "seer.engine=sim"]
+    done = subprocess.run(
+        [*command, "--work", tmp_path / "work", "--json", tmp_path / "twin.json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "event_failed" not in done.stdout + done.stderr
+    [rows] = json.loads((tmp_path / "twin.json").read_bytes())["rounds"]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["as profiled"]["total_time_s"] == pytest.approx(row["measured"]["total_time_s"], rel=0.05)
+    run = tmp_path / "work" / "0" / "grouped_spec"
+    assert {path.name for path in run.iterdir()} == {"completions.jsonl", "trace.jsonl", "summary.json"}

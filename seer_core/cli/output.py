@@ -226,14 +226,16 @@ class OutputDir:
                 directory.rmdir()
 
     def completion(self, completion: Completion) -> None:
-        """Write one completion."""
+        """Write one completion of a run that has begun."""
+        assert self.begun
         try:
             self._completions.write(msgspec.json.encode(completion, enc_hook=list))
         except OSError as error:
             raise _unwritable(self._completions.path, error) from error
 
     def summary(self, summary: dict[str, Any]) -> None:
-        """Write the summary."""
+        """Write the summary of a run that has begun."""
+        assert self.begun
         write_json(self.path / "summary.json", summary)
 
 

@@ -4,7 +4,7 @@ import pytest
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 
-from seer_core.errors import SeerError
+from seer_core.errors import OutputError, SeerError
 from seer_core.events import (
     Abort,
     ChunkFailed,
@@ -131,6 +131,14 @@ def test_a_record_survives_the_file_as_it_was(tmp_path):
     writer.observe(0.1 + 0.2, event, commands)
     writer.close()
     assert list(read_trace(path)) == [TraceRecord(0.1 + 0.2, event, commands)]
+
+
+def test_a_closed_trace_that_is_shown_events_says_when_to_close_it(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    writer = TraceWriter(path)
+    writer.close()
+    with pytest.raises(OutputError, match=r"the trace .*trace\.jsonl is closed, .*; close it when"):
+        writer.observe(0.0, RequestsAborted(()), [])
 
 
 @pytest.mark.parametrize(
