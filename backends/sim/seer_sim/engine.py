@@ -243,7 +243,10 @@ class SimEngine:
         here = max(here, run.fetched_blocks)
         if here >= reusable:
             return False
-        found = pool.find(job.request_id, self._weight_version, reusable)
+        # It may look again when it is let in, which is counted as one search.
+        find = pool.look if run.sought else pool.find
+        found = find(job.request_id, self._weight_version, reusable)
+        run.sought = True
         if found <= here:
             return False
         run.fetched_blocks = found

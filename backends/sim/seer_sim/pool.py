@@ -118,10 +118,14 @@ class SimKVPool:
 
     # What engines ask.
 
-    def find(self, request_id: str, version: int, wanted_blocks: int) -> int:
+    def look(self, request_id: str, version: int, wanted_blocks: int) -> int:
         """Return how many of so many blocks of a request are there, computed with these weights."""
         kept = self._dram.kept.get(request_id) or self._ssd.kept.get(request_id)
-        found = min(kept.blocks, wanted_blocks) if kept is not None and kept.version == version else 0
+        return min(kept.blocks, wanted_blocks) if kept is not None and kept.version == version else 0
+
+    def find(self, request_id: str, version: int, wanted_blocks: int) -> int:
+        """Return the same, and count it as a search."""
+        found = self.look(request_id, version, wanted_blocks)
         self._counts["asked_blocks"] += wanted_blocks
         self._counts["hit_blocks"] += found
         return found

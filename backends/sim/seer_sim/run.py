@@ -22,7 +22,7 @@ class Run:
 
     ``tokens`` and ``computed`` stand still while it decodes.  ``fills`` counts the steps that finished its
     context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.  ``fetched_blocks``
-    were brought from the KV pool, and ``pool_tokens`` found there alone.
+    were brought from the KV pool, which was ``sought`` for them, and ``pool_tokens`` found there alone.
     """
 
     __slots__ = (
@@ -41,6 +41,7 @@ class Run:
         "pool_tokens",
         "preemptions",
         "prompt",
+        "sought",
         "stopped",
         "tokens",
         "verified",
@@ -57,6 +58,7 @@ class Run:
         self.prompt: Prompt = ("", 0)
         self.computed = 0
         self.cached = 0
+        self.sought = False
         self.fetched_blocks = 0
         self.pool_tokens = 0
         self.work = 0

@@ -78,6 +78,16 @@ def test_kv_that_goes_while_its_chunk_waits_for_a_step_is_brought_as_well(simula
     assert counts(sim.run().outputs["r1"]) == (16, 24, 4)
 
 
+def test_what_a_chunk_looks_for_twice_is_counted_once(move):
+    def searched(pool):
+        return pool.stats().asked_blocks, pool.stats().hit_blocks
+
+    pool, empty = pool_of(), pool_of(dram_blocks=9)
+    move(pool)
+    move(empty)  # it looks when it is queued, and again when it is let in
+    assert (searched(pool), searched(empty)) == ((10, 10), (10, 0))
+
+
 def test_siblings_share_a_prompt_that_was_brought(simulate, chunk_job):
     pool = pool_of()
     first = simulate(kv_pool=pool)
