@@ -46,18 +46,19 @@ class Form(Generic[T]):
             raw = Path(path).read_bytes()
         except (OSError, ValueError) as error:
             raise self._error(where, error) from error
-        return self._decode(raw, where)
+        return self.decode(raw, where)
 
     def lines(self, path: str | os.PathLike[str]) -> Iterator[tuple[int, T]]:
         """Yield the number and the value of each line."""
         try:
             with Path(path).open("rb") as file:
                 for number, line in enumerate(file, 1):
-                    yield number, self._decode(line, f"{os.fspath(path)}:{number}:")
+                    yield number, self.decode(line, f"{os.fspath(path)}:{number}:")
         except (OSError, ValueError) as error:
             raise self.error(f"cannot read {os.fspath(path)}: {flaw(error)}; {self.remedy}") from error
 
-    def _decode(self, raw: bytes, where: str) -> T:
+    def decode(self, raw: bytes, where: str) -> T:
+        """Return the value of what has been read already; ``where`` begins the sentence if it is none."""
         try:
             return self._decoder.decode(raw)
         except UNREADABLE as error:

@@ -11,7 +11,8 @@ from seer_core.cli.output import InputPath
 from seer_core.errors import ConfigError, printable
 from seer_rl.config import load_training
 from seer_rl.display import TrainDisplay
-from seer_rl.start import METRICS, train
+from seer_rl.metrics import METRICS
+from seer_rl.start import train
 
 __all__ = ["train_command"]
 

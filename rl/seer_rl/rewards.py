@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from seer_core.errors import ConfigError, quote
 from seer_rl.errors import RewardError
@@ -27,6 +28,8 @@ __all__ = ["Answer", "RewardPool"]
 
 START_S = 120.0
 """A reward's own imports, of a verifier with its models say, may take a while."""
+
+log = structlog.get_logger("seer")
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -84,9 +87,11 @@ class RewardPool:
         try:
             try:
                 answer = worker.ask(line, self._timeout_s)
-            except _Died:  # perhaps not by this response: the kernel, short of memory, kills anybody
+            except _Died as died:
                 if worker.given_up:
                     raise
+                # Perhaps not by this response: the kernel, short of memory, kills anybody.
+                log.warning("reward_process_died", status=died.status, then="its response is judged again")
                 answer = worker.ask(line, self._timeout_s)
         except _Died as died:
             times = "was ended" if worker.given_up else "died twice"

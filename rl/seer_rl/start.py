@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import structlog
 
 from seer_core import Config, Session
 from seer_core.errors import ConfigError, OutputError
-from seer_core.files import LineFile
-from seer_core.reading import Form, read_bytes
 from seer_rl.checkpoints import Checkpoint, Checkpoints, State, state_of
 from seer_rl.config import TrainTable, first_model
 from seer_rl.fit import check_fit
 from seer_rl.loop import Loop, Watch
+from seer_rl.metrics import METRICS, metrics_file, records
 from seer_rl.prompts import prompts_of
 from seer_rl.references import resolve
 from seer_rl.rewards import RewardPool
@@ -25,9 +23,8 @@ from seer_rl.trackers import tracking
 from seer_rl.trainer import Trainer
 from seer_rl.weights import way_of
 
-__all__ = ["METRICS", "train"]
+__all__ = ["train"]
 
-METRICS = "metrics.jsonl"
 PLOT = "training.png"
 
 log = structlog.get_logger("seer")
@@ -80,8 +77,8 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         if begin is not None:
             trainer.load(begin.path)
         stack.callback(_plot, out)
-        metrics = stack.enter_context(_metrics(out, done))
-        trackers = stack.enter_context(tracking(table, out, _records(out)))
+        metrics = stack.enter_context(metrics_file(out, done))
+        trackers = stack.enter_context(tracking(table, out, records(out)))
         way = stack.enter_context(way_of(table, trainer, out))
         stack.enter_context(session)
         loop = Loop(
@@ -146,46 +143,13 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
     return trainer
 
 
-class _Line(msgspec.Struct):
-    iteration: int
-
-
-@contextmanager
-def _metrics(out: Path, done: int) -> Iterator[LineFile]:
-    """Open the metrics with the lines of the iterations that are done; what came after is done again."""
-    path = out / METRICS
-    form: Form[_Line] = Form(_Line, "no metrics", "move it away", OutputError)
-    kept = []
-    if path.exists():
-        lines = read_bytes(path, "move it away", OutputError).split(b"\n")
-        kept = [lines[number - 1] for number, line in form.lines(path) if line.iteration < done]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = LineFile(path, hidden=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; name another directory") from error
-    try:
-        for line in kept:
-            file.write(line)
-        file.show()
-        yield file
-    finally:
-        file.close()
-
-
-def _records(out: Path) -> list[dict[str, Any]]:
-    """Return the metrics of the iterations that are done."""
-    path = out / METRICS
-    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
 def _plot(out: Path) -> None:
     """Draw what there is; a plot that fails is no reason to fail."""
     try:
         from seer_rl.plots import draw
 
-        if records := _records(out):
-            draw(out / PLOT, records)
+        if found := records(out):
+            draw(out / PLOT, found)
     except ImportError as error:
         log.warning("no_plot", reason=f"{error}; install matplotlib: pip install 'seer-rl[plot]'")
     except Exception as error:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from seer_core.cli.output import replacing
 from seer_core.errors import ConfigError, OutputError
 from seer_rl.config import TrainTable
 
@@ -158,7 +159,8 @@ class WeightsAndBiases:
                 f"Weights & Biases does not begin: {error}; log in with `wandb login`, or set"
                 " WANDB_MODE=offline"
             ) from error
-        known.write_text(self._run.id, "utf-8")
+        with replacing(known) as new:
+            new.write_text(self._run.id, "utf-8")
         for kind in KINDS:
             self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/iteration")
 

@@ -379,6 +379,35 @@ def test_a_run_whose_metrics_were_moved_away_is_not_written_over_and_keeps_each_
     assert [line["iteration"] for line in metrics(out)] == [1, 2]
 
 
+@pytest.mark.parametrize("rest", [b'{"iteration":1,"weight_ver', b"\0" * 40])
+def test_metrics_whose_last_line_was_cut_are_gone_on_with_and_it_is_said(
+    config, tmp_path, uninterrupted, rest
+):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=1")
+    with (out / "metrics.jsonl").open("ab") as file:
+        file.write(rest)
+    run(path, out, "train.iterations=1", resume=True)  # nothing is left, and the plot needs no such line
+    with structlog.testing.capture_logs() as logs:
+        run(path, out, resume=True)
+    [told] = [log for log in logs if log["event"] == "metrics_cut"]
+    assert told["reason"].endswith("metrics.jsonl ends in a line that is cut; it is left out")
+    assert learnt(metrics(out)) == uninterrupted
+
+
+def test_metrics_without_a_last_end_of_line_lose_none_and_others_are_one_error(config, tmp_path):
+    path, out = config(), tmp_path / "out"
+    run(path, out, "train.iterations=1")
+    file = out / "metrics.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole.rstrip())
+    run(path, out, "train.iterations=2", resume=True)
+    assert [line["iteration"] for line in metrics(out)] == [0, 1]
+    file.write_bytes(b"cut\n" + whole)
+    with pytest.raises(OutputError, match=r"metrics\.jsonl:1: no metrics: .*; move it away"):
+        run(path, out, resume=True)
+
+
 def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(config, tmp_path, monkeypatch):
     from seer_rl.torch_trainer import TorchTrainer
 

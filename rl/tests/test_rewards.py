@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+import structlog
 from seer_rl import Response, RewardError
 from seer_rl.rewards import RewardPool
 
@@ -89,8 +90,10 @@ def test_a_process_that_somebody_killed_is_replaced_and_its_response_judged_agai
             os.kill(os.getpid(), 9)
         return 1
     """
-    assert pool(textwrap.dedent(body)).submit(response()).result() == 1.0
+    with structlog.testing.capture_logs() as logs:
+        assert pool(textwrap.dedent(body)).submit(response()).result() == 1.0
     assert (tmp_path / "struck").exists()
+    assert [(log["event"], log["status"]) for log in logs] == [("reward_process_died", -9)]
 
 
 def test_a_replacement_that_does_not_come_up_costs_one_response_each_time(pool, tmp_path):
