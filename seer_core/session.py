@@ -159,7 +159,8 @@ class Session:
         """Roll out by fresh strategies of the same configuration from now on.
 
         That is the remedy for a rollout that failed midway, whose strategies do not know where they stand.
-        Engines go on as they are, with the weights that they have.
+        Engines go on as they are, with the weights that they have; but they start anew where the object that
+        drafts fills another slot too.
 
         Raises:
             SeerError: something else is under way.
@@ -167,8 +168,9 @@ class Session:
         """
         with self._use("renewing its strategies"):
             fresh = fill_slots(self._config).watched_by(*self._observers)
-            # Another drafter, though an equal one, would have all engines start anew.
-            fresh = attrs.evolve(fresh, drafter=self.runtime.fleet.drafter)
+            if not fresh.shares_drafter:
+                # Another drafter, though an equal one, would have all engines start anew.
+                fresh = attrs.evolve(fresh, drafter=self.runtime.fleet.drafter)
             self._call(self.runtime.use(fresh), finish=True)
 
     def sleep(self) -> int:

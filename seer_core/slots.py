@@ -72,6 +72,12 @@ class Strategies:
         ]
         return [link for slot in filled for link in slot.links]
 
+    @property
+    def shares_drafter(self) -> bool:
+        """Whether the object that drafts fills another slot as well."""
+        drafter = self.drafter
+        return drafter is not None and sum(slot.strategy is drafter.strategy for slot in self.slots) > 1
+
     def watched_by(self, *observers: Observer, owner: str = "") -> Strategies:
         """Return the same with further observers, each named by its class unless ``owner`` names them."""
         slots = (Slot("observer", owner or type(each).__name__, each) for each in observers)

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+from seer_sim.engine import SimEngine
 
 from seer_core import Session
 from seer_core import rollout as short_form
@@ -201,6 +202,80 @@ def test_after_a_rollout_that_failed_midway_a_session_is_renewed_and_goes_on(con
         assert observer.seen > seen
         assert session.weight_version == 1
     assert tokens(again.completions) == tokens(short_form(config, RECORDS, 0).completions)
+
+
+DRAFTS_ALONE = """
+from seer_core.defaults import FirstComeFirstServed
+from seer_core.drafting import SourceSpec
+from seer_core.hookspecs import hookimpl
+
+
+class Steady:
+    def source(self):
+        return SourceSpec("steady:Source", {}, 4)
+
+    def shares(self):
+        return False
+
+    def policy(self, step_times):
+        return self
+
+    def lengths(self, probes, others):
+        return 4, 4
+
+    def learn(self, drafted_at, accepted_at):
+        pass
+
+
+@hookimpl
+def seer_make_drafter():
+    return Steady()
+"""
+
+DRAFTS_ORDERS_AND_WATCHES = f"""{DRAFTS_ALONE}
+
+class Several(Steady, FirstComeFirstServed):
+    seen = 0
+
+    def observe(self, now, event, commands):
+        self.seen += 1
+
+
+@hookimpl
+def seer_make_drafter():
+    return Several()
+
+
+seer_make_prioritizer = seer_make_observer = seer_make_drafter
+"""
+
+
+@pytest.mark.parametrize("source", [DRAFTS_ALONE, DRAFTS_ORDERS_AND_WATCHES])
+def test_a_renewed_session_keeps_a_drafter_unless_it_fills_another_slot_too(
+    distribution, write_config, monkeypatch, source
+):
+    starts, start = [], SimEngine.start
+
+    async def counted(self, sink):
+        starts.append(self.id)
+        return await start(self, sink)
+
+    monkeypatch.setattr(SimEngine, "start", counted)
+    distribution("steady", source)
+    alone = source == DRAFTS_ALONE
+    with Session(write_config(["divided_rollout", "steady"], SMALL)) as session:
+        session.update_weights("step 1")
+        before, first = session.runtime.fleet.drafter, session.rollout(RECORDS, 0)
+        starts.clear()
+        session.renew()
+        again = session.rollout(RECORDS, 0)
+        drafter = session.runtime.fleet.drafter
+        assert session.weight_version == 1
+        assert (drafter is before, not starts) == (alone, alone)
+        if not alone:
+            assert session.runtime.loop.scheduler.policies.prioritizer.strategy is drafter.strategy
+            assert drafter.strategy.seen > 0
+    assert tokens(again.completions) == tokens(first.completions)
 
 
 def test_a_session_whose_engines_do_not_start_leaves_nothing(played, hand):
