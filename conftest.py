@@ -1,13 +1,17 @@
-"""Settings of all tests: Hypothesis never judges by time, and a skipped test fails the run."""
+"""Settings of all tests: Hypothesis never judges by time, Ctrl-C is heard, a skipped test fails the run."""
 
 import os
 import re
+import signal
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("seer", deadline=None)
 settings.load_profile("seer")
+
+# What a script starts with `&` ignores SIGINT, and so would each process that a test sends it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = ["adapters/verl"]  # tested in verl's own environment: make verl-test
 
