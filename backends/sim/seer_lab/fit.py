@@ -17,8 +17,8 @@ from seer_core.profile import Profile
 
 __all__ = ["Fit", "fit"]
 
-NAMES = ("overhead_s", "request_s", "sampled_s", "position_s", "attention_s")
-"""What is fitted, all non-negative; the last is per position and token of context."""
+NAMES = ("overhead_s", "request_s", "sampled_s", "position_s", "attention_s", "drafts_s")
+"""What is fitted, all non-negative; ``attention_s`` is per position and token of context."""
 
 FLOPS_PER_S = 1e12
 """Unit in which fitted seconds are written as FLOPs; any would do."""
@@ -31,9 +31,13 @@ FREE = 1e-18
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """A cost model, and how far its step times are from the measured ones, as shares of these."""
+    """A cost model, and how far its step times are from the measured ones, as shares of these.
+
+    A step that verifies drafts takes ``drafts_s`` longer, however many they are.
+    """
 
     cost: CostModel
+    drafts_s: float
     median_error: float
     worst_error: float
 
@@ -51,6 +55,7 @@ def fit(profile: Profile) -> Fit:
     """Return the cost model whose step times are nearest to the profile's, in relative least squares.
 
         T = overhead + request n + sampled n p + position max(knee, n p) + attention n (context + p) max(q, p)
+            + drafts where p > 1
 
     for n requests of p positions each (1 and the draft tokens).  Both knees, where the weights' bytes and
     the KV's stop to bound a step, are found by trying all.  Where the instance says what prefilling a token
@@ -87,7 +92,7 @@ def fit(profile: Profile) -> Fit:
     for knees in _knees(cells):
         rows = np.array([_features(cell, *knees) for cell in cells], float) / measured[:, None]
         if prefill_s > 0:
-            rows = np.vstack([rows, [0, 0, 0, 1 / prefill_s, 0]])
+            rows = np.vstack([rows, [0, 0, 0, 1 / prefill_s, 0, 0]])
         solution, error = _non_negative(rows)
         if best is None or error < best[0] * (1 - 1e-6):
             best = error, knees, solution
@@ -95,7 +100,8 @@ def fit(profile: Profile) -> Fit:
     _, knees, solution = best
     modelled = np.array([_features(cell, *knees) for cell in cells], float) @ solution
     errors = np.abs(modelled / measured - 1).tolist()
-    return Fit(_cost(solution, knees, info.kv_bytes_per_token), median(errors), max(errors))
+    cost = _cost(solution, knees, info.kv_bytes_per_token)
+    return Fit(cost, float(solution[-1]), median(errors), max(errors))
 
 
 def _knees(cells: Sequence[Cell]) -> Iterator[tuple[int, int]]:
@@ -113,13 +119,13 @@ def _features(cell: Cell, step_knee: int, request_knee: int) -> list[float]:
     each = 1 + cell.drafted
     positions = cell.size * each
     read = cell.size * (cell.context + each) * max(request_knee, each)
-    return [1, cell.size, positions, max(step_knee, positions), read]
+    return [1, cell.size, positions, max(step_knee, positions), read, cell.drafted > 0]
 
 
 def _non_negative(rows: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the x >= 0 for which the sum of ``(rows x - 1) ** 2`` is least, and that sum.
 
-    Tries every choice of what is not zero, which is exact, and quick with five unknowns.
+    Tries every choice of what is not zero, which is exact, and quick with six unknowns.
     """
     ones = np.ones(len(rows))
     best = np.zeros(rows.shape[1]), float(len(rows))
@@ -139,7 +145,7 @@ def _non_negative(rows: np.ndarray) -> tuple[np.ndarray, float]:
 
 def _cost(solution: np.ndarray, knees: tuple[int, int], kv_bytes_per_token: int) -> CostModel:
     """Write what was fitted as constants of a ``CostModel``."""
-    overhead_s, request_s, sampled_s, position_s, attention_s = map(float, solution)
+    overhead_s, request_s, sampled_s, position_s, attention_s, _ = map(float, solution)
     step_knee, request_knee = knees
     kv_bytes = max(1, kv_bytes_per_token)
     byte_s = attention_s * request_knee / kv_bytes or FREE

@@ -16,9 +16,10 @@ BATCH = (1, 2, 4, 8, 16, 32, 64)
 GRID = (BATCH, (0, 1, 2, 4, 8), (64, 1024))
 
 
-def profile_of(cost, grid=GRID, info=INFO):
-    batch, drafts, contexts = grid
-    tables = [step_times(cost, Drafts(request_s=0), info, batch, drafts, each) for each in contexts]
+def profile_of(cost, grid=GRID, info=INFO, drafts_s=0.0):
+    batch, lengths, contexts = grid
+    drafts = Drafts(request_s=0, step_s=drafts_s)
+    tables = [step_times(cost, drafts, info, batch, lengths, each) for each in contexts]
     return make_profile(tables, [info], engine="sim", instances=2, together=True)
 
 
@@ -56,6 +57,13 @@ def test_a_measured_prefill_tells_positions_computed_from_positions_sampled():
     assert cost.sampled_s == pytest.approx(LINEAR.sampled_s)
     assert cost.request_s == pytest.approx(LINEAR.request_s)
     assert cost.overhead_s == pytest.approx(LINEAR.overhead_s)
+
+
+def test_what_every_step_with_drafts_takes_is_told_from_what_drafts_take():
+    fitted = fit(profile_of(LINEAR, drafts_s=5e-4))
+    assert fitted.drafts_s == pytest.approx(5e-4)
+    assert fitted.cost.overhead_s == pytest.approx(LINEAR.overhead_s)
+    assert fitted.worst_error < 1e-6
 
 
 def test_no_cost_is_negative_where_times_are_noisy():
