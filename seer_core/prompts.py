@@ -142,16 +142,18 @@ def make_groups(
     seed: int = 0,
     iteration: int = 0,
     named: Mapping[str, int] | None = None,
+    most_tokens: int | None = None,
 ) -> list[PromptGroup]:
     """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
 
-    ``named`` counts the groups before these that were named after each prompt (``named_after``).
+    ``named`` counts the groups before these that were named after each prompt (``named_after``).  Where a
+    record has no ``max_tokens``, prompt and response may have ``most_tokens`` together, if that is given.
 
     Raises:
         PromptError: a record cannot be rolled out.
     """
     groups = []
-    maker = _Maker(defaults, model, tokenizer, seed, iteration, Counter(named))
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, named or {}, most_tokens)
     for number, record in enumerate(records, 1):
         try:
             groups.append(maker.group(msgspec.convert(record, PromptRecord)))
@@ -239,27 +241,34 @@ def _digest(token_ids: Sequence[int]) -> str:
 
 @attrs.define(eq=False)
 class _Maker:
-    """Makes the groups of one file or call; ``names`` counts those that are named after each prompt."""
+    """Makes the groups of one file or call; ``names`` counts those that are named after each prompt.
+
+    ``earlier`` counts the groups before these in the same way.
+    """
 
     defaults: RolloutTable
     model: ModelInfo
     tokenizer: Tokenizer | None
     seed: int
     iteration: int
+    earlier: Mapping[str, int] = attrs.Factory(dict)
+    most_tokens: int | None = None
     names: Counter[str] = attrs.Factory(Counter)
 
     def group(self, record: PromptRecord) -> PromptGroup:
         """Raise PromptError where the record cannot be rolled out."""
-        if record.max_tokens is None and self.defaults.max_tokens >= self.model.max_model_tokens:
+        fits = self.most_tokens is not None
+        if record.max_tokens is None and not fits and self.defaults.max_tokens >= self.model.max_model_tokens:
             raise ConfigError(
                 f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
                 f" {self.model.max_model_tokens} tokens, prompt included; lower it"
             )
+        token_ids = tuple(_token_ids(record, self.tokenizer))
         group = PromptGroup(
             id="unnamed" if record.group_id is None else record.group_id,
-            prompt_token_ids=tuple(_token_ids(record, self.tokenizer)),
+            prompt_token_ids=token_ids,
             n=self._chosen(record, "n"),
-            max_tokens=self._chosen(record, "max_tokens"),
+            max_tokens=self._max_tokens(record, len(token_ids)),
             sampling=Sampling(*(self._chosen(record, key) for key in ("temperature", "top_p", "top_k"))),
             metadata=record.metadata,
             labels=record.labels,
@@ -276,8 +285,13 @@ class _Maker:
         """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
         digest = _digest(token_ids)
         self.names[digest] += 1
-        number = self.names[digest]
+        number = self.earlier.get(digest, 0) + self.names[digest]
         return digest if number == 1 else f"{digest}-{number}"
+
+    def _max_tokens(self, record: PromptRecord, prompt_tokens: int) -> int:
+        if record.max_tokens is not None or self.most_tokens is None:
+            return int(self._chosen(record, "max_tokens"))
+        return max(1, min(self.defaults.max_tokens, self.most_tokens - prompt_tokens))
 
     def _chosen(self, record: PromptRecord, key: str) -> Any:
         value = getattr(record, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +18,10 @@ from seer_core.prompts import named_after
 from seer_core.result import RolloutResult, Tally
 from seer_core.transcripts import Closed, Transcripts
 
-__all__ = ["Rollout", "Runner"]
+__all__ = ["MOST_NAMED", "Rollout", "Runner"]
+
+MOST_NAMED = 65_536
+"""Prompts of which an open rollout remembers how many groups were named after them."""
 
 
 class Runner(Protocol):
@@ -42,7 +45,8 @@ class Rollout:
 
     A batch is closed from the start.  One that is open takes further groups until ``close``, also while it
     has none under way; the iterator ends when it is closed and everything is over.  ``named`` counts the
-    groups that were named after each prompt while it was open.
+    groups that were named after each prompt while it was open; of more than ``MOST_NAMED`` prompts those are
+    forgotten that have not come again for longest.
 
     The iterator raises ``EngineError`` when no instance is left, and in the end if no request finished
     but with reason ``error``.  The engines are served between two completions: what takes longer than a
@@ -63,7 +67,7 @@ class Rollout:
         self.tally = tally
         self.open = True
         self.submitted = 0
-        self.named: Counter[str] = Counter()
+        self.named: OrderedDict[str, int] = OrderedDict()
         self._clock = clock
         self._audience = audience
         self._runner = runner
@@ -93,8 +97,11 @@ class Rollout:
             return
         self._runner.submit(groups)
         self.submitted += len(groups)
-        self.named.update(name for group in groups if (name := named_after(group)) is not None)
         for group in groups:
+            if (name := named_after(group)) is not None:
+                self.named[name] = self.named.pop(name, 0) + 1  # the last one now
+                if len(self.named) > MOST_NAMED:
+                    self.named.popitem(last=False)
             if group.timeout_s is not None:
                 when_s = self._clock.now() + group.timeout_s
                 self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))

@@ -208,7 +208,9 @@ class Runtime:
         """
         await self.fleet.wake()
 
-    def groups(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> list[PromptGroup]:
+    def groups(
+        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, fitting: bool = False
+    ) -> list[PromptGroup]:
         """Build prompt groups from mappings with the fields of a prompts file's lines.
 
         ``iteration`` enters the default seeds, so that the same prompts get other responses in the next one.
@@ -216,10 +218,16 @@ class Runtime:
         a repetition.  Groups keep their seeds, so the same groups repeat themselves.  But a prompt without an
         id gets another one, and so other responses, each time that it is built while one rollout is open.
 
+        If they are to be ``fitting``, a response of which ``max_tokens`` is not said may have as many as
+        ``[rollout]`` says, or as fit beside its prompt if these are fewer.
+
         Raises:
             PromptError: a record cannot be rolled out.
+            ConfigError: the default ``max_tokens`` is beyond the model's length.
         """
         fleet, rollout = self.fleet, self.loop.rollout
+        longest = fleet.model.max_model_tokens
+        room = max((info.kv_capacity_tokens for info in self.living.values()), default=longest)
         return make_groups(
             records,
             self.defaults,
@@ -228,6 +236,7 @@ class Runtime:
             seed=self.settings.seed,
             iteration=self.iteration if iteration is None else iteration,
             named=rollout.named if rollout is not None and rollout.open else None,
+            most_tokens=min(longest, room) if fitting else None,
         )
 
     def rollout(self, groups: Iterable[PromptGroup], *, keep: bool = True) -> Rollout:

@@ -1,6 +1,7 @@
 """Open rollouts: groups that come while others run, and the same tokens as in a batch."""
 
 import asyncio
+import importlib
 
 import msgspec
 import pytest
@@ -391,6 +392,25 @@ def test_equal_prompts_of_an_open_rollout_are_groups_of_their_own_and_repeat_as_
     name, found = play(run())
     assert set(found) == {f"{name}{copy}/{index}" for copy in ("", "-2", "-3") for index in range(2)}
     assert len({tuple(tokens) for tokens, *_ in found.values()}) == 6
+
+
+def test_an_open_rollout_forgets_the_names_of_prompts_that_have_not_come_for_long(simulated, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("seer_core.rollout"), "MOST_NAMED", 2)
+    one, two, three = ({"prompt_token_ids": [number], "n": 1} for number in (1, 2, 3))
+
+    async def run():
+        async with simulated() as runtime:
+            rollout, names = runtime.open(), []
+            for record in (one, two, one, three, one, two):
+                groups = runtime.groups([record])
+                rollout.add(groups)
+                names.append(groups[0].id)
+                await anext(rollout)
+            await rollout.abort()
+            return names, len(rollout.named)
+
+    (first, second, again, _, third, forgotten), known = play(run())
+    assert (again, third, forgotten, known) == (f"{first}-2", f"{first}-3", second, 2)
 
 
 def test_an_open_rollout_fails_with_its_last_instance_and_takes_no_more(by_hand, hand, some_groups):
