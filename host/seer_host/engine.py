@@ -364,8 +364,10 @@ class WorkerEngine:
                 answer = await call
         except TimeoutError as error:
             # It may obey yet, with weights that nobody takes it to have; so it is lost.
-            if self._worker is not None:
+            if self._worker is not None and self._listener is not None:
+                listener = self._listener
                 await self._worker.end()
+                await asyncio.wait({listener})  # it tells of the loss first
             raise EngineError(
                 f"{name} on instance {self.id!r}: no answer after {self._launch.control_timeout_s:g} s;"
                 " the instance was ended"
