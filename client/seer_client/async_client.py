@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -79,8 +79,12 @@ class AsyncClient:
         """Let rows be claimed as ``Client.announce`` does, within ``async with``."""
         call = self._calls.announce(groups, iteration, weight_version, gather_s)
         async with self._stream(call) as replies:
-            await anext(replies)
-            yield
+            announcement = await anext(replies)
+            try:
+                yield
+            finally:
+                with suppress(ClientError):  # the server notices that the connection closes
+                    await self._answer(self._calls.leave(str(announcement)))
 
     async def claim(
         self,
@@ -116,24 +120,32 @@ class AsyncClient:
         """Give up groups and requests, as ``Client.abort`` does."""
         return self._calls.aborted(await self._answer(self._calls.abort(groups, requests)))
 
-    async def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 0.0) -> int:
+    async def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 5.0) -> int:
         """Load the safetensors of a directory, as ``Client.update_weights`` does."""
         return self._calls.version(await self._answer(self._calls.weights(directory, version, wait_s)))
 
     async def send_weights(
-        self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 0.0
+        self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0
     ) -> int:
         """Send tensors, as ``Client.send_weights`` does; the event loop waits while each is made."""
         return self._calls.version(await self._answer(self._calls.sent(_pieces(tensors), version, wait_s)))
 
     async def share_weights(
-        self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 0.0
+        self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0
     ) -> int:
-        """Have tensors loaded from shared memory, as ``Client.share_weights`` does."""
-        with shared(tensors) as area:
+        """Have tensors loaded from shared memory, as ``Client.share_weights`` does.
+
+        A thread makes and copies them; cancelling waits until it has.
+        """
+        with ExitStack() as stack:
+            copying = asyncio.create_task(asyncio.to_thread(stack.enter_context, shared(tensors)))
+            try:
+                area = await asyncio.shield(copying)
+            finally:
+                await asyncio.wait({copying})
             return self._calls.version(await self._answer(self._calls.shared(area, version, wait_s)))
 
-    async def sleep(self, *, wait_s: float = 0.0) -> int:
+    async def sleep(self, *, wait_s: float = 5.0) -> int:
         """Let the instances give memory back until ``wake``; return how many bytes, 0 if they slept."""
         return self._calls.freed(await self._answer(self._calls.sleep(wait_s)))
 
@@ -152,11 +164,11 @@ class AsyncClient:
             async for reply in replies:
                 if isinstance(reply, Completion):
                     yield reply
-                elif reply is not None and progress is not None:
+                elif isinstance(reply, Progress) and progress is not None:
                     progress(reply)
 
     @asynccontextmanager
-    async def _stream(self, call: Call) -> AsyncIterator[AsyncIterator[Completion | Progress | None]]:
+    async def _stream(self, call: Call) -> AsyncIterator[AsyncIterator[Completion | Progress | str]]:
         """Yield the lines of an answer; leaving closes the connection if it has not come to its end."""
         response = await self._open(call)
         try:
@@ -164,7 +176,7 @@ class AsyncClient:
         finally:
             await response.aclose()
 
-    async def _read(self, response: httpx.Response) -> AsyncIterator[Completion | Progress | None]:
+    async def _read(self, response: httpx.Response) -> AsyncIterator[Completion | Progress | str]:
         replies = Replies()
         with lost(self._calls.url):
             async for data in response.aiter_raw():

@@ -118,6 +118,12 @@ class Calls:
         body = {"groups": plain(groups), "iteration": iteration, "gather_s": gather_s}
         return self._stream("/v1/announcements", **body, weight_version=weight_version)
 
+    def leave(self, announcement: str) -> Call:
+        """Return the request that closes an announcement."""
+        timeout = httpx.Timeout(CONNECT_S)
+        request = {"method": "DELETE", "url": f"/v1/announcements/{announcement}", "timeout": timeout}
+        return Call(request, repeatable=False)
+
     def claim(self, prompt_token_ids: Sequence[int] | None, **fields: Any) -> Call:
         """Return the request for a row."""
         ids = plain_ids(prompt_token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -109,8 +109,12 @@ class Client:
         """
         call = self._calls.announce(groups, iteration, weight_version, gather_s)
         with self._stream(call) as replies:
-            next(replies)
-            yield
+            announcement = next(replies)
+            try:
+                yield
+            finally:
+                with suppress(ClientError):  # the server notices that the connection closes
+                    self._answer(self._calls.leave(str(announcement)))
 
     def claim(
         self,
@@ -155,20 +159,21 @@ class Client:
         """
         return self._calls.aborted(self._answer(self._calls.abort(groups, requests)))
 
-    def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 0.0) -> int:
+    def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 5.0) -> int:
         """Load the safetensors of a directory that the server can read, and return their version.
 
         Args:
             directory: a path on the server's machine.
             version: the trainer's, higher than the current one; the next if None.
-            wait_s: for how long to wait for what is unfinished; with 0 it is refused at once.
+            wait_s: for how long to wait for what is unfinished; with 0 it is refused at once.  The server
+                needs a moment to notice that a batch was left early.
 
         Raises:
             ClientError: they were not loaded; the old ones stay.
         """
         return self._calls.version(self._answer(self._calls.weights(directory, version, wait_s)))
 
-    def send_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 0.0) -> int:
+    def send_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0) -> int:
         """Send tensors, one after the other, have them loaded, and return their version.
 
         The server holds them in memory until the next update.  They may be sent while others' requests are
@@ -184,12 +189,12 @@ class Client:
         """
         return self._calls.version(self._answer(self._calls.sent(pieces(tensors), version, wait_s)))
 
-    def share_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 0.0) -> int:
+    def share_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0) -> int:
         """Have tensors loaded as ``send_weights`` does, from memory shared with a server on this machine."""
         with shared(tensors) as area:
             return self._calls.version(self._answer(self._calls.shared(area, version, wait_s)))
 
-    def sleep(self, *, wait_s: float = 0.0) -> int:
+    def sleep(self, *, wait_s: float = 5.0) -> int:
         """Let the instances give memory back until ``wake``; return how many bytes, 0 if they slept."""
         return self._calls.freed(self._answer(self._calls.sleep(wait_s)))
 
@@ -208,11 +213,11 @@ class Client:
             for reply in replies:
                 if isinstance(reply, Completion):
                     yield reply
-                elif reply is not None and progress is not None:
+                elif isinstance(reply, Progress) and progress is not None:
                     progress(reply)
 
     @contextmanager
-    def _stream(self, call: Call) -> Iterator[Iterator[Completion | Progress | None]]:
+    def _stream(self, call: Call) -> Iterator[Iterator[Completion | Progress | str]]:
         """Yield the lines of an answer; leaving closes the connection if it has not come to its end."""
         response = self._open(call)
         try:
@@ -220,7 +225,7 @@ class Client:
         finally:
             response.close()
 
-    def _read(self, response: httpx.Response) -> Iterator[Completion | Progress | None]:
+    def _read(self, response: httpx.Response) -> Iterator[Completion | Progress | str]:
         replies = Replies()
         with lost(self._calls.url):
             for data in response.iter_raw():

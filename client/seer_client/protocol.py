@@ -87,8 +87,8 @@ class Replies:
         self._parts: list[bytes] = []
         self._over = False
 
-    def feed(self, data: bytes) -> Iterator[Completion | Progress | None]:
-        """Yield what more bytes say; None for the line with which an announcement begins.
+    def feed(self, data: bytes) -> Iterator[Completion | Progress | str]:
+        """Yield what more bytes say; the id of an announcement for the line with which it begins.
 
         Raises:
             ClientError: what was asked for has failed, or this is no answer of a server of Seer's.
@@ -113,7 +113,7 @@ class Replies:
                 "the server's answer was cut; ask again: the same ids and seeds give the same tokens"
             )
 
-    def _read(self, line: bytes) -> Iterator[Completion | Progress | None]:
+    def _read(self, line: bytes) -> Iterator[Completion | Progress | str]:
         try:
             message = json.loads(line)
             ((kind, value),) = message.items()
@@ -122,7 +122,7 @@ class Replies:
             elif kind == "progress":
                 yield Progress(**value)
             elif kind == "announced":
-                yield None
+                yield str(value["id"])
             elif kind == "done":
                 self._over = True
             elif kind == "error":

@@ -63,12 +63,12 @@ def serve(serving, config):
 
 @pytest.fixture
 def serve_by_hand(serving, playing):
-    """Return a function that makes a server over an engine that is played by hand."""
+    """Return a function that makes a server over engines that are played by hand."""
 
-    def make(engine, **settings):
+    def make(*engines, **settings):
         def make_runtime(observers):
             slots = tuple(Slot("observer", "server", each) for each in observers)
-            return Runtime(Assembly(playing.Hands([engine]), Strategies(Policies(), slots, None), None))
+            return Runtime(Assembly(playing.Hands([*engines]), Strategies(Policies(), slots, None), None))
 
         return serving.Served(serving.make_app(make_runtime, **settings))
 

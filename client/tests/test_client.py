@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
+import httpx
 import pytest
 from seer_client import AsyncClient, Client, ClientError, Completion
 
@@ -242,7 +243,95 @@ def test_a_claim_whose_announcement_closes_is_an_error(serve_by_hand, playing, c
         assert caught.value.status == 404
 
 
+def test_who_has_left_an_announcement_can_go_on_at_once(serve, connect):
+    async def run(url):
+        async with AsyncClient(url) as client:
+            async with client.announce([{"group_id": "a", "n": 3}]):
+                pass
+            return await client.sleep(wait_s=0)
+
+    announced = [{"group_id": "a", "n": 3}, {"group_id": "b", "n": 3, "prompt": "how far"}]
+    with serve() as served:
+        client = connect(served)
+        for _ in range(10):
+            with client.announce(announced, gather_s=0.01):
+                client.claim("b", 0)  # which has its prompt, and waits no longer for the other
+            assert client.sleep(wait_s=0) > 0
+            client.wake()
+            assert asyncio.run(asyncio.wait_for(run(served.url), PATIENCE_S)) > 0
+            client.wake()
+        gone = httpx.delete(f"{served.url}/v1/announcements/of-nobody")
+        assert (gone.status_code, client.state().announced) == (200, 0)
+
+
+def test_who_has_left_a_batch_can_let_the_engines_sleep(serve_by_hand, playing, connect):
+    engine = playing.Hand()
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
+        client = connect(served)
+        batch = client.rollout([{"prompt_token_ids": [5], "n": 3, "max_tokens": 4}])
+        first = pool.submit(next, batch)
+        until(lambda: len(engine.jobs) == 3)
+        in_its_thread(served, engine.finish)
+        assert first.result(PATIENCE_S).finish_reason == "stop"
+        batch.close()
+        assert client.sleep() > 0
+
+
+def test_a_row_that_is_left_gives_up_none_of_the_same_name(serve_by_hand, playing, connect):
+    engine = playing.Hand()
+    record = {"group_id": "g", "prompt_token_ids": [5], "n": 1, "max_tokens": 4}
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
+        client = connect(served)
+        with client.announce([record]):
+            until(lambda: engine.jobs)
+            in_its_thread(served, engine.finish)
+            other = pool.submit(list, client.rollout([record]))
+            until(lambda: engine.jobs)
+            assert client.claim("g", 0).finish_reason == "stop"
+            until(lambda: client.state().announced == 0)  # as all its rows are over
+            in_its_thread(served, engine.finish)
+            [found] = other.result(PATIENCE_S)
+    assert (found.finish_reason, engine.aborted) == ("stop", [])
+
+
 # Overload, loss and nonsense.
+
+
+def test_announced_rows_wait_for_room(serve_by_hand, playing, connect):
+    engine = playing.Hand()
+    record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4}
+    with serve_by_hand(engine, most_requests=3) as served, ThreadPoolExecutor(2) as pool:
+        client = connect(served)
+        first = pool.submit(list, client.rollout([record]))
+        until(lambda: len(engine.jobs) == 2)
+        with client.announce([{"group_id": "a", **record}, {"group_id": "b", **record, "n": 1}]):
+            row = pool.submit(client.claim, "a", 1)
+            for _ in range(5):
+                until(lambda: engine.jobs)
+                in_its_thread(served, engine.finish)
+            assert row.result(PATIENCE_S).request_id == "a/1"
+        assert len(first.result(PATIENCE_S)) == 2
+
+
+def test_a_row_whose_group_waits_for_others_says_that_the_server_lives(serve_by_hand, playing, connect):
+    engine = playing.Hand()
+    announced = [{"group_id": name, "n": 1, "max_tokens": 4} for name in "ab"]
+    body = {"group_id": "a", "index": 0, "prompt_token_ids": [5], "progress_s": 0.01}
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
+        client = connect(served)
+        with (
+            client.announce(announced, gather_s=600),
+            httpx.stream("POST", f"{served.url}/v1/claims", json=body, timeout=PATIENCE_S) as answer,
+        ):
+            lines = answer.iter_lines()
+            assert ["progress" in next(lines) for _ in range(3)] == [True] * 3
+            assert engine.jobs == {}
+            other = pool.submit(client.claim, "b", 0, prompt_token_ids=[5])
+            until(lambda: len(engine.jobs) == 2)
+            for _ in range(2):
+                in_its_thread(served, engine.finish)
+            assert [line for line in lines if '"completion"' in line]
+            assert other.result(PATIENCE_S).finish_reason == "stop"
 
 
 def test_where_there_is_no_room_it_asks_again(serve_by_hand, playing, connect):

@@ -1,5 +1,8 @@
 """What a trainer tells the server: weights by each way, versions, sleep."""
 
+import asyncio
+import glob
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +12,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
-from seer_client import ClientError
+from seer_client import AsyncClient, ClientError
 from seer_host.shared_weights import SharedMemory
 
 from seer_core.errors import EngineError
@@ -124,7 +127,10 @@ def test_an_update_waits_for_what_is_unfinished_or_is_refused(serve_by_hand, rea
         client = connect(served)
         batch = pool.submit(list, client.rollout([RECORD]))
         until(lambda: len(reader.jobs) == 2)
-        for ask in (client.sleep, lambda: client.send_weights(TENSORS.items())):
+        for ask in (
+            lambda: client.sleep(wait_s=0),
+            lambda: client.send_weights(TENSORS.items(), wait_s=0),
+        ):
             with pytest.raises(ClientError, match="2 responses are unfinished") as caught:
                 ask()
             assert caught.value.status == 409
@@ -154,6 +160,58 @@ def test_who_goes_away_while_waiting_gets_nothing_and_holds_nobody_up(serve_by_h
             in_its_thread(served, reader.finish)
         assert len(batch.result(PATIENCE_S)) == 2
         assert not client.state().asleep
+
+
+def test_weights_that_fail_with_an_instance_are_no_fault_of_the_client(
+    serve_by_hand, playing, connect, tmp_path
+):
+    class Mortal(playing.Hand):
+        async def update_weights(self, source, version):
+            self.sink.lost(self.id, "it ran out of memory")
+            raise EngineError("it ran out of memory")
+
+    class Full(playing.Hand):
+        async def update_weights(self, source, version):
+            raise EngineError("there is no room for them")
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with serve_by_hand(Mortal("hand-0"), Full("hand-1")) as served:
+        with pytest.raises(ClientError, match="out of memory") as caught:
+            connect(served).update_weights(str(tmp_path))
+        assert (caught.value.status, connect(served).state().weight_version) == (503, 0)
+
+
+def test_the_event_loop_goes_on_while_tensors_are_shared(serve_by_hand, reader):
+    going = threading.Event()
+
+    def tensors():
+        assert going.wait(10), "the event loop stood still"
+        yield from TENSORS.items()
+
+    async def run(url):
+        async with AsyncClient(url) as client:
+            sharing = asyncio.create_task(client.share_weights(tensors()))
+            await asyncio.sleep(0.01)
+            going.set()
+            assert await sharing == 1
+            going.clear()
+            sharing = asyncio.create_task(client.share_weights(tensors()))
+            await asyncio.sleep(0.01)
+            sharing.cancel()
+            going.set()
+            with pytest.raises(asyncio.CancelledError):
+                await sharing
+            return (await client.state()).weight_version
+
+    def areas():
+        links = [os.readlink(each) for each in glob.glob("/proc/self/fd/*") if os.path.islink(each)]
+        return len([each for each in links if "seer-weights" in each])
+
+    with serve_by_hand(reader) as served:
+        before = areas()
+        assert asyncio.run(asyncio.wait_for(run(served.url), PATIENCE_S)) == 1
+        assert areas() == before + 1  # what the server holds
+    same(reader.loaded[0], TENSORS)
 
 
 def test_a_server_goes_on_after_all_responses_have_failed(serve_by_hand, reader, connect):

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
+from secrets import token_hex
 from typing import Annotated, Any
 
 import attrs
 from msgspec import Meta, Struct
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from seer_core.errors import PromptError, SeerError, quote
+from seer_core.errors import OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion
 from seer_server.desk import Desk, GoneError, Ticket
-from seer_server.http import Refused, Stream, check_token, departure, read_body
-from seer_server.streams import NDJSON, Encoding, ProgressS, decode, expect_version, line, refusing, results
+from seer_server.http import Refused, Stream, check_token, read_body
+from seer_server.streams import (
+    NDJSON,
+    Encoding,
+    ProgressS,
+    decode,
+    error_line,
+    expect_version,
+    line,
+    over_within,
+    refusing,
+    results,
+)
 
 __all__ = ["Announcements"]
 
@@ -73,6 +84,7 @@ class _Group:
     record: dict[str, Any] = attrs.field(init=False)
     claimed: set[int] = attrs.Factory(set)
     prompted: bool = False
+    ticket: Ticket | None = None
     added: asyncio.Future[None] = attrs.Factory(lambda: asyncio.get_running_loop().create_future())
 
     def __attrs_post_init__(self) -> None:
@@ -100,6 +112,7 @@ class _Announcement:
     desk: Desk
     iteration: int
     gather_s: float
+    id: str = attrs.Factory(partial(token_hex, 12))
     groups: dict[str, _Group] = attrs.Factory(dict)
     requests: int = 0
     finished: int = 0
@@ -107,10 +120,12 @@ class _Announcement:
     all_over: asyncio.Event = attrs.Factory(asyncio.Event)
     _gathered: bool = False
     _timer: asyncio.TimerHandle | None = None
+    _no_room: list[_Group] = attrs.Factory(list)
     _tickets: dict[Ticket, asyncio.Task[None]] = attrs.Factory(dict)
 
     def prompted(self, group: _Group) -> None:
         """Submit a group that has its prompt now, at once or with the others."""
+        group.prompted = True
         if self._gathered:
             self._submit([group])
         elif all(each.prompted for each in self.groups.values()):
@@ -131,6 +146,8 @@ class _Announcement:
         records = [group.record for group in groups]
         try:
             ticket = self.desk.ask(records, streams=False, iteration=self.iteration)
+        except OverloadError:
+            self._submit_later(groups)
         except PromptError as error:
             if len(groups) > 1:  # the others can be rolled out
                 for group in groups:
@@ -143,7 +160,19 @@ class _Announcement:
         else:
             self._tickets[ticket] = asyncio.create_task(self._hand_out(ticket, groups))
             for group in groups:
+                group.ticket = ticket
                 group.added.set_result(None)
+
+    def _submit_later(self, groups: Sequence[_Group]) -> None:
+        """Submit groups when there may be room, at the present pace."""
+        if not self._no_room:
+            pause_s = self.desk.retry_s(sum(group.n for group in groups))
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._submit_again)
+        self._no_room += groups
+
+    def _submit_again(self) -> None:
+        groups, self._no_room = self._no_room, []
+        self._submit(groups)
 
     async def _hand_out(self, ticket: Ticket, groups: Sequence[_Group]) -> None:
         """Put what has finished where its row waits for it, or will be claimed."""
@@ -168,6 +197,7 @@ class _Announcement:
 
     def close(self) -> None:
         """Give up what is unfinished, and tell those who wait."""
+        self.all_over.set()
         if self._timer is not None:
             self._timer.cancel()
         for ticket, task in self._tickets.items():
@@ -187,6 +217,7 @@ class Announcements:
 
     desk: Desk
     token: str | None
+    _announcements: dict[str, _Announcement] = attrs.Factory(dict)
     _groups: dict[str, _Group] = attrs.Factory(dict)
 
     async def announce(self, request: Request) -> Response:
@@ -203,6 +234,7 @@ class Announcements:
     def _open(self, asked: AnnouncementRequest) -> _Announcement:
         desk = self.desk
         _ = desk.rollout
+        desk.expect_possible(len(asked.groups))
         # Whatever is wrong with a record is found with any prompt in the place of one that is to come.
         groups = desk.runtime.groups(
             [
@@ -211,6 +243,7 @@ class Announcements:
             ],
             iteration=asked.iteration,
         )
+        desk.expect_possible(sum(group.n for group in groups))
         announcement = _Announcement(desk, asked.iteration, asked.gather_s)
         for group, record in zip(groups, asked.groups, strict=True):
             if record.get("group_id") is None:
@@ -221,17 +254,26 @@ class Announcements:
             rows = {index: asyncio.Queue() for index in range(group.n)}
             announcement.groups[group.id] = _Group(announcement, record, group.n, rows)
             announcement.requests += group.n
-        desk.expect_possible(announcement.requests)
         announcement.left = announcement.requests
+        self._announcements[announcement.id] = announcement
         self._groups |= announcement.groups
         desk.announced += announcement.requests
         for each in announcement.groups.values():
-            each.prompted = _has_prompt(each.record)
-        if all(each.prompted for each in announcement.groups.values()):
-            announcement.submit_gathered()
+            if _has_prompt(each.record):
+                announcement.prompted(each)
         return announcement
 
+    async def leave(self, request: Request) -> Response:
+        """Close an announcement, if it is still open; when this is answered, nothing of it is left."""
+        check_token(request, self.token)
+        announcement = self._announcements.get(request.path_params["id"])
+        if announcement is not None:
+            self._close(announcement)
+        return JSONResponse({})
+
     def _close(self, announcement: _Announcement) -> None:
+        if self._announcements.pop(announcement.id, None) is None:
+            return
         announcement.close()
         for name in announcement.groups:
             del self._groups[name]
@@ -239,11 +281,13 @@ class Announcements:
 
     async def _watch(self, announcement: _Announcement, progress_s: float) -> AsyncIterator[bytes]:
         version, requests = self.desk.runtime.weight_version, announcement.requests
-        yield line("announced", {"requests": requests, "weight_version": version})
-        while not announcement.all_over.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(announcement.all_over.wait(), progress_s)
-            yield line("progress", {"requests": requests, "finished": announcement.finished})
+        yield line("announced", {"id": announcement.id, "requests": requests, "weight_version": version})
+        over = asyncio.ensure_future(announcement.all_over.wait())
+        try:
+            while not await over_within(over, progress_s):
+                yield line("progress", {"requests": requests, "finished": announcement.finished})
+        finally:
+            over.cancel()
         yield line("done", {"requests": requests, "weight_version": version})
 
     async def claim(self, request: Request) -> Response:
@@ -255,14 +299,23 @@ class Announcements:
             expect_version(self.desk, asked.weight_version)
             _ = self.desk.rollout
             group, added = self._claimed(asked)
-        name = f"{group.id}/{asked.index}"
-        if not await _stays(request, added):
-            group.claimed.discard(asked.index)
-            return Response(status_code=499)  # nobody reads it
-        with refusing(self.desk):
+            if added.done():
+                added.result()
+        return Stream(self._row(group, added, asked), partial(self._leave, group, added, asked.index), NDJSON)
+
+    async def _row(
+        self, group: _Group, added: asyncio.Future[None], asked: ClaimRequest
+    ) -> AsyncIterator[bytes]:
+        while not await over_within(added, asked.progress_s):
+            yield line("progress", {"requests": 1, "finished": 0})
+        try:
             added.result()
-        lines = results(self.desk, [name], group.rows[asked.index], asked.progress_s, asked.encoding)
-        return Stream(lines, partial(self._leave, group, name), NDJSON)
+        except SeerError as error:
+            yield error_line(error)
+            return
+        names, row = [f"{group.id}/{asked.index}"], group.rows[asked.index]
+        async for each in results(self.desk, names, row, asked.progress_s, asked.encoding):
+            yield each
 
     def _claimed(self, asked: ClaimRequest) -> tuple[_Group, asyncio.Future[None]]:
         """Return the group of a row that is claimed now and has its prompt, and what to wait for."""
@@ -291,27 +344,19 @@ class Announcements:
             raise PromptError(f"group {quote(group.id)} has no prompt yet; its first row must bring it")
         self.desk.runtime.groups([record], iteration=group.announcement.iteration)
         group.claimed.add(asked.index)
-        group.record, group.prompted = record, True
+        group.record = record
         group.announcement.prompted(group)
         return group, added
 
-    def _leave(self, group: _Group, name: str) -> None:
-        if self._groups.get(group.id) is group:
-            self.desk.abort([], [name])
+    def _leave(self, group: _Group, added: asyncio.Future[None], index: int) -> None:
+        if self._groups.get(group.id) is not group:
+            return
+        if not added.done():
+            group.claimed.discard(index)  # somebody else may claim it
+        elif added.exception() is None and group.ticket is not None:
+            self.desk.give_up(group.ticket, f"{group.id}/{index}")
             group.announcement.row_over()
 
 
 def _has_prompt(record: Mapping[str, Any]) -> bool:
     return any(record.get(name) is not None for name in PROMPTS)
-
-
-async def _stays(request: Request, waited: asyncio.Future[None]) -> bool:
-    """Wait, and return whether the client was there to the end."""
-    if waited.done():
-        return True
-    gone = asyncio.ensure_future(departure(request))
-    try:
-        await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
-        return waited.done()
-    finally:
-        gone.cancel()

@@ -26,7 +26,7 @@ from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
 from seer_server.control import Control
 from seer_server.desk import Desk, Ticket
-from seer_server.http import Refused, Stream, check_token, departure, read_body, refusal, refuse
+from seer_server.http import REFUSALS, Refused, Stream, check_token, departure, read_body, refusal
 from seer_server.protocol import Asked, ChatRequest, CompletionRequest, error_body, parse, records
 from seer_server.text import GrowingText
 
@@ -68,6 +68,7 @@ def make_app(
             Route("/v1/rollouts", batches.roll_out, methods=["POST"]),
             Route("/v1/abort", batches.abort, methods=["POST"]),
             Route("/v1/announcements", announcements.announce, methods=["POST"]),
+            Route("/v1/announcements/{id}", announcements.leave, methods=["DELETE"]),
             Route("/v1/weights", control.update_weights, methods=["POST"]),
             Route("/v1/weights", control.take_weights, methods=["PUT"]),
             Route("/v1/sleep", control.sleep, methods=["POST"]),
@@ -76,7 +77,7 @@ def make_app(
             Route("/v1/claims", announcements.claim, methods=["POST"]),
             Route("/health", service.health),
         ],
-        exception_handlers={Refused: refuse},
+        exception_handlers=REFUSALS,
     )
 
 
@@ -124,7 +125,7 @@ class _Service:
             asked = _with_headers(asked, request.headers)
             answer = Answer(asked, self.model, self._tokenizer)
             wanted = records(asked, asked.group or answer.id)
-            ticket = self.desk.ask(wanted, bool(asked.stream))
+            ticket = self.desk.ask(wanted, bool(asked.stream), fitting=True)
         except OverloadError as error:
             raise refusal(error, self.desk.retry_s(len(wanted) * asked.n)) from error
         except SeerError as error:

@@ -26,6 +26,9 @@ __all__ = ["Control"]
 WaitS = Annotated[float, Meta(ge=0, le=3600)]
 """Seconds to wait for what is unfinished."""
 
+LEAVE_S = 5.0
+"""Unless it is said: enough to notice that a client has left what it asked for."""
+
 
 class SharedArea(Struct, frozen=True, forbid_unknown_fields=True):
     """Sealed memory of a process on this machine, which ends with its digest."""
@@ -41,20 +44,20 @@ class WeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     directory: str | None = None
     shared: SharedArea | None = None
     version: Annotated[int, Meta(ge=1)] | None = None
-    wait_s: WaitS = 0.0
+    wait_s: WaitS = LEAVE_S
 
 
 class SentRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The query of ``PUT /v1/weights``, whose body is safetensors."""
 
     version: Annotated[int, Meta(ge=1)] | None = None
-    wait_s: WaitS = 0.0
+    wait_s: WaitS = LEAVE_S
 
 
 class SleepRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/sleep``."""
 
-    wait_s: WaitS = 0.0
+    wait_s: WaitS = LEAVE_S
 
 
 @attrs.define(eq=False)
@@ -100,10 +103,11 @@ class Control:
         try:
             self._expect_awake()
             async with self._idle(request, wait_s) as runtime:
+                instances = set(runtime.living)
                 try:
                     loaded = await runtime.update_weights(source, version)
                 except EngineError as error:
-                    if runtime.living:
+                    if instances and instances <= set(runtime.living):  # they refuse, and none has failed
                         raise Refused(400, str(error)) from error
                     raise
         finally:

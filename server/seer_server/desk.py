@@ -200,10 +200,21 @@ class Desk:
             self._rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
             self._begun.set()
 
-    def ask(self, records: Sequence[Mapping[str, Any]], streams: bool, iteration: int = 0) -> Ticket:
-        """Add prompts to the rollout; raises as ``Rollout.add``, but a ``PromptError`` if no room will do."""
+    def ask(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        streams: bool,
+        iteration: int = 0,
+        *,
+        fitting: bool = False,
+    ) -> Ticket:
+        """Add prompts to the rollout, ``fitting`` as for ``Runtime.groups``.
+
+        Raises as ``Rollout.add``, but a ``PromptError`` if no room will do.
+        """
         rollout = self.rollout
-        groups = self.runtime.groups(records, iteration=iteration)
+        self.expect_possible(len(records))
+        groups = self.runtime.groups(records, iteration=iteration, fitting=fitting)
         wanted = sum(group.n for group in groups)
         self.expect_possible(wanted)
         ticket = Ticket(groups, streams, News(rollout.written))
@@ -229,6 +240,11 @@ class Desk:
                 del self._tickets[group.id]
                 if self._failure is None and self._rollout is not None:
                     self._rollout.abort_group(group.id)
+
+    def give_up(self, ticket: Ticket, request_id: str) -> None:
+        """Give up one response of a ticket; a request of that name may be another's by now."""
+        if self._tickets.get(request_id.rpartition("/")[0]) is ticket:
+            self.abort([], [request_id])
 
     def abort(self, groups: Iterable[str], requests: Iterable[str]) -> int:
         """Give up groups and requests as far as they are unfinished; return how many responses that were."""

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from seer_core.errors import OverloadError, PromptError, SeerError, WeightVersionError
+from seer_core.errors import (
+    QUOTED,
+    ConfigError,
+    OverloadError,
+    PromptError,
+    SeerError,
+    WeightVersionError,
+    printable,
+)
 from seer_server.desk import AsleepError, BusyError, GoneError, LentError
 from seer_server.protocol import error_body
 
-__all__ = ["LARGEST_BODY", "Refused", "Stream", "check_token", "departure", "read_body", "refusal", "refuse"]
+__all__ = ["REFUSALS", "Refused", "Stream", "check_token", "departure", "read_body", "refusal"]
 
 LARGEST_BODY = 64 << 20
 """Bytes of a request; beyond any batch of prompts."""
+
+STALLED_S = 60.0
+"""After which a body of which nothing more comes is given up."""
+
+JSON = "application/json"
+
+LONGEST_MESSAGE = 1000
+"""Characters of an error."""
 
 
 class Refused(Exception):
@@ -31,13 +49,13 @@ class Refused(Exception):
     def body(self) -> dict[str, Any]:
         """What is answered."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return error_body(str(self), kind, self.status)
+        return error_body(printable(str(self), LONGEST_MESSAGE), kind, self.status)
 
 
 def refusal(error: SeerError, retry_s: int = 1) -> Refused:
     """Return the answer that an error of Seer's is; where there is room again, it is after ``retry_s``."""
     match error:
-        case PromptError():
+        case PromptError() | ConfigError():  # the default max_tokens is beyond the model
             return Refused(400, str(error))
         case GoneError():
             return Refused(404, str(error))
@@ -52,33 +70,61 @@ def refusal(error: SeerError, retry_s: int = 1) -> Refused:
             return Refused(503, str(error))
 
 
-async def refuse(request: Request, error: Exception) -> Response:
-    """Answer with a ``Refused``."""
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {
+        404: f"there is nothing at {printable(request.url.path, QUOTED)}",
+        405: f"{printable(request.url.path, QUOTED)} takes no {printable(request.method, QUOTED)}",
+    }
+    answer = Refused(error.status_code, words.get(error.status_code, error.detail), error.headers)
+    return JSONResponse(answer.body, answer.status, answer.headers)
+
+
+async def _apologise(request: Request, error: Exception) -> Response:
+    answer = Refused(500, "the server has failed at this request; look into its log, and report it")
+    return JSONResponse(answer.body, answer.status)
+
+
+REFUSALS = {Refused: _refuse, HTTPException: _refuse_path, Exception: _apologise}
+"""How errors are answered."""
 
 
 def check_token(request: Request, token: str | None) -> None:
     """Let in only who brings the token, if there is one."""
     if token is None:
         return
-    brought = request.headers.get("authorization", "")
-    if not hmac.compare_digest(brought.encode(), f"Bearer {token}".encode()):
-        raise Refused(401, "bring the server's token: Authorization: Bearer ...")
+    scheme, _, brought = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
+        words = "bring the server's token: Authorization: Bearer ..."
+        raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
 
 
 async def read_body(request: Request) -> bytes:
-    """Return a request's body, if it is not too large and the client stays."""
+    """Return a request's body of JSON, if it is not too large, and the client stays and goes on."""
     body = bytearray()
+    time = asyncio.get_running_loop().time
     try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > LARGEST_BODY:
-                raise Refused(
-                    413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
-                )
+        async with asyncio.timeout(STALLED_S) as limit:
+            async for piece in request.stream():
+                limit.reschedule(time() + STALLED_S)
+                body += piece
+                if len(body) > LARGEST_BODY:
+                    raise Refused(
+                        413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
+                    )
     except ClientDisconnect:
         raise Refused(499, "the request was not sent to its end") from None  # nobody reads it
+    except TimeoutError:
+        words = f"nothing more of the body came for {STALLED_S:g} s; send all of it"
+        raise Refused(408, words, {"Connection": "close"}) from None
+    # A page in somebody's browser may send other types without being asked by whom.
+    if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Refused(415, f"the body must be JSON; say so: Content-Type: {JSON}")
     return bytes(body)
 
 

@@ -19,7 +19,18 @@ from seer_server.http import refusal
 from seer_server.news import News
 from seer_server.protocol import LONGEST_FAULT
 
-__all__ = ["NDJSON", "Encoding", "ProgressS", "decode", "expect_version", "line", "refusing", "results"]
+__all__ = [
+    "NDJSON",
+    "Encoding",
+    "ProgressS",
+    "decode",
+    "error_line",
+    "expect_version",
+    "line",
+    "over_within",
+    "refusing",
+    "results",
+]
 
 T = TypeVar("T")
 
@@ -28,7 +39,7 @@ NDJSON = "application/x-ndjson"
 Encoding = Literal["list", "base64"]
 """How token ids and log-probs are written: as lists, or as base64 of little-endian int32 and float32."""
 
-ProgressS = Annotated[float, Meta(gt=0, le=60)]
+ProgressS = Annotated[float, Meta(ge=0.01, le=60)]
 """Seconds after which a stream that has nothing else to say says how far it is."""
 
 
@@ -74,6 +85,17 @@ def line(kind: str, value: Any) -> bytes:
     return msgspec.json.encode({kind: value}) + b"\n"
 
 
+def error_line(error: SeerError) -> bytes:
+    """Return the line with which a stream ends that has failed."""
+    return msgspec.json.encode(refusal(error).body) + b"\n"
+
+
+async def over_within(waited: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for so long, and return whether it is over; it goes on if it is not."""
+    await asyncio.wait({waited}, timeout=seconds)
+    return waited.done()
+
+
 async def results(
     desk: Desk,
     names: Sequence[str],
@@ -92,7 +114,7 @@ async def results(
             yield line("progress", counts)
             continue
         if isinstance(found, SeerError):
-            yield _error(found)
+            yield error_line(found)
             return
         if isinstance(found, Completion) and found.request_id in left:
             left.remove(found.request_id)
@@ -100,14 +122,9 @@ async def results(
             failed += found.finish_reason == "error"
             yield line("completion", _plain(found, encoding))
     if failed == len(names):
-        yield _error(EngineError("every response ended in an error; look into the server's log"))
+        yield error_line(EngineError("every response ended in an error; look into the server's log"))
         return
     yield line("done", {"requests": len(names), "weight_version": desk.runtime.weight_version})
-
-
-def _error(error: SeerError) -> bytes:
-    answer = refusal(error)
-    return msgspec.json.encode(answer.body) + b"\n"
 
 
 def _plain(completion: Completion, encoding: Encoding) -> dict[str, Any]:

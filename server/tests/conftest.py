@@ -94,6 +94,12 @@ def config(tmp_path_factory):
     return make_config(TABLES, base_dir=tmp_path_factory.mktemp("server"), origin="a test")
 
 
+@pytest.fixture(scope="session")
+def served_class():
+    """Return the class of servers in a thread, for fixtures of other scopes."""
+    return Served
+
+
 @pytest.fixture
 def serve():
     """Return a function that makes a server of what makes a runtime."""

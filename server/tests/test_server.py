@@ -21,6 +21,7 @@ PATIENCE_S = 60
 
 def post(served, body, **headers):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
     return httpx.post(f"{served.url}/v1/completions", content=content, headers=headers, timeout=PATIENCE_S)
 
 
@@ -203,6 +204,24 @@ def test_a_thousand_at_once_are_answered_each_with_its_own(serve_sim):
         found = asyncio.run(ask_all(served.url))
     assert all(1 <= len(tokens) <= 20 for tokens in found)
     assert all(same_start(tokens, found[number % 10]) for number, tokens in enumerate(found))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_says_no_number_of_tokens_gets_as_many_as_fit(serve_by_hand, playing, stream):
+    engine = playing.Hand(kv_capacity_tokens=400)
+    body = {"prompt": [5] * 100, "stream": stream}
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, served, body)
+        served.until(lambda: engine.jobs or answer.done())
+        [job] = engine.jobs.values()
+        assert (job.max_tokens, job.last) == (300, True)
+        served.do(engine.finish)
+        assert answer.result(PATIENCE_S).status_code == 200
+        batch = {"records": [{"prompt_token_ids": [5]}]}
+        refused = httpx.post(f"{served.url}/v1/rollouts", json=batch, timeout=PATIENCE_S)
+        assert (refused.status_code, "max_tokens" in refused.json()["error"]["message"]) == (400, True)
+        long = post(served, {"prompt": [5] * 400})
+        assert (long.status_code, "401 tokens" in long.json()["error"]["message"]) == (400, True)
 
 
 # What is refused.
