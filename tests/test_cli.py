@@ -19,6 +19,7 @@ import structlog
 from seer_core.cli import display
 from seer_core.cli.common import _configure_logs
 from seer_core.cli.display import Display
+from seer_core.cli.frameworks import examine_frameworks, verl
 from seer_core.cli.progress import Progress
 from seer_core.errors import OutputError
 from seer_core.events import (
@@ -638,6 +639,34 @@ def test_doctor_looks_at_all_plug_ins_and_fails_if_one_lacks_something(seer, dis
     finding = checks["fainting"]["finding"]
     assert finding.startswith("hook 'seer_doctor' raised OSError: black at ")
     assert finding.endswith("fainting_module.py:4")
+
+
+def test_doctor_says_how_to_get_what_frameworks_need_and_misses_none_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    monkeypatch.setattr("seer_core.cli.frameworks.find_spec", lambda name: None)
+    checks = {check.part: check for check in examine_frameworks()}
+    assert checks.keys() == {"trl", "slime", "skyrl", "verl"}
+    assert all(check.ok and check.remedy for check in checks.values())
+    assert str(tmp_path / ".venv-verl") in checks["verl"].finding
+    assert checks["verl"].remedy.startswith("make setup-verl")
+    assert "github.com/THUDM/slime" in checks["slime"].remedy
+
+
+@pytest.mark.parametrize(
+    ("answer", "ok", "finding"),
+    [
+        ("verl 0.9.1\nseer-verl 0.1.0\nseer-client 0.1.0\ntorch 2.13.0", True, "verl 0.9.1, seer-verl 0.1.0"),
+        ("verl 0.9.1\nseer-verl -\nseer-client 0.1.0\ntorch -", False, "seer-verl, torch not in"),
+        ("nonsense", False, "does not answer"),
+    ],
+)
+def test_doctor_looks_into_the_environment_of_verl(tmp_path, answer, ok, finding):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    python.chmod(0o755)
+    check = verl(python)
+    assert (check.ok, finding in check.finding) == (ok, True)
+    assert ("make setup-verl" in check.remedy) == (not ok)
 
 
 def test_doctor_with_a_config_looks_at_what_it_enables(seer, distribution, write_config):

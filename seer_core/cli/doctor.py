@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from seer_core.blame import fault
+from seer_core.cli.frameworks import examine_frameworks
 from seer_core.config import Config
 from seer_core.errors import SeerError
 from seer_core.hookspecs import Check, Startup
@@ -20,7 +21,7 @@ BELOW_PYTHON = (3, 14)
 
 
 def examine(config: Config | None) -> list[Check]:
-    """Examine the core and the plug-ins: those a config enables, or all that are installed."""
+    """Examine the core and the plug-ins that a config enables, or all that are installed and frameworks."""
     checks = [_python(), _machine()]
     if config is not None:
         startup = Startup(config.seer.seed, config.base_dir)
@@ -34,7 +35,7 @@ def examine(config: Config | None) -> list[Check]:
             checks.append(Check(name, False, str(error), "reinstall or uninstall it"))
             continue
         checks += _ask(plugin, None, None)
-    return checks
+    return checks + examine_frameworks()
 
 
 def _ask(plugin: Plugin, settings: Any, startup: Startup | None) -> list[Check]:

@@ -112,7 +112,8 @@ def config_command(config: Config, json_file: Path | None) -> None:
 def doctor_command(config: Path | None, json_file: Path | None) -> None:
     """Say what this machine lacks, for which part, and how to get it; exit status 1 if anything.
 
-    With CONFIG, only the core and the plug-ins that it enables are examined.
+    With CONFIG, only the core and the plug-ins that it enables are examined; without it also what training
+    with TRL, verl, slime or SkyRL takes, which counts as lacking only where it is there and broken.
 
     \b
     Example:
