@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -120,7 +121,9 @@ class AsyncClient:
         """Give up groups and requests, as ``Client.abort`` does."""
         return self._calls.aborted(await self._answer(self._calls.abort(groups, requests)))
 
-    async def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 5.0) -> int:
+    async def update_weights(
+        self, directory: str | os.PathLike[str], *, version: int | None = None, wait_s: float = 5.0
+    ) -> int:
         """Load the safetensors of a directory, as ``Client.update_weights`` does."""
         return self._calls.version(await self._answer(self._calls.weights(directory, version, wait_s)))
 

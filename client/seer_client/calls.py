@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,9 +134,10 @@ class Calls:
         """Return the request that gives up groups and requests."""
         return self._post("/v1/abort", groups=list(groups), requests=list(requests))
 
-    def weights(self, directory: str, version: int | None, wait_s: float) -> Call:
-        """Return the request that loads a directory."""
-        return self._post("/v1/weights", directory=str(directory), version=version, wait_s=wait_s)
+    def weights(self, directory: str | os.PathLike[str], version: int | None, wait_s: float) -> Call:
+        """Return the request that loads a directory; a relative one begins where this process is."""
+        path = os.path.abspath(directory)
+        return self._post("/v1/weights", directory=path, version=version, wait_s=wait_s)
 
     def shared(self, area: Mapping[str, Any], version: int | None, wait_s: float) -> Call:
         """Return the request that loads what is in shared memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -159,11 +160,13 @@ class Client:
         """
         return self._calls.aborted(self._answer(self._calls.abort(groups, requests)))
 
-    def update_weights(self, directory: str, *, version: int | None = None, wait_s: float = 5.0) -> int:
+    def update_weights(
+        self, directory: str | os.PathLike[str], *, version: int | None = None, wait_s: float = 5.0
+    ) -> int:
         """Load the safetensors of a directory that the server can read, and return their version.
 
         Args:
-            directory: a path on the server's machine.
+            directory: it lies under the same path on the server's machine.
             version: the trainer's, higher than the current one; the next if None.
             wait_s: for how long to wait for what is unfinished; with 0 it is refused at once.  The server
                 needs a moment to notice that a batch was left early.

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy
@@ -51,10 +52,12 @@ def reader(playing):
         def __init__(self):
             super().__init__()
             self.loaded = []
+            self.sources = []
 
         async def update_weights(self, source, version):
             await super().update_weights(source, version)
             if source.directory is not None:
+                self.sources.append(source.directory)
                 return
             tensors = {name: tensor.clone() for name, tensor in SharedMemory(source.settings).tensors()}
             if "bad" in tensors:
@@ -107,6 +110,14 @@ def test_a_file_of_safetensors_can_be_sent_as_it_is(serve_by_hand, reader, conne
         for cut in (body[:-1], body[:5], body + b"1", b"x" * 100):
             assert httpx.put(f"{served.url}/v1/weights", content=cut).status_code == 400
     same(reader.loaded[0], tensors)
+
+
+def test_a_relative_directory_is_the_client_s(serve_by_hand, reader, connect, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with serve_by_hand(reader) as served:
+        client = connect(served)
+        assert client.update_weights(Path("weights")) == 1
+    assert reader.sources == [str(tmp_path / "weights")]
 
 
 def test_completions_are_of_the_version_that_was_loaded(serve, connect, tmp_path):

@@ -2,9 +2,11 @@
 
 import importlib.util
 import sys
+import typing
 from pathlib import Path
 
 import pytest
+import typing_extensions
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[2] / "examples" / "tiny_reasoner" / "weights"
@@ -15,6 +17,8 @@ if importlib.util.find_spec("skyrl") is None:
     import skyrl_standin
 
     skyrl_standin.install()
+elif sys.version_info < (3, 12):
+    typing.TypedDict = typing_extensions.TypedDict  # pydantic takes no other there, and SkyRL uses typing's
 
 import skyrl_gym  # noqa: E402
 
