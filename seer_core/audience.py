@@ -12,8 +12,8 @@ from seer_core.blame import fault
 from seer_core.errors import PluginError, SeerError
 from seer_core.events import Command, Event, InstanceReported
 from seer_core.kv import KVPool
-from seer_core.model import Completion
-from seer_core.policy import CompletionObserver, LivingObserver, Observer, PoolObserver
+from seer_core.model import Completion, Piece
+from seer_core.policy import CompletionObserver, GrowthObserver, LivingObserver, Observer, PoolObserver
 from seer_core.scheduler import CORE, Slot
 
 __all__ = ["Audience"]
@@ -47,6 +47,7 @@ class Audience:
     def _fill(self) -> None:
         self._shown = [slot.watched() for slot in self._slots] if self.debug else list(self._slots)
         self._to_completions = _those(self._shown, CompletionObserver)
+        self._to_growth = _those(self._shown, GrowthObserver)
         self._to_pool = _those(self._shown, PoolObserver) if self._kv_pool is not None else []
         self._now, self._pool_shown_s = 0.0, -math.inf
         self.left_out = 0
@@ -112,6 +113,14 @@ class Audience:
             except Exception as error:
                 self._raised(slot, error)
 
+    def grew(self, now: float, piece: Piece) -> None:
+        """Show what a running chunk has written, to those who want to see it; raises as ``show``."""
+        for slot in self._to_growth:
+            try:
+                slot.strategy.grew(now, piece)
+            except Exception as error:
+                self._raised(slot, error)
+
     def _show_pool(self) -> None:
         """Show the KV pool's figures; a pool that cannot tell them is not asked again."""
         if self._kv_pool is None or not self._to_pool:
@@ -133,7 +142,7 @@ class Audience:
     def _raised(self, slot: Slot[Observer], error: Exception) -> None:
         if self.debug or slot.owner == CORE:
             raise error if isinstance(error, SeerError) else _blame(slot, error) from error
-        for name in ("_shown", "_to_completions", "_to_pool"):
+        for name in ("_shown", "_to_completions", "_to_growth", "_to_pool"):
             setattr(self, name, [each for each in getattr(self, name) if each is not slot])
         self.left_out += 1
         log.error("observer_left_out", plugin=slot.owner, error=fault(error, slot.strategy))

@@ -7,7 +7,7 @@ import msgspec
 from seer_core.arrays import Logprobs, Tokens
 from seer_core.model import Sampling
 
-__all__ = ["ChunkJob", "ChunkOutput"]
+__all__ = ["ChunkJob", "ChunkOutput", "ChunkPiece"]
 
 
 class ChunkJob(msgspec.Struct, frozen=True, gc=False):
@@ -19,7 +19,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
     responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
     chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
-    requests may come again; what is kept between chunks beside the engine goes by it.
+    requests may come again; what is kept between chunks beside the engine goes by it.  ``streams``: somebody
+    reads the response while it is written; an engine that can tells of the chunk in ``ChunkPiece``s.
     """
 
     id: str
@@ -36,6 +37,7 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     siblings_finished: int = 0
     last: bool = False
     rollout_id: str = ""
+    streams: bool = False
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
@@ -65,3 +67,15 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     drafted_at: list[int] = []
     accepted_at: list[int] = []
     pool_tokens: int = 0
+
+
+class ChunkPiece(msgspec.Struct, frozen=True, gc=False):
+    """What a running chunk has written since its last piece: ``start`` new tokens of the chunk came before.
+
+    It holds what ``ChunkOutput`` will say at those places, so no log-prob of it is infinite or not a number.
+    """
+
+    job_id: str
+    start: int
+    token_ids: Tokens
+    logprobs: Logprobs

@@ -24,7 +24,7 @@ from seer_core.events import (
 )
 from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
-from seer_core.ports import ChunkOutput, Engine, EngineFleet
+from seer_core.ports import ChunkOutput, ChunkPiece, Engine, EngineFleet
 from seer_core.restarts import RestartBudget
 from seer_core.scheduler import Slot
 from seer_core.versions import WeightVersions
@@ -52,6 +52,10 @@ class Listener(Protocol):
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Take back a chunk."""
+        ...
+
+    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        """Take what a running chunk has written."""
         ...
 
     def stranded(self) -> None:
@@ -439,6 +443,10 @@ class Fleet:
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Pass on a chunk that was given back."""
         self._listener.chunk_failed(instance_id, job_id, reason)
+
+    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        """Pass on what a running chunk has written."""
+        self._listener.chunk_grew(instance_id, piece)
 
     def reported(self, report: InstanceReported) -> None:
         """Take telemetry."""

@@ -28,7 +28,7 @@ from seer_core.fleet import Fleet
 from seer_core.model import PromptGroup
 from seer_core.plugins import Assembly, Strategies
 from seer_core.policy import Explaining
-from seer_core.ports import ChunkOutput
+from seer_core.ports import ChunkOutput, ChunkPiece
 from seer_core.prompts import check_groups
 from seer_core.result import Tally
 from seer_core.rollout import Rollout
@@ -179,6 +179,10 @@ class Loop:
             if event is not None:
                 self.hear(event)
 
+    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        """Show what a running chunk has written; the scheduler knows nothing of it."""
+        self._guard(self._chunk_grew, instance_id, piece)
+
     def stranded(self) -> None:
         """End the rollout: no instance is left."""
         self.fail(
@@ -197,6 +201,12 @@ class Loop:
                 self._teach(self.rollout, event.request_id)
             if event is not None:
                 self.handle(event)
+
+    def _chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        if self.rollout is not None:
+            written = self.rollout.transcripts.grew(piece)
+            if written is not None:
+                self.audience.grew(self.fleet.clock.now(), written)
 
     def _teach(self, rollout: Rollout, request_id: str) -> None:
         """Let instances that work on a request's group know what its siblings have written elsewhere."""

@@ -20,6 +20,7 @@ __all__ = [
     "GroupContext",
     "InstanceInfo",
     "InstanceStatus",
+    "Piece",
     "PromptGroup",
     "Request",
     "RequestState",
@@ -54,6 +55,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     known beforehand, in tokens; only an oracle or a simulated engine reads them.  Strategies see ``labels``,
     such as a tenant or a priority, and the trace keeps them; ``metadata`` is the user's own, and comes back
     with each completion.  Responses that are not over ``timeout_s`` after their submission are aborted.
+    ``streams``: somebody reads them while they are written, so engines that can tell of pieces of a chunk do.
     """
 
     id: str
@@ -66,6 +68,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     known_lengths: tuple[int, ...] | None = None
     labels: Mapping[str, str] = {}
     timeout_s: float | None = None
+    streams: bool = False
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -285,6 +288,15 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     drafted_at: list[int] = []
     accepted_at: list[int] = []
     pool_tokens: int = 0
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What an unfinished response has written, from its token ``start`` on; of one that ``streams``."""
+
+    request_id: str
+    start: int
+    token_ids: Tokens
+    logprobs: Logprobs
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -18,12 +18,13 @@ import msgspec
 
 from seer_core.events import Command, Event
 from seer_core.kv import PoolStats
-from seer_core.model import Completion, GroupContext, InstanceStatus, Request
+from seer_core.model import Completion, GroupContext, InstanceStatus, Piece, Request
 
 __all__ = [
     "CompletionObserver",
     "Explaining",
     "GroupAware",
+    "GrowthObserver",
     "InstanceAware",
     "LivingObserver",
     "Observer",
@@ -159,8 +160,8 @@ class Observer(Protocol):
     """Sees every event and the commands it led to, after the fact; it decides nothing.
 
     One that raises is logged and left out; the rollout goes on.  One that opens something, such as a file or
-    a port, is a ``LivingObserver``.  One that wants to see responses is a ``CompletionObserver``, one that
-    wants to know how the KV pool fares a ``PoolObserver``.
+    a port, is a ``LivingObserver``.  One that wants to see responses is a ``CompletionObserver``, while they
+    are written a ``GrowthObserver``; one that wants to know how the KV pool fares is a ``PoolObserver``.
     """
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -174,6 +175,19 @@ class CompletionObserver(Observer, Protocol):
 
     def completed(self, now: float, completion: Completion) -> None:
         """Take note of a response, after the event that ended it; it is the user's, so change nothing."""
+        ...
+
+
+@runtime_checkable
+class GrowthObserver(Observer, Protocol):
+    """An observer that sees responses of groups that ``streams`` while their chunks run."""
+
+    def grew(self, now: float, piece: Piece) -> None:
+        """Take note of what a chunk has written, if its engine can tell; the rest comes when it ends.
+
+        A chunk that is repeated, because its instance was lost say, is told from its first token again: to
+        the same tokens, but for the rounding of another kind of instance.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from seer_core.chunks import ChunkJob, ChunkOutput
+from seer_core.chunks import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
@@ -18,6 +18,7 @@ from seer_core.weights import WeightSpec
 __all__ = [
     "ChunkJob",
     "ChunkOutput",
+    "ChunkPiece",
     "Clock",
     "Engine",
     "EngineFleet",
@@ -49,6 +50,10 @@ class EngineSink(Protocol):
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """The instance lives but gives this chunk back."""
+        ...
+
+    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        """A running chunk whose job ``streams`` has written this; an engine that cannot tell never calls."""
         ...
 
     def reported(self, report: InstanceReported) -> None:

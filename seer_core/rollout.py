@@ -216,9 +216,12 @@ class Rollout:
         """When it began, on the run's clock."""
         return self.tally.started_s
 
-    def written(self, request_id: str) -> tuple[Tokens, Logprobs]:
-        """Return tokens and log-probs of an unfinished request so far, whole chunks; look, change nothing."""
-        return self.transcripts.written(request_id)
+    def written(self, request_id: str, start: int = 0) -> tuple[Tokens, Logprobs]:
+        """Return tokens and log-probs of an unfinished request from ``start`` on, as they are now.
+
+        They are those of whole chunks, and of the chunk under way too if its group ``streams``.
+        """
+        return self.transcripts.written(request_id, start)
 
     # Giving up.
 

@@ -13,8 +13,8 @@ from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import SiblingText
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec
-from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
-from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.model import ChunkRecord, Completion, Piece, PromptGroup, request_seed
+from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.sharing import SharedText
 
 __all__ = ["Closed", "Transcripts"]
@@ -38,7 +38,10 @@ class Siblings:
 
 @attrs.define(eq=False)
 class Transcript:
-    """What the user will get of one request, so far; ``job_id`` names its chunk under way."""
+    """What the user will get of one request, so far; ``job_id`` names its chunk under way.
+
+    ``ahead`` is what that chunk has written up to its last piece, tokens and log-probs.
+    """
 
     siblings: Siblings
     index: int
@@ -47,6 +50,7 @@ class Transcript:
     logprobs: Logprobs = attrs.Factory(Logprobs)
     chunks: list[ChunkRecord] = attrs.Factory(list)
     job_id: str | None = None
+    ahead: tuple[Tokens, Logprobs] | None = None
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -134,10 +138,18 @@ class Transcripts:
         names = () if siblings is None else (f"{group_id}/{index}" for index in range(siblings.group.n))
         return [name for name in names if name in self._open]
 
-    def written(self, request_id: str) -> tuple[Tokens, Logprobs]:
-        """Return what a request that is not over has written so far, up to the end of its last chunk."""
+    def written(self, request_id: str, start: int = 0) -> tuple[Tokens, Logprobs]:
+        """Return what a request that is not over has written so far, without its first ``start`` tokens.
+
+        That is up to the end of its last chunk, or up to the last piece of one under way.
+        """
         transcript = self._open[request_id]
-        return transcript.token_ids, transcript.logprobs
+        tokens, logprobs = transcript.token_ids[start:], transcript.logprobs[start:]
+        if transcript.ahead is not None:
+            seen = max(0, start - len(transcript.token_ids))
+            tokens = _joined(tokens, transcript.ahead[0][seen:])
+            logprobs = _joined(logprobs, transcript.ahead[1][seen:])
+        return tokens, logprobs
 
     @property
     def under_way(self) -> list[tuple[str, str]]:
@@ -172,7 +184,30 @@ class Transcripts:
             siblings_finished=group.n - siblings.left,
             last=len(written) + command.max_tokens == group.max_tokens,
             rollout_id=self._rollout_id,
+            streams=group.streams,
         )
+
+    def grew(self, piece: ChunkPiece) -> Piece | None:
+        """Note what a chunk has written and return what of it is new; None if it is no longer wanted.
+
+        A chunk that was begun anew where it ran may tell what is known again.  One that has left out
+        something, or whose log-probs are not finite, is shown when it ends.
+        """
+        flight = self._flights.get(piece.job_id)
+        if flight is None:
+            return None
+        transcript = self._open[flight.dispatch.request_id]
+        if transcript.ahead is None:
+            transcript.ahead = Tokens(), Logprobs()
+        tokens, logprobs = transcript.ahead
+        known = len(tokens) - piece.start
+        new = Tokens(piece.token_ids[known:]), Logprobs(piece.logprobs[known:])
+        if known < 0 or not new[0] or len(new[0]) != len(new[1]) or not math.isfinite(sum(new[1])):
+            return None
+        start = len(transcript.token_ids) + len(tokens)
+        tokens.extend(new[0])
+        logprobs.extend(new[1])
+        return Piece(flight.dispatch.request_id, start, *new)
 
     def finished(
         self, instance_id: str, output: ChunkOutput, now: float
@@ -325,7 +360,7 @@ class Transcripts:
         """Note that a chunk is no longer under way and return the id of its request."""
         dispatch = self._flights.pop(job_id).dispatch
         transcript = self._open[dispatch.request_id]
-        transcript.job_id = None
+        transcript.job_id = transcript.ahead = None
         running = transcript.siblings.running
         running[dispatch.instance_id] -= 1
         if not running[dispatch.instance_id]:

@@ -12,6 +12,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.cli import main
 from seer_core.clock import RealClock
 from seer_core.config import SeerTable
@@ -19,7 +20,7 @@ from seer_core.drafting import StepTimes
 from seer_core.events import InstanceTroubled
 from seer_core.model import InstanceInfo, PromptGroup
 from seer_core.plugins import Assembly, Strategies
-from seer_core.ports import ChunkOutput, ModelInfo
+from seer_core.ports import ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.runtime import Runtime
 from seer_core.scheduler import Policies
 
@@ -248,6 +249,13 @@ class Hand:
                 **dict(zip(("steps", "drafted_at", "accepted_at"), drafts, strict=False)),
             ),
         )
+
+    def grow(self, job_id=None, tokens=1, *, start=0, logprob=-0.5):
+        """Tell of so many tokens of a running job, by default the oldest, as ``finish`` will have them."""
+        job = self.jobs[job_id or next(iter(self.jobs))]
+        first = 5 + len(job.token_ids) - job.prompt_tokens + start
+        told = Tokens(range(first, first + tokens)), Logprobs([logprob] * tokens)
+        self.sink.chunk_grew(self.id, ChunkPiece(job.id, start, *told))
 
     def fail(self, job_id=None):
         job = self.jobs.pop(job_id or next(iter(self.jobs)))

@@ -31,6 +31,7 @@ from seer_host.wire import (
     Finished,
     ForgetGroup,
     FromWorker,
+    Grown,
     MeasureSteps,
     PoolNote,
     Ready,
@@ -325,6 +326,8 @@ class WorkerEngine:
             case Failed(job_id, reason):
                 self._chunks.discard(job_id)
                 sink.chunk_failed(self.id, job_id, reason)
+            case Grown(piece):
+                sink.chunk_grew(self.id, piece)
             case Telemetry():
                 sink.reported(InstanceReported(self.id, **msgspec.structs.asdict(message)))
             case PoolNote(note):

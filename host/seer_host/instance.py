@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "Scripted",
     "Sleeper",
+    "StreamingInstance",
 ]
 
 
@@ -52,7 +53,7 @@ class Instance(Protocol):
     running, and everything else between two steps.  It gives an instance only chunks of the weights that are
     loaded and that are no longer than ``info.max_model_tokens``, and it calls ``measure_steps``,
     ``reset_cache`` and ``update_weights`` only while no chunk is running.  An instance that can give memory
-    back is a ``Sleeper`` besides.
+    back is a ``Sleeper`` besides, one that can tell what a running chunk has written a ``StreamingInstance``.
 
     Each method may raise a ``Refusal`` where its documentation says so.  Any other exception ends the
     process, and the runtime learns that the instance is lost and why.
@@ -136,6 +137,23 @@ class Sleeper(Protocol):
 
     def wake(self) -> None:
         """Take the memory again; the weights are those of before."""
+        ...
+
+
+@runtime_checkable
+class StreamingInstance(Protocol):
+    """What an ``Instance`` has besides if it can tell what a running chunk has written; the worker looks.
+
+    Without it, responses that somebody reads while they are written come at the ends of their chunks.
+    """
+
+    def written(self, job_id: str, start: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Return tokens and log-probs of a running chunk, without its first ``start``; there may be none.
+
+        Asked between two steps, of jobs that ``stream``, for a step's end or every few steps.  Tokens are
+        those that the chunk's output will have; the worker tells them up to the first whose log-prob is not
+        finite, and not again if the instance begins the chunk anew by itself.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from seer_core.arrays import packed, unpacked
 from seer_core.drafting import SiblingText, SourceSpec, StepTimes
 from seer_core.kv import StoreSpec
 from seer_core.model import InstanceInfo
-from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.reading import UNREADABLE, flaw
 from seer_core.weights import WeightSpec
 
@@ -30,6 +30,7 @@ __all__ = [
     "ForgetGroup",
     "Frames",
     "FromWorker",
+    "Grown",
     "MeasureSteps",
     "PoolNote",
     "Ready",
@@ -161,6 +162,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Grown(msgspec.Struct, frozen=True, tag=True):
+    """A running chunk has written more."""
+
+    piece: ChunkPiece
+
+
 class Telemetry(msgspec.Struct, frozen=True, tag=True):
     """What an instance is doing, as ``InstanceReported`` has it; ``stepping_s`` comes from the worker."""
 
@@ -199,7 +206,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromWorker = Ready | Finished | Failed | Telemetry | Called | PoolNote | Troubled | Fatal
+FromWorker = Ready | Finished | Failed | Grown | Telemetry | Called | PoolNote | Troubled | Fatal
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=packed)
 

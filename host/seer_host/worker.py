@@ -8,16 +8,17 @@ from __future__ import annotations
 import select
 import socket
 import traceback
-from collections.abc import Callable
-from math import inf
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
 from time import perf_counter
 from typing import Any
 
 import structlog
 from msgspec import structs
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.errors import EngineError
-from seer_core.ports import ChunkJob
+from seer_core.ports import ChunkJob, ChunkPiece
 from seer_host.drafts import check_source
 from seer_host.instance import (
     INSTANCE,
@@ -27,6 +28,7 @@ from seer_host.instance import (
     Refusal,
     Scripted,
     Sleeper,
+    StreamingInstance,
 )
 from seer_host.wire import (
     Abort,
@@ -37,6 +39,7 @@ from seer_host.wire import (
     ForgetGroup,
     Frames,
     FromWorker,
+    Grown,
     MeasureSteps,
     PoolNote,
     Ready,
@@ -62,6 +65,8 @@ TRACEBACK_LINES = 12
 ASLEEP = "it is asleep; wake it first"
 REPORT_INTERVAL_S = 0.2
 """Telemetry is sent at most this often, and once when falling idle."""
+PIECE_INTERVAL_S = 0.05
+"""Pieces of chunks that stream are sent at most this often, but for the first of each."""
 
 
 class Link:
@@ -110,7 +115,9 @@ class Worker:
         self._clock = clock
         self._report_interval_s = report_interval_s
         self._next_report_s = -inf
+        self._next_pieces_s = -inf
         self._running: set[str] = set()
+        self._told: dict[str, int] = {}
         self._weight_version = 0
         self._asleep = False
         self._stepping_s = 0.0
@@ -138,6 +145,7 @@ class Worker:
             case Abort(job_id):
                 if job_id in self._running:
                     self._running.remove(job_id)
+                    self._told.pop(job_id, None)
                     self._instance.abort(job_id)
             case Teach(text):
                 if isinstance(self._instance, DraftingInstance):
@@ -168,6 +176,8 @@ class Worker:
             self._send(Failed(job.id, str(refusal)))
         else:
             self._running.add(job.id)
+            if job.streams and isinstance(self._instance, StreamingInstance):
+                self._told[job.id] = 0
 
     def _call(self, message: ControlCall) -> Called:
         if self._running:
@@ -216,18 +226,41 @@ class Worker:
         results = self._instance.step()
         now_s = self._clock()
         self._stepping_s += now_s - begun_s
-        self._running -= {
-            result.job_id if isinstance(result, Failed) else result.output.job_id for result in results
-        }
+        for result in results:
+            job_id = result.job_id if isinstance(result, Failed) else result.output.job_id
+            self._running.discard(job_id)
+            self._told.pop(job_id, None)
         report = not self._running or now_s >= self._next_report_s
         telemetry = (
             [structs.replace(self._instance.telemetry(), stepping_s=self._stepping_s)] if report else []
         )
         # Troubles and counts first: the rollout may be over, and summed up, with the last result.
         told = _told_by(self._instance) if results or report else []
-        self._send(*told, *results, *telemetry)
+        self._send(*told, *self._grown(now_s), *results, *telemetry)
         if report:
             self._next_report_s = now_s + self._report_interval_s
+
+    def _grown(self, now_s: float) -> list[Grown]:
+        """Return what chunks that stream have written: at first at once, then every now and then."""
+        due = now_s >= self._next_pieces_s
+        grown = []
+        for job_id, told in self._told.items():
+            if due or not told:
+                assert isinstance(self._instance, StreamingInstance)
+                piece = _piece(job_id, told, *self._instance.written(job_id, told))
+                if piece.token_ids:
+                    grown.append(Grown(piece))
+                    self._told[job_id] += len(piece.token_ids)
+        if due and grown:
+            self._next_pieces_s = now_s + PIECE_INTERVAL_S
+        return grown
+
+
+def _piece(job_id: str, start: int, tokens: Sequence[int], logprobs: Sequence[float]) -> ChunkPiece:
+    """Return what of it may be told: a chunk fails for a log-prob that is not finite."""
+    size = next((at for at, each in enumerate(logprobs) if not isfinite(each)), len(logprobs))
+    size = min(size, len(tokens))
+    return ChunkPiece(job_id, start, Tokens(tokens[:size]), Logprobs(logprobs[:size]))
 
 
 def _told_by(instance: Instance) -> list[Troubled | PoolNote]:

@@ -32,7 +32,8 @@ class Sink:
     """Writes down what an engine says."""
 
     def __init__(self):
-        self.outputs, self.failures, self.reports, self.troubles, self.losses = {}, {}, [], [], []
+        self.outputs, self.failures, self.pieces = {}, {}, {}
+        self.reports, self.troubles, self.losses = [], [], []
         self.changed = asyncio.Event()
 
     def chunk_finished(self, instance_id, output):
@@ -41,6 +42,10 @@ class Sink:
 
     def chunk_failed(self, instance_id, job_id, reason):
         self.failures[job_id] = reason
+        self.changed.set()
+
+    def chunk_grew(self, instance_id, piece):
+        self.pieces.setdefault(piece.job_id, []).append(piece)
         self.changed.set()
 
     def reported(self, report):
@@ -158,6 +163,7 @@ class TestWorkerEngine(EngineContract):
 
     @pytest.fixture(autouse=True)
     def _launch(self, launch):
+        launch = attrs.evolve(launch, instance="toys:Streaming")
         self.make = lambda: Pool(
             [WorkerEngine(f"toy-{i}", launch) for i in range(2)], RealClock(), ModelInfo(64, 256)
         )

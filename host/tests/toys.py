@@ -2,6 +2,7 @@
 
 import os
 import time
+from math import nan
 
 import torch
 from seer_host.instance import Refusal
@@ -107,6 +108,31 @@ class Toy:
 
     def close(self):
         pass
+
+
+class Streaming(Toy):
+    """Tells what a running chunk has written; one of group ``poisoned`` comes to what is no number."""
+
+    def written(self, job_id, start):
+        job, written = self.running[job_id]
+        spoilt = [(token, nan if job.group_id == "poisoned" else logprob) for token, logprob in written[5:]]
+        told = (written[:5] + spoilt)[start:]
+        return [token for token, _ in told], [logprob for _, logprob in told]
+
+
+class Hesitant(Streaming):
+    """Begins a chunk anew once it has written 4 tokens, as after values that are not finite."""
+
+    def step(self):
+        for job_id, (job, written) in self.running.items():
+            if len(written) == 4 and job_id not in self.begun_anew:
+                self.begun_anew.add(job_id)
+                self.running[job_id] = (job, [])
+        return super().step()
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.begun_anew = set()
 
 
 class Sleepy(Toy):

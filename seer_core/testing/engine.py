@@ -16,7 +16,7 @@ from seer_core.drafting import SiblingText
 from seer_core.errors import EngineError
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.ports import ChunkJob, ChunkOutput, Clock, Engine, EngineFleet, Tokenizer
+from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece, Clock, Engine, EngineFleet, Tokenizer
 from seer_core.testing.bounds import run_within
 from seer_core.weights import directory
 
@@ -106,6 +106,25 @@ class EngineContract:
                     ]
                     for job, output in zip(jobs, await stage.run(jobs), strict=True):
                         _check_account(job, output, stage.fleet.model.vocab_size)
+
+        self._tell(story)
+
+    def test_pieces_of_a_running_chunk_are_what_it_will_have_written(self) -> None:
+        """Told in order, before its answer, and only of chunks that stream; an engine may tell none."""
+
+        async def story() -> None:
+            async with self._stage() as stage:
+                jobs = [stage.job(number, max_tokens=TOKENS, streams=number > 0) for number in range(3)]
+                for job, output in zip(jobs, await stage.run(jobs), strict=True):
+                    pieces = stage.sink.pieces[job.id]
+                    assert job.streams or not pieces, f"told pieces of chunk {job.id!r}, which nobody reads"
+                    told = 0
+                    for piece in pieces:
+                        end = told + len(piece.token_ids)
+                        assert told == piece.start < end, f"a piece of {job.id!r} is empty or out of order"
+                        assert piece.token_ids == list(output.token_ids[told:end]), "told other tokens"
+                        assert piece.logprobs == list(output.logprobs[told:end]), "told other log-probs"
+                        told = end
 
         self._tell(story)
 
@@ -361,6 +380,7 @@ class _Sink:
 
     def __init__(self) -> None:
         self.answers: dict[str, list[ChunkOutput | str]] = defaultdict(list)
+        self.pieces: dict[str, list[ChunkPiece]] = defaultdict(list)
         self.losses: list[str] = []
         self.changed = asyncio.Event()
         self.calling: str | None = None
@@ -368,6 +388,7 @@ class _Sink:
     def clear(self) -> None:
         """Forget what was said."""
         self.answers.clear()
+        self.pieces.clear()
         self.losses.clear()
 
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
@@ -375,6 +396,11 @@ class _Sink:
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         self._answer(job_id, reason)
+
+    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        assert not self.answers[piece.job_id], f"told a piece of {piece.job_id!r} after its answer"
+        self.pieces[piece.job_id].append(piece)
+        self.changed.set()
 
     def reported(self, report: InstanceReported) -> None:
         self.changed.set()
@@ -409,6 +435,7 @@ class _Stage:
         prompt: int = 12,
         generated: Sequence[int] = (),
         max_tokens: int = 12,
+        streams: bool = False,
     ) -> ChunkJob:
         """Return a chunk of the response with this seed, by the latest weights."""
         vocabulary = self.fleet.model.vocab_size
@@ -424,6 +451,7 @@ class _Stage:
             seed=seed,
             weight_version=self.version,
             known_tokens=TOKENS,
+            streams=streams,
         )
 
     def submit(self, job: ChunkJob, on: int = 0) -> None:

@@ -11,12 +11,13 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
-from seer_core.arrays import packed
+from seer_core.arrays import Logprobs, Tokens, packed
 from seer_core.defaults import WholeRequests
 from seer_core.kv import PoolStats
-from seer_core.model import GroupContext, Request
+from seer_core.model import GroupContext, Piece, Request
 from seer_core.policy import (
     CompletionObserver,
+    GrowthObserver,
     LivingObserver,
     Observer,
     Placer,
@@ -314,7 +315,7 @@ class ObserverContract:
         for number, (event, commands) in enumerate(every_event()):
             observer.observe(float(number), event, commands)
 
-    def test_it_takes_completions_and_the_pool_s_figures(self) -> None:
+    def test_it_takes_completions_pieces_and_the_pool_s_figures(self) -> None:
         """If it wants to see them; it changes no completion, which is the user's."""
         observer = self.make()
         if isinstance(observer, CompletionObserver):
@@ -323,6 +324,8 @@ class ObserverContract:
             observer.completed(1.0, completion)
             after = msgspec.msgpack.encode(completion, enc_hook=packed)
             assert after == before, "completed() changed what it was shown"
+        if isinstance(observer, GrowthObserver):
+            observer.grew(1.0, Piece("g/0", 0, Tokens([5]), Logprobs([-0.5])))
         if isinstance(observer, PoolObserver):
             observer.pool_reported(1.0, PoolStats(capacity_bytes=1 << 20, used_bytes=1 << 10))
 

@@ -10,17 +10,18 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import attrs
+import msgspec
 import structlog
 
 from seer_core.errors import EngineError, PromptError, SeerError
 from seer_core.events import ChunkFinished, Command, Event
-from seer_core.model import Completion, PromptGroup
+from seer_core.model import Completion, Piece, PromptGroup
 from seer_core.policy import Observer
 from seer_core.rollout import Rollout
 from seer_core.runtime import Runtime
-from seer_server.news import News, Piece
+from seer_server.news import News
 
-__all__ = ["AsleepError", "BusyError", "Desk", "GoneError", "LentError", "Piece", "Ticket"]
+__all__ = ["AsleepError", "BusyError", "Desk", "GoneError", "LentError", "Ticket"]
 
 log = structlog.get_logger("seer")
 
@@ -214,7 +215,10 @@ class Desk:
         """
         rollout = self.rollout
         self.expect_possible(len(records))
-        groups = self.runtime.groups(records, iteration=iteration, fitting=fitting)
+        groups = [
+            msgspec.structs.replace(group, streams=streams)
+            for group in self.runtime.groups(records, iteration=iteration, fitting=fitting)
+        ]
         wanted = sum(group.n for group in groups)
         self.expect_possible(wanted)
         ticket = Ticket(groups, streams, News(rollout.written))
@@ -273,11 +277,18 @@ class Desk:
         return min(max(1, math.ceil(requests / pace)), LONGEST_RETRY_S)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Tell a client who streams that a response has gone on."""
+        """Tell a client who streams that a chunk of a response has ended."""
         if type(event) is ChunkFinished:
-            ticket = self._tickets.get(event.request_id.rpartition("/")[0])
-            if ticket is not None and ticket.streams:
-                ticket.news.went_on(event.request_id)
+            self._went_on(event.request_id)
+
+    def grew(self, now: float, piece: Piece) -> None:
+        """Tell a client who streams that a running chunk has written more."""
+        self._went_on(piece.request_id)
+
+    def _went_on(self, request_id: str) -> None:
+        ticket = self._tickets.get(request_id.rpartition("/")[0])
+        if ticket is not None and ticket.streams:
+            ticket.news.went_on(request_id)
 
     def completed(self, now: float, completion: Completion) -> None:
         """Hand out a response."""

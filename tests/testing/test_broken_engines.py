@@ -8,8 +8,9 @@ import pytest
 from seer_sim.clock import VirtualClock
 from seer_sim.plugin import Settings, make_fleet
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import StepTimes
-from seer_core.ports import ChunkOutput
+from seer_core.ports import ChunkOutput, ChunkPiece
 from seer_core.testing import ClockContract, EngineContract
 
 
@@ -38,6 +39,9 @@ class Spoilt:
 
     def chunk_failed(self, instance_id, job_id, reason):
         self.sink.chunk_failed(instance_id, job_id, reason)
+
+    def chunk_grew(self, instance_id, piece):
+        self.sink.chunk_grew(instance_id, piece)
 
     def reported(self, report):
         self.sink.reported(report)
@@ -116,6 +120,23 @@ class Forgetful(Spoilt):
         self.jobs.append(job)
         if len(self.jobs) % 3:
             self.engine.submit(job)
+
+
+class Guessing(Spoilt):
+    """It tells what a chunk may write, and then it has written something else."""
+
+    def chunk_finished(self, instance_id, output):
+        if any(job.id == output.job_id and job.streams for job in self.jobs):
+            self.chunk_grew(instance_id, ChunkPiece(output.job_id, 0, Tokens([7, 7]), Logprobs([-1, -1])))
+        super().chunk_finished(instance_id, output)
+
+
+class Chatty(Spoilt):
+    """It tells pieces to nobody."""
+
+    def chunk_finished(self, instance_id, output):
+        self.chunk_grew(instance_id, ChunkPiece(output.job_id, 0, output.token_ids, output.logprobs))
+        super().chunk_finished(instance_id, output)
 
 
 class Hasty(Spoilt):
@@ -260,6 +281,7 @@ def by_chance(output: ChunkOutput):
 
 ACCOUNT = "test_a_chunk_s_account_adds_up"
 ONCE = "test_every_chunk_is_answered_once"
+PIECES = "test_pieces_of_a_running_chunk_are_what_it_will_have_written"
 TOKENS = "test_the_same_seed_gives_the_same_tokens"
 GIVEN_BACK = "test_a_chunk_that_cannot_be_run_is_given_back"
 FORGOTTEN = "test_what_is_cached_is_forgotten_when_it_must_be"
@@ -278,6 +300,8 @@ ENGINES = [
     (outputs(lambda output: {"cached_tokens": 3}), ACCOUNT, "cached, pooled and prefilled"),
     (outputs(lambda output: {"computed_tokens": 3}), ACCOUNT, ""),
     (outputs(lambda output: {"weight_version": 8}), ACCOUNT, ""),
+    (engine(Guessing), PIECES, "told other tokens"),
+    (engine(Chatty), PIECES, "which nobody reads"),
     (outputs(by_chunk), TOKENS, "divided and moved, it gave other tokens"),
     (outputs(by_chance), TOKENS, "two runs gave other tokens"),
     (

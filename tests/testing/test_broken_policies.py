@@ -453,7 +453,11 @@ FAULTS = {
     ObserverContract: [
         (NoObserver, "test_it_is_an_observer", ""),
         (Squeamish, "test_it_takes_every_kind_of_event", "cannot see that"),
-        (Retoucher, "test_it_takes_completions_and_the_pool_s_figures", "completed\\(\\) changed what"),
+        (
+            Retoucher,
+            "test_it_takes_completions_pieces_and_the_pool_s_figures",
+            "completed\\(\\) changed what",
+        ),
         (Mayfly, "test_it_starts_again_after_its_stop", "out of lives"),
         (Sleeper, "test_it_starts_again_after_its_stop", "took more than 0.2 s"),
         (Censor, "test_what_it_is_shown_is_not_changed", "observe\\(\\) changed"),

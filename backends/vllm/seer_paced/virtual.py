@@ -21,6 +21,7 @@ from seer_host.wire import (
     Finished,
     ForgetGroup,
     FromWorker,
+    Grown,
     MeasureSteps,
     ResetCache,
     Sleep,
@@ -273,6 +274,8 @@ class VirtualEngine:
                 case Failed(job_id, reason) if job_id in self._chunks:
                     self._chunks.discard(job_id)
                     sink.chunk_failed(self.id, job_id, reason)
+                case Grown(piece) if piece.job_id in self._chunks:
+                    sink.chunk_grew(self.id, piece)
                 case Telemetry():
                     sink.reported(InstanceReported(self.id, **msgspec.structs.asdict(message)))
                 case Troubled(what, reason):
