@@ -1,12 +1,15 @@
 """What verl's trainers do with the names in their config, under Ray: servers, managers, workers, batches."""
 
+import importlib.util
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
-from batches import batch, column, expected, responses
+from batches import column, expected, responses
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
@@ -15,6 +18,7 @@ from verl.workers.rollout.llm_server import LLMServerManager
 
 pytestmark = pytest.mark.ray
 LIMIT_S = 300
+EXAMPLE = Path(__file__).parents[3] / "examples/verl/rollout.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,12 +37,29 @@ def servers_and_manager(config):
     return servers, manager.create(config=config, llm_client=servers.get_client())
 
 
-def test_a_batch_goes_through_verls_workers(configure, server):
-    servers, manager = servers_and_manager(configure(server, workers=2))
-    assert servers.get_addresses() == [server.url]
-    output = manager.generate_sequences(batch(groups=2, step=4))
-    names = [(f"4-{row // 3}", row % 3) for row in range(6)]
-    assert responses(output) == expected(server, output, names, iteration=4)
+@pytest.fixture
+def example():
+    """Return a module: that of ``examples/verl``."""
+    spec = importlib.util.spec_from_file_location("rollout_with_verl", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    ray.cloudpickle.register_pickle_by_value(module)
+    yield module
+    ray.cloudpickle.unregister_pickle_by_value(module)
+    del sys.modules[spec.name]
+
+
+def test_the_example_rolls_out_judges_and_updates_weights(example, fresh_server):
+    sizes = ("actor_rollout_ref.rollout.n=3", "actor_rollout_ref.rollout.response_length=12")
+    rollouts = example.Rollouts(example.configure(fresh_server.url, *sizes))
+    rows = list(example.task.prompt_rows(4, 3, seed=77))
+    for step in (1, 2):
+        output = rollouts.step(example.make_batch(rows[2 * step - 2 : 2 * step], 3, step))
+        names = [(f"{step}-{row // 3}", row % 3) for row in range(6)]
+        assert responses(output) == expected(fresh_server, output, names, iteration=step)
+        assert set(output.non_tensor_batch["min_global_steps"]) == {step - 1}
+        assert output.batch["rm_scores"].shape == (6, 12)
 
 
 @pytest.mark.parametrize("validate", [False, True])
