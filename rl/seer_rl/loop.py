@@ -329,17 +329,18 @@ def _check_sampling(groups: Sequence[PromptGroup]) -> None:
 
 
 def _judge(finished: Sequence[_Finished]) -> list[_Judged]:
-    """Wait for all rewards."""
-    return [_Judged(each.group, each.completion, _result(each.completion, each.reward)) for each in finished]
-
-
-def _result(completion: Completion, reward: Future[float]) -> float | None:
-    """Wait for a reward; None, and a word about it, if it failed."""
-    try:
-        return reward.result()
-    except RewardError as error:
-        log.warning("reward_failed", request=completion.request_id, reason=str(error))
-        return None
+    """Wait for all rewards, and tell of those that failed, once for each reason."""
+    judged, failed = [], dict[str, list[str]]()
+    for each in finished:
+        reward = None
+        try:
+            reward = each.reward.result()
+        except RewardError as error:
+            failed.setdefault(str(error), []).append(each.completion.request_id)
+        judged.append(_Judged(each.group, each.completion, reward))
+    for reason, requests in failed.items():
+        log.warning("reward_failed", responses=len(requests), first=requests[0], reason=reason)
+    return judged
 
 
 def _samples(judged: Sequence[_Judged], *, scale: bool) -> list[Sample]:

@@ -16,8 +16,8 @@ Prompts = Callable[[int], Iterable[Mapping[str, Any]]]
 """The records of an iteration: the fields of a prompts file's lines."""
 
 
-def prompts_of(source: str, base_dir: Path, groups: int, seed: int) -> Prompts:
-    """Return what gives each iteration its records.
+def prompts_of(key: str, source: str, base_dir: Path, groups: int, seed: int) -> Prompts:
+    """Return what gives each iteration its records; ``key`` is where the config names it.
 
     A file, ``*.jsonl``, gives the next ``groups`` lines, and begins anew after the last.  Any other source is
     a function, called as ``function(iteration, groups, seed)``.
@@ -27,28 +27,28 @@ def prompts_of(source: str, base_dir: Path, groups: int, seed: int) -> Prompts:
         ConfigError: there is no such function.
     """
     if source.endswith(".jsonl"):
-        return _of_file(base_dir / source, groups)
-    function = resolve(source, base_dir)
+        return _of_file(key, base_dir / source, groups)
+    function = resolve(key, source, base_dir)
 
     def records(iteration: int) -> Iterable[Mapping[str, Any]]:
         try:
             found = list(function(iteration, groups, seed))
         except Exception as error:
             raise PromptError(
-                f"prompts {source!r} raised in iteration {iteration}: {type(error).__name__}: {error}"
+                f"{key} = {source!r} raised in iteration {iteration}: {type(error).__name__}: {error}"
             ) from error
         if not found:
-            raise PromptError(f"prompts {source!r} gave none for iteration {iteration}; let it return some")
+            raise PromptError(f"{key} = {source!r} gave none for iteration {iteration}; let it return some")
         return found
 
     return records
 
 
-def _of_file(path: Path, groups: int) -> Prompts:
+def _of_file(key: str, path: Path, groups: int) -> Prompts:
     form: Form[dict[str, Any]] = Form(dict[str, Any], "no prompts file", "name JSON lines", PromptError)
     lines = [record for _, record in form.lines(path)]
     if not lines:
-        raise PromptError(f"{path} holds no prompt; name another file in [train].prompts")
+        raise PromptError(f"{path} holds no prompt; name another file in {key}")
 
     def records(iteration: int) -> Iterable[Mapping[str, Any]]:
         # A prompt may come twice in one iteration, so its place in the run is part of its id.

@@ -15,8 +15,10 @@ from seer_core.errors import ConfigError, quote
 __all__ = ["resolve"]
 
 
-def resolve(reference: str, base_dir: Path) -> Callable[..., Any]:
-    """Import what a reference names; a file, relative to ``base_dir``, may import its neighbours.
+def resolve(key: str, reference: str, base_dir: Path) -> Callable[..., Any]:
+    """Import what a reference, the value of ``key``, names.
+
+    A file is relative to ``base_dir``, and may import its neighbours.
 
     Raises:
         ConfigError: there is none, or it cannot be imported or called.
@@ -24,21 +26,21 @@ def resolve(reference: str, base_dir: Path) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
         raise ConfigError(
-            f"{quote(reference)} names no function; write FILE.py:FUNCTION or package.module:FUNCTION"
+            f"{key}: {quote(reference)} names no function; write FILE.py:FUNCTION or package.module:FUNCTION"
         )
     if place.endswith(".py") and not (base_dir / place).is_file():
         raise ConfigError(
-            f"{quote(reference)} names the file {base_dir / place}, which is not there; mend the path"
+            f"{key}: {quote(reference)} names the file {base_dir / place}, which is not there; mend the path"
         )
     try:
         module = _of_file(base_dir / place) if place.endswith(".py") else importlib.import_module(place)
         found = getattr(module, name)
     except Exception as error:
         raise ConfigError(
-            f"{quote(reference)} cannot be imported: {type(error).__name__}: {error}"
+            f"{key}: {quote(reference)} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not callable(found):
-        raise ConfigError(f"{quote(reference)} is no function")
+        raise ConfigError(f"{key}: {quote(reference)} is no function")
     return found  # type: ignore[no-any-return]
 
 

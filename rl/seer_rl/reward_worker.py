@@ -37,19 +37,23 @@ def main() -> None:
 
     lines = _lines(requests)
     try:
-        reward = resolve(reference, Path(base_dir))
+        reward = resolve("[train].reward", reference, Path(base_dir))
     except ConfigError as error:
         say(Answer(error=str(error)))
         return
     say(Answer())
     decoder = msgspec.json.Decoder(Response)
+    told: set[str] = set()
     while True:
         response = decoder.decode(lines.get())
         try:
             value = float(reward(response))
         except Exception as error:
-            traceback.print_exc()
-            say(Answer(error=f"{type(error).__name__}: {error}"[:SHOWN]))
+            reason = f"{type(error).__name__}: {error}"[:SHOWN]
+            if reason not in told:
+                traceback.print_exc()
+            told.add(reason)
+            say(Answer(error=reason))
         else:
             if math.isfinite(value):
                 say(Answer(value))

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from seer_core import Config, Session
-from seer_core.errors import ConfigError, OutputError
+from seer_core.errors import ConfigError, OutputError, SeerError, quote
 from seer_rl.checkpoints import Checkpoint, Checkpoints, State, state_of
 from seer_rl.config import TrainTable, first_model
 from seer_rl.fit import check_fit
@@ -62,9 +62,10 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
     if done >= table.iterations:
         _plot(out)
         return None
-    prompts = prompts_of(table.prompts, config.base_dir, table.groups, config.seer.seed)
-    held_out = table.evaluation.prompts and prompts_of(
-        table.evaluation.prompts, config.base_dir, table.evaluation.groups, config.seer.seed
+    base_dir, seed, evaluation = config.base_dir, config.seer.seed, table.evaluation
+    prompts = prompts_of("[train].prompts", table.prompts, base_dir, table.groups, seed)
+    held_out = evaluation.prompts and prompts_of(
+        "[train.evaluation].prompts", evaluation.prompts, base_dir, evaluation.groups, seed
     )
     with ExitStack() as stack:
         pool = RewardPool(table.reward, config.base_dir, table.rewards.workers, table.rewards.timeout_s)
@@ -138,8 +139,26 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
     model = first_model(table, config)
     if not model.is_dir():
         raise ConfigError(f"the trainer's model, {model}, is no directory; mend [train].model")
-    make: Any = resolve(TRAINERS.get(table.trainer, table.trainer), config.base_dir)
-    trainer: Trainer = make(table, model, config.seer.seed)
+    if table.trainer not in TRAINERS and ":" not in table.trainer:
+        raise ConfigError(
+            f"[train].trainer: {quote(table.trainer)} is none; use {' or '.join(map(quote, TRAINERS))},"
+            " or name one of your own as FILE.py:CLASS"
+        )
+    make = resolve("[train].trainer", TRAINERS.get(table.trainer, table.trainer), config.base_dir)
+    try:
+        trainer = make(table, model, config.seer.seed)
+    except SeerError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"[train].trainer: {quote(table.trainer)} raised {type(error).__name__}: {error}; it is called"
+            " with the table, the directory of the first weights and the seed"
+        ) from error
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(
+            f"[train].trainer: {quote(table.trainer)} made a {type(trainer).__name__}, which is no trainer:"
+            " see seer_rl.trainer.Trainer for the methods that it must have"
+        )
     return trainer
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, quote
 from seer_rl.agreement import agreement
 from seer_rl.batches import MicroBatch, micro_batches
 from seer_rl.config import TrainTable
@@ -40,7 +40,7 @@ class TorchTrainer:
         torch.set_num_threads(table.torch.threads)
         torch.manual_seed(seed)
         self._table = table
-        self._device = torch.device(table.torch.device)
+        self._device = _usable(table.torch.device)
         self._model = HuggingFaceModel(table, model)
         self._reference = HuggingFaceModel(table, model) if table.loss.kl else None
         rates = table.optimizer
@@ -170,3 +170,15 @@ class TorchTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
         torch.set_rng_state(state["random"].cpu())
+
+
+def _usable(name: str) -> torch.device:
+    """Return a device of this machine."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except Exception as error:  # torch raises a class of its own for each kind of device
+        raise ConfigError(
+            f'[train.torch].device: torch cannot use {quote(name)}: {error}; use "cpu", or mend its set-up'
+        ) from error
+    return device

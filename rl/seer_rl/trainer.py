@@ -27,6 +27,7 @@ class Sample:
     advantage: float
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """Holds weights and optimizer; the same calls in the same order give the same weights, bit for bit.
 

@@ -26,3 +26,38 @@ print(before - held())
 def test_what_has_been_freed_is_given_back_to_the_system():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert int(done.stdout) > 50_000_000, done.stderr
+
+
+RANK = """
+import os, pickle, sys
+from multiprocessing import Pipe
+from msgspec.structs import replace
+from seer_rl import megatron_rank
+from seer_rl.config import TrainTable
+
+class Learner:
+    def __init__(self, *_):
+        pass
+
+    def train(self, samples):
+        print("train")
+
+megatron_rank.Learner = Learner
+megatron_rank._meet = megatron_rank.end_with_parent = lambda *_: None
+megatron_rank.give_back = lambda: print("give back")
+for colocated in (False, True):
+    ours, theirs = Pipe()
+    for message in (("start", (TrainTable("", "", colocated=colocated), "", 0)), ("train", [[]])):
+        ours.send_bytes(pickle.dumps(message))
+    ours.close()
+    sys.argv = ["", "0", "-1", str(os.dup(theirs.fileno())), "0", "-1"]
+    theirs.close()
+    megatron_rank.main()
+"""
+
+
+def test_a_rank_gives_back_what_it_has_freed_where_engines_share_its_device():
+    pytest.importorskip("megatron", reason="Megatron-core is not installed: `make setup` installs it")
+    command = [sys.executable, "-W", "ignore", "-c", RANK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["train", "train", "give back"], done.stderr
