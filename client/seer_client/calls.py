@@ -79,7 +79,9 @@ class Calls:
     def __init__(
         self, url: str, token: str | None, patience_s: float, silence_s: float, progress_s: float
     ) -> None:
-        self.url = url.rstrip("/")
+        if not url.startswith(("http://", "https://")):
+            raise ClientError(f"the server's address is {url!r}; write one like http://127.0.0.1:8000")
+        self.url = url.rstrip("/").removesuffix("/v1")  # which OpenAI's client has to be given
         self.token = token
         self.patience_s = patience_s
         self._progress_s = progress_s

@@ -41,6 +41,9 @@ class Client:
                 be room.
             silence_s: after how long without a sign of life a server is given up that has begun to answer.
             progress_s: how often it is to give one, and say how far it is.
+
+        Raises:
+            ClientError: the address is none.
         """
         self._settings = {"patience_s": patience_s, "silence_s": silence_s, "progress_s": progress_s}
         self._calls = Calls(url, token, **self._settings)

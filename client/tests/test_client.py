@@ -127,6 +127,13 @@ def test_groups_wait_for_the_others_prompts_and_not_for_ever(serve_by_hand, play
 # What is refused.
 
 
+def test_an_address_is_a_url_with_or_without_what_openais_client_needs(serve, connect):
+    with pytest.raises(ClientError, match="'localhost:8000'; write one like http://"):
+        Client("localhost:8000")
+    with serve() as served:
+        assert connect(f"{served.url}/v1/").state() == connect(served).state()
+
+
 @pytest.mark.parametrize(
     ("ask", "status", "words"),
     [

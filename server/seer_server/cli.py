@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import socket
 import sys
 from contextlib import suppress
 from functools import partial
@@ -70,6 +72,7 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
+    _check_free(host, port)
     app = make_app(partial(Runtime.from_config, config), model, token, most_requests)
     settings = uvicorn.Config(
         app, host=host, port=port, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s
@@ -79,6 +82,21 @@ def serve_command(
         server.run()
     if not server.started:
         sys.exit(3)  # as uvicorn's own command
+
+
+def _check_free(host: str, port: int) -> None:
+    """Look whether the port is free, for uvicorn looks after the engines have started."""
+    with suppress(socket.gaierror):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        raise ConfigError(
+                            f"port {port} of {host} is taken; give another one: --port {port + 1}"
+                        ) from error
 
 
 def _read_token(path: Path) -> str:

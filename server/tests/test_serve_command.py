@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from seer_server.cli import _is_loopback, _read_token
+from seer_server.cli import _check_free, _is_loopback, _read_token
 
 from seer_core.errors import ConfigError
 
@@ -72,6 +72,15 @@ def test_a_server_that_was_killed_tells_the_same_when_it_is_back_and_ends_in_ord
     assert ask(url) == first
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_a_taken_port_is_told_before_engines_start(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of localhost is taken; give another one: --port"):
+            _check_free("localhost", port)
+        process, url = start("--port", str(port))
+        assert (url, process.wait(60)) == ("", 2)
 
 
 def test_it_ends_though_a_client_never_comes_to_an_end(start):
