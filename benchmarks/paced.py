@@ -1,4 +1,6 @@
-"""vLLM's real scheduler on an emulated accelerator beside the simulator: same workloads, policies and costs.
+"""A real scheduler on an emulated accelerator beside the simulator: same workloads, policies and costs.
+
+It is vLLM's, or with ``--engine paced-sglang`` SGLang's, which does not draft.
 
 The paper's workloads and recorded lengths, on two to four instances, and one workload on all its sixteen.
 Contexts and KV are made so many times smaller as a case's name says, and what a token of context costs so
@@ -21,6 +23,7 @@ import msgspec
 import numpy as np
 import structlog
 from seer_lab.lengths import DrawnLengths, GroupLengths
+from seer_lab.paced import SCHEDULERS
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import Simulation, simulate
 from seer_lab.texts import Text
@@ -130,15 +133,17 @@ CASES: Mapping[str, Callable[[Path], Workload]] = {
 }
 
 
-def measure(load: Workload, policy: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def measure(
+    load: Workload, policy: str, seed: int, overrides: Sequence[str], engine: str = "paced"
+) -> dict[str, Any]:
     """Roll out one iteration on both engines and return their figures."""
     notes = Notes()
-    paced = simulate(load, POLICIES[policy], seed, overrides, notes, engine="paced")
+    paced = simulate(load, POLICIES[policy], seed, overrides, notes, engine)
     told = load
     if paced.summary.drafted_tokens:
         told = msgspec.structs.replace(load, tables=_told(load.tables, notes))
     simulated = simulate(told, POLICIES[policy], seed, overrides)
-    row = {"case": load.name, "policy": policy, "seed": seed}
+    row = {"case": load.name, "policy": policy, "seed": seed, "engine": engine}
     return row | {"paced": figures(paced), "sim": figures(simulated)}
 
 
@@ -213,6 +218,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     names = list(CASES)
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these workloads only")
     parser.add_argument("--policy", nargs="+", help="these policies only; ratios are to the first")
+    parser.add_argument("--engine", choices=list(SCHEDULERS), default="paced", help="whose scheduler it is")
     parser.add_argument("--data", type=Path, default=DATA, help="recorded lengths and text")
     add_options(parser, 1, "iterations per workload")
     return parser.parse_args(argv)
@@ -227,12 +233,12 @@ def main(argv: Sequence[str]) -> None:
     for name in arguments.only:
         load = CASES[name](arguments.data)
         policies = arguments.policy or POLICY_NAMES
-        if load.text is not None and not arguments.policy:
+        if load.text is not None and not arguments.policy and arguments.engine == "paced":
             policies = (*POLICY_NAMES[:-1], "seer", POLICY_NAMES[-1])
         seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
         first: list[dict[str, Any]] = []
         for policy in policies:
-            rows = [measure(load, policy, seed, arguments.set) for seed in seeds]
+            rows = [measure(load, policy, seed, arguments.set, arguments.engine) for seed in seeds]
             first = first or rows
             print(row_text(rows, first), flush=True)
             table += rows

@@ -211,7 +211,7 @@ FromWorker = Ready | Finished | Failed | Grown | Telemetry | Called | PoolNote |
 _encoder = msgspec.msgpack.Encoder(enc_hook=packed)
 
 
-def encode(message: ToWorker | FromWorker) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """Return ``message`` as one frame.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -28,6 +28,9 @@ from seer_core.model import InstanceInfo
 from seer_core.ports import ChunkJob, ChunkOutput
 from seer_core.weights import WeightSpec
 from seer_sglang import internals
+
+if TYPE_CHECKING:
+    from seer_sglang.blocks import Layers
 
 __all__ = ["Instance"]
 
@@ -76,11 +79,7 @@ class Instance:
                 self._proposer = SourceProposer(*drafts)
             self._engine = SglangEngine(args, self._proposer)
         self._model: torch.nn.Module = self._engine.runner.model
-        self._tensors = checkpoint.headers_of(settings["model_path"])
-        if on_cpu and self._engine.runner.model_config.quantization is None:
-            from seer_sglang import weights
-
-            weights.expect_all_loaded(self._model, self._tensors)
+        self._tensors = self._check_weights(settings["model_path"], on_cpu)
         self._weight_version = 0
         self._poisoned = False
         self._fingerprint_asleep = ""
@@ -91,9 +90,7 @@ class Instance:
         drafting = None if self._proposer is None else self._proposer.drafting
         draft_tokens = 0 if source is None else source.draft_tokens
         self._bench = SglangBench(self._engine, self._sizes(draft_tokens), drafting)
-        measured = MoveMeter(self._bench).measure()
-        log.info("moves_measured", **measured)
-        self.info = structs.replace(self.info, **measured)
+        self.info = structs.replace(self.info, **self._measure_moves())
         if source is not None:
             self._attach(source, paths)
 
@@ -158,8 +155,7 @@ class Instance:
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
     ) -> StepTimes:
         """Measure steps of these sizes."""
-        times = StepMeter(self._bench).measure(batch, draft_tokens, context_tokens)
-        self._engine.reset_cache()
+        times = self._measure(batch, draft_tokens, context_tokens)
         if times is None:
             raise Refusal("it can run no size of this grid")
         return times
@@ -242,8 +238,7 @@ class Instance:
         if times is None:
             begun = perf_counter()
             grid = start_grid(self.info.max_running, source.draft_tokens)
-            times = StepMeter(self._bench, CELL_S).measure(*grid)
-            self._engine.reset_cache()
+            times = self._measure(*grid, None, CELL_S)
             if times is None:
                 raise EngineError("too little KV memory to measure a step: raise kv_cache_bytes")
             log.info("steps_measured", times=times, took_s=round(perf_counter() - begun, 1))
@@ -262,14 +257,48 @@ class Instance:
 
     def _share(self, spec: StoreSpec) -> KVStore:
         """Make this instance's end of the KV pool, and let SGLang's cache use it."""
-        from seer_sglang.blocks import Layers
-
-        layers = Layers(self._engine.kv_layers, self._engine.scheduler.page_size)
+        layers = self._layers()
         tell = self._pool_troubles.tell
         host = StoreHost(self.info.id, layers.block_bytes, layers.block_tokens, tell)
         store = STORE.make(spec.path, spec.settings, host)
         self._engine.share(layers, store, tell)
         return store
+
+    def _layers(self) -> Layers:
+        from seer_sglang.blocks import Layers
+
+        return Layers(self._engine.kv_layers, self._engine.scheduler.page_size)
+
+    def _check_weights(self, model_path: str, on_cpu: bool) -> dict[str, checkpoint.Header]:
+        """Return what tensors the model's files have, all of which SGLang has to have loaded."""
+        from seer_sglang import weights
+
+        tensors = checkpoint.headers_of(model_path)
+        if on_cpu and self._engine.runner.model_config.quantization is None:
+            weights.expect_all_loaded(self._model, tensors)
+        return tensors
+
+    def _fingerprint(self) -> str:
+        """Return what stands for the weights."""
+        from seer_sglang import weights
+
+        return weights.fingerprint(self._model, 0)
+
+    def _measure_moves(self) -> dict[str, float]:
+        measured = MoveMeter(self._bench).measure()
+        log.info("moves_measured", **measured)
+        return measured
+
+    def _measure(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float = math.inf,
+    ) -> StepTimes | None:
+        times = StepMeter(self._bench, cell_s).measure(batch, draft_tokens, context_tokens)
+        self._engine.reset_cache()
+        return times
 
     def _sizes(self, draft_tokens: int) -> Sizes:
         scheduler, info = self._engine.scheduler, self.info
@@ -284,8 +313,6 @@ class Instance:
         )
 
     def _describe(self, instance_id: str) -> InstanceInfo:
-        from seer_sglang import weights
-
         scheduler, config = self._engine.scheduler, self._engine.config
         page = scheduler.page_size
         # SGLang lets a request in if its tokens and a page are fewer than what is free.
@@ -303,7 +330,7 @@ class Instance:
             max_running=scheduler.max_running_requests,
             max_model_tokens=config.context_len,
             kv_bytes_per_token=int(sum(pool.get_kv_size_bytes())) // (pool.size + pool.page_size),
-            fingerprint=weights.fingerprint(self._model, 0),
+            fingerprint=self._fingerprint(),
             shares_prompts=True,
             kv_kind="sglang",
         )

@@ -27,6 +27,7 @@ __all__ = ["sim_command"]
 TIMES = {
     "sim": "times are simulated",
     "paced": "real vLLM scheduler, emulated accelerator, scripted text; times are the emulated ones",
+    "paced-sglang": "real SGLang scheduler, emulated accelerator, scripted text; times are the emulated ones",
 }
 
 POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLICIES.values())
@@ -87,7 +88,7 @@ POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLIC
     type=click.Choice(ENGINES),
     default="sim",
     show_default=True,
-    help="paced: vLLM's own scheduler on an emulated accelerator, for small workloads.",
+    help="paced: vLLM's own scheduler, or SGLang's, on an emulated accelerator, for small workloads.",
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw load and finishes over time; .svg or .png."

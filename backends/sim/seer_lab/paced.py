@@ -1,4 +1,4 @@
-"""A simulated workload's config, turned into one for vLLM on an emulated accelerator, on a virtual clock.
+"""A simulated workload's config, turned into one for an emulated accelerator, on a virtual clock.
 
 Instances, costs and the KV pool's rates are the simulator's; only what schedules within an instance is real.
 """
@@ -17,9 +17,13 @@ from seer_core.ports import EngineFleet
 from seer_lab.lengths import TrueLengths
 from seer_lab.texts import Text
 
-__all__ = ["ENGINE", "paced", "paced_fleet"]
+__all__ = ["ENGINE", "SCHEDULERS", "paced", "paced_fleet"]
 
 ENGINE = "paced"
+
+SCHEDULERS = {"paced": "vllm", "paced-sglang": "sglang"}
+"""Whose scheduler an engine of the laboratory has, by its name."""
+
 MISSING = "--engine paced needs vLLM and its backend ({}); install it: pip install 'seer-vllm[cpu,paced]'"
 
 ALIKE = (
@@ -44,10 +48,11 @@ POOL_BYTES = 1 << 30
 """A pool of fingerprints needs no more of this machine's memory, whatever the emulated one has."""
 
 
-def paced(config: Config) -> Config:
+def paced(config: Config, scheduler: str) -> Config:
     """Return the same run on paced instances; a simulated KV pool becomes the local one, of equal rates."""
     sim = structure(config.engine.get("sim", {}), SimSettings, "engine.sim")
     table = {name: getattr(sim, name) for name in ALIKE}
+    table["scheduler"] = scheduler
     table |= {"draft_step_s": sim.acceptance.step_s, "draft_request_s": sim.acceptance.request_s}
     pool = "none"
     if config.seer.kv_pool == "sim_pool":
@@ -66,7 +71,7 @@ def paced_fleet(config: Config, lengths: Mapping[str, int], text: Text | None) -
     """Return paced instances that know how long each response is, and repeat its text or make it up.
 
     Raises:
-        ConfigError: vLLM or its backend is not installed.
+        ConfigError: the scheduler or its backend is not installed.
     """
     try:
         from seer_paced.plugin import Settings, make_fleet

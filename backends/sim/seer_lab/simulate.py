@@ -24,7 +24,7 @@ from seer_core.result import Summary, Tally
 from seer_core.runtime import Runtime
 from seer_core.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths
-from seer_lab.paced import ENGINE, paced, paced_fleet
+from seer_lab.paced import ENGINE, SCHEDULERS, paced, paced_fleet
 from seer_lab.policies import Policy
 from seer_lab.texts import Text
 from seer_lab.timeline import InstanceTimeline, Timeline
@@ -32,7 +32,7 @@ from seer_lab.workloads import Workload
 
 __all__ = ["ENGINES", "Simulation", "simulate"]
 
-ENGINES = ("sim", ENGINE)
+ENGINES = ("sim", *SCHEDULERS)
 
 PROMPT_TOKEN = 5
 """What all prompts consist of: simulated engines count tokens and read none.
@@ -53,7 +53,8 @@ class Simulation(msgspec.Struct, frozen=True):
     ``idle_share`` is the part of all instances' time in which an instance had nothing to do, ``kv_usage``
     the mean part of their KV in use.  ``deferred_requests`` were started and put off, with
     ``deferred_tokens`` generated; the summary does not count them.  ``wall_s`` is real time.
-    On the ``engine`` "paced" times are those of vLLM's own scheduler on an emulated accelerator.
+    On the ``engine`` "paced" times are those of vLLM's own scheduler on an emulated accelerator, and on
+    "paced-sglang" of SGLang's.
     """
 
     workload: str
@@ -107,7 +108,7 @@ def simulate(
     """Roll out one iteration of ``workload`` under ``policy``; equal arguments give equal results.
 
     ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event,
-    ``engine`` is "sim" or "paced".  Call it where no event loop runs.
+    ``engine`` is one of ``ENGINES``.  Call it where no event loop runs.
 
     Raises:
         ConfigError, PluginError, PromptError, StalledError: as a run with such a config.
@@ -115,8 +116,8 @@ def simulate(
     config = workload.config(policy.plugins, overrides, seed)
     if not policy.shares_kv:
         config = msgspec.structs.replace(config, seer=msgspec.structs.replace(config.seer, kv_pool="none"))
-    if engine == ENGINE:
-        config = paced(config)
+    if engine in SCHEDULERS:
+        config = paced(config, SCHEDULERS[engine])
     groups = list(workload.groups(seed))
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
@@ -129,7 +130,7 @@ def simulate(
         for number, group in enumerate(groups)
     ]
     began_s = time.monotonic()
-    with nullcontext() if engine == ENGINE else _no_collections():
+    with nullcontext() if engine in SCHEDULERS else _no_collections():
         kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
     tally = Tally(started_s)
     for completion in kept:
@@ -188,7 +189,7 @@ def _prompt_of(group: GroupLengths, number: int, engine: str, text: Text | None)
     if text is not None and group.id in text.prompts:
         return text.prompts[group.id]
     prompt = _prompt_token_ids(group.prompt_tokens)
-    return (PROMPT_TOKEN + number % MARKS, *prompt[1:]) if engine == ENGINE else prompt
+    return (PROMPT_TOKEN + number % MARKS, *prompt[1:]) if engine in SCHEDULERS else prompt
 
 
 def _prompt(group: GroupLengths, seed: int, knows_lengths: bool, prompt: tuple[int, ...]) -> PromptGroup:

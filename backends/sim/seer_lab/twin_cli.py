@@ -81,7 +81,8 @@ _MEASURED = Form[list[_MeasuredArm]](
     type=click.Choice(ENGINES),
     default="sim",
     show_default=True,
-    help="paced: vLLM's own scheduler; it repeats the recorded text, and really drafts from it.",
+    help="paced: vLLM's own scheduler; it repeats the recorded text, and really drafts from it."
+    "  SGLang's does not draft.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
 def twin_command(

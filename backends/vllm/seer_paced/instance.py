@@ -1,4 +1,4 @@
-"""One paced instance: seer_vllm's, around an engine whose worker computes nothing."""
+"""One paced instance of vLLM: seer_vllm's, around an engine whose worker computes nothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import attrs
 import msgspec
-import structlog
 from msgspec import structs
 from seer_host.drafts import check_source
-from seer_host.instance import Refusal, Row
+from seer_host.instance import Row
 from seer_host.wire import Start, Telemetry, Troubled
-from seer_sim.drafts import Drafts
-from seer_sim.profile import step_times
 from seer_vllm.instance import Instance
 from vllm import SamplingParams
 
@@ -24,23 +20,13 @@ from seer_core.errors import EngineError
 from seer_core.ports import ChunkJob
 from seer_core.weights import WeightSpec
 from seer_paced.checkpoint import write_checkpoint
-from seer_paced.pace import Pace, RealPace
+from seer_paced.emulation import Emulation
+from seer_paced.pace import Pace
 from seer_paced.runner import PacedRunner
-from seer_paced.script import Script, ScriptError, read_script
-from seer_paced.settings import Settings, block_bytes, cost_of, extras_of
+from seer_paced.script import Script
+from seer_paced.settings import Settings, block_bytes
 
 __all__ = ["PacedInstance", "engine_args"]
-
-log = structlog.get_logger("seer")
-
-TYPICAL_RUNNING = 32
-"""Requests of the step whose time an instance tells (``InstanceInfo.step_s``)."""
-
-LATE_SHARE = 0.02
-"""An instance may fall behind by so much of the emulated time; more, and a run's times are this machine's."""
-
-LEAST_STEPS = 100
-"""Before them an instance does not complain of its pace."""
 
 
 class PacedInstance(Instance):
@@ -55,15 +41,13 @@ class PacedInstance(Instance):
     scripted = True
 
     def __init__(self, start: Start, pace: Pace | None = None, script: Script | None = None) -> None:
-        self._settings = settings = msgspec.convert(start.settings, Settings)
-        self._cost = cost_of(settings)
-        self._pace = RealPace(settings.speed) if pace is None else pace
-        self._script = script or script_of(settings)
-        self._complained = self._goes_on = False
+        settings = msgspec.convert(start.settings, Settings)
+        self._emulation = emulation = Emulation(settings, pace, script)
+        self._goes_on = False
         model = write_checkpoint(Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens)
         if start.source is not None:
             check_source(start.source, ())  # no method of vLLM's own: these want a model runner
-        if start.source is not None and not self._script.has_text:
+        if start.source is not None and not emulation.script.has_text:
             raise EngineError(
                 "drafts of made-up text mean nothing: name a recorded text in [engine.paced].script, or drop"
                 " the drafter from [seer].plugins"
@@ -72,16 +56,13 @@ class PacedInstance(Instance):
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk, if the script has it."""
-        try:
-            self._said = self._script.said(job)
-        except ScriptError as error:
-            raise Refusal(str(error)) from error
+        self._said = self._emulation.said(job)
         super().submit(job)
         self._runner.say(self._running[job.id].vllm_id, self._said)
 
     def step(self) -> Any:
         """Make one step; return the chunks it ended."""
-        self._pace.begin(follows=self._goes_on)
+        self._emulation.pace.begin(follows=self._goes_on)
         results = super().step()
         self._goes_on = bool(self._running)
         return results
@@ -93,15 +74,11 @@ class PacedInstance(Instance):
 
     def telemetry(self) -> Telemetry:
         """Return what vLLM is doing, and in real time how well the pace is kept."""
-        told = super().telemetry()
-        if not isinstance(self._pace, RealPace):
-            return told
-        overrun = self._pace.overrun()
-        return structs.replace(told, paced_s=overrun.paced_s, overrun_s=overrun.lost_s)
+        return self._emulation.telemetry(super().telemetry())
 
     def troubles(self) -> list[Troubled]:
         """Return what drafts and KV pool complain of, and once that the machine cannot keep the pace."""
-        return super().troubles() + self._late()
+        return super().troubles() + self._emulation.late()
 
     def update_weights(self, source: WeightSpec, version: int) -> None:  # type: ignore[override]
         """Forget all KV, which is of other weights; ``source`` is not read."""
@@ -123,8 +100,7 @@ class PacedInstance(Instance):
 
     def close(self) -> None:
         """End everything vLLM has started, and tell how well the pace was kept."""
-        if isinstance(self._pace, RealPace):
-            log.info("paced", instance=self.info.id, **attrs.asdict(self._pace.overrun()))
+        self._emulation.log_pace(self.info.id)
         super().close()
         self._engine.engine_core.shutdown()
 
@@ -133,22 +109,6 @@ class PacedInstance(Instance):
         runner: PacedRunner = self._engine.collective_rpc(_runner_of)[0]
         return runner
 
-    def _late(self) -> list[Troubled]:
-        if self._complained or not isinstance(self._pace, RealPace):
-            return []
-        overrun = self._pace.overrun()
-        if overrun.steps < LEAST_STEPS or overrun.share <= LATE_SHARE:
-            return []
-        self._complained = True
-        return [
-            Troubled(
-                "pace",
-                f"this machine is too slow or too busy for the pace: {overrun.late} of {overrun.steps} steps"
-                f" ended late, and {overrun.share:.1%} of the time was lost, so the run's times are not"
-                ' valid: lower speed, or write clock = "virtual"',
-            )
-        ]
-
     def _sampling_params(self, job: ChunkJob) -> SamplingParams:
         params = super()._sampling_params(job)
         params.ignore_eos = True
@@ -156,23 +116,14 @@ class PacedInstance(Instance):
         return params
 
     def _describe(self, instance_id: str) -> Any:
-        info = super()._describe(instance_id)
-        cost, running = self._cost, min(TYPICAL_RUNNING, info.max_running)
-        self._runner.pace_by(self._pace, cost, extras_of(self._settings, cost))
-        return structs.replace(
-            info,
-            kv_bytes_per_token=round(cost.kv_bytes_per_token),
-            step_s=cost.pass_s(running, running, running),
-            prefill_s_per_token=cost.pass_s(self._settings.max_batched_tokens)
-            / self._settings.max_batched_tokens,
-            chunk_s=self._settings.chunk_s,
-            chunk_s_per_token=self._settings.chunk_s_per_token,
-        )
+        emulation = self._emulation
+        self._runner.pace_by(emulation.pace, emulation.cost, emulation.extras)
+        return emulation.describe(super()._describe(instance_id))
 
     def _measure_moves(self) -> dict[str, float]:
         if self._connector is None:
             return {}
-        return {"fetch_s_per_token": extras_of(self._settings, self._cost).move_s_per_token}
+        return {"fetch_s_per_token": self._emulation.extras.move_s_per_token}
 
     def _measure(
         self,
@@ -181,15 +132,11 @@ class PacedInstance(Instance):
         context_tokens: int | None,
         cell_s: float = inf,
     ) -> StepTimes:
-        drafts = Drafts(step_s=self._settings.draft_step_s, request_s=self._settings.draft_request_s)
         lengths = draft_tokens if self._drafts else (0,)
-        try:
-            return step_times(self._cost, drafts, self.info, batch, lengths, context_tokens)
-        except EngineError as error:
-            raise Refusal(str(error)) from error
+        return self._emulation.measure(self.info, batch, lengths, context_tokens)
 
     def _draft_host(self, source: SourceSpec, times: StepTimes) -> DraftHost:
-        return structs.replace(super()._draft_host(source, times), clock=self._pace.now)
+        return structs.replace(super()._draft_host(source, times), clock=self._emulation.pace.now)
 
 
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
@@ -209,12 +156,6 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "enforce_eager": True,
         "worker_cls": "seer_paced.worker.PacedWorker",
     }
-
-
-def script_of(settings: Settings) -> Script:
-    """Return what the settings say is said."""
-    recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
-    return Script(settings.vocab_size, settings.lengths, recorded)
 
 
 def _runner_of(worker: Any) -> PacedRunner:

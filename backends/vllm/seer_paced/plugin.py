@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from seer_core.labels import labels_of
 from seer_core.ports import Clock, Engine, ModelInfo, Tokenizer
 from seer_paced.script import Script, read_script
 from seer_paced.settings import Settings, check
-from seer_paced.virtual import INSTANCE, VirtualEngine
+from seer_paced.virtual import CANNOT_DRAFT, INSTANCES, VirtualEngine
 
 __all__ = ["PacedFleet", "ScaledClock", "Settings", "make_fleet", "seer_make_engines"]
 
@@ -74,6 +75,8 @@ def seer_make_engines(settings: Settings, startup: Startup) -> PacedFleet:
         changes["script"] = str(startup.path(settings.script))
     if settings.log_dir:
         changes["log_dir"] = str(startup.path(settings.log_dir))
+    if settings.python:
+        changes["python"] = str(startup.path(settings.python))
     return make_fleet(msgspec.structs.replace(settings, **changes), tokenizer)
 
 
@@ -89,14 +92,15 @@ def make_fleet(
     labels = labels_of(settings.labels, settings.instances, TABLE)
     model = ModelInfo(settings.vocab_size, settings.max_model_tokens)
     recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
+    sglang = _sglang(settings) if settings.scheduler == "sglang" else None
     if settings.clock == "real":
-        return PacedFleet(_processes(settings, labels), ScaledClock(settings.speed), model, tokenizer)
+        return PacedFleet(_processes(settings, labels, sglang), ScaledClock(settings.speed), model, tokenizer)
     # Before vLLM is imported, which reads some of it only then.
     os.environ.update(worker_environment(os.environ, 1, ()) | QUIET)
     clock = VirtualClock()
     script = script or Script(settings.vocab_size, settings.lengths, recorded)
     engines = {
-        f"paced-{number}": VirtualEngine(f"paced-{number}", clock, settings, labels[number], script)
+        f"paced-{number}": VirtualEngine(f"paced-{number}", clock, settings, labels[number], script, sglang)
         for number in range(settings.instances)
     }
     for kill in settings.kill_at_s:
@@ -108,10 +112,29 @@ def make_fleet(
     return PacedFleet(list(engines.values()), clock, model, tokenizer)
 
 
-def _processes(settings: Settings, labels: Sequence[dict[str, str]]) -> list[WorkerEngine]:
+def _sglang(settings: Settings) -> str:
+    """Return the interpreter that has SGLang."""
+    try:
+        from seer_sglang.doctor import beside, interpreter
+    except ImportError as error:
+        raise ConfigError(
+            f'{TABLE}: scheduler = "sglang" needs seer-sglang ({error}); install it, or write "vllm"'
+        ) from error
+    found = settings.python or interpreter()
+    if found is None:
+        raise ConfigError(
+            f"{TABLE}: SGLang is neither here nor in {beside()}; run `make setup-sglang`, or name in"
+            f" [{TABLE}].python an interpreter that has it"
+        )
+    return found
+
+
+def _processes(
+    settings: Settings, labels: Sequence[dict[str, str]], sglang: str | None
+) -> list[WorkerEngine]:
     temporary = Path(tempfile.gettempdir(), f"seer-paced-{secrets.token_hex(8)}")
     launch = Launch(
-        instance=INSTANCE,
+        instance=INSTANCES[settings.scheduler],
         settings=msgspec.to_builtins(settings),
         environment=worker_environment(os.environ, 1, ()),
         launcher=LocalLauncher(Path(settings.log_dir or temporary), keep_logs=settings.log_dir is not None),
@@ -119,5 +142,7 @@ def _processes(settings: Settings, labels: Sequence[dict[str, str]]) -> list[Wor
         stop_timeout_s=settings.stop_timeout_s,
         control_timeout_s=settings.control_timeout_s,
         silence_timeout_s=settings.silence_timeout_s,
+        interpreter=sglang or sys.executable,
+        cannot_draft=None if sglang is None else CANNOT_DRAFT,
     )
     return [WorkerEngine(f"paced-{number}", launch, labels[number]) for number in range(settings.instances)]

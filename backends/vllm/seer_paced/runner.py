@@ -24,6 +24,7 @@ from vllm.v1.outputs import (
 )
 
 from seer_core.errors import EngineError
+from seer_paced.emulation import LOGPROB
 from seer_paced.fingerprints import Chain, Fingerprints
 from seer_paced.pace import Pace
 from seer_paced.script import Said
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["PacedRunner"]
-
-LOGPROB = -1.0
-"""Of every token: there is no model that could give it another."""
 
 
 class _Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import msgspec
@@ -14,7 +15,7 @@ from seer_core.errors import ConfigError, quote
 from seer_core.ports import ChunkJob
 from seer_core.reading import UNREADABLE, flaw
 
-__all__ = ["Recorded", "Said", "Script", "ScriptError", "read_script"]
+__all__ = ["Recorded", "Said", "Saying", "Script", "ScriptError", "read_script"]
 
 NAME_A_SCRIPT = "name the completions.jsonl of a finished `seer run`"
 
@@ -40,6 +41,23 @@ class Said:
 
     token_ids: Sequence[int]
     end: int | None
+
+
+class Saying(Protocol):
+    """Knows what chunks say."""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether what is said is text, from which drafts can be made."""
+        ...
+
+    def said(self, job: ChunkJob) -> Said:
+        """Return what a chunk writes, ``max_tokens`` at most.
+
+        Raises:
+            ScriptError: it is not known.
+        """
+        ...
 
 
 class Script:

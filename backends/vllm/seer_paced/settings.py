@@ -40,8 +40,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     and these and those that save some there its bytes over ``move_bytes_per_s``; those that verify drafts
     take ``draft_step_s``, and those that make some ``draft_request_s`` for each request that gets one.
     ``chunk_s`` and ``chunk_s_per_token`` are what instances say of a chunk's end, as in ``[engine.sim]``.
+    ``scheduler`` says whose scheduler runs; SGLang's does under ``python``, by default the interpreter that
+    ``[engine.sglang]`` would take.
     """
 
+    scheduler: Literal["vllm", "sglang"] = "vllm"
+    python: str | None = None
     instances: Few = 2
     kv_capacity_tokens: Count = 16384
     block_tokens: Annotated[int, Meta(ge=4, le=1024)] = 16
@@ -118,6 +122,13 @@ def check(settings: Settings) -> None:
         raise ConfigError('engine.paced.speed is of the "real" clock; drop it, or write clock = "real"')
     if settings.clock == "real" and settings.kill_at_s:
         raise ConfigError("engine.paced.kill_at_s is of the virtual clock; kill the worker's process instead")
+    if settings.scheduler == "vllm" and settings.python is not None:
+        raise ConfigError('engine.paced.python is of SGLang; drop it, or write scheduler = "sglang"')
+    if settings.scheduler == "sglang" and settings.max_batched_tokens % settings.block_tokens:
+        raise ConfigError(
+            f"engine.paced: max_batched_tokens = {settings.max_batched_tokens} is no multiple of"
+            f" block_tokens = {settings.block_tokens}; SGLang prefills whole blocks"
+        )
     cost, gpus = cost_of(settings), settings.gpus_per_instance
     kv_bytes = settings.kv_capacity_tokens * cost.kv_bytes_per_token
     weight_bytes = cost.weight_bytes + cost.expert_bytes

@@ -1,4 +1,4 @@
-"""Paced instances on a virtual clock, all in this process: exact, repeatable, nobody waits.
+"""Paced instances on a virtual clock, vLLM's all in this process: exact, repeatable, nobody waits.
 
 A step is computed at the moment when it begins, and told when it ends, so much later as it takes.  What
 arrives meanwhile takes effect between two steps, as with a worker that reads its socket there.
@@ -6,6 +6,7 @@ arrives meanwhile takes effect between two steps, as with a worker that reads it
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import warnings
@@ -47,20 +48,27 @@ from seer_paced.script import Script
 from seer_paced.settings import Settings
 
 if TYPE_CHECKING:
-    from seer_host.worker import Worker
+    from seer_paced.lockstep import RemoteStepper
+    from seer_paced.stepper import Stepper, Turned
 
-    from seer_paced.instance import PacedInstance
+__all__ = ["CANNOT_DRAFT", "INSTANCES", "VirtualEngine"]
 
-__all__ = ["VirtualEngine"]
-
-INSTANCE = "seer_paced.instance:PacedInstance"
+INSTANCES = {
+    "vllm": "seer_paced.instance:PacedInstance",
+    "sglang": "seer_paced.sglang_instance:PacedSglang",
+}
+CANNOT_DRAFT = (
+    "does not draft on SGLang's scheduler: take the drafter out of [seer].plugins, or write"
+    ' scheduler = "vllm" in [engine.paced]'
+)
 HERE = "in the runtime's process"
 
 
 class VirtualEngine:
     """The Engine port over an instance in this process.
 
-    ``first_steps_s`` says when the first step of each request here began.
+    ``sglang`` is the interpreter that has SGLang, if that schedules: in a process of its own, which takes
+    turns with this one.  ``first_steps_s`` says when the first step of each request here began.
     """
 
     def __init__(
@@ -69,7 +77,8 @@ class VirtualEngine:
         clock: VirtualClock,
         settings: Settings,
         labels: Mapping[str, str],
-        script: Script | None = None,
+        script: Script,
+        sglang: str | None = None,
     ) -> None:
         self.id = id
         self.first_steps_s: dict[str, float] = {}
@@ -78,24 +87,31 @@ class VirtualEngine:
         self._settings = settings
         self._labels = dict(labels)
         self._script = script
+        self._sglang = sglang
         self._drafter: Drafter | None = None
         self._kv_pool: KVPool | None = None
         self._lost = False
         self._not_before_s = 0.0
         self._sink: EngineSink | None = None
-        self._instance: PacedInstance | None = None
+        self._stepper: Stepper | RemoteStepper | None = None
         self._scratch: str | None = None
         self._clear()
 
     def _clear(self) -> None:
-        self._worker: Worker | None = None
+        self._up = False
         self._inbox: list[ToWorker] = []
-        self._outbox: list[FromWorker] = []
+        self._results: Sequence[FromWorker] = ()
         self._chunks: set[str] = set()
         self._cancel_timer: Callable[[], None] | None = None
 
     def draft_with(self, drafter: Drafter | None) -> bool:
-        """Speculate with this drafter, or not at all, from the next ``start`` on; say whether it shares."""
+        """Speculate with this drafter, or not at all, from the next ``start`` on; say whether it shares.
+
+        Raises:
+            EngineError: SGLang schedules.
+        """
+        if drafter is not None and self._sglang is not None:
+            raise EngineError(f"instance {self.id!r} {CANNOT_DRAFT}")
         self._drafter = drafter
         return drafter is not None and drafter.shares()
 
@@ -121,29 +137,21 @@ class VirtualEngine:
         self._lost = False
         self._scratch = tempfile.mkdtemp(prefix="seer-paced-")
         start = Start(
-            INSTANCE,
+            INSTANCES[self._settings.scheduler],
             self.id,
             msgspec.to_builtins(self._settings),
             self._scratch,
             None if self._drafter is None else self._drafter.source(),
             None if self._kv_pool is None else self._kv_pool.store(self.id),
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what vLLM warns of itself
-            from seer_host.worker import Worker
-
-            from seer_paced.instance import PacedInstance
-            from seer_paced.pace import VirtualPace
-
-            self._pace = VirtualPace(self._clock)
-            self._instance = instance = PacedInstance(start, self._pace, self._script)
-        self._worker = Worker(self._send, instance, self._pace.now, self._settings.report_interval_s)
+        self._stepper = self._make(start) if self._sglang is None else self._call_for(start, self._sglang)
+        self._up = True
         self._sink = sink
-        return msgspec.structs.replace(instance.info, labels=self._labels)
+        return msgspec.structs.replace(self._stepper.info, labels=self._labels)
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk; on an instance just lost it is void with the others."""
-        if self._worker is None:
+        if not self._up:
             if self._lost:
                 return
             raise EngineError(f"instance {self.id!r} has not started; it cannot take chunk {job.id!r}")
@@ -195,10 +203,10 @@ class VirtualEngine:
             self._cancel_timer()
         self._clear()
         self._sink = None
-        instance, self._instance = self._instance, None
+        stepper, self._stepper = self._stepper, None
         scratch, self._scratch = self._scratch, None
-        if instance is not None:
-            instance.close()
+        if stepper is not None:
+            stepper.close()
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -216,11 +224,38 @@ class VirtualEngine:
         sink.lost(self.id, reason)
         self._clock.settle()
 
-    def _send(self, *messages: FromWorker) -> None:
-        self._outbox += messages
+    def _make(self, start: Start) -> Stepper:
+        """Make an instance of vLLM here."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what vLLM warns of itself
+            from seer_paced.instance import PacedInstance
+            from seer_paced.stepper import Stepper
+
+            interval_s = self._settings.report_interval_s
+            return Stepper(lambda pace: PacedInstance(start, pace, self._script), interval_s)
+
+    def _call_for(self, start: Start, python: str) -> RemoteStepper:
+        """Let an instance of SGLang be made elsewhere."""
+        from seer_sglang.plugin import worker_environment
+
+        from seer_paced.lockstep import RemoteStepper
+        from seer_paced.sglang_nursery import nursery
+
+        settings = self._settings
+        found = nursery(python, worker_environment(os.environ, 1, ""))
+        connection = found.connect()
+        limits_s = settings.start_timeout_s, settings.silence_timeout_s
+        try:
+            return RemoteStepper(connection, start, self._script, *limits_s)
+        except EngineError as error:
+            connection.close()
+            raise EngineError(
+                f"instance {self.id!r} did not start: {error}; the last words of SGLang's process:"
+                f" {found.last_words() or 'none'}; `make setup-sglang` puts its environment right"
+            ) from error
 
     def _post(self, message: ToWorker) -> None:
-        if self._worker is None:
+        if not self._up:
             return
         self._inbox.append(message)
         if self._cancel_timer is None:
@@ -232,41 +267,35 @@ class VirtualEngine:
 
     def _begin(self) -> None:
         self._cancel_timer = None
-        worker, instance = self._worker, self._instance
-        assert worker is not None
-        assert instance is not None
+        now_s = self._clock.now()
         try:
-            self._take()
-            self._tell()
-            if not worker.busy:
-                return
-            worker.step()
+            turned = self._turn(step=True)
         except Exception as error:
             self.kill(f"{type(error).__name__}: {error}")
             return
-        self.steps += 1
-        now_s, took_s = self._clock.now(), self._pace.step_s
-        for request_id in instance.admitted:
-            self.first_steps_s.setdefault(request_id, now_s)
-        self._pace.begin()
-        self._cancel_timer = self._clock.call_at(now_s + took_s, self._end)
+        if turned.results is not None:
+            self.steps += 1
+            for request_id in turned.admitted:
+                self.first_steps_s.setdefault(request_id, now_s)
+            self._results = turned.results
+            self._cancel_timer = self._clock.call_at(now_s + turned.step_s, self._end)
+        self._tell(turned.answers)
 
     def _end(self) -> None:
         self._begin_later()
-        self._tell()
+        results, self._results = self._results, ()
+        self._tell(results)
 
-    def _take(self) -> None:
+    def _turn(self, *, step: bool) -> Turned:
         inbox, self._inbox = self._inbox, []
-        assert self._worker is not None
-        for message in inbox:
-            self._worker.obey(message)
+        assert self._stepper is not None
+        return self._stepper.turn(self._clock.now(), inbox, step=step)
 
-    def _tell(self) -> None:
+    def _tell(self, messages: Sequence[FromWorker]) -> None:
         """Pass on what the worker has said."""
-        outbox, self._outbox = self._outbox, []
         sink = self._sink
         assert sink is not None
-        for message in outbox:
+        for message in messages:
             match message:
                 case Finished(output) if output.job_id in self._chunks:
                     self._chunks.discard(output.job_id)
@@ -286,14 +315,12 @@ class VirtualEngine:
     def _call(self, message: ControlCall) -> Called:
         """Let the worker obey at once, if it is idle."""
         name = type(message).__name__
-        if self._worker is None:
+        if not self._up:
             raise EngineError(f"{name} on instance {self.id!r}: it is not running")
         if self._chunks:
             raise EngineError(f"{name} on instance {self.id!r}: {len(self._chunks)} chunks are running")
-        self._take()
-        self._worker.obey(message)
-        [answer] = [each for each in self._outbox if isinstance(each, Called)]
-        self._outbox.remove(answer)
+        self._inbox.append(message)
+        [answer] = [each for each in self._turn(step=False).answers if isinstance(each, Called)]
         if answer.refusal is not None:
             raise EngineError(f"{name} on instance {self.id!r}: {answer.refusal}")
         return answer

@@ -5,7 +5,6 @@ import time
 import pytest
 from seer_paced import pace as paces
 from seer_paced.pace import RealPace, VirtualPace
-from seer_sim.clock import VirtualClock
 
 
 class Time:
@@ -69,10 +68,8 @@ def test_what_an_idle_instance_was_late_by_is_lost(machine):
 
 
 def test_a_virtual_step_counts_on_from_the_clock():
-    clock = VirtualClock()
-    clock.call_at(3.0, lambda: None)
-    clock.step()
-    pace = VirtualPace(clock)
+    pace = VirtualPace()
+    pace.clock_s = 3.0
     pace.begin()
     pace.spend(0.5)
     pace.spend(0.25)

@@ -1,7 +1,9 @@
 """Settings of paced instances, and what the plug-in makes of them without touching vLLM."""
 
+import asyncio
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from seer_paced.settings import Settings, block_bytes
 from seer_paced.virtual import VirtualEngine
 from seer_sim.clock import VirtualClock
 
-from seer_core.errors import ConfigError
+from seer_core.errors import ConfigError, EngineError
 
 
 def test_importing_the_plugin_imports_neither_vllm_nor_torch():
@@ -39,6 +41,11 @@ def test_the_clock_says_where_instances_live():
             "no instance 'sim-0'; there are paced-0, paced-1",
         ),
         ({"cost": {"overhead": 1.0}}, "engine.paced.cost: .*overhead.*; its keys are overhead_s"),
+        ({"python": "/nowhere"}, 'engine.paced.python is of SGLang; drop it, or write scheduler = "sglang"'),
+        (
+            {"scheduler": "sglang", "max_batched_tokens": 1000},
+            "max_batched_tokens = 1000 is no multiple of block_tokens = 16; SGLang prefills whole blocks",
+        ),
         ({"script": "/nowhere"}, "engine.paced.script: /nowhere cannot be read"),
         (
             {"preset": "h800-qwen2-vl-72b-tp8", "gpus_per_instance": 1},
@@ -49,6 +56,32 @@ def test_the_clock_says_where_instances_live():
 def test_a_setting_that_nothing_could_run_by_is_refused_in_one_sentence(fields, complaint):
     with pytest.raises(ConfigError, match=complaint):
         make_fleet(msgspec.convert(fields, Settings))
+
+
+@pytest.mark.parametrize("clock", ["virtual", "real"])
+def test_sglang_schedules_without_drafts(clock):
+    fleet = make_fleet(Settings(scheduler="sglang", python="/there", clock=clock))
+    drafter = SimpleNamespace(shares=lambda: True)
+    assert not fleet.engines[0].draft_with(None)
+    with pytest.raises(EngineError, match="'paced-0' does not draft on SGLang's scheduler: take the drafter"):
+        fleet.engines[0].draft_with(drafter)
+
+
+def test_sglang_that_is_nowhere_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr("seer_sglang.doctor.interpreter", lambda: None)
+    with pytest.raises(ConfigError, match=r"engine.paced: SGLang is neither here nor in .*; run `make setup"):
+        make_fleet(Settings(scheduler="sglang"))
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", sys.executable])
+def test_an_interpreter_without_sglang_is_named_when_an_instance_starts(python, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "sglang.py").write_text("raise ImportError('SGLang is not here')")
+    engine = make_fleet(Settings(scheduler="sglang", python=python, start_timeout_s=60.0)).engines[0]
+    complaint = "/nowhere/python cannot be run" if python != sys.executable else "its process is gone"
+    with pytest.raises(EngineError, match=complaint):
+        asyncio.run(engine.start(None))
+    asyncio.run(engine.stop())
 
 
 @pytest.mark.parametrize("block_tokens", [4, 16, 17, 32, 1024])

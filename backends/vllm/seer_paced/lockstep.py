@@ -1,0 +1,160 @@
+"""A stepper in another process, turn by turn: for an engine that this process's environment has not.
+
+A turn is messages as workers get them, before each chunk what it says, and at last a ``Turn``; the answer is
+a ``Turned``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import structlog
+from msgspec import Struct
+from seer_host.instance import INSTANCE
+from seer_host.wire import Failed, Fatal, Frames, FromWorker, Ready, Start, Submit, ToWorker, encode
+
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.ports import ChunkJob
+from seer_paced.script import Said, Saying, ScriptError
+from seer_paced.stepper import Stepper, Turned
+
+__all__ = ["RemoteStepper", "serve"]
+
+log = structlog.get_logger("seer")
+
+READ_BYTES = 1 << 20
+
+
+class Say(Struct, frozen=True, tag=True):
+    """What a chunk of this turn says."""
+
+    job_id: str
+    said: Said
+
+
+class Turn(Struct, frozen=True, tag=True):
+    """Take a turn with the messages so far, at this virtual time; answered by ``Turned``."""
+
+    now_s: float
+    step: bool
+
+
+class RemoteStepper:
+    """The end of the socket where time and text are.
+
+    Args:
+        connection: a process that runs ``serve`` has the other end.
+        start: the instance; its class takes a pace and a script besides.
+        script: what chunks say.
+        start_s: how long the instance may take to be made.
+        answer_s: how long it may take for a turn.
+
+    Raises:
+        EngineError: it could not be made.
+    """
+
+    def __init__(
+        self, connection: socket.socket, start: Start, script: Saying, start_s: float, answer_s: float
+    ) -> None:
+        self._connection = connection
+        self._script = script
+        self._answers = _messages(connection, FromWorker | Turned)
+        connection.settimeout(start_s)
+        ready = self._ask([encode(start)])
+        assert isinstance(ready, Ready)
+        self.info: InstanceInfo = ready.info
+        connection.settimeout(answer_s)
+
+    def turn(self, now_s: float, messages: Sequence[ToWorker], *, step: bool) -> Turned:
+        """As ``Stepper.turn``.
+
+        Raises:
+            EngineError: the process is gone, does not answer, or says why it cannot go on.
+        """
+        frames, refused = [], []
+        for message in messages:
+            if isinstance(message, Submit):
+                try:
+                    frames.append(encode(Say(message.job.id, self._script.said(message.job))))
+                except ScriptError as error:
+                    refused.append(Failed(message.job.id, str(error)))
+                    continue
+            frames.append(encode(message))
+        turned = self._ask([*frames, encode(Turn(now_s, step))])
+        assert isinstance(turned, Turned)
+        turned.answers[:0] = refused
+        return turned
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._connection.close()
+
+    def _ask(self, frames: Sequence[bytes]) -> Any:
+        try:
+            self._connection.sendall(b"".join(frames))
+            answer = next(self._answers, None)
+        except TimeoutError as error:
+            raise EngineError(f"its process said nothing for {self._connection.gettimeout():g} s") from error
+        except OSError as error:
+            raise EngineError(f"its process is gone: {error}") from error
+        if answer is None:
+            raise EngineError("its process is gone")
+        if isinstance(answer, Fatal):
+            raise EngineError(answer.reason)
+        return answer
+
+
+def serve(connection: socket.socket) -> None:
+    """Make the instance that the first message names, and take turns until the other end closes."""
+    told = _Told()
+    taken: list[ToWorker] = []
+    stepper: Stepper | None = None
+    try:
+        for message in _messages(connection, ToWorker | Say | Turn):
+            match message:
+                case Start():
+                    stepper = _make(message, told)
+                    connection.sendall(encode(Ready(stepper.info)))
+                case Say(job_id, said):
+                    told.chunks[job_id] = said
+                case Turn(now_s, step):
+                    assert stepper is not None
+                    connection.sendall(encode(stepper.turn(now_s, taken, step=step)))
+                    taken.clear()
+                    told.chunks.clear()
+                case _:
+                    taken.append(message)
+    except ConnectionError:
+        pass
+    except Exception as error:
+        log.exception("stepper_failed")
+        connection.sendall(encode(Fatal(f"{type(error).__name__}: {error}")))
+    finally:
+        if stepper is not None:
+            stepper.close()
+
+
+class _Told:
+    """What the other end has told of the chunks of a turn."""
+
+    has_text = False
+
+    def __init__(self) -> None:
+        self.chunks: dict[str, Said] = {}
+
+    def said(self, job: ChunkJob) -> Said:
+        return self.chunks[job.id]
+
+
+def _make(start: Start, script: Saying) -> Stepper:
+    make: Any = INSTANCE.load(start.instance)
+    return Stepper(lambda pace: make(start, pace, script), start.settings["report_interval_s"])
+
+
+def _messages(connection: socket.socket, kind: Any) -> Iterator[Any]:
+    frames: Frames[Any] = Frames(kind)
+    while data := connection.recv(READ_BYTES):
+        yield from frames.feed(data)
