@@ -151,6 +151,7 @@ class Loop:
             evaluations += self._evaluate(iteration)
         with self._phase(iteration, "rollout"):
             finished = self._roll_out(self.prompts(iteration), iteration)
+        _check_groups(finished)
         speeds = _speeds(self.session)
         self._wait_for_checkpoint()
         with self._engines_asleep(iteration):
@@ -158,6 +159,11 @@ class Loop:
                 self._foresee(finished)
                 judged = _judge(finished)
             kept = _with_rewards(judged, iteration)
+            facts = _facts(judged)
+            if not facts["mixed_groups"]:
+                log.warning(
+                    "no_advantage", iteration=iteration, reason="all rewards of each group are the same"
+                )
             with self._phase(iteration, "training"):
                 learnt = self.trainer.train(_samples(kept, scale=self.table.loss.scale))
         self._check(iteration, learnt)
@@ -169,7 +175,7 @@ class Loop:
         record = {
             "iteration": iteration,
             "weight_version": version,
-            **_facts(judged),
+            **facts,
             **learnt,
             "weights_sha256": self.way.digest(),
             "evaluations": evaluated,
@@ -326,6 +332,14 @@ def _check_sampling(groups: Sequence[PromptGroup]) -> None:
                 f" {sampling.top_p:g} and top_k {sampling.top_k}: the log-probs that are trained on are the"
                 " model's own; sample at temperature 1, top_p 1 and top_k 0"
             )
+
+
+def _check_groups(finished: Sequence[_Finished]) -> None:
+    if all(each.group.n == 1 for each in finished):
+        raise TrainError(
+            "every group has one response, and nothing to compare it with: a response's advantage is over the"
+            " others of its group; set [rollout].n, or a prompt's `n`, to 2 or more"
+        )
 
 
 def _judge(finished: Sequence[_Finished]) -> list[_Judged]:

@@ -41,11 +41,17 @@ class HuggingFaceModel:
 
     def _read(self, directory: Path) -> Any:
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=torch.float32, local_files_only=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
         except (OSError, ValueError) as error:
             raise ConfigError(f"the trainer cannot load the model in {directory}: {error}") from error
+        model, found = loaded
+        if missing := sorted(found["missing_keys"]):
+            raise ConfigError(
+                f"the model in {directory} lacks {len(missing)} of the tensors that its config describes,"
+                f" {missing[0]!r} first; name a whole one"
+            )
         # In training mode a model with dropout would not be the one that wrote the responses.
         return model.to(self._device).eval()
 

@@ -252,6 +252,16 @@ def test_responses_that_an_engine_failed_are_counted_apart_from_rewards_that_fai
     assert (line["responses"], line["failed_responses"], line["failed_rewards"]) == (12, 6, 2)
 
 
+def test_groups_that_can_teach_nothing_are_told_of(config, tmp_path):
+    path = config("return 1.0")
+    with structlog.testing.capture_logs() as logs:
+        [line] = run(path, tmp_path / "same", "train.iterations=1")
+    assert (line["mixed_groups"], line["grad_norm"]) == (0, 0)
+    assert [log["iteration"] for log in logs if log["event"] == "no_advantage"] == [0]
+    with pytest.raises(TrainError, match=r"every group has one response.*; set \[rollout\].n"):
+        run(path, tmp_path / "alone", "rollout.n=1")
+
+
 def test_without_a_single_reward_training_stops(config, tmp_path):
     result = seer(config("raise ValueError('never')"), tmp_path / "out")
     assert result.exit_code == 2

@@ -2,15 +2,18 @@
 
 import math
 import random
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from seer_rl.config import LossTable, OptimizerTable, TorchTable, TrainTable
 from seer_rl.errors import TrainError
 from seer_rl.torch_trainer import TorchTrainer
 from seer_rl.trainer import Sample
 from transformers import AutoModelForCausalLM
+
+from seer_core.errors import ConfigError
 
 TABLE = TrainTable("", "", optimizer=OptimizerTable(learning_rate=1e-2), torch=TorchTable(micro_tokens=64))
 
@@ -174,6 +177,16 @@ def test_the_index_of_a_first_model_in_shards_does_not_stand_beside_the_whole_on
     assert {"model.safetensors", "tokenizer.json"} <= names
     assert "model.safetensors.index.json" not in names
     assert same(weights(exported), weights(model))
+
+
+def test_a_model_that_lacks_tensors_is_refused(model, tmp_path):
+    shutil.copytree(model, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.norm.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 of the tensors .*, 'model.norm.weight' first"):
+        TorchTrainer(TABLE, tmp_path / "cut", 0)
 
 
 def test_tensors_that_can_be_shared_are_those_that_are_exported(model, tmp_path):
