@@ -48,7 +48,6 @@ def metrics_file(out: Path, done: int) -> Iterator[LineFile]:
     path = out / METRICS
     kept = [line for line in _lines(path) if msgspec.json.decode(line, type=_Line).iteration < done]
     try:
-        out.mkdir(parents=True, exist_ok=True)
         file = LineFile(path, hidden=True)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; name another directory") from error

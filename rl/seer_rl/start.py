@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,7 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         if begin is not None:
             trainer.load(begin.path)
         stack.callback(_plot, out)
+        stack.enter_context(_claimed(out))
         metrics = stack.enter_context(metrics_file(out, done))
         trackers = stack.enter_context(tracking(table, out, records(out)))
         way = stack.enter_context(way_of(table, trainer, out))
@@ -160,6 +164,26 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
             " see seer_rl.trainer.Trainer for the methods that it must have"
         )
     return trainer
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Make a directory, and keep other runs out of it, until this one ends in whatever way."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        claim = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise OutputError(f"cannot write to {out}: {error.strerror}; name another directory") from error
+    try:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another run is training into {out}; let it end first, or name another directory"
+            ) from error
+        yield
+    finally:
+        os.close(claim)
 
 
 def _plot(out: Path) -> None:

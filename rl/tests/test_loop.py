@@ -371,6 +371,19 @@ def test_prompts_that_are_none_are_one_error(config, tmp_path):
         run(path, tmp_path / "out", "train.prompts=toy_task.py:nothing")
 
 
+def test_a_second_run_in_one_directory_at_a_time_is_refused_and_the_first_goes_on(
+    config, tmp_path, uninterrupted
+):
+    path, out = config(), tmp_path / "out"
+
+    def run_again():
+        with pytest.raises(OutputError, match=r"another run is training into .*out"):
+            run(path, out, resume=True)
+
+    run(path, out, watch=Quiet((1, "rewards"), run_again))
+    assert learnt(metrics(out)) == uninterrupted
+
+
 def test_a_run_whose_metrics_were_moved_away_is_not_written_over_and_keeps_each_line_once(config, tmp_path):
     path, out = config(), tmp_path / "out"
     run(path, out, "train.iterations=1")
