@@ -34,7 +34,7 @@ from seer_sim.cost import PRESETS
 from seer_sim.pool import Settings as PoolSettings
 from simulated import add_options, report
 
-from seer_core.events import Command, Event, InstanceReported
+from seer_core.events import Command, Event
 from seer_core.figures import ratios, spread
 from seer_core.model import Completion
 
@@ -152,12 +152,9 @@ class Notes:
 
     def __init__(self) -> None:
         self.completions: list[Completion] = []
-        self.drafting_s: dict[str, float] = {}
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Note how long an instance has drafted."""
-        if isinstance(event, InstanceReported):
-            self.drafting_s[event.instance_id] = event.drafting_s
+        """Do nothing."""
 
     def completed(self, now: float, completion: Completion) -> None:
         """Keep a response."""
@@ -165,11 +162,12 @@ class Notes:
 
 
 def _told(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """Return tables in which drafts are worth, and take, what they did on the paced engine."""
-    drafts = drafts_of(notes.completions, sum(notes.drafting_s.values()), selective=True)
+    """Return tables in which drafts are worth what they were on the paced engine, and take what they take."""
+    drafts = drafts_of(notes.completions, 0.0, selective=True)
     assert drafts is not None
-    acceptance = {name: value for name, value in msgspec.structs.asdict(drafts).items() if value is not None}
-    return {**tables, "engine": {"sim": {**tables["engine"]["sim"], "acceptance": acceptance}}}
+    engine = tables["engine"]["sim"]
+    worth = {"tokens": drafts.tokens, "rates": drafts.rates, "verified": drafts.verified}
+    return {**tables, "engine": {"sim": {**engine, "acceptance": {**engine["acceptance"], **worth}}}}
 
 
 def figures(run: Simulation) -> dict[str, Any]:

@@ -135,12 +135,15 @@ def test_drafts_are_worth_what_the_run_says(sitting):
     summary = json.loads((sitting / "run" / "summary.json").read_text())
     by_draft = recorded_drafts(sitting / "run", selective=False)
     by_step = recorded_drafts(sitting / "run", selective=True)
-    assert by_draft.siblings == by_step.siblings
-    assert by_draft.siblings[0] == 0
+    assert by_draft.siblings[0] == by_step.tokens[0] == 0
     first = [row[0] for row in by_draft.rates]
     assert min(first) <= summary["acceptance_at"][0] <= max(first)
-    for rates, verified, accepted in zip(by_draft.rates, by_step.verified, by_step.rates, strict=True):
-        assert accepted[0] == pytest.approx(verified[0] * rates[0])
+    for verified, accepted in zip(by_step.verified, by_step.rates, strict=True):
+        assert min(first) - 0.05 <= accepted[0] / verified[0] <= max(first) + 0.05, (
+            first,
+            accepted,
+            verified,
+        )
         assert 0 < sum(verified) <= len(verified)
 
 
@@ -252,6 +255,16 @@ def test_positions_whose_drafts_were_never_accepted_count_as_rejected(sitting, t
     (tmp_path / "trace.jsonl").write_text("")
     drafts = recorded_drafts(tmp_path, selective=True)
     assert (drafts.rates, drafts.verified) == (((0.25, 0.0),), ((1.0, 0.5),))
+
+
+def test_drafts_are_told_apart_by_what_is_written_in_the_middle_of_a_chunk(sitting, tmp_path):
+    completion = json.loads((sitting / "run" / "completions.jsonl").read_text().splitlines()[0])
+    chunk = completion["chunks"][0] | {"tokens": 1000, "steps": 601, "drafted_at": [600]}
+    completion["chunks"] = [chunk | {"accepted_at": [accepted]} for accepted in (60, 540)]
+    (tmp_path / "completions.jsonl").write_text(json.dumps(completion))
+    (tmp_path / "trace.jsonl").write_text("")
+    drafts = recorded_drafts(tmp_path, selective=True)
+    assert (drafts.tokens, drafts.rates) == ((0, 1024), ((0.1,), (0.9,)))
 
 
 def test_the_benchmark_measures_and_predicts_every_arm(tmp_path):

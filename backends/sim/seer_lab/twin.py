@@ -141,11 +141,12 @@ def _pool(config: Config, info: InstanceInfo) -> dict[str, Any]:
 
 
 def recorded_drafts(run: Path, *, selective: bool) -> Drafts | None:
-    """Return what drafting was worth in a run, by finished siblings and position; None if none drafted.
+    """Return what drafting was worth in a run, by position in the draft; None if none drafted.
 
     ``selective``: the drafter chose among the drafts.  Then rates are shares of all steps, and so is what
-    was verified.  Otherwise, as on simulated engines, all requests of a class had drafts of one length; rates
-    are shares of drafts, and the policy sets their lengths.  ``request_s`` is the time spent on drafts, per
+    was verified; a row speaks for responses of which so much is written.  Otherwise, as on simulated engines,
+    all requests of a class had drafts of one length; rates are shares of drafts, the policy sets their
+    lengths, and a row speaks for so many finished siblings.  ``request_s`` is the time spent on drafts, per
     request and step.
 
     Raises:
@@ -157,26 +158,26 @@ def recorded_drafts(run: Path, *, selective: bool) -> Drafts | None:
 def drafts_of(completions: Sequence[Completion], drafting_s: float, *, selective: bool) -> Drafts | None:
     """Return the same of responses for which ``drafting_s`` were spent on drafts."""
     rows: dict[int, _Row] = {}
-    for finished, row in _rows(completions):
-        rows.setdefault(finished, _Row()).add(row)
+    for finished, written, row in _rows(completions):
+        rows.setdefault(1 << written.bit_length() >> 1 if selective else finished, _Row()).add(row)
     if not any(row.drafted for row in rows.values()):
         return None
-    siblings, merged = [0], [_Row()]
+    firsts, merged = [0], [_Row()]
     for number, row in sorted(rows.items()):
         if merged[-1].steps >= LEAST_STEPS:
-            siblings.append(number)
+            firsts.append(number)
             merged.append(_Row())
         merged[-1].add(row)
     if len(merged) > 1 and merged[-1].steps < LEAST_STEPS:
         rest = merged.pop()
-        siblings.pop()
+        firsts.pop()
         merged[-1].add(rest)
     request_s = drafting_s / max(1, sum(row.steps for row in merged))
     if not selective:
         rates = tuple(row.rates() for row in merged)
-        return Drafts(siblings=tuple(siblings), rates=rates, request_s=request_s)
+        return Drafts(siblings=tuple(firsts), rates=rates, request_s=request_s)
     return Drafts(
-        siblings=tuple(siblings),
+        tokens=tuple(firsts),
         rates=tuple(row.shares(row.accepted) for row in merged),
         verified=tuple(row.shares(row.drafted) for row in merged),
         request_s=request_s,
@@ -226,18 +227,25 @@ def _counts(chunk: ChunkRecord) -> bool:
     return falls and all(a >= b for a, b in zip_longest(made, taken, fillvalue=0))
 
 
-def _rows(completions: Sequence[Completion]) -> Iterator[tuple[int, _Row]]:
-    """Yield each chunk's steps, and how many of its group's responses were over when it was sent."""
+def _rows(completions: Sequence[Completion]) -> Iterator[tuple[int, int, _Row]]:
+    """Yield each chunk's steps, after two things about it.
+
+    They are how many of its group's responses were over when it was sent, and how many tokens of its own were
+    written in its middle.
+    """
     finishes: dict[str, list[float]] = {}
     for completion in sorted(completions, key=lambda each: each.finished_s):
         finishes.setdefault(completion.group_id, []).append(completion.finished_s)
     for completion in completions:
+        written = 0
         for chunk in completion.chunks:
             siblings = bisect_left(finishes[completion.group_id], chunk.dispatched_s)
             # The first token of a chunk comes of computing its context, without drafts.
             steps = max(0, chunk.steps - 1)
             rejected = [0] * (len(chunk.drafted_at) - len(chunk.accepted_at))  # at positions never accepted
-            yield siblings, _Row(steps, chunk.drafted_at, [*chunk.accepted_at, *rejected])
+            middle = written + chunk.tokens - chunk.tokens // 2
+            yield siblings, middle, _Row(steps, chunk.drafted_at, [*chunk.accepted_at, *rejected])
+            written += chunk.tokens
 
 
 def _drafting_s(run: Path) -> float:

@@ -30,6 +30,8 @@ POSITIONS = 16
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many draft tokens are accepted; row i speaks for ``siblings[i]`` finished siblings and more.
 
+    With ``tokens`` it speaks for chunks in whose middle ``tokens[i]`` tokens of the response or more are
+    written, whatever has finished: a drafter that learns from text as it is written gets better with it.
     ``mean_lengths[i]`` is the number of tokens that a step with ``draft_tokens`` of them gives, the one that
     needs no draft included; each position is accepted with the same probability once all before it are.
     Left out, it is the paper's for so many ``paths``: a request has that many drafts, of which a step
@@ -41,6 +43,7 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     siblings: tuple[int, ...] = PAPER_SIBLINGS
+    tokens: tuple[int, ...] | None = None
     mean_lengths: tuple[float, ...] | None = None
     draft_tokens: Annotated[int, Meta(ge=1, le=POSITIONS)] = PAPER_DRAFT_TOKENS
     rates: tuple[tuple[float, ...], ...] | None = None
@@ -48,14 +51,16 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: Annotated[int, Meta(ge=1)] = 1
 
     def __post_init__(self) -> None:
-        if self.siblings[:1] != (0,) or any(a >= b for a, b in pairwise(self.siblings)):
-            raise ValueError("siblings must rise from 0")
+        for name, firsts in (("siblings", self.siblings), ("tokens", self.tokens)):
+            if firsts is not None and (firsts[:1] != (0,) or any(a >= b for a, b in pairwise(firsts))):
+                raise ValueError(f"{name} must rise from 0")
         if self.rates is None and self.mean_lengths is None and self.paths not in PAPER_MEAN_LENGTHS:
             known = ", ".join(map(str, PAPER_MEAN_LENGTHS))
             raise ValueError(f"mean_lengths of {self.paths} paths are not known, only of {known}; give them")
         name, rows = ("mean_lengths", self.means) if self.rates is None else ("rates", self.rates)
-        if len(rows) != len(self.siblings):
-            raise ValueError(f"{name} has {len(rows)} rows for {len(self.siblings)} of siblings")
+        key, firsts = ("siblings", self.siblings) if self.tokens is None else ("tokens", self.tokens)
+        if len(rows) != len(firsts):
+            raise ValueError(f"{name} has {len(rows)} rows for {len(firsts)} of {key}")
         if self.rates is None:
             if not all(1 <= length <= 1 + self.draft_tokens for length in self.means):
                 raise ValueError(f"mean_lengths must lie between 1 and {1 + self.draft_tokens} tokens")
@@ -74,8 +79,10 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Mean lengths as given, or the paper's."""
         return PAPER_MEAN_LENGTHS[self.paths] if self.mean_lengths is None else self.mean_lengths
 
-    def row(self, siblings_finished: int) -> int:
-        """Return the number of the row that speaks for so many finished siblings."""
+    def row(self, siblings_finished: int, tokens: int = 0) -> int:
+        """Return the number of the row that speaks for so many finished siblings, or tokens written."""
+        if self.tokens is not None:
+            return bisect_right(self.tokens, tokens) - 1
         return bisect_right(self.siblings, siblings_finished) - 1
 
     def positions(self, row: int, draft_tokens: int) -> float:
@@ -83,6 +90,10 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.verified is None:
             return 1 + self.paths * draft_tokens
         return 1 + self.paths * sum(self.verified[row][:draft_tokens])
+
+    def bare(self, row: int) -> float:
+        """Return the share of a request's steps that verify nothing for it."""
+        return 0.0 if self.verified is None or not self.verified[row] else 1 - self.verified[row][0]
 
     def table(self) -> tuple[tuple[float, ...], ...]:
         """Return, by row and position, the probability that a draft is accepted so far at least."""

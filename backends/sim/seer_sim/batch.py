@@ -247,11 +247,11 @@ class Batch:
     def _decode(self, run: Run) -> None:
         """Let a run whose context is computed, and whose next token is out, join its lockstep."""
         speculation = self._speculation
-        key = None if speculation is None else speculation.class_of(run.job)
+        key = None if speculation is None else speculation.class_of(run)
         lockstep = self._locksteps.get(key)
         if lockstep is None:
             lockstep = (
-                Lockstep(self._block) if speculation is None else speculation.lockstep(run.job, self._block)
+                Lockstep(self._block) if speculation is None else speculation.lockstep(run, self._block)
             )
             self._locksteps[key] = lockstep
         self._joined += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, Literal
 
 import msgspec
@@ -21,19 +22,24 @@ ENGINE = "sim"
 
 
 class Class(msgspec.Struct, frozen=True, gc=False):
-    """Decoding requests that get drafts of one length, and all their context."""
+    """Decoding requests that get drafts of one length, and all their context.
+
+    ``idle`` is the chance that a step verifies nothing for any of them.
+    """
 
     requests: int
     draft_tokens: int
     context_tokens: float
+    idle: float = 0.0
 
 
 class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
     """Keys of ``[engine.sim.acceptance]`` and ``[engine.sim.drafts.<method>]``.
 
     A step that drafts for n requests takes ``step_s + n * request_s`` longer, and as many passes of ``model``
-    as drafts have tokens: the name of a cost preset, or nothing.  What such a model computes of the context
-    before its first draft, and the memory that it takes, are left out.
+    as drafts have tokens: the name of a cost preset, or nothing.  Where ``verified`` says that some steps
+    verify nothing, ``step_s`` counts as often as a step verifies something.  What such a model computes of
+    the context before its first draft, and the memory that it takes, are left out.
     """
 
     step_s: NotNegative = 0.0
@@ -45,7 +51,8 @@ class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
         drafting = [each for each in classes if each.draft_tokens and each.requests]
         if not drafting:
             return 0.0, 0.0
-        fixed_s = self.step_s + self.request_s * sum(each.requests for each in drafting)
+        fixed_s = self.step_s * (1 - prod(each.idle for each in drafting))
+        fixed_s += self.request_s * sum(each.requests for each in drafting)
         if not self.model:
             return fixed_s, 0.0
         model: CostModel = PRESETS[self.model]

@@ -401,7 +401,7 @@ class SimEngine:
         start = run.final_tokens - run.new_tokens
         token_ids, logprobs = generate(job.seed, start, run.new_tokens, run.stopped, self._vocab_size)
         steps, drafted_at = run.steps, run.drafted_at
-        rates = self._speculation.rates(job) if self._speculation is not None else ()
+        rates = self._speculation.rates(run) if self._speculation is not None else ()
         return ChunkOutput(
             job_id=job.id,
             # Sequences that make their values when asked, for the core asks for the length only.

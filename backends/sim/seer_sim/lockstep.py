@@ -27,7 +27,8 @@ class Lockstep:
     """Runs of one class: probes or not, and accepted as ``rates`` say.
 
     ``rates[j]`` is the probability that a draft is accepted up to position j + 1; without any, the class
-    never drafts.  With drafts of g tokens a step computes ``positions_at[g]`` positions for each run.
+    never drafts.  With drafts of g tokens a step computes ``positions_at[g]`` positions for each run, and a
+    share of ``bare`` of a run's steps verifies nothing for it.
     ``context`` counts the positions computed of all runs, in units of ``1 / ONE``, and in expectation.
     """
 
@@ -37,8 +38,10 @@ class Lockstep:
         rates: Sequence[float] = (),
         probe: bool = False,
         positions_at: Sequence[float] = (1,),
+        bare: float = 0.0,
     ) -> None:
         self.probe = probe
+        self.bare = bare
         self.rates = rates
         self.size = 0
         self.context = 0

@@ -74,6 +74,11 @@ class Run:
         self.verified_before: list[int] = []
 
     @property
+    def middle(self) -> int:
+        """Tokens of the response that are written in the middle of the chunk."""
+        return self.final_tokens - self.new_tokens // 2 - self.job.prompt_tokens
+
+    @property
     def steps(self) -> int:
         """Steps that have given it a token."""
         return self.fills + sum(self.verified)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from seer_core.drafting import DraftPolicy
-from seer_core.ports import ChunkJob
 from seer_sim.drafts import Class, Drafts
 from seer_sim.lockstep import ONE, Lockstep
+from seer_sim.run import Run
 
 __all__ = ["Speculation"]
 
@@ -20,19 +20,22 @@ class Speculation:
         self.drafts = drafts
         self._table = [row[:draft_tokens] for row in drafts.table()]
 
-    def class_of(self, job: ChunkJob) -> tuple[bool, int]:
+    def class_of(self, run: Run) -> tuple[bool, int]:
         """Return the class whose runs move in lockstep: probe or not, and a row of the table."""
-        return job.probe, self.drafts.row(job.siblings_finished)
+        return run.job.probe, self._row(run)
 
-    def rates(self, job: ChunkJob) -> tuple[float, ...]:
-        """Return the probabilities that drafts for the job are accepted up to position 1, 2, ..."""
-        return self._table[self.drafts.row(job.siblings_finished)]
+    def rates(self, run: Run) -> tuple[float, ...]:
+        """Return the probabilities that drafts for the run are accepted up to position 1, 2, ..."""
+        return self._table[self._row(run)]
 
-    def lockstep(self, job: ChunkJob, block: int) -> Lockstep:
-        """Return an empty lockstep for the job's class."""
-        rates, row = self.rates(job), self.drafts.row(job.siblings_finished)
+    def lockstep(self, run: Run, block: int) -> Lockstep:
+        """Return an empty lockstep for the run's class."""
+        rates, row = self.rates(run), self._row(run)
         positions_at = [self.drafts.positions(row, tokens) for tokens in range(len(rates) + 1)]
-        return Lockstep(block, rates, job.probe, positions_at)
+        return Lockstep(block, rates, run.job.probe, positions_at, self.drafts.bare(row))
+
+    def _row(self, run: Run) -> int:
+        return self.drafts.row(run.job.siblings_finished, run.middle)
 
     def draft(self, locksteps: Sequence[Lockstep], max_positions: int) -> None:
         """Set the draft lengths of the next steps; none where all drafts would exceed ``max_positions``."""
@@ -59,7 +62,9 @@ class Speculation:
         drafting = [each for each in locksteps if each.draft_tokens]
         if not drafting:
             return 0.0, 0.0
-        here = [Class(each.size, each.draft_tokens, each.context / ONE) for each in drafting]
+        here = [
+            Class(each.size, each.draft_tokens, each.context / ONE, each.bare**each.size) for each in drafting
+        ]
         fixed_s, reading_s = self.drafts.seconds(here)
         if not reading_s:
             return fixed_s, 0.0

@@ -46,6 +46,8 @@ def test_a_step_that_drafts_takes_longer_however_few_draft():
     drafts = Drafts(step_s=0.01, request_s=1e-3)
     assert drafts.seconds([Class(2, 3, 100.0), Class(5, 0, 100.0)]) == (0.012, 0.0)
     assert drafts.seconds([Class(5, 0, 100.0)]) == (0.0, 0.0)
+    half = [Class(1, 3, 100.0, idle=0.5)]
+    assert drafts.seconds([*half, *half]) == (pytest.approx(0.0095), 0.0)
 
 
 def test_verifying_reads_grouped_kv_once_but_computes_latent_attention_again():

@@ -271,6 +271,8 @@ def test_the_paper_s_mean_lengths_come_out_at_eight_drafts():
     [
         ({"siblings": [1, 2]}, "rise from 0"),
         ({"siblings": [0, 2, 2]}, "rise from 0"),
+        ({"tokens": [0, 9, 9]}, "tokens must rise from 0"),
+        ({"tokens": [0, 9]}, "4 rows for 2 of tokens"),
         ({"mean_lengths": [1.5]}, "1 rows for 4"),
         ({"mean_lengths": [1.5, 2.0, 2.5, 9.5]}, "between 1 and 9"),
         ({"siblings": [0], "mean_lengths": [4.5], "draft_tokens": 3}, "between 1 and 4"),
@@ -285,6 +287,26 @@ def test_the_paper_s_mean_lengths_come_out_at_eight_drafts():
 def test_a_table_that_cannot_be_is_refused(wrong, words):
     with pytest.raises(msgspec.ValidationError, match=words):
         msgspec.convert({"acceptance": wrong}, Settings)
+
+
+def test_drafts_get_better_with_what_is_written(simulate, chunk_job, fixed_drafter):
+    acceptance = Drafts(tokens=(0, 100), rates=((0.0,), (1.0,)))
+    sim = simulate(kv_blocks=500, acceptance=acceptance, drafter=fixed_drafter(lambda probes, others: (1, 1)))
+    early = chunk_job("a", max_tokens=81, known=999)
+    late = chunk_job("b", max_tokens=81, known=999, generated=[7] * 61)  # 101 are written in its middle
+    outputs = run_all(sim, early, late).outputs
+    assert [outputs[name].steps for name in "ab"] == [81, 41]
+
+
+def test_drafting_takes_its_time_in_the_steps_that_verify_something(simulate, chunk_job, fixed_drafter):
+    def seconds(verified, requests):
+        drafts = Drafts(siblings=(0,), rates=((0.0,),), verified=((verified,),), step_s=1.0, request_s=0)
+        drafter = fixed_drafter(lambda probes, others: (1, 1))
+        sim = simulate(kv_blocks=500, acceptance=drafts, drafter=drafter)
+        run_all(sim, *(chunk_job(f"{n}", max_tokens=101, known=999) for n in range(requests)))
+        return sim.clock.now()
+
+    assert [round(seconds(0.5, n)) for n in (1, 2)] == [50, 75]
 
 
 def test_a_model_that_accepts_nothing_or_everything_is_possible(simulate, chunk_job, fixed_drafter):
