@@ -67,7 +67,7 @@ def train(session, out, *, steps=3, groups=4, responses=8, max_tokens=512, **set
 
 
 def main() -> None:
-    """Train, and write down what each step logged."""
+    """Train, save the model, and write down what each step logged."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog="example: python examples/trl/train.py --steps 3 --out out/trl"
     )
@@ -82,6 +82,7 @@ def main() -> None:
     sizes = {"steps": args.steps, "groups": args.groups, "responses": args.responses}
     with Session(CONFIG) as session:
         trainer = train(session, args.out, **sizes, max_tokens=args.max_tokens)
+        trainer.save_model()
     if args.json:
         args.json.write_text(json.dumps(trainer.state.log_history, indent=1), "utf-8")
 

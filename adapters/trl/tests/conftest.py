@@ -45,7 +45,7 @@ def tokenizer():
     )
 
 
-def make_model():
+def _make_model():
     """Return a model that has learnt nothing, always the same."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -66,6 +66,11 @@ def make_model():
 
 
 @pytest.fixture
+def make_model():
+    return _make_model
+
+
+@pytest.fixture
 def make_trainer(tmp_path, tokenizer):
     """Return a function that makes a trainer: three groups of four a step, with settings of GRPOConfig."""
     from datasets import Dataset
@@ -80,7 +85,7 @@ def make_trainer(tmp_path, tokenizer):
 
         texts = [f"{number} 9" for number in range(3, 27)]
         return GRPOTrainer(
-            model=make_model(),
+            model=_make_model(),
             processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"prompt": texts if prompts is None else prompts}),
             eval_dataset=Dataset.from_dict({"prompt": texts[:3]}),

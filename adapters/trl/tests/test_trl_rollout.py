@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -55,6 +57,23 @@ def learnt(run):
 def learnt_by(trainer):
     logs = logs_of(trainer)
     return [(log["loss"], log["reward"], log["grad_norm"]) for log in logs], weights_of(trainer)
+
+
+def test_the_example_of_the_page_trains(config, tokenizer, make_model, monkeypatch):
+    monkeypatch.chdir(config.parent)
+    tokenizer.save_pretrained("model")
+    make_model().save_pretrained("model")
+    page = (Path(__file__).parents[3] / "docs/trl.md").read_text("utf-8")
+    on_a_cpu = "use_cpu=True, bf16=False"
+    assert on_a_cpu in page
+    (source,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    source = source.replace("path/to/model", "model").replace(
+        "num_generations=8", f"num_generations=8, {on_a_cpu}"
+    )
+    names = {}
+    exec(source, names)
+    assert names["trainer"].state.global_step == 6
+    assert names["session"].result.summary.requests == 8
 
 
 def test_the_same_training_learns_the_same_under_any_scheduler(config, make_trainer):
