@@ -2,6 +2,8 @@
 
 import asyncio
 import importlib.util
+import re
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -49,6 +51,19 @@ def test_groups_whose_rewards_are_equal_are_replaced_until_the_batch_is_full(tmp
         assert len({reward(each) for each in group}) == 2
     # Of every three prompts one teaches nothing; one more may have been under way when the batch was full.
     assert 11 <= len(used) <= 13
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    tables = {"seer": {"engine": "sim"}, "rollout": {"max_tokens": 20}}
+    config = make_config(tables, base_dir=tmp_path, origin="a test")
+    started = Runtime.from_config
+    monkeypatch.setattr(Runtime, "from_config", lambda path: started(config))
+    monkeypatch.chdir(HERE.parents[1])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (source,) = re.findall(r"^```python\n(.*?)^```$", (HERE / "README.md").read_text("utf-8"), re.M | re.S)
+    exec(source.replace("reward(done.metadata, done.text)", "done.index % 2"), {})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ring-5-")]
+    assert [line.split()[1] for line in lines] == ["4"] * 8
 
 
 def test_when_prompts_run_out_the_batch_is_what_there_is_and_an_error_leaves_nothing_open(tmp_path):
