@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ import httpx
 from seer_client.protocol import ClientError, State, answer, pause_s, plain, plain_ids, refusal, without_none
 
 __all__ = ["Call", "Calls", "lost"]
+
+log = logging.getLogger("seer_client")
 
 CONNECT_S = 10.0
 SLOWEST_S = 3600.0
@@ -84,6 +87,7 @@ class Calls:
         self.url = url.rstrip("/").removesuffix("/v1")  # which OpenAI's client has to be given
         self.token = token
         self.patience_s = patience_s
+        self._has_warned = False
         self._progress_s = progress_s
         self._timeout = httpx.Timeout(silence_s, connect=CONNECT_S, pool=None)
 
@@ -193,7 +197,12 @@ class Calls:
         """Return after how long to ask again; None if that is not safe, or no use."""
         pause = error.pause_s if isinstance(error, TryLater) else FIRST_PAUSE_S
         safe = call.repeatable and isinstance(error, TryLater | Unreached)
-        return pause if safe and pause <= left_s else None
+        if not safe or pause > left_s:
+            return None
+        if isinstance(error, Unreached) and not self._has_warned:
+            log.warning("%s; trying for %.0f s", error, self.patience_s)
+            self._has_warned = True
+        return pause
 
     @property
     def _slow(self) -> httpx.Timeout:

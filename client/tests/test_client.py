@@ -357,12 +357,14 @@ def test_where_there_is_no_room_it_asks_again(serve_by_hand, playing, connect):
         assert [len(each.result(PATIENCE_S)) for each in (first, second)] == [2, 2]
 
 
-def test_no_server_is_one_error(connect):
+def test_no_server_is_one_error_after_one_warning(connect, caplog):
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ClientError, match="no server can be reached") as caught:
-        connect(url, patience_s=0.5).state()
+        connect(url, patience_s=1).state()
     assert caught.value.status is None
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "seer_client"]
+    assert told == f"{caught.value}; trying for 1 s"
 
 
 DONE = b'{"done": {"requests": 0, "weight_version": 0}}\n'
