@@ -1,7 +1,15 @@
 """What the server costs: CPU of `seer serve` per response and per chunk, beside the library in process.
 
-Engines are simulated, so all CPU is Seer's own and HTTP's; the simulator's is in both.  Responses have about
-64 tokens in chunks of 16, and each HTTP request asks for one.
+Engines are simulated, so all CPU is Seer's own and HTTP's; the simulator's is in every way.  Responses have
+about 64 tokens in chunks of 16.  Every way rolls out the same groups, and as many tokens must come:
+
+  library     in process, `Runtime.open` and `add`, one group at a time
+  whole       one request of OpenAI's completions API for each group, answered at its end
+  streamed    the same, answered at the ends of chunks
+  batch       `seer-client`: all groups in one call, which --at-once does not concern
+  claims      `seer-client`: all groups announced in one call, then each row claimed by a request of its own
+
+  python benchmarks/server.py --requests 1000 --at-once 1 64 1000 --repeat 5 --json out/server.json
 """
 
 from __future__ import annotations
@@ -17,13 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import structlog
+from seer_client import AsyncClient
+from seer_server.process import allow_files
 
 from seer_core import Runtime
+from seer_core.figures import spread
 
 CONFIG = """
 [seer]
@@ -40,6 +52,9 @@ kv_capacity_tokens = 65536
 mean_tokens = 64.0
 """
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PATIENCE_S = 600.0
+
+Records = list[dict[str, Any]]
 
 
 def cpu_s(process: int) -> float:
@@ -48,33 +63,62 @@ def cpu_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-async def ask(url: str, requests: int, at_once: int, stream: bool) -> tuple[float, list[float]]:
-    """Send requests, so many at a time; return the seconds taken and those to each first piece."""
-    gate, waits = asyncio.Semaphore(at_once), []
-    limits = httpx.Limits(max_connections=at_once)
+async def at_a_time(at_once: int, tasks: list[Callable[[], Awaitable[int]]]) -> int:
+    """Do tasks, so many at a time; return the sum of what they return."""
+    gate = asyncio.Semaphore(at_once)
 
-    async def one(client: httpx.AsyncClient, number: int) -> None:
+    async def one(task: Callable[[], Awaitable[int]]) -> int:
         async with gate:
-            began = time.perf_counter()
-            body = {"prompt": [5, number % 1000], "seed": number, "stream": stream}
-            async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-                answer.raise_for_status()
-                first = True
-                async for _ in answer.aiter_bytes():
-                    if first:
-                        waits.append(time.perf_counter() - began)
-                        first = False
+            return await task()
 
-    async with httpx.AsyncClient(limits=limits, timeout=300) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*(one(client, number) for number in range(requests)))
-        return time.perf_counter() - began, waits
+    return sum(await asyncio.gather(*map(one, tasks)))
+
+
+async def completions(url: str, records: Records, at_once: int, stream: bool) -> int:
+    """Ask for each group by OpenAI's API; return how many tokens came."""
+
+    async def one(http: httpx.AsyncClient, record: dict[str, Any]) -> int:
+        body = {
+            "prompt": record["prompt_token_ids"],
+            "n": record["n"],
+            "seed": record["seed"],
+            "group": record["group_id"],
+            "return_token_ids": True,
+            "stream": stream,
+        }
+        answer = await http.post(f"{url}/v1/completions", json=body)
+        answer.raise_for_status()
+        if not stream:
+            return int(answer.json()["usage"]["completion_tokens"])
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        return sum(len(event["choices"][0]["token_ids"]) for event in events)
+
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S) as http:
+        return await at_a_time(at_once, [lambda each=each: one(http, each) for each in records])
+
+
+async def batch(url: str, records: Records) -> int:
+    """Roll out all groups by one call; return how many tokens came."""
+    async with AsyncClient(url) as client:
+        return sum([len(each.token_ids) async for each in client.rollout(records)])
+
+
+async def claims(url: str, records: Records, at_once: int) -> int:
+    """Announce all groups, and claim every row; return how many tokens came."""
+    async with AsyncClient(url) as client, client.announce(records):
+
+        async def one(group_id: str, index: int) -> int:
+            return len((await client.claim(group_id, index)).token_ids)
+
+        rows = [(record["group_id"], index) for record in records for index in range(record["n"])]
+        return await at_a_time(at_once, [lambda row=row: one(*row) for row in rows])
 
 
 def serve(config: Path) -> tuple[subprocess.Popen[str], str]:
     """Start the server; return it and its address."""
     command = [sys.executable, "-c", "from seer_main import main; main()", "serve", str(config)]
-    options = ["--port", "0", "--log-level", "warning"]
+    options = ["--port", "0", "--log-level", "warning", "--most-requests", "100000"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -83,22 +127,37 @@ def serve(config: Path) -> tuple[subprocess.Popen[str], str]:
     raise SystemExit("the server did not start")
 
 
-async def in_process(config: Path, requests: int) -> tuple[float, float]:
-    """Roll out as many groups of one in process; return CPU seconds, and chunks for each response."""
+async def in_process(config: Path, records: Records) -> tuple[float, int, int]:
+    """Roll the groups out in process; return CPU seconds, tokens and chunks."""
     async with Runtime.from_config(config) as runtime:
         rollout = runtime.open(keep=False)
         began = time.process_time()
-        for number in range(requests):
-            record = {
-                "prompt_token_ids": [5, number % 1000],
-                "n": 1,
-                "seed": number,
-                "group_id": f"g{number}",
-            }
+        for record in records:
             rollout.add(runtime.groups([record]))
         rollout.close()
-        result = await rollout.wait()
-        return time.process_time() - began, result.summary.chunks / requests
+        summary = (await rollout.wait()).summary
+        return time.process_time() - began, summary.tokens, summary.chunks
+
+
+def measure(
+    process: int, url: str, records: Records, at_once: list[int]
+) -> dict[str, tuple[float, float, int]]:
+    """Roll the groups out in each way; return the server's CPU seconds, the time taken, and tokens."""
+    ways: dict[str, Callable[[], Awaitable[int]]] = {"batch": lambda: batch(url, records)}
+    for number in at_once:
+        ways[f"whole, {number} at once"] = lambda number=number: completions(url, records, number, False)
+        ways[f"streamed, {number} at once"] = lambda number=number: completions(url, records, number, True)
+        ways[f"claims, {number} at once"] = lambda number=number: claims(url, records, number)
+    found = {}
+    for name, way in ways.items():
+        before, began = cpu_s(process), time.perf_counter()
+        tokens = asyncio.run(_awaited(way))
+        found[name] = cpu_s(process) - before, time.perf_counter() - began, tokens
+    return found
+
+
+async def _awaited(way: Callable[[], Awaitable[int]]) -> int:
+    return await way()
 
 
 def main() -> None:
@@ -106,39 +165,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=1000, help="of each row")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64, 1000])
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--requests", type=int, default=1000, help="groups of each way (default 1000)")
+    parser.add_argument("--n", type=int, default=1, help="responses of each group (default 1)")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64, 1000], help="requests at a time")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds of all ways (default 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's rows")
     arguments = parser.parse_args()
+    allow_files()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     config = Path(tempfile.mkdtemp()) / "seer.toml"
     config.write_text(CONFIG)
-    count = arguments.requests
-    cpu, chunks = asyncio.run(in_process(config, count))
-    rows: list[dict[str, Any]] = [{"way": "library", "ms_per_response": 1e3 * cpu / count, "chunks": chunks}]
+    records: Records = [
+        {"prompt_token_ids": [5, number % 1000], "n": arguments.n, "seed": number, "group_id": f"g{number}"}
+        for number in range(arguments.requests)
+    ]
+    responses = arguments.requests * arguments.n
+    rows: list[dict[str, Any]] = []
     process, url = serve(config)
     try:
-        asyncio.run(ask(url, 20, 4, False))
-        for at_once in arguments.at_once:
-            for stream in (False, True):
-                before = cpu_s(process.pid)
-                seconds, waits = asyncio.run(ask(url, count, at_once, stream))
-                rows.append(
-                    {
-                        "way": f"server, {at_once} at once{', streamed' if stream else ''}",
-                        "ms_per_response": 1e3 * (cpu_s(process.pid) - before) / count,
-                        "responses_per_s": count / seconds,
-                        "median_first_ms": 1e3 * sorted(waits)[len(waits) // 2],
-                    }
-                )
+        asyncio.run(completions(url, records[:20], 4, True))
+        for repetition in range(arguments.repeat):
+            cpu, tokens, chunks = asyncio.run(in_process(config, records))
+            found = {"library": (cpu, 0.0, tokens), **measure(process.pid, url, records, arguments.at_once)}
+            for way, (used, seconds, written) in found.items():
+                if written != tokens:
+                    raise SystemExit(f"{way}: {written} tokens, where the library has {tokens}")
+                row = {"round": repetition, "way": way, "seconds": seconds, "tokens": tokens}
+                cost = {"ms_per_response": 1e3 * used / responses, "ms_per_chunk": 1e3 * used / chunks}
+                rows.append({**row, **cost, "of_library": used / cpu})
     finally:
         process.terminate()
         process.wait(60)
-    for row in rows:
-        print({key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()})
+    print(f"{responses} responses of {tokens / responses:.0f} tokens in {chunks / responses:.1f} chunks")
+    print(f"{'way':24}  CPU, ms per response       per chunk             times the library's")
+    for way in dict.fromkeys(row["way"] for row in rows):
+        mine = [row for row in rows if row["way"] == way]
+        cells = [
+            "{:6.3f} [{:.3f}, {:.3f}]".format(*spread(row[key] for row in mine))
+            for key in ("ms_per_response", "ms_per_chunk", "of_library")
+        ]
+        print(f"{way:24}  {'   '.join(cells)}")
     command = shlex.join(["python", *sys.argv])
-    print(f"reproduce: {command}")
+    print(f"medians and [least, most] of {arguments.repeat}; reproduce: {command}")
     if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
 
 

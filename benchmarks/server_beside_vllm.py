@@ -1,11 +1,13 @@
-"""`seer serve` beside vLLM's own OpenAI server, on the same prompts and in turns.
+"""`seer serve` beside vLLM's own OpenAI server and beside the library, on the same prompts and in turns.
 
-Three ways: vLLM's server with one instance; two of them, between which the client takes turns; `seer serve`
-with as many instances, in one server.  Every server runs alone, so that none takes another's cores, and every
-way is measured once in each of ``--repeat`` rounds.  Each request streams one response, which ends by itself
-or after ``--tokens`` tokens.  Seeds mean other tokens to vLLM, so lengths are alike and not equal.
+The ways, each with its number of instances: `vllm`, whose servers the client takes in turns; `seer`, one
+server of Seer's; `library`, a `Runtime` in this process, without HTTP.  Every way runs alone, so that none
+takes another's cores, and once in each of ``--repeat`` rounds.  Each request is for one response, which is
+streamed, and ends by itself or after ``--tokens`` tokens.  Seeds mean other tokens to vLLM, so lengths are
+alike and not equal.
 
-CPU is that of the processes that answer HTTP: engines are others, with vLLM as with Seer.
+CPU is that of the processes that answer HTTP, or of this one: engines are others, with vLLM as with Seer.
+The first text is a server's first piece, and in the library the end of the first chunk.
 """
 
 from __future__ import annotations
@@ -21,17 +23,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+from seer_server.process import allow_files
+
+from seer_core import Runtime
+from seer_core.events import ChunkFinished, Command, Event
+from seer_core.model import Completion
 
 WEIGHTS = Path(__file__).parents[1] / "examples/tiny_reasoner/weights"
 PROMPTS = WEIGHTS.parent / "prompts.jsonl"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KV_BYTES = 33_554_432
+WAYS = ["vllm-1", "seer-1", "library-1", "vllm-2", "seer-2", "library-2"]
 CONFIG = """
 [seer]
 plugins = ["divided_rollout", "context_sched"]
@@ -147,16 +155,88 @@ async def ask(urls: list[str], requests: int, at_once: int, tokens: int, salt: i
     return {"tokens": written, "tokens_per_s": written / seconds, "first_ms": 1e3 * statistics.median(firsts)}
 
 
+class Firsts:
+    """An observer that notes when the first chunk of each response has ended."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Note a chunk's end."""
+        if type(event) is ChunkFinished:
+            self.at.setdefault(event.request_id, time.perf_counter())
+
+
+async def roll_out(
+    runtime: Runtime, firsts: Firsts, requests: int, at_once: int, tokens: int, salt: int
+) -> dict[str, float]:
+    """Roll out in process what ``ask`` asks a server for, so many at a time; return the same figures."""
+    gate, written, waits = asyncio.Semaphore(at_once), 0, []
+    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
+    over: dict[str, asyncio.Future[Completion]] = {}
+    rollout = runtime.open(keep=False)
+
+    async def read() -> None:
+        async for completion in rollout:
+            over.pop(completion.group_id).set_result(completion)
+
+    async def one(number: int) -> None:
+        nonlocal written
+        record = {
+            "prompt": prompts[(salt + number) % len(prompts)],
+            "n": 1,
+            "max_tokens": tokens,
+            "temperature": 1.0,
+            "seed": salt + number,
+            "group_id": f"{salt + number}",
+        }
+        async with gate:
+            began = time.perf_counter()
+            done = over[record["group_id"]] = asyncio.get_running_loop().create_future()
+            rollout.add(runtime.groups([record]))
+            completion = await done
+            waits.append(firsts.at.pop(completion.request_id) - began)
+            written += len(completion.token_ids)
+
+    reading = asyncio.create_task(read())
+    began = time.perf_counter()
+    await asyncio.gather(*(one(number) for number in range(requests)))
+    seconds = time.perf_counter() - began
+    rollout.close()
+    await reading
+    return {"tokens": written, "tokens_per_s": written / seconds, "first_ms": 1e3 * statistics.median(waits)}
+
+
+async def in_process(config: Path, arguments: argparse.Namespace, salt: int) -> list[dict[str, Any]]:
+    """Start the engines, roll out each load, end them."""
+    firsts, rows = Firsts(), []
+    async with Runtime.from_config(config, [firsts]) as runtime:
+        await roll_out(runtime, firsts, 2 * len(runtime.living), 2, 8, salt)
+        for at_once in arguments.at_once:
+            requests = requests_of(arguments, at_once)
+            before = time.process_time()
+            row = await roll_out(runtime, firsts, requests, at_once, arguments.tokens, salt)
+            used = time.process_time() - before
+            rows.append({"at_once": at_once, **row, "cpu_ms_per_request": 1e3 * used / requests})
+    return rows
+
+
+def requests_of(arguments: argparse.Namespace, at_once: int) -> int:
+    """Return how many requests a load has."""
+    return int(max(at_once, arguments.requests) if at_once > 1 else arguments.alone)
+
+
 def measure(way: str, arguments: argparse.Namespace, folder: Path, salt: int) -> list[dict[str, Any]]:
-    """Start the servers of a way, send it the requests of each load, end them."""
+    """Start what a way needs, have it do each load, end it."""
     name, count = way.split("-")
+    config, patience_s = folder / f"{way}.toml", arguments.patience_s
+    config.write_text(
+        CONFIG.format(weights=WEIGHTS, instances=count, kv_bytes=KV_BYTES, patience_s=patience_s)
+    )
+    if name == "library":
+        return [{"way": way, **row} for row in asyncio.run(in_process(config, arguments, salt))]
     if name == "seer":
-        ports, config = [free_port()], folder / f"{way}.toml"
-        config.write_text(
-            CONFIG.format(
-                weights=WEIGHTS, instances=count, kv_bytes=KV_BYTES, patience_s=arguments.patience_s
-            )
-        )
+        ports = [free_port()]
         commands = [seer_command(config, ports[0])]
     else:
         ports = [free_port() for _ in range(int(count))]
@@ -170,7 +250,7 @@ def measure(way: str, arguments: argparse.Namespace, folder: Path, salt: int) ->
         urls = [url for _, url in servers]
         asyncio.run(ask(urls, 2 * len(urls), 2, 8, salt))
         for at_once in arguments.at_once:
-            requests = max(at_once, arguments.requests) if at_once > 1 else arguments.alone
+            requests = requests_of(arguments, at_once)
             before = sum(cpu_s(process) for process, _ in servers)
             row = asyncio.run(ask(urls, requests, at_once, arguments.tokens, salt))
             used = sum(cpu_s(process) for process, _ in servers) - before
@@ -185,7 +265,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example: python benchmarks/server_beside_vllm.py --repeat 5 --json out/beside.json",
     )
-    parser.add_argument("--ways", nargs="+", default=["vllm-1", "seer-1", "vllm-2", "seer-2"], metavar="WAY")
+    parser.add_argument("--ways", nargs="+", default=WAYS, metavar="WAY")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--requests", type=int, default=128, help="of a load of several at once")
     parser.add_argument("--alone", type=int, default=16, help="requests of the load of one at a time")
@@ -194,6 +274,7 @@ def main() -> None:
     parser.add_argument("--patience-s", type=float, default=600.0, help="for a server to start")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    allow_files()
     folder = Path(tempfile.mkdtemp())
     rows: list[dict[str, Any]] = []
     for repetition in range(arguments.repeat):
