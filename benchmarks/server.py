@@ -93,7 +93,8 @@ async def completions(url: str, records: Records, at_once: int, stream: bool) ->
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         return sum(len(event["choices"][0]["token_ids"]) for event in events)
 
-    limits = httpx.Limits(max_connections=at_once)
+    # A server closes a connection that is idle for 5 s, and must not do so just as it is used again.
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=None, keepalive_expiry=2.0)
     async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S) as http:
         return await at_a_time(at_once, [lambda each=each: one(http, each) for each in records])
 

@@ -147,7 +147,8 @@ async def ask(urls: list[str], requests: int, at_once: int, tokens: int, salt: i
                     used = json.loads(line[6:]).get("usage")
                     written += used["completion_tokens"] if used else 0
 
-    limits = httpx.Limits(max_connections=at_once)
+    # A server closes a connection that is idle for 5 s, and must not do so just as it is used again.
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=None, keepalive_expiry=2.0)
     async with httpx.AsyncClient(limits=limits, timeout=900) as client:
         began = time.perf_counter()
         await asyncio.gather(*(one(client, number) for number in range(requests)))

@@ -29,8 +29,8 @@ __all__ = ["REFUSALS", "Refused", "Stream", "check_token", "departure", "read_bo
 LARGEST_BODY = 64 << 20
 """Bytes of a request; beyond any batch of prompts."""
 
-STALLED_S = 60.0
-"""After which a body of which nothing more comes is given up."""
+STALLED_S = 600.0
+"""After which a body of which nothing more comes is given up; a busy machine's client has time to send it."""
 
 JSON = "application/json"
 
