@@ -7,7 +7,7 @@ streamed, and ends by itself or after ``--tokens`` tokens.  Seeds mean other tok
 alike and not equal.
 
 CPU is that of the processes that answer HTTP, or of this one: engines are others, with vLLM as with Seer.
-The first text is a server's first piece, and in the library the end of the first chunk.
+The first text is a server's first event, and in the library the first piece of which an observer hears.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from seer_server.process import allow_files
 
 from seer_core import Runtime
 from seer_core.events import ChunkFinished, Command, Event
-from seer_core.model import Completion
+from seer_core.model import Completion, Piece
 
 WEIGHTS = Path(__file__).parents[1] / "examples/tiny_reasoner/weights"
 PROMPTS = WEIGHTS.parent / "prompts.jsonl"
@@ -157,7 +158,7 @@ async def ask(urls: list[str], requests: int, at_once: int, tokens: int, salt: i
 
 
 class Firsts:
-    """An observer that notes when the first chunk of each response has ended."""
+    """An observer that notes when each response has written its first piece, or its first chunk."""
 
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
@@ -166,6 +167,10 @@ class Firsts:
         """Note a chunk's end."""
         if type(event) is ChunkFinished:
             self.at.setdefault(event.request_id, time.perf_counter())
+
+    def grew(self, now: float, piece: Piece) -> None:
+        """Note a piece."""
+        self.at.setdefault(piece.request_id, time.perf_counter())
 
 
 async def roll_out(
@@ -194,7 +199,8 @@ async def roll_out(
         async with gate:
             began = time.perf_counter()
             done = over[record["group_id"]] = asyncio.get_running_loop().create_future()
-            rollout.add(runtime.groups([record]))
+            [group] = runtime.groups([record])
+            rollout.add([msgspec.structs.replace(group, streams=True)])
             completion = await done
             waits.append(firsts.at.pop(completion.request_id) - began)
             written += len(completion.token_ids)

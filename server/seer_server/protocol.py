@@ -23,6 +23,9 @@ __all__ = [
 LONGEST_FAULT = 300
 """Characters of an error that quotes what a client sent."""
 
+MOST_PROMPTS = 65_536
+"""Of one request."""
+
 NEUTRAL: dict[str, Any] = {
     "best_of": 1,
     "echo": False,
@@ -101,6 +104,8 @@ class CompletionRequest(Asked, frozen=True, kw_only=True):
             prompts = [prompts]
         if not prompts or not all(isinstance(each, str | list) for each in prompts):
             raise PromptError("prompt must be text, a list of token ids, or a list of either")
+        if len(prompts) > MOST_PROMPTS:
+            raise PromptError(f"{len(prompts):,} prompts in one request; it may have {MOST_PROMPTS:,}")
         return [{"prompt" if isinstance(each, str) else "prompt_token_ids": each} for each in prompts]
 
 

@@ -9,7 +9,9 @@ from functools import partial
 import httpx
 import pytest
 from seer_server import http, make_app
+from seer_server.protocol import CompletionRequest, records
 
+from seer_core.errors import PromptError
 from seer_core.runtime import Runtime
 
 PATIENCE_S = 60
@@ -198,6 +200,11 @@ def test_bodies_that_stall_are_given_up(served, monkeypatch):
 def test_what_is_no_http_is_a_400(served, data):
     assert exchange(served, data)[0] == 400
     expect_nothing_left(served)
+
+
+def test_more_prompts_than_anybody_has_are_refused_before_they_are_looked_at():
+    with pytest.raises(PromptError, match="70,000 prompts in one request"):
+        records(CompletionRequest(prompt=[[5]] * 70_000), "g")
 
 
 def test_a_body_that_is_too_large_is_a_413(served):
