@@ -156,7 +156,19 @@ def test_an_update_waits_for_what_is_unfinished_or_is_refused(serve_by_hand, rea
         assert [each.weight_version for each in batch.result(PATIENCE_S)] == [0, 0]
         assert update.result(PATIENCE_S) == 1
         with client.announce([{"group_id": "a", "n": 2}]), pytest.raises(ClientError, match="announced"):
-            client.update_weights("/any", wait_s=PATIENCE_S)
+            client.update_weights("/any", wait_s=0.01)
+
+
+def test_sleep_waits_for_an_announcement_whose_rows_go_on(serve_by_hand, reader, connect):
+    with serve_by_hand(reader) as served, ThreadPoolExecutor(2) as pool:
+        client = connect(served)
+        with client.announce([{"group_id": "a", "n": 1, "max_tokens": 4}]):
+            asleep = pool.submit(client.sleep, wait_s=PATIENCE_S)
+            row = pool.submit(client.claim, "a", 0, prompt_token_ids=[5])
+            until(lambda: reader.jobs)
+            in_its_thread(served, reader.finish)
+            assert row.result(PATIENCE_S).finish_reason == "stop"
+        assert asleep.result(PATIENCE_S) == 1000
 
 
 def test_who_goes_away_while_waiting_gets_nothing_and_holds_nobody_up(serve_by_hand, reader, connect):

@@ -257,7 +257,7 @@ class Announcements:
         announcement.left = announcement.requests
         self._announcements[announcement.id] = announcement
         self._groups |= announcement.groups
-        desk.announced += announcement.requests
+        desk.announce(announcement.requests)
         for each in announcement.groups.values():
             if _has_prompt(each.record):
                 announcement.prompted(each)
@@ -277,7 +277,7 @@ class Announcements:
         announcement.close()
         for name in announcement.groups:
             del self._groups[name]
-        self.desk.announced -= announcement.requests
+        self.desk.close(announcement.requests)
 
     async def _watch(self, announcement: _Announcement, progress_s: float) -> AsyncIterator[bytes]:
         version, requests = self.desk.runtime.weight_version, announcement.requests

@@ -76,6 +76,7 @@ class Desk:
         self._begun = asyncio.Event()
         self._lending = asyncio.Lock()
         self._quiet: asyncio.Event | None = None
+        self._closed = asyncio.Event()
         self._tickets: dict[str, Ticket] = {}
         self._finishes: deque[float] = deque(maxlen=FINISHES)
         self._failure: SeerError | None = None
@@ -91,7 +92,7 @@ class Desk:
         self.expect_working()
         if self.runtime.fleet.asleep:
             raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
-        if self._lending.locked() and (self._rollout is None or self._quiet is not None):
+        if self.changing:
             raise LentError(LENT)
         if self._rollout is None:
             raise EngineError("the server is not ready; try again")
@@ -105,7 +106,7 @@ class Desk:
     @property
     def changing(self) -> bool:
         """Whether the engines are lent, or are about to be: nothing new is taken."""
-        return self._lending.locked()
+        return self._lending.locked() and (self._rollout is None or self._quiet is not None)
 
     def expect_working(self) -> None:
         """Raise the SeerError with which the engines have failed, if they have."""
@@ -149,18 +150,20 @@ class Desk:
     async def idle(self, wait_s: float = 0.0) -> AsyncIterator[Runtime]:
         """End the rollout, lend the runtime, and begin the next one if the instances are awake then.
 
-        Nothing new is taken meanwhile, nor while this waits for what is unfinished.
+        Nothing new is taken meanwhile, nor while this waits for what is unfinished.  While it waits for
+        announcements to be closed, all goes on, or their rows would never be over.
 
         Raises:
-            BusyError: somebody's requests are unfinished, also after ``wait_s`` seconds.
+            BusyError: somebody's requests are unfinished or announced, also after ``wait_s`` seconds.
             LentError: it is lent to somebody else, also after ``wait_s`` seconds.
             SeerError: the rollout has failed.
         """
         async with self._turn(wait_s):
             self.expect_working()
-            if self.announced:
-                raise BusyError(f"{self.announced} rows are announced; close their announcement first")
-            await self._wait_until_quiet(wait_s)
+            end_s = asyncio.get_running_loop().time() + wait_s
+            await self._wait_until_closed(wait_s)
+            self.expect_working()
+            await self._wait_until_quiet(end_s - asyncio.get_running_loop().time())
             rollout, self._rollout = self._rollout, None
             if rollout is not None:
                 rollout.close()
@@ -180,6 +183,17 @@ class Desk:
             yield
         finally:
             self._lending.release()
+
+    async def _wait_until_closed(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                while self.announced:
+                    await self._closed.wait()
+        except TimeoutError:
+            raise BusyError(
+                f"{self.announced} rows are announced; close their announcement first, or let this wait:"
+                " wait_s"
+            ) from None
 
     async def _wait_until_quiet(self, wait_s: float) -> None:
         if not self.unfinished:
@@ -225,6 +239,17 @@ class Desk:
         rollout.add(groups)
         self._tickets.update((group.id, ticket) for group in groups)
         return ticket
+
+    def announce(self, rows: int) -> None:
+        """Count rows that somebody announces."""
+        self.announced += rows
+        self._closed.clear()
+
+    def close(self, rows: int) -> None:
+        """Count rows as announced no longer."""
+        self.announced -= rows
+        if not self.announced:
+            self._closed.set()
 
     def expect_possible(self, requests: int) -> None:
         """Raise PromptError if there is never room for so many."""
