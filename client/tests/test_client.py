@@ -301,6 +301,32 @@ def test_a_row_that_is_left_gives_up_none_of_the_same_name(serve_by_hand, playin
     assert (found.finish_reason, engine.aborted) == ("stop", [])
 
 
+def test_a_row_whose_client_goes_while_its_group_waits_can_be_claimed_again(serve_by_hand, playing, connect):
+    engine = playing.Hand()
+    announced = [{"group_id": name, "n": 1, "max_tokens": 4} for name in "ab"]
+    body = {"group_id": "a", "index": 0, "prompt_token_ids": [5], "progress_s": 0.01}
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(2) as pool:
+        client = connect(served)
+
+        def claim_again():
+            while True:
+                try:
+                    return client.claim("a", 0)
+                except ClientError as error:
+                    if error.status != 409:  # until the server notices that the other one has gone
+                        raise
+
+        with client.announce(announced, gather_s=600):
+            with httpx.stream("POST", f"{served.url}/v1/claims", json=body, timeout=PATIENCE_S) as answer:
+                next(answer.iter_lines())
+            again = pool.submit(claim_again)
+            other = pool.submit(client.claim, "b", 0, prompt_token_ids=[5])
+            until(lambda: len(engine.jobs) == 2)
+            for _ in range(2):
+                in_its_thread(served, engine.finish)
+            assert again.result(PATIENCE_S).finish_reason == other.result(PATIENCE_S).finish_reason == "stop"
+
+
 # Overload, loss and nonsense.
 
 
