@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import shlex
 import socket
@@ -30,6 +31,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import structlog
 from seer_server.process import allow_files
 
 from seer_core import Runtime
@@ -270,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python benchmarks/server_beside_vllm.py --repeat 5 --json out/beside.json",
+        epilog="example: python benchmarks/server_beside_vllm.py --at-once 1 64 1000 --repeat 5 --json beside.json",
     )
     parser.add_argument("--ways", nargs="+", default=WAYS, metavar="WAY")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64])
@@ -282,6 +284,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     allow_files()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = Path(tempfile.mkdtemp())
     rows: list[dict[str, Any]] = []
     for repetition in range(arguments.repeat):
