@@ -272,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python benchmarks/server_beside_vllm.py --at-once 1 64 1000 --repeat 5 --json beside.json",
+        epilog="example: python benchmarks/server_beside_vllm.py --at-once 1 64 1000 --json out/beside.json",
     )
     parser.add_argument("--ways", nargs="+", default=WAYS, metavar="WAY")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 64])
