@@ -17,11 +17,12 @@ import pytest
 from seer_host.engine import WorkerEngine
 from seer_host.local import LocalWorker
 
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.kv import KVPool
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece
 
 T = TypeVar("T")
 
@@ -164,6 +165,7 @@ class Harness:
         self.losses: list[str] = []
         self.failures: dict[str, str] = {}
         self.outputs: dict[str, ChunkOutput] = {}
+        self.pieces: dict[str, list[ChunkPiece]] = {}
         self.answers: dict[str, int] = defaultdict(int)
         self._happened = asyncio.Event()
         self._ids = iter(range(1 << 30))
@@ -189,6 +191,9 @@ class Harness:
         self.failures[job_id] = reason
         self._answered(job_id)
 
+    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+        self.pieces.setdefault(piece.job_id, []).append(piece)
+
     def reported(self, report: InstanceReported) -> None:
         self.reports.append(report)
         self._happened.set()
@@ -212,10 +217,19 @@ class Harness:
             await self._happened.wait()
 
     def job(self, tokens: Sequence[int], max_tokens: int, seed: int, sampling: Sampling) -> ChunkJob:
-        """Return a chunk with an id of its own."""
-        id = f"job-{next(self._ids)}"
+        """Return a chunk with an id of its own; every second one streams."""
+        number = next(self._ids)
         return ChunkJob(
-            id, id, self.group, list(tokens), len(tokens), max_tokens, sampling, seed, self.weight_version
+            id=f"job-{number}",
+            request_id=f"job-{number}",
+            group_id=self.group,
+            token_ids=list(tokens),
+            prompt_tokens=len(tokens),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            seed=seed,
+            weight_version=self.weight_version,
+            streams=number % 2 == 1,
         )
 
     async def chunks(self, jobs: Sequence[ChunkJob]) -> list[ChunkOutput]:
@@ -223,7 +237,23 @@ class Harness:
         for job in jobs:
             self.engine.submit(job)
         await self.until(lambda: all(job.id in self.answers for job in jobs))
-        return [self.outputs[job.id] for job in jobs]
+        outputs = [self.outputs[job.id] for job in jobs]
+        for job, output in zip(jobs, outputs, strict=True):
+            token_ids, logprobs = self.told(job)
+            told = len(token_ids)
+            assert told < len(output.token_ids) if job.streams else told == 0
+            assert token_ids == output.token_ids[:told]
+            assert logprobs == output.logprobs[:told]
+        return outputs
+
+    def told(self, job: ChunkJob) -> tuple[Tokens, Logprobs]:
+        """Return what the instance has told of a chunk while it ran."""
+        token_ids, logprobs = Tokens(), Logprobs()
+        for piece in self.pieces.get(job.id, []):
+            assert piece.start == len(token_ids)
+            token_ids.extend(piece.token_ids)
+            logprobs.extend(piece.logprobs)
+        return token_ids, logprobs
 
     def whole(self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int) -> list[list[int]]:
         """Return the responses to all prompts, undivided, in one batch; prompt i has seed i."""

@@ -36,7 +36,7 @@ from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.plugins import assemble
-from seer_core.ports import ChunkJob, ChunkOutput, ModelInfo
+from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece, ModelInfo
 from seer_core.profile import read_profile
 from seer_core.prompts import read_prompts
 from seer_core.trace import read_trace
@@ -391,6 +391,7 @@ def _worker_frames(desk: Desk) -> list[bytes]:
     from_worker = [
         w.Ready(InstanceInfo("i", 1024, 16, 8, 512)),
         w.Finished(output),
+        w.Grown(ChunkPiece("j", 0, [4, 5], [-0.5, -1.5])),
         w.Telemetry(1, 2, 0.5),
         w.Failed("j", "no"),
     ]

@@ -109,7 +109,7 @@ class _Service:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def completions(self, request: Request) -> Response:
-        """Go on with prompts: all of it at the end, or what is new at each chunk's end."""
+        """Go on with prompts: all of it at the end, or what is new, as it comes."""
         return await self._roll_out(request, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:

@@ -80,6 +80,7 @@ class Instance:
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         self._engine = LLMEngine.from_engine_args(args)
+        internals.check_engine(self._engine)
         self._call("seer_install")
         assert isinstance(self._engine.engine_core, InprocClient)
         scheduler = self._engine.engine_core.engine_core.scheduler
@@ -132,6 +133,15 @@ class Instance:
         if self._poisoned:
             results += self._cleanse()
         return results
+
+    def written(self, job_id: str, start: int) -> tuple[list[int], list[float]]:
+        """Return what a running chunk has written, which vLLM keeps until it hands out all of it."""
+        state = self._engine.output_processor.request_states[self._running[job_id].vllm_id]
+        assert state.detokenizer is not None
+        assert state.logprobs_processor is not None
+        logprobs = state.logprobs_processor.logprobs
+        assert isinstance(logprobs, FlatLogprobs)
+        return state.detokenizer.output_token_ids[start:], logprobs.logprobs[start:]
 
     def telemetry(self) -> Telemetry:
         """Return what vLLM is doing, and what its drafts cost."""

@@ -18,10 +18,12 @@ __all__ = [
     "CONNECTOR",
     "DRAFTING",
     "IMPORTED",
+    "LLM_ENGINE",
     "ON_CPU",
     "RUNNER",
     "SCHEDULER",
     "Name",
+    "check_engine",
     "check_imports",
     "check_runner",
     "check_scheduler",
@@ -35,6 +37,7 @@ ACCOUNT = "chunks come without an account of what they cost"
 PROOF = "nothing proves that a layer answers by the weights just loaded"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
+PIECES = "responses that stream come at the ends of chunks"
 PADDED = "a new request is padded with drafts of no meaning, beyond the end of its chunk"
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -76,6 +79,8 @@ IMPORTED = (
         "no KV is loaded from the pool",
         ("self",),
     ),
+    Name("vllm.v1.engine.detokenizer:IncrementalDetokenizer", "output_token_ids", PIECES),
+    Name("vllm.v1.engine.logprobs:LogprobsProcessor", "logprobs", PIECES),
     Name(_LINEAR, "process_weights_after_loading", PROOF, ("self", "layer")),
     Name(_HEAD, "process_weights_after_loading", PROOF, ("self", "layer")),
     Name(f"{_RELOAD}.layerwise", "get_layerwise_info", PROOF, ("layer",)),
@@ -133,6 +138,9 @@ SCHEDULER = (
 )
 """What a scheduler must have."""
 
+LLM_ENGINE = (Name("vllm.v1.engine.llm_engine:LLMEngine", "output_processor.request_states", PIECES),)
+"""What an engine must have."""
+
 CONNECTOR = (
     Name(
         "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1",
@@ -174,6 +182,15 @@ def check_runner(runner: Any) -> None:
     ):
         if not holds:
             raise EngineError(f"keyed sampling cannot be installed: {fact}")
+
+
+def check_engine(engine: Any) -> None:
+    """Look for what an engine must have.
+
+    Raises:
+        EngineError: it has it not.
+    """
+    complain(ENGINE, lacking(engine, LLM_ENGINE))
 
 
 def check_scheduler(scheduler: Any) -> None:

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from seer_vllm.plugin import MAX_TEMPERATURE
 
 from seer_core.errors import EngineError
@@ -22,6 +23,14 @@ def test_whole_divided_alone_and_together_give_the_same_tokens(roomy, prompts, s
     assert roomy.divided(prompts(6), sampling, 160, chunk_tokens=64) == whole
     assert roomy.alone(prompts(6), sampling, 160) == whole
     assert len({tuple(response) for response in whole}) == 6
+
+
+def test_a_chunk_that_streams_tells_what_it_writes_while_it_runs(roomy, prompts):
+    jobs = [roomy.job(prompt, 60, seed, CUT) for seed, prompt in enumerate(prompts(4))]
+    outputs = roomy.run(roomy.chunks(jobs))
+    assert [len(roomy.told(job)[0]) > 0 for job in jobs] == [job.streams for job in jobs]
+    plain = [structs.replace(job, id=f"{job.id} plain", streams=False) for job in jobs]
+    assert [each.token_ids for each in roomy.run(roomy.chunks(plain))] == [each.token_ids for each in outputs]
 
 
 def test_siblings_differ_by_their_seeds_alone(roomy, prompts):
