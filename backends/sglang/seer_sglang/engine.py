@@ -165,6 +165,10 @@ class SglangEngine:
             self.pooling.open(req.rid, job, cache_salt, saves=save)
         self.scheduler.add(req)
 
+    def chunk(self, job_id: str) -> Chunk:
+        """Return a running chunk."""
+        return next(chunk for chunk in self.chunks.values() if chunk.writing.job.id == job_id)
+
     def abort(self, job_ids: Iterable[str]) -> None:
         """Drop chunks, ended or not; what is running leaves its KV with the next step."""
         dropped = set(job_ids)

@@ -112,6 +112,11 @@ class Instance:
             results += self._cleanse()
         return results
 
+    def written(self, job_id: str, start: int) -> tuple[list[int], list[float]]:
+        """Return what a running chunk has written."""
+        chunk = self._engine.chunk(job_id)
+        return list(chunk.token_ids[start:]), chunk.writing.logprobs[start:]
+
     def telemetry(self) -> Telemetry:
         """Return what the instance is doing, as SGLang sees it."""
         waiting = self._engine.waiting

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+from msgspec import structs
 from seer_sglang.doctor import interpreter
 
 from seer_core.errors import EngineError
@@ -67,6 +68,14 @@ def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other,
         assert other.losses[losses:] == ["killed by SIGKILL"]
         other.run(other.engine.start(other))
         assert moved((other, roomy), prompts(6), sampling, 160, 50, cold=False)[0] == whole
+
+
+def test_a_chunk_that_streams_tells_what_it_writes_while_it_runs(roomy, prompts):
+    jobs = [roomy.job(prompt, 60, seed, CUT) for seed, prompt in enumerate(prompts(4))]
+    outputs = roomy.run(roomy.chunks(jobs))
+    assert [len(roomy.told(job)[0]) > 0 for job in jobs] == [job.streams for job in jobs]
+    plain = [structs.replace(job, id=f"{job.id} plain", streams=False) for job in jobs]
+    assert [each.token_ids for each in roomy.run(roomy.chunks(plain))] == [each.token_ids for each in outputs]
 
 
 def test_siblings_differ_by_their_seeds_alone(roomy, prompts):
