@@ -85,7 +85,10 @@ def _beside_seer(framework: Framework) -> Check:
         adapter = version(f"seer-{part}")
     except PackageNotFoundError:
         adapter = None
-    spec = find_spec(framework.package)
+    try:
+        spec = find_spec(framework.package)
+    except ValueError:  # a module of that name which was made by hand
+        spec = None
     places = (spec.submodule_search_locations or []) if spec is not None else []
     here = any((Path(place) / framework.file).is_file() for place in places)
     if adapter and here:

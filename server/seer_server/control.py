@@ -41,7 +41,7 @@ class SharedArea(Struct, frozen=True, forbid_unknown_fields=True):
 class WeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/weights``: a directory of safetensors, or shared memory."""
 
-    directory: str | None = None
+    directory: Annotated[str, Meta(min_length=1)] | None = None
     shared: SharedArea | None = None
     version: Annotated[int, Meta(ge=1)] | None = None
     wait_s: WaitS = LEAVE_S

@@ -178,8 +178,10 @@ def _plain(number: int, message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise PromptError(f"message {number} has no role; say who speaks: system, user or assistant")
     content = message.get("content")
-    if not isinstance(content, list):
+    if isinstance(content, str | None):
         return message
+    if not isinstance(content, list):
+        raise PromptError(f"content of message {number} is neither text nor a list of parts")
     texts = [each.get("text") if isinstance(each, dict) else None for each in content]
     if not all(isinstance(each, str) for each in texts):
         raise PromptError(f"message {number} has a part that is no text; there is nothing else to send")
