@@ -28,7 +28,7 @@ def draw(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     reward, seconds = figure.subplots(2, 1, sharex=True)
     # An iteration's responses are of the weights of its own number.
     iterations = [record["iteration"] for record in records]
-    reward.plot(iterations, [record["reward_mean"] for record in records], label="training")
+    reward.plot(iterations, [record["reward_mean"] for record in records], ".-", label="training")
     held_out = [each for record in records for each in record["evaluations"]]
     if held_out:
         versions = [each["weight_version"] for each in held_out]
