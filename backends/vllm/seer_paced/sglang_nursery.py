@@ -86,7 +86,7 @@ class Nursery:
 
 
 def nursery(interpreter: str, environment: Mapping[str, str]) -> Nursery:
-    """Return this process's nursery for an interpreter: the one there is, or a new one."""
+    """Return this process's nursery for an interpreter; environment is for one that has to be made."""
     found = _nurseries.pop(interpreter, None)
     if found is not None and not found.alive:
         found.close()
