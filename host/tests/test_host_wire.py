@@ -12,6 +12,7 @@ from seer_host.wire import (
     ForgetGroup,
     Frames,
     FromWorker,
+    Grown,
     MeasureSteps,
     PoolNote,
     Ready,
@@ -30,10 +31,10 @@ from seer_host.wire import (
     encode,
 )
 
-from seer_core.arrays import Tokens
+from seer_core.arrays import Logprobs, Tokens
 from seer_core.drafting import SiblingText, SourceSpec, StepTimes
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.ports import ChunkJob, ChunkOutput
+from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.weights import directory
 
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
@@ -58,6 +59,7 @@ FROM_WORKER = [
     Ready(InstanceInfo("i", 1024, 32, 8, 512)),
     Finished(ChunkOutput("j", [7, 8], [-0.5, -1.25], True, 32, 5, 7, 1, 4, 2, [1, 1], [1, 0])),
     Failed("j", "no"),
+    Grown(ChunkPiece("j", 7, Tokens([7, 8]), Logprobs([-0.5, -1.25]))),
     Telemetry(1, 2, 0.25, 9.5, 0.125, {"groups": 3.0}),
     Called(),
     Called("busy"),

@@ -30,9 +30,37 @@ class Trace:
         self.lines.append(repr((now, event, commands)))
 
 
+class Reader:
+    """Notes each token that a running chunk has told, with its place."""
+
+    def __init__(self):
+        self.told = []
+
+    def observe(self, now, event, commands):
+        pass
+
+    def grew(self, now, piece):
+        places = range(piece.start, piece.start + len(piece.token_ids))
+        for told in zip(places, piece.token_ids, piece.logprobs, strict=True):
+            self.told.append((piece.request_id, *told))
+
+    def check(self, result):
+        """See that completions hold what was told, also by chunks that were lost and repeated."""
+        found = {each.request_id: each for each in result.completions}
+        for name, place, token, logprob in self.told:
+            assert (found[name].token_ids[place], found[name].logprobs[place]) == (token, logprob)
+
+
 def groups():
     return [
-        PromptGroup(id=f"g{g}", prompt_token_ids=tuple(range(10 + g, 60 + g)), n=4, max_tokens=400, seed=g)
+        PromptGroup(
+            id=f"g{g}",
+            prompt_token_ids=tuple(range(10 + g, 60 + g)),
+            n=4,
+            max_tokens=400,
+            seed=g,
+            streams=True,
+        )
         for g in range(4)
     ]
 
@@ -49,7 +77,8 @@ def roll_out(engine="paced", observer=None, max_restarts=3, killing=False, draft
         tables["seer"]["kv_pool"] = "local"
         tables["kv_pool"] = {"local": {"capacity_bytes": 1 << 24}}
     config = make_config(tables, base_dir=Path(), origin="test")
-    assembly = assemble(config).watched_by(*([] if observer is None else [observer]))
+    reader = Reader()
+    assembly = assemble(config).watched_by(reader, *([] if observer is None else [observer]))
 
     async def run():
         async with Runtime(assembly, config.seer, config.rollout) as runtime:
@@ -59,7 +88,10 @@ def roll_out(engine="paced", observer=None, max_restarts=3, killing=False, draft
                 os.kill(assembly.fleet.engines[0].worker.pid, signal.SIGKILL)
             return await asyncio.wait_for(rollout.wait(), 120)
 
-    return asyncio.run(run())
+    result = asyncio.run(run())
+    reader.check(result)
+    assert (len(reader.told) > 0) == (engine == "paced")
+    return result
 
 
 def said(result):
