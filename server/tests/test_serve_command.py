@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 
@@ -105,8 +106,13 @@ def test_a_second_ctrl_c_gives_up_what_is_unfinished_and_ends_in_order_all_the_s
 
 
 def wait_for(process, words):
-    """Read until the server has said this; a process that has ended says no more."""
-    assert any(words in line for line in process.stderr), f"it never said {words!r}"
+    """Read until the server has said this, which it does within minutes or is killed."""
+    late = threading.Timer(300, process.kill)
+    late.start()
+    try:
+        assert any(words in line for line in process.stderr), f"it never said {words!r}"
+    finally:
+        late.cancel()
 
 
 def test_of_more_idle_connections_than_it_may_have_files_some_make_room(start):
