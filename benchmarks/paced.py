@@ -166,7 +166,8 @@ def _told(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     drafts = drafts_of(notes.completions, 0.0, selective=True)
     assert drafts is not None
     engine = tables["engine"]["sim"]
-    worth = {"tokens": drafts.tokens, "rates": drafts.rates, "verified": drafts.verified}
+    rows = ("siblings",) if drafts.tokens is None else ("siblings", "tokens")
+    worth = {name: getattr(drafts, name) for name in (*rows, "rates", "verified")}
     return {**tables, "engine": {"sim": {**engine, "acceptance": {**engine["acceptance"], **worth}}}}
 
 

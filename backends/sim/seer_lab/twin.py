@@ -7,7 +7,7 @@ What comes out is predicted: when chunks run, wait, move and are preempted, so h
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,10 @@ def recorded_drafts(run: Path, *, selective: bool) -> Drafts | None:
     """Return what drafting was worth in a run, by position in the draft; None if none drafted.
 
     ``selective``: the drafter chose among the drafts.  Then rates are shares of all steps, and so is what
-    was verified; a row speaks for responses of which so much is written.  Otherwise, as on simulated engines,
-    all requests of a class had drafts of one length; rates are shares of drafts, the policy sets their
-    lengths, and a row speaks for so many finished siblings.  ``request_s`` is the time spent on drafts, per
+    was verified; a row speaks for so many finished siblings, or for responses of which so much is written,
+    whichever tells more of what is accepted.  Otherwise, as on simulated engines, all requests of a class had
+    drafts of one length; rates are shares of drafts, the policy sets their lengths, and a row speaks for so
+    many finished siblings.  ``request_s`` is the time spent on drafts, per
     request and step.
 
     Raises:
@@ -157,11 +158,31 @@ def recorded_drafts(run: Path, *, selective: bool) -> Drafts | None:
 
 def drafts_of(completions: Sequence[Completion], drafting_s: float, *, selective: bool) -> Drafts | None:
     """Return the same of responses for which ``drafting_s`` were spent on drafts."""
-    rows: dict[int, _Row] = {}
-    for finished, written, row in _rows(completions):
-        rows.setdefault(1 << written.bit_length() >> 1 if selective else finished, _Row()).add(row)
-    if not any(row.drafted for row in rows.values()):
+    found = list(_rows(completions))
+    if not any(row.drafted for _, _, row in found):
         return None
+    siblings, rows = _merged((finished, row) for finished, _, row in found)
+    request_s = drafting_s / max(1, sum(row.steps for row in rows))
+    if not selective:
+        return Drafts(siblings=siblings, rates=tuple(row.rates() for row in rows), request_s=request_s)
+    tokens = None
+    of_tokens, by_tokens = _merged((1 << written.bit_length() >> 1, row) for _, written, row in found)
+    if _told_apart(by_tokens) > _told_apart(rows):
+        tokens, rows = of_tokens, by_tokens
+    return Drafts(
+        siblings=siblings,
+        tokens=tokens,
+        rates=tuple(row.shares(row.accepted) for row in rows),
+        verified=tuple(row.shares(row.drafted) for row in rows),
+        request_s=request_s,
+    )
+
+
+def _merged(found: Iterable[tuple[int, _Row]]) -> tuple[tuple[int, ...], list[_Row]]:
+    """Add up the steps of equal numbers, and of further ones while they are few; return the first of each."""
+    rows: dict[int, _Row] = {}
+    for number, row in found:
+        rows.setdefault(number, _Row()).add(row)
     firsts, merged = [0], [_Row()]
     for number, row in sorted(rows.items()):
         if merged[-1].steps >= LEAST_STEPS:
@@ -172,16 +193,14 @@ def drafts_of(completions: Sequence[Completion], drafting_s: float, *, selective
         rest = merged.pop()
         firsts.pop()
         merged[-1].add(rest)
-    request_s = drafting_s / max(1, sum(row.steps for row in merged))
-    if not selective:
-        rates = tuple(row.rates() for row in merged)
-        return Drafts(siblings=tuple(firsts), rates=rates, request_s=request_s)
-    return Drafts(
-        tokens=tuple(firsts),
-        rates=tuple(row.shares(row.accepted) for row in merged),
-        verified=tuple(row.shares(row.drafted) for row in merged),
-        request_s=request_s,
-    )
+    return tuple(firsts), merged
+
+
+def _told_apart(rows: Sequence[_Row]) -> float:
+    """Return how much rows differ: the variance of their steps' accepted drafts that is between them."""
+    steps = sum(row.steps for row in rows)
+    mean = sum(sum(row.accepted) for row in rows) / max(1, steps)
+    return sum(row.steps * (sum(row.accepted) / max(1, row.steps) - mean) ** 2 for row in rows)
 
 
 class _Row:

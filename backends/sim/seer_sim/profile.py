@@ -62,7 +62,7 @@ def step_times(
         usual = max(CONTEXT_TOKENS, info.max_model_tokens // CONTEXTS)
         most = min(usual, info.max_model_tokens, info.kv_capacity_tokens // size)
         context = most if context_tokens is None else context_tokens
-        positions = fmean(drafts.positions(row, tokens) for row in range(len(drafts.siblings)))
+        positions = fmean(drafts.positions(row, tokens) for row in range(len(drafts.table())))
         attention_s = size * (context + positions) * cost.attention_s(positions)
         drafting_s = sum(drafts.seconds([Class(size, tokens, size * context)]))
         return cost.pass_s(size * positions, size, size * positions) + attention_s + drafting_s

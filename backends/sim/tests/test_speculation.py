@@ -290,7 +290,7 @@ def test_a_table_that_cannot_be_is_refused(wrong, words):
 
 
 def test_drafts_get_better_with_what_is_written(simulate, chunk_job, fixed_drafter):
-    acceptance = Drafts(tokens=(0, 100), rates=((0.0,), (1.0,)))
+    acceptance = Drafts(tokens=(0, 100), rates=((0.0,), (1.0,)), verified=((1.0,), (1.0,)))
     sim = simulate(kv_blocks=500, acceptance=acceptance, drafter=fixed_drafter(lambda probes, others: (1, 1)))
     early = chunk_job("a", max_tokens=81, known=999)
     late = chunk_job("b", max_tokens=81, known=999, generated=[7] * 61)  # 101 are written in its middle
