@@ -77,7 +77,7 @@ def test_sglang_that_is_nowhere_is_refused_in_one_sentence(monkeypatch):
 def test_an_interpreter_without_sglang_is_named_when_an_instance_starts(python, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "sglang.py").write_text("raise ImportError('SGLang is not here')")
-    engine = make_fleet(Settings(scheduler="sglang", python=python, start_timeout_s=60.0)).engines[0]
+    engine = make_fleet(Settings(scheduler="sglang", python=python)).engines[0]
     complaint = "/nowhere/python cannot be run" if python != sys.executable else "its process is gone"
     with pytest.raises(EngineError, match=complaint):
         asyncio.run(engine.start(None))
