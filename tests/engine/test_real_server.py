@@ -33,7 +33,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     chats = [
         {"messages": [{"role": "user", "content": prompts[0]}], "n": 2, "max_tokens": 32, "group_id": "c"}
     ]
-    found = {}
+    found, streamed = {}, []
 
     async def roll_out():
         async with Runtime.from_config(config) as runtime:
@@ -51,6 +51,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         tokens, texts = [[], []], ["", ""]
         for piece in client.completions.create(**asked, extra_body=more, stream=True):
             (each,) = piece.choices
+            streamed.append(len(each.token_ids))
             tokens[each.index] += each.token_ids
             texts[each.index] += each.text
         found.update({f"g0/{index}": (tokens[index], texts[index]) for index in range(2)})
@@ -96,5 +97,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     wanted = {each.request_id: (list(each.token_ids), each.text) for each in result.completions}
     assert len(wanted) == 8
     assert found == wanted
+    chunks = [len(each.chunks) for each in result.completions if each.group_id == "g0"]
+    assert len(streamed) > sum(chunks)
     assert first == again == wanted
     assert all(other[name] != wanted[name] for name in wanted)
