@@ -1,4 +1,4 @@
-"""Paced vLLM keeps the contract of engines, on either clock."""
+"""Paced instances keep the contract of engines, on either clock."""
 
 import pytest
 
@@ -23,3 +23,12 @@ class TestPacedProcess(EngineContract):
     def make(self):
         plugin = pytest.importorskip("seer_paced.plugin")
         return plugin.make_fleet(plugin.Settings(clock="real", speed=20.0))
+
+
+class TestVirtualSglang(EngineContract):
+    shared = True
+    patience_s = 300.0
+
+    def make(self):
+        plugin = pytest.importorskip("seer_paced.plugin")
+        return plugin.make_fleet(plugin.Settings(scheduler="sglang"))
