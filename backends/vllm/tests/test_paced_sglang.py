@@ -70,6 +70,21 @@ def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens(simulated):
     assert said(first) == simulated
 
 
+def test_what_sglang_retracts_is_written_to_the_same_tokens():
+    """SGLang expects that running requests write 70 % of what they may; these write nearly all."""
+    long = {
+        "instances": 1,
+        "kv_pool": "none",
+        "plugins": ["group_round_robin"],
+        "lengths": {"mean_tokens": 580, "sigma": 0.05, "cap_tokens": 600},
+        "kv_capacity_tokens": 4096,
+        "max_model_tokens": 1024,
+    }
+    result = roll_out(**long)
+    assert result.summary.preemptions > 0
+    assert said(result) == said(roll_out("sim", **long))
+
+
 def test_a_killed_instance_costs_time_and_no_token(simulated):
     result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
     assert result.summary.instances_lost == 1
