@@ -81,7 +81,7 @@ class Audience:
                 self._show_pool()
             except SeerError as error:  # in debug
                 log.error("stop_failed", slot="observer", error=str(error))
-        self._shown, self._to_completions, self._to_pool = [], [], []
+        self._shown, self._to_completions, self._to_growth, self._to_pool = [], [], [], []
         while self._started:
             slot, observer = self._started.pop()
             try:

@@ -223,6 +223,10 @@ class Rollout:
         """
         return self.transcripts.written(request_id, start)
 
+    def written_tokens(self, request_id: str) -> int:
+        """Return how many tokens an unfinished request has, without looking at them."""
+        return self.transcripts.written_tokens(request_id)
+
     # Giving up.
 
     def abort_request(self, request_id: str) -> None:

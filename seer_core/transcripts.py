@@ -151,6 +151,11 @@ class Transcripts:
             logprobs = _joined(logprobs, transcript.ahead[1][seen:])
         return tokens, logprobs
 
+    def written_tokens(self, request_id: str) -> int:
+        """Return how many tokens that is, all of them."""
+        transcript = self._open[request_id]
+        return len(transcript.token_ids) + (0 if transcript.ahead is None else len(transcript.ahead[0]))
+
     @property
     def under_way(self) -> list[tuple[str, str]]:
         """The chunks under way: the instance and the id of each."""

@@ -119,6 +119,7 @@ class _Announcement:
     left: int = 0
     all_over: asyncio.Event = attrs.Factory(asyncio.Event)
     _gathered: bool = False
+    _prompted: int = 0
     _timer: asyncio.TimerHandle | None = None
     _no_room: list[_Group] = attrs.Factory(list)
     _tickets: dict[Ticket, asyncio.Task[None]] = attrs.Factory(dict)
@@ -126,9 +127,10 @@ class _Announcement:
     def prompted(self, group: _Group) -> None:
         """Submit a group that has its prompt now, at once or with the others."""
         group.prompted = True
+        self._prompted += 1
         if self._gathered:
             self._submit([group])
-        elif all(each.prompted for each in self.groups.values()):
+        elif self._prompted == len(self.groups):
             self.submit_gathered()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.gather_s, self.submit_gathered)

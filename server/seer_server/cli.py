@@ -88,15 +88,15 @@ def _check_free(host: str, port: int) -> None:
     """Look whether the port is free, for uvicorn looks after the engines have started."""
     with suppress(socket.gaierror):
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(address)
-                except OSError as error:
-                    if error.errno == errno.EADDRINUSE:
-                        raise ConfigError(
-                            f"port {port} of {host} is taken; give another one: --port {port + 1}"
-                        ) from error
+            except OSError as error:  # others, such as a family that the kernel has not, are no obstacle
+                if error.errno == errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"port {port} of {host} is taken; give another one: --port {port + 1}"
+                    ) from error
 
 
 def _read_token(path: Path) -> str:

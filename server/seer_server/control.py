@@ -129,11 +129,14 @@ class Control:
             await asyncio.wait({entered, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not entered.done():
                 raise Refused(499, "the client has gone")  # nobody reads it
+        except BaseException:
+            entered.cancel()
+            await asyncio.wait({entered})
+            if not entered.cancelled() and entered.exception() is None:  # it came too late to be cancelled
+                await lent.__aexit__(None, None, None)
+            raise
         finally:
             gone.cancel()
-            if not entered.done():
-                entered.cancel()
-                await asyncio.wait({entered})
         async with AsyncExitStack() as stack:
             runtime = entered.result()
             stack.push_async_exit(lent)
@@ -156,6 +159,7 @@ class Control:
     async def wake(self, request: Request) -> Response:
         """Let the instances take their memory again."""
         check_token(request, self.token)
+        await read_body(request)
         with refusing(self.desk):
             if self.desk.runtime.fleet.asleep:
                 async with self.desk.idle() as runtime:

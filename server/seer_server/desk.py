@@ -200,7 +200,8 @@ class Desk:
             return
         self._quiet = asyncio.Event()
         try:
-            await asyncio.wait_for(self._quiet.wait(), wait_s)
+            async with asyncio.timeout(wait_s):  # wait_for may swallow a cancellation in Python 3.11
+                await self._quiet.wait()
         except TimeoutError:
             raise BusyError(
                 f"{self.unfinished} responses are unfinished; wait for them, give them up, or let this wait:"
@@ -291,7 +292,7 @@ class Desk:
         rollout = self._rollout
         if rollout is None:
             return 0
-        return sum(len(rollout.written(name)[0]) for name in request_ids if name in rollout.transcripts)
+        return sum(rollout.written_tokens(name) for name in request_ids if name in rollout.transcripts)
 
     def retry_s(self, requests: int) -> int:
         """Return after how many seconds so many more requests may have room, at the present pace."""

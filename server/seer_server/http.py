@@ -123,7 +123,7 @@ async def read_body(request: Request) -> bytes:
         words = f"nothing more of the body came for {STALLED_S:g} s; send all of it"
         raise Refused(408, words, {"Connection": "close"}) from None
     # A page in somebody's browser may send other types without being asked by whom.
-    if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Refused(415, f"the body must be JSON; say so: Content-Type: {JSON}")
     return bytes(body)
 

@@ -144,6 +144,11 @@ def test_what_comes_by_a_wrong_way_is_said(served, method, path, headers, status
     expect_nothing_left(served)
 
 
+@pytest.mark.parametrize("path", ["/v1/sleep", "/v1/wake"])
+def test_a_page_in_a_browser_cannot_put_instances_to_sleep_by_an_empty_body(served, path):
+    expect_refused(httpx.post(f"{served.url}{path}", headers=MINE, timeout=PATIENCE_S), 415)
+
+
 @pytest.mark.parametrize(
     ("query", "body"),
     [
