@@ -59,6 +59,11 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
     Raises:
         SeerError: it cannot begin, or not go on.
     """
+    with _claimed(out):
+        return _train(table, config, out, watch, resume)
+
+
+def _train(table: TrainTable, config: Config, out: Path, watch: Watch, resume: bool) -> Path | None:
     checkpoints = Checkpoints(out / "checkpoints", table.keep)
     begin = _beginning(checkpoints, table, config, out, resume)
     done = 0 if begin is None else begin.state.iterations
@@ -81,7 +86,6 @@ def train(table: TrainTable, config: Config, out: Path, watch: Watch, *, resume:
         if begin is not None:
             trainer.load(begin.path)
         stack.callback(_plot, out)
-        stack.enter_context(_claimed(out))
         metrics = stack.enter_context(metrics_file(out, done))
         trackers = stack.enter_context(tracking(table, out, records(out)))
         way = stack.enter_context(way_of(table, trainer, out))
@@ -181,6 +185,8 @@ def _claimed(out: Path) -> Iterator[None]:
             raise OutputError(
                 f"another run is training into {out}; let it end first, or name another directory"
             ) from error
+        except OSError as error:
+            log.warning("not_locked", reason=f"{out} cannot be locked: {error.strerror}; start no second run")
         yield
     finally:
         os.close(claim)
