@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
-from seer_lab.twin import recorded_drafts
+from seer_lab.twin import make_twin, recorded_drafts
 
 from seer_core.cli import main
+from seer_core.config import load_config
 from seer_core.errors import ConfigError, PromptError
 from seer_core.profile import read_profile
 
@@ -143,6 +145,27 @@ def test_drafts_are_worth_what_the_run_says(sitting):
     for rates, verified, accepted in zip(by_draft.rates, by_step.verified, by_step.rates, strict=True):
         assert accepted[0] == pytest.approx(verified[0] * rates[0])
         assert 0 < sum(verified) <= len(verified)
+
+
+def test_what_a_step_with_drafts_takes_counts_also_where_the_run_did_not_draft(sitting, tmp_path):
+    profile = read_profile(sitting / "profile.json")
+    slower = [
+        msgspec.structs.replace(
+            table,
+            seconds=tuple(
+                tuple(s + 5e-4 * (drafted > 0) for s, drafted in zip(row, table.draft_tokens, strict=True))
+                for row in table.seconds
+            ),
+        )
+        for table in profile.tables
+    ]
+    first, *more = slower
+    profile = msgspec.structs.replace(profile, seconds=first.seconds, more=tuple(more))
+    lengths = tmp_path / "lengths.jsonl"
+    lengths.write_text('{"group": 0, "prompt_tokens": 9, "output_tokens": [40, 90]}')
+    made, fitted = make_twin(load_config(sitting / "config.toml"), profile, lengths)
+    assert fitted.drafts_s == pytest.approx(5e-4, rel=0.05)
+    assert made.tables["engine"]["sim"]["acceptance"] == {"step_s": fitted.drafts_s}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,10 +19,12 @@ __all__ = ["beside", "installation", "interpreter", "machine"]
 PART = "sglang"
 SETUP = "run `make setup-sglang`; on a machine with a GPU `pip install 'seer-sglang[gpu]'`"
 ENVIRONMENT = ".venv-sglang"
+NEEDED = ("torch", "seer-host")
 ASK_S = 60
 ASK = """
+import sys
 from importlib.metadata import PackageNotFoundError, version
-for name in ("sglang", "torch", "seer-host", "seer-sgl-kernel-standin"):
+for name in sys.argv[1:]:
     try:
         print(name, version(name))
     except PackageNotFoundError:
@@ -43,14 +46,15 @@ def interpreter() -> str | None:
     return sys.executable
 
 
-def installation(python: str | None) -> list[Check]:
-    """Look into an interpreter's environment, or say that there is none."""
+def installation(python: str | None, needed: Sequence[str] = NEEDED) -> list[Check]:
+    """Look into an interpreter's environment for SGLang and what is ``needed`` beside it."""
     if python is None:
         return [Check(PART, False, f"SGLang is neither here nor in {beside()}", SETUP)]
     if not os.access(python, os.X_OK) or Path(python).is_dir():
         return [Check(PART, False, f"{python} is no interpreter", "correct [engine.sglang].python")]
     try:
-        asked = subprocess.run([python, "-P", "-c", ASK], capture_output=True, text=True, timeout=ASK_S)
+        command = [python, "-P", "-c", ASK, "sglang", "seer-sgl-kernel-standin", *needed]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S)
         found = dict(line.split() for line in asked.stdout.splitlines())
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return [Check(PART, False, f"{python} does not answer: {error}", "correct [engine.sglang].python")]
@@ -58,7 +62,7 @@ def installation(python: str | None) -> list[Check]:
     if found.get("sglang") != SUPPORTED_SGLANG:
         return [Check(PART, False, finding, f"keyed sampling needs {SUPPORTED_SGLANG}: {SETUP}")]
     checks = [Check(PART, True, finding, "")]
-    for name in ("torch", "seer-host"):
+    for name in needed:
         there = found.get(name, "-") != "-"
         checks.append(Check(PART, there, f"{name} {found.get(name, '-')}", "" if there else SETUP))
     if found.get("seer-sgl-kernel-standin", "-") != "-":

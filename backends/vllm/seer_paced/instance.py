@@ -67,6 +67,11 @@ class PacedInstance(Instance):
         self._goes_on = bool(self._running)
         return results
 
+    def abort(self, job_id: str) -> None:
+        """Drop a running chunk; after the last one, time does not wait for the next."""
+        super().abort(job_id)
+        self._goes_on = self._goes_on and bool(self._running)
+
     @property
     def admitted(self) -> list[str]:
         """The requests that the last step has let in, again or anew."""

@@ -7,7 +7,8 @@ a ``Turned``.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from typing import Any
 
 import structlog
@@ -107,22 +108,31 @@ class RemoteStepper:
         return answer
 
 
-def serve(connection: socket.socket) -> None:
-    """Make the instance that the first message names, and take turns until the other end closes."""
+def serve(connection: socket.socket, alarm: Callable[[int], object] = lambda seconds: None) -> None:
+    """Make the instance that the first message names, and take turns until the other end closes.
+
+    ``alarm`` is called with the seconds that a turn may take, when it begins, and with 0 when it is over.
+    """
     told = _Told()
     taken: list[ToWorker] = []
     stepper: Stepper | None = None
+    patience_s = 0
     try:
         for message in _messages(connection, ToWorker | Say | Turn):
             match message:
                 case Start():
+                    # Until then the other end may still wait for the answer.
+                    patience_s = ceil(message.settings["silence_timeout_s"]) + 1
                     stepper = _make(message, told)
                     connection.sendall(encode(Ready(stepper.info)))
                 case Say(job_id, said):
                     told.chunks[job_id] = said
                 case Turn(now_s, step):
                     assert stepper is not None
-                    connection.sendall(encode(stepper.turn(now_s, taken, step=step)))
+                    alarm(patience_s)
+                    turned = stepper.turn(now_s, taken, step=step)
+                    alarm(0)
+                    connection.sendall(encode(turned))
                     taken.clear()
                     told.chunks.clear()
                 case _:

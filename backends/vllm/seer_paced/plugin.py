@@ -22,14 +22,14 @@ from seer_vllm.plugin import worker_environment
 
 from seer_core.clock import RealClock
 from seer_core.errors import ConfigError, quote
-from seer_core.hookspecs import Startup, hookimpl
+from seer_core.hookspecs import Check, Startup, hookimpl
 from seer_core.labels import labels_of
 from seer_core.ports import Clock, Engine, ModelInfo, Tokenizer
 from seer_paced.script import Script, read_script
 from seer_paced.settings import Settings, check
 from seer_paced.virtual import CANNOT_DRAFT, INSTANCES, VirtualEngine
 
-__all__ = ["PacedFleet", "ScaledClock", "Settings", "make_fleet", "seer_make_engines"]
+__all__ = ["PacedFleet", "ScaledClock", "Settings", "make_fleet", "seer_doctor", "seer_make_engines"]
 
 TABLE = "engine.paced"
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
@@ -78,6 +78,19 @@ def seer_make_engines(settings: Settings, startup: Startup) -> PacedFleet:
     if settings.python:
         changes["python"] = str(startup.path(settings.python))
     return make_fleet(msgspec.structs.replace(settings, **changes), tokenizer)
+
+
+@hookimpl
+def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Check]:
+    """Look for SGLang where its scheduler is wanted; vLLM's is looked for by its own backend."""
+    if settings is None or startup is None or settings.scheduler != "sglang":
+        return []
+    try:
+        from seer_sglang.doctor import NEEDED, installation, interpreter
+    except ImportError as error:
+        return [Check("paced", False, f"seer-sglang is not here: {error}", "install it")]
+    python = str(startup.path(settings.python)) if settings.python else interpreter()
+    return installation(python, (*NEEDED, "seer-sglang", "seer-sim", "seer-vllm"))
 
 
 def make_fleet(

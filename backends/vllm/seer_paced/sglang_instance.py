@@ -77,6 +77,16 @@ class PacedSglang(Instance):
             raise EngineError(f"SGLang plans no step for the {len(self._engine.chunks)} chunks that it has")
         return results
 
+    def abort(self, job_id: str) -> None:
+        """Drop a running chunk; after the last one, time does not wait for the next."""
+        super().abort(job_id)
+        self._goes_on = self._goes_on and bool(self._engine.chunks)
+
+    def reset_cache(self) -> None:
+        """Forget all KV, after the step that SGLang still makes of what was dropped."""
+        self._emulation.pace.begin(follows=False)
+        super().reset_cache()
+
     @property
     def admitted(self) -> list[str]:
         """The requests of whose contexts the last step has computed a part."""

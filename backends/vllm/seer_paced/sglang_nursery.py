@@ -113,7 +113,7 @@ def main(fd: int, parent_pid: int) -> None:
             control.close()
             die_with(pid)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            lockstep.serve(socket.socket(fileno=fds[0]))
+            lockstep.serve(socket.socket(fileno=fds[0]), signal.alarm)  # which ends a process that hangs
             os._exit(0)
         os.close(fds[0])
 

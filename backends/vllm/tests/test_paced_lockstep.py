@@ -16,7 +16,7 @@ from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, Sampling
 from seer_core.ports import ChunkJob, ChunkOutput
 
-START = Start("a:B", "i", {"report_interval_s": 1.0}, "/nowhere")
+START = Start("a:B", "i", {"report_interval_s": 1.0, "silence_timeout_s": 2.5}, "/nowhere")
 
 
 class OneByOne:
@@ -67,7 +67,12 @@ def script():
 
 
 @pytest.fixture
-def remote(script, monkeypatch):
+def alarms():
+    return []
+
+
+@pytest.fixture
+def remote(script, monkeypatch, alarms):
     def make(start, told):
         return Stepper(lambda pace: OneByOne(pace, told), 1.0)
 
@@ -76,7 +81,7 @@ def remote(script, monkeypatch):
 
     def other_end():
         with theirs:
-            serve(theirs)
+            serve(theirs, alarms.append)
 
     thread = threading.Thread(target=other_end)
     thread.start()
@@ -99,6 +104,12 @@ def test_turns_are_those_of_a_stepper_here(remote, script):
     ]
     for now_s, messages, step in turns:
         assert remote.turn(now_s, messages, step=step) == here.turn(now_s, messages, step=step)
+
+
+def test_a_turn_that_takes_longer_than_anybody_waits_ends_its_process(remote, alarms):
+    remote.turn(0.0, [], step=False)
+    remote.turn(0.5, [Submit(job("g/0"))], step=True)
+    assert alarms == [4, 0, 4, 0]
 
 
 def test_a_chunk_that_the_script_has_not_is_refused_without_asking(remote):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from seer_host.engine import WorkerEngine
-from seer_paced.plugin import make_fleet
+from seer_paced.plugin import make_fleet, seer_doctor
 from seer_paced.settings import Settings, block_bytes
 from seer_paced.virtual import VirtualEngine
 from seer_sim.clock import VirtualClock
@@ -88,3 +88,16 @@ def test_an_interpreter_without_sglang_is_named_when_an_instance_starts(python, 
 def test_a_block_has_room_for_a_fingerprint_of_whole_words(block_tokens):
     assert block_bytes(block_tokens) >= 64
     assert block_bytes(block_tokens) % 4 == 0
+
+
+def test_the_doctor_looks_for_sglang_where_its_scheduler_is_wanted(tmp_path):
+    startup = SimpleNamespace(path=lambda name: tmp_path / name)
+    assert seer_doctor(None, None) == seer_doctor(Settings(), startup) == []
+    [check] = seer_doctor(Settings(scheduler="sglang", python="nothing"), startup)
+    assert not check.ok
+    assert "nothing is no interpreter" in check.finding
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nshift 3\nfor name in "$@"; do echo "$name 0.5.23"; done\n')
+    python.chmod(0o755)
+    checks = seer_doctor(Settings(scheduler="sglang", python="python"), startup)
+    assert {"seer-sim 0.5.23", "seer-vllm 0.5.23"} <= {check.finding for check in checks if check.ok}

@@ -185,3 +185,16 @@ def test_a_drafter_on_made_up_text_is_refused():
         roll_out(drafter=["grouped_spec"])
     with pytest.raises(EngineError, match="draft source 'vllm:ngram' cannot be imported"):
         roll_out(drafter=["vllm_ngram"])
+
+
+def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_dropped(monkeypatch):
+    from seer_paced.instance import PacedInstance
+    from seer_vllm.instance import Instance
+
+    instance = object.__new__(PacedInstance)
+    instance._goes_on, instance._running = True, {"a": None, "b": None}
+    monkeypatch.setattr(Instance, "abort", lambda self, job_id: self._running.pop(job_id))
+    instance.abort("a")
+    assert instance._goes_on
+    instance.abort("b")
+    assert not instance._goes_on
