@@ -45,19 +45,20 @@ STRUCK = "struck.json"
 AT = 1
 """The iteration in which a fault happens."""
 GONE_WITHIN_S = 60.0
+LONGEST_S = 1200.0
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Train in peace and under each fault, compare, report; return the exit status."""
     peace = train("", arguments)
     report: dict[str, Any] = {"peace": peace, "faults": {}}
-    wrong = 0
+    wrong = bool(peace["complaints"])
     print(f"{'killed':<24}{'seconds':>9}{'with --resume':>15}  learnt")
-    print(f"{'nobody':<24}{peace['seconds']:>9.0f}{'':>15}  {peace['model'][:12]}")
+    print(f"{'nobody':<24}{peace['seconds']:>9.0f}{'':>15}  {peace['model'][:12]}", *peace["complaints"])
     for fault in arguments.only or [each for each in FAULTS if each != "rank"]:
         found = train(fault, arguments)
         complaints = found["complaints"] + differences(peace, found)
-        wrong += bool(complaints)
+        wrong = wrong or bool(complaints)
         print(
             f"{fault:<24}{found['seconds']:>9.0f}{'yes' if found['resumed'] else '':>15}"
             f"  {'the same' if not complaints else '; '.join(complaints)}",
@@ -65,6 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
         )
         report["faults"][fault] = {**found, "complaints": complaints}
     if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     return 1 if wrong else 0
 
@@ -128,14 +130,21 @@ def run(fault: str, options: Sequence[str], out: Path) -> tuple[int, str]:
     if fault:
         program = f"from faults_of_training import prepare; prepare({fault!r}, {str(out)!r}); {program}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-c", f"{program}; main()", *options],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
-    return done.returncode, done.stdout
+    try:
+        said, _ = process.communicate(timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        said += f"\nit did not end within {LONGEST_S:g} s"
+    return process.returncode, said
 
 
 def left_over(pids: Sequence[int]) -> list[str]:

@@ -37,6 +37,7 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"{name:<18}{statistics.median(row['before']):>16.0f}{spread:>26}", flush=True)
         rows.append(row)
     if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
         arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", "utf-8")
 

@@ -306,6 +306,7 @@ def main() -> None:
     command = shlex.join(["python", *sys.argv])
     print(f"reproduce: {command}")
     if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
 
 
