@@ -43,7 +43,6 @@ class PacedInstance(Instance):
     def __init__(self, start: Start, pace: Pace | None = None, script: Script | None = None) -> None:
         settings = msgspec.convert(start.settings, Settings)
         self._emulation = emulation = Emulation(settings, pace, script)
-        self._goes_on = False
         model = write_checkpoint(Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens)
         if start.source is not None:
             check_source(start.source, ())  # no method of vLLM's own: these want a model runner
@@ -62,15 +61,15 @@ class PacedInstance(Instance):
 
     def step(self) -> Any:
         """Make one step; return the chunks it ended."""
-        self._emulation.pace.begin(follows=self._goes_on)
+        self._emulation.pace.begin()
         results = super().step()
-        self._goes_on = bool(self._running)
+        self._rest_if_idle()
         return results
 
     def abort(self, job_id: str) -> None:
         """Drop a running chunk; after the last one, time does not wait for the next."""
         super().abort(job_id)
-        self._goes_on = self._goes_on and bool(self._running)
+        self._rest_if_idle()
 
     @property
     def admitted(self) -> list[str]:
@@ -108,6 +107,10 @@ class PacedInstance(Instance):
         self._emulation.log_pace(self.info.id)
         super().close()
         self._engine.engine_core.shutdown()
+
+    def _rest_if_idle(self) -> None:
+        if not self._running:
+            self._emulation.pace.rest()
 
     @property
     def _runner(self) -> PacedRunner:

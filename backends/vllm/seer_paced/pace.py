@@ -17,8 +17,12 @@ class Pace(Protocol):
         """Return the emulated time in seconds."""
         ...
 
-    def begin(self, *, follows: bool) -> None:
-        """A step begins; ``follows``: there was work to do ever since the last one."""
+    def begin(self) -> None:
+        """A step begins."""
+        ...
+
+    def rest(self) -> None:
+        """There is nothing to do until the next step begins."""
         ...
 
     def spend(self, seconds: float) -> None:
@@ -39,9 +43,12 @@ class VirtualPace:
         """Return the virtual time."""
         return self.clock_s + self.step_s
 
-    def begin(self, *, follows: bool = False) -> None:
+    def begin(self) -> None:
         """Begin a step."""
         self.step_s = 0.0
+
+    def rest(self) -> None:
+        """Do nothing: the clock stands still by itself."""
 
     def spend(self, seconds: float) -> None:
         """Count."""
@@ -77,19 +84,25 @@ class RealPace:
         self._speed = speed
         self._ends_s = self._debt_s = self._lost_s = self._paced_s = 0.0
         self._steps = self._late = 0
+        self._resting = True
 
     def now(self) -> float:
         """Return emulated seconds since some epoch."""
         return time.perf_counter() * self._speed
 
-    def begin(self, *, follows: bool) -> None:
-        """Begin a step."""
+    def begin(self) -> None:
+        """Begin a step; after a rest, with nothing to make up for."""
         self._count_late()
         self._steps += 1
-        if not follows:
+        if self._resting:
             self._lost_s += self._debt_s
             self._debt_s = 0.0
             self._ends_s = time.perf_counter()
+            self._resting = False
+
+    def rest(self) -> None:
+        """Let the time until the next step count for nothing."""
+        self._resting = True
 
     def spend(self, seconds: float) -> None:
         """Sleep until the step's time is over, and note how late that is."""

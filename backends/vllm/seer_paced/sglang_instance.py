@@ -51,7 +51,6 @@ class PacedSglang(Instance):
     def __init__(self, start: Start, pace: Pace | None = None, script: Saying | None = None) -> None:
         settings = msgspec.convert(start.settings, Settings)
         self._emulation = Emulation(settings, pace, script)
-        self._goes_on = False
         self._empty_steps = 0
         model = write_checkpoint(
             Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens, HEAD_SIZE
@@ -69,23 +68,24 @@ class PacedSglang(Instance):
 
     def step(self) -> list[Finished | Failed]:
         """Make one step; return the chunks it ended."""
-        self._emulation.pace.begin(follows=self._goes_on)
+        self._emulation.pace.begin()
         results = super().step()
-        self._goes_on = bool(self._engine.chunks)
+        self._rest_if_idle()
         self._empty_steps = 0 if self._engine.computed.requests else self._empty_steps + 1
-        if self._goes_on and self._empty_steps > EMPTY_STEPS:
+        if self._engine.chunks and self._empty_steps > EMPTY_STEPS:
             raise EngineError(f"SGLang plans no step for the {len(self._engine.chunks)} chunks that it has")
         return results
 
     def abort(self, job_id: str) -> None:
         """Drop a running chunk; after the last one, time does not wait for the next."""
         super().abort(job_id)
-        self._goes_on = self._goes_on and bool(self._engine.chunks)
+        self._rest_if_idle()
 
     def reset_cache(self) -> None:
         """Forget all KV, after the step that SGLang still makes of what was dropped."""
-        self._emulation.pace.begin(follows=False)
+        self._emulation.pace.begin()
         super().reset_cache()
+        self._emulation.pace.rest()
 
     @property
     def admitted(self) -> list[str]:
@@ -124,6 +124,10 @@ class PacedSglang(Instance):
         """End the store, and tell how well the pace was kept."""
         self._emulation.log_pace(self.info.id)
         super().close()
+
+    def _rest_if_idle(self) -> None:
+        if not self._engine.chunks:
+            self._emulation.pace.rest()
 
     def _check_weights(self, model_path: str, on_cpu: bool) -> dict[str, Header]:
         return {}

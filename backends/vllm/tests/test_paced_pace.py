@@ -30,7 +30,9 @@ def machine(monkeypatch):
 
 
 def step(pace, machine, works_s, takes_s, follows=True):
-    pace.begin(follows=follows)
+    if not follows:
+        pace.rest()
+    pace.begin()
     machine.now += works_s
     pace.spend(takes_s)
 

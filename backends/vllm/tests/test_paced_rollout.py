@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -192,9 +193,11 @@ def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_drop
     from seer_vllm.instance import Instance
 
     instance = object.__new__(PacedInstance)
-    instance._goes_on, instance._running = True, {"a": None, "b": None}
+    rests = []
+    instance._emulation = SimpleNamespace(pace=SimpleNamespace(rest=lambda: rests.append(True)))
+    instance._running = {"a": None, "b": None}
     monkeypatch.setattr(Instance, "abort", lambda self, job_id: self._running.pop(job_id))
     instance.abort("a")
-    assert instance._goes_on
+    assert not rests
     instance.abort("b")
-    assert not instance._goes_on
+    assert rests == [True]
