@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -11,19 +10,14 @@ from pathlib import Path
 
 import attrs
 
+from seer_core.errors import SeerError
 from seer_core.hookspecs import Check
+from seer_core.interpreters import versions_under
 
 __all__ = ["examine_frameworks", "verl"]
 
-ASK_S = 60
-ASK = """
-from importlib.metadata import PackageNotFoundError, version
-for name in ("verl", "seer-verl", "seer-client", "torch"):
-    try:
-        print(name, version(name))
-    except PackageNotFoundError:
-        print(name, "-")
-"""
+NEEDED = ("verl", "seer-verl", "seer-client", "torch")
+"""Of the environment of verl."""
 
 
 @attrs.frozen
@@ -68,11 +62,10 @@ def verl(python: Path) -> Check:
         finding = f"no environment of verl's at {python.parent.parent}; only who trains with verl needs it"
         return Check("verl", True, finding, f"make setup-verl; {own}")
     try:
-        asked = subprocess.run([python, "-P", "-c", ASK], capture_output=True, text=True, timeout=ASK_S)
-        found = dict(line.split() for line in asked.stdout.splitlines())
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return Check("verl", False, f"{python} does not answer: {error}", "rm -r .venv-verl; make setup-verl")
-    missing = [name for name in ("verl", "seer-verl", "seer-client", "torch") if found.get(name, "-") == "-"]
+        found = versions_under(python, NEEDED)
+    except SeerError as error:
+        return Check("verl", False, str(error), "rm -r .venv-verl; make setup-verl")
+    missing = [name for name in NEEDED if name not in found]
     if missing:
         finding = f"{', '.join(missing)} not in {python.parent.parent}"
         return Check("verl", False, finding, f"make setup-verl; {own}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +10,9 @@ from pathlib import Path
 
 from seer_host.machine import machine as asked_of_machine
 
+from seer_core.errors import SeerError
 from seer_core.hookspecs import Check
+from seer_core.interpreters import versions_under
 from seer_sglang import SUPPORTED_SGLANG
 
 __all__ = ["beside", "installation", "interpreter", "machine"]
@@ -20,16 +21,7 @@ PART = "sglang"
 SETUP = "run `make setup-sglang`; on a machine with a GPU `pip install 'seer-sglang[gpu]'`"
 ENVIRONMENT = ".venv-sglang"
 NEEDED = ("torch", "seer-host")
-ASK_S = 60
-ASK = """
-import sys
-from importlib.metadata import PackageNotFoundError, version
-for name in sys.argv[1:]:
-    try:
-        print(name, version(name))
-    except PackageNotFoundError:
-        print(name, "-")
-"""
+STANDIN = "seer-sgl-kernel-standin"
 
 
 def beside() -> Path:
@@ -53,21 +45,19 @@ def installation(python: str | None, needed: Sequence[str] = NEEDED) -> list[Che
     if not os.access(python, os.X_OK) or Path(python).is_dir():
         return [Check(PART, False, f"{python} is no interpreter", "correct [engine.sglang].python")]
     try:
-        command = [python, "-P", "-c", ASK, "sglang", "seer-sgl-kernel-standin", *needed]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S)
-        found = dict(line.split() for line in asked.stdout.splitlines())
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return [Check(PART, False, f"{python} does not answer: {error}", "correct [engine.sglang].python")]
+        found = versions_under(python, ("sglang", STANDIN, *needed))
+    except SeerError as error:
+        return [Check(PART, False, str(error), "correct [engine.sglang].python")]
     finding = f"SGLang {found.get('sglang', '-')} under {python}"
     if found.get("sglang") != SUPPORTED_SGLANG:
         return [Check(PART, False, finding, f"keyed sampling needs {SUPPORTED_SGLANG}: {SETUP}")]
     checks = [Check(PART, True, finding, "")]
     for name in needed:
-        there = found.get(name, "-") != "-"
+        there = name in found
         checks.append(Check(PART, there, f"{name} {found.get(name, '-')}", "" if there else SETUP))
-    if found.get("seer-sgl-kernel-standin", "-") != "-":
+    if STANDIN in found:
         gpu = Path("/dev/nvidiactl").exists()
-        remedy = "pip uninstall seer-sgl-kernel-standin there, and pip install 'seer-sglang[gpu]'"
+        remedy = f"pip uninstall {STANDIN} there, and pip install 'seer-sglang[gpu]'"
         finding = "a stand-in for SGLang's kernels, " + ("and a GPU" if gpu else "as is right without a GPU")
         checks.append(Check(PART, not gpu, finding, remedy if gpu else ""))
     return checks
