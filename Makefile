@@ -1,9 +1,12 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo train test packages setup setup-sglang setup-verl check fast-test verl-test fix clean
+.PHONY: demo train test packages setup setup-core setup-sglang setup-verl check core-test fast-test verl-test bench-stale fix clean
 
 ENGINE ?= vllm
 # SGLang has an environment of its own.
 SETUP_sglang = setup-sglang
+
+CORE_TESTS = tests/core $(foreach each,divided_rollout context_sched length_posterior baselines,plugins/$(each)) \
+	backends/sim --ignore backends/sim/tests/test_trace.py  # its runs draft by grouped_spec, which is compiled
 
 demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each technique; ENGINE=sglang: on SGLang.
 	.venv/bin/seer compare examples/tiny_reasoner/demo.toml --set seer.engine=$(ENGINE)
@@ -22,12 +25,19 @@ check: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/python scripts/check-words
 
 fast-test: check  ## All but the tests that start real engines, on all cores: minutes.
 	.venv/bin/python -m pytest -m "not engine" -n auto
 
+core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an engine.
+	.venv-core/bin/python -m pytest -n auto -q $(CORE_TESTS)
+
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
-	cd adapters/verl && ../../.venv-verl/bin/python -m pytest
+	cd training/verl && ../../.venv-verl/bin/python -m pytest
+
+bench-stale: setup  ## Results in bench/results whose code has changed since they were measured.
+	.venv/bin/python -m bench stale
 
 fix: setup
 	.venv/bin/ruff check --fix .
@@ -36,6 +46,9 @@ fix: setup
 setup:
 	@scripts/setup
 
+setup-core:  ## The environment of core-test, .venv-core.
+	@scripts/setup-core
+
 setup-sglang: setup  ## The environment of SGLang's workers, .venv-sglang, for machines without a GPU.
 	@scripts/setup-sglang
 
@@ -43,4 +56,4 @@ setup-verl: setup  ## An environment of verl's, .venv-verl, for machines without
 	@scripts/setup-verl
 
 clean:
-	rm -rf .venv .venv-sglang .venv-verl build out
+	rm -rf .venv .venv-core .venv-sglang .venv-verl build out

@@ -1,11 +1,22 @@
-"""Settings of all tests: Hypothesis never judges by time, Ctrl-C is heard, a skipped test fails the run."""
+"""Settings and fixtures of all tests.
 
+Hypothesis never judges by time, Ctrl-C interrupts, a skipped test fails the run.  The fixtures are
+those that tests of several distributions need: config and prompts files, plug-ins installed on the spot, the
+command line.
+"""
+
+import importlib
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import settings
+from seer_cli import main
 
 settings.register_profile("seer", deadline=None)
 settings.load_profile("seer")
@@ -13,7 +24,25 @@ settings.load_profile("seer")
 # What a script starts with `&` ignores SIGINT, and so would each process that a test sends it to.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["adapters/verl"]  # tested in verl's own environment: make verl-test
+
+def pytest_addoption(parser):
+    """Add the options of tests that may go on for as long as asked."""
+    group = parser.getgroup("soak and fuzz")
+    group.addoption(
+        "--soak-minutes",
+        type=float,
+        default=0.0,
+        help="tests/soak: checks in full, and campaigns of faults for so many minutes",
+    )
+    group.addoption("--soak-seed", type=int, default=0, help="tests/soak: of the campaign of faults")
+    group.addoption(
+        "--soak-set", action="append", default=[], metavar="KEY=VALUE", help="tests/soak: as for seer run"
+    )
+    group.addoption("--fuzz-seconds", type=float, default=0.0, help="tests/fuzz: for each target")
+    group.addoption("--fuzz-seed", type=int, default=11, help="tests/fuzz: of the changes")
+
+
+collect_ignore = ["training/verl"]  # tested in verl's own environment: make verl-test
 
 ALLOWED_SKIPS = {
     r"no C\+\+ compiler|cannot link AddressSanitizer": "fuzzing in C++ needs sanitizers",
@@ -59,3 +88,101 @@ def pytest_terminal_summary(terminalreporter):
             f"{len(_refused)} tests were skipped for want of something that the set-up should have brought;"
             " their reasons stand above, allowed ones in ALLOWED_SKIPS of conftest.py"
         )
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    """Return a function that writes a config for the sim engine, with more TOML below, and returns it."""
+
+    def write(plugins=(), more="", *, engine="sim", seer=""):
+        path = tmp_path / "seer.toml"
+        path.write_text(
+            f'[seer]\nplugins = {json.dumps(list(plugins))}\nengine = "{engine}"\n{seer}\n{more}\n'
+        )
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_prompts(tmp_path):
+    """Return a function that writes a prompts file: mappings as JSON, strings and bytes as they are."""
+
+    def write(*lines, name="prompts.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
+        return path
+
+    return write
+
+
+def _line(line):
+    if isinstance(line, bytes):
+        return line
+    return (line if isinstance(line, str) else json.dumps(line)).encode()
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """Return a function that installs a plug-in module as a distribution of its own.
+
+    It becomes visible to this process and, by PYTHONPATH, to those that it starts.
+    """
+    modules = []
+
+    def install(name, source, *, version="1.0", project=None, module=None):
+        module = module or f"{name}_module"
+        project = project or f"seer-{name.replace('_', '-')}"
+        site = tmp_path / f"site-{project}"
+        info = site / f"{project.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{module}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[seer]\n{name} = {module}\n")
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+        importlib.invalidate_caches()
+        modules.append(module)
+        return site
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def seer():
+    """Return a function that runs the command line in this process and returns click's result."""
+
+    def run(*arguments):
+        return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+    return run
+
+
+@pytest.fixture
+def start_seer():
+    """Return a function that starts the command line as a process; all are ended with the test."""
+    processes = []
+
+    def start(*arguments, **options):
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            "from seer_main import main; main()",
+            *map(str, arguments),
+        ]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        process = subprocess.Popen(command, **options)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr, process.stdin):
+            if pipe is not None:
+                pipe.close()

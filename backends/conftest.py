@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from seer_host.engine import WorkerEngine
-from seer_host.local import LocalWorker
+from seer_worker.client.engine import WorkerClient
+from seer_worker.client.local import LocalWorker
 
-from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import SourceSpec, StepTimes
-from seer_core.events import InstanceReported, InstanceTroubled
-from seer_core.kv import KVPool
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import InstanceDegraded, InstanceReported
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.ports.kv import KVPool
 
 T = TypeVar("T")
 
@@ -151,17 +151,17 @@ class Harness:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        engine: WorkerEngine,
+        engine: WorkerClient,
         drafter: Drafter | None = None,
         kv_pool: KVPool | None = None,
     ) -> None:
         self.loop = loop
         self.engine = engine
-        self.engine.draft_with(drafter)
-        self.engine.share_kv(kv_pool)
+        self.engine.set_drafter(drafter)
+        self.engine.set_kv_pool(kv_pool)
         self.group = "group"
         self.reports: list[InstanceReported] = []
-        self.troubles: list[InstanceTroubled] = []
+        self.degradations: list[InstanceDegraded] = []
         self.losses: list[str] = []
         self.failures: dict[str, str] = {}
         self.outputs: dict[str, ChunkOutput] = {}
@@ -191,15 +191,15 @@ class Harness:
         self.failures[job_id] = reason
         self._answered(job_id)
 
-    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
+    def chunk_streamed(self, instance_id: str, piece: ChunkPiece) -> None:
         self.pieces.setdefault(piece.job_id, []).append(piece)
 
     def reported(self, report: InstanceReported) -> None:
         self.reports.append(report)
         self._happened.set()
 
-    def troubled(self, trouble: InstanceTroubled) -> None:
-        self.troubles.append(trouble)
+    def degraded(self, degradation: InstanceDegraded) -> None:
+        self.degradations.append(degradation)
         self._happened.set()
 
     def lost(self, instance_id: str, reason: str) -> None:
@@ -353,7 +353,7 @@ def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harnes
     """Return a function that starts an engine, perhaps with a draft source or a pool; all are stopped."""
     started: list[Harness] = []
 
-    def run(engine: WorkerEngine, source: SourceSpec | None = None, kv_pool: KVPool | None = None) -> Harness:
+    def run(engine: WorkerClient, source: SourceSpec | None = None, kv_pool: KVPool | None = None) -> Harness:
         started.append(Harness(loop, engine, None if source is None else Drafter(source), kv_pool))
         return started[-1]
 

@@ -3,14 +3,14 @@
 From a script: ``rollout(config, prompts)``.  From a trainer: ``Session``.  In an event loop: ``Runtime``.
 """
 
-from seer_core.config import Config, load_config
 from seer_core.errors import SeerError
 from seer_core.model import Completion, PromptGroup, Sampling
-from seer_core.result import RolloutResult, Summary
-from seer_core.rollout import Rollout
-from seer_core.runtime import Runtime
-from seer_core.session import Session, rollout
-from seer_core.shared_weights import SharedWeights
+from seer_core.model.results import RolloutResult, Summary
+from seer_core.plugins.config import Config, load_config
+from seer_core.runtime.rollout import Rollout
+from seer_core.runtime.runtime import Runtime
+from seer_core.runtime.session import Session, rollout
+from seer_core.weights.shared import SharedWeights
 
 __all__ = [
     "Completion",

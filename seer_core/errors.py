@@ -14,9 +14,9 @@ __all__ = [
     "StalledError",
     "TransitionError",
     "WeightVersionError",
+    "ignore_report",
     "printable",
     "quote",
-    "tell_nobody",
 ]
 
 QUOTED = 100
@@ -95,5 +95,5 @@ def printable(text: str, limit: int | None = None, *, keep: str = "") -> str:
     )
 
 
-def tell_nobody(reason: str) -> None:
+def ignore_report(reason: str) -> None:
     """Take what a plug-in's half in an engine tells of its troubles, where nobody listens."""

@@ -1,28 +1,21 @@
 """Config and prompts files, distributions made on the spot, and engines that a test plays by hand."""
 
-import importlib
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
 import pytest
 import structlog
-from click.testing import CliRunner
 
-from seer_core.arrays import Logprobs, Tokens
-from seer_core.cli import main
-from seer_core.clock import RealClock
-from seer_core.config import SeerTable
-from seer_core.drafting import StepTimes
-from seer_core.events import InstanceTroubled
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.plugins import Assembly, Strategies
-from seer_core.ports import ChunkOutput, ChunkPiece, ModelInfo
-from seer_core.runtime import Runtime
-from seer_core.scheduler import Policies
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import InstanceDegraded
+from seer_core.plugins.config import SeerTable
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.ports.clock import RealClock
+from seer_core.ports.drafting import StepTimes
+from seer_core.ports.engine import ChunkOutput, ChunkPiece, ModelInfo
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Policies
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,66 +33,6 @@ def _drop():
 
 
 @pytest.fixture
-def write_config(tmp_path):
-    """Return a function that writes a config for the sim engine, with more TOML below, and returns it."""
-
-    def write(plugins=(), more="", *, engine="sim", seer=""):
-        path = tmp_path / "seer.toml"
-        path.write_text(
-            f'[seer]\nplugins = {json.dumps(list(plugins))}\nengine = "{engine}"\n{seer}\n{more}\n'
-        )
-        return path
-
-    return write
-
-
-@pytest.fixture
-def write_prompts(tmp_path):
-    """Return a function that writes a prompts file: mappings as JSON, strings and bytes as they are."""
-
-    def write(*lines, name="prompts.jsonl"):
-        path = tmp_path / name
-        path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
-        return path
-
-    return write
-
-
-def _line(line):
-    if isinstance(line, bytes):
-        return line
-    return (line if isinstance(line, str) else json.dumps(line)).encode()
-
-
-@pytest.fixture
-def distribution(tmp_path, monkeypatch):
-    """Return a function that installs a plug-in module as a distribution of its own.
-
-    It becomes visible to this process and, by PYTHONPATH, to those that it starts.
-    """
-    modules = []
-
-    def install(name, source, *, version="1.0", project=None, module=None):
-        module = module or f"{name}_module"
-        project = project or f"seer-{name.replace('_', '-')}"
-        site = tmp_path / f"site-{project}"
-        info = site / f"{project.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (site / f"{module}.py").write_text(source)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[seer]\n{name} = {module}\n")
-        monkeypatch.syspath_prepend(str(site))
-        monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
-        importlib.invalidate_caches()
-        modules.append(module)
-        return site
-
-    yield install
-    for module in modules:
-        sys.modules.pop(module, None)
-
-
-@pytest.fixture
 def local_plugin(distribution):
     """Return a function that installs one of the plug-ins in ``tests/distributions``."""
 
@@ -107,44 +40,6 @@ def local_plugin(distribution):
         return distribution(name, (ROOT / "tests/distributions" / f"{name}.py").read_text())
 
     return install
-
-
-@pytest.fixture
-def seer():
-    """Return a function that runs the command line in this process and returns click's result."""
-
-    def run(*arguments):
-        return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-    return run
-
-
-@pytest.fixture
-def start_seer():
-    """Return a function that starts the command line as a process; all are ended with the test."""
-    processes = []
-
-    def start(*arguments, **options):
-        command = [
-            sys.executable,
-            "-W",
-            "error",
-            "-c",
-            "from seer_main import main; main()",
-            *map(str, arguments),
-        ]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        process = subprocess.Popen(command, **options)
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr, process.stdin):
-            if pipe is not None:
-                pipe.close()
 
 
 @attrs.define(eq=False)
@@ -172,15 +67,15 @@ class Hand:
         self.forgotten = []
         self.taught = []
 
-    def draft_with(self, drafter):
+    def set_drafter(self, drafter):
         self.drafter = drafter
         return drafter is not None and drafter.shares()
 
-    def share_kv(self, pool):
+    def set_kv_pool(self, pool):
         self.kv_pool = pool
         return self.shares_kv and pool is not None
 
-    def teach(self, text):
+    def push_sibling_tokens(self, text):
         self.taught.append(text)
 
     def forget_group(self, group_id):
@@ -255,14 +150,14 @@ class Hand:
         job = self.jobs[job_id or next(iter(self.jobs))]
         first = 5 + len(job.token_ids) - job.prompt_tokens + start
         told = Tokens(range(first, first + tokens)), Logprobs([logprob] * tokens)
-        self.sink.chunk_grew(self.id, ChunkPiece(job.id, start, *told))
+        self.sink.chunk_streamed(self.id, ChunkPiece(job.id, start, *told))
 
     def fail(self, job_id=None):
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
         self.sink.chunk_failed(self.id, job.id, "out of luck")
 
     def complain(self, reason):
-        self.sink.troubled(InstanceTroubled(self.id, "drafting", reason, "hand.log"))
+        self.sink.degraded(InstanceDegraded(self.id, "drafting", reason, "hand.log"))
 
     def die(self):
         self.jobs.clear()

@@ -9,7 +9,7 @@ ABSENT = (
     *(
         "seer_sim",
         "seer_lab",
-        "seer_host",
+        "seer_worker",
         "seer_vllm",
         "seer_mooncake",
         "seer_kv_local",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from seer_core import hookspecs
-from seer_core.config import load_config
-from seer_core.plugins import HOOKS, SLOTS
+from seer_core.plugins import hookspecs
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import HOOKS, SLOTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

@@ -20,7 +20,7 @@ COMMANDS = [line for block in blocks(PAGE, "sh") for line in block.splitlines()]
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, distribution, seer, write_config, write_prompts):
+def folder(tmp_path, monkeypatch, distribution, seer, write_config, write_prompts):
     """A directory with what the page speaks of: lengths, a finished run, and the plug-in of docs/hooks.md."""
     monkeypatch.chdir(tmp_path)
     (lengths,) = blocks(PAGE, "jsonl")
@@ -40,7 +40,7 @@ def desk(tmp_path, monkeypatch, distribution, seer, write_config, write_prompts)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_runs(desk, seer, command):
+def test_a_command_of_the_page_runs(folder, seer, command):
     program, *arguments = shlex.split(command)
     result = seer(*arguments)
     assert (program, result.exit_code) == ("seer", 0), result.output

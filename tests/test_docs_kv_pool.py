@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seer_core.kv import PoolStats
 from seer_core.model import InstanceInfo
+from seer_core.ports.kv import PoolStats
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "kv_pool.md").read_text()
@@ -45,7 +45,7 @@ def test_figures_named_are_those_of_the_pool_and_the_instances():
 
 
 def test_the_benchmark_has_the_options_shown():
-    [command] = re.findall(r"^python benchmarks/kv_pool.py (.*)$", PAGE, re.M)
-    source = (ROOT / "benchmarks" / "kv_pool.py").read_text()
+    [command] = re.findall(r"^python -m bench kv_pool (.*)$", PAGE, re.M)
+    source = (ROOT / "bench" / "kv_pool.py").read_text() + (ROOT / "bench" / "frame.py").read_text()
     for option in re.findall(r"--\w+", command):
         assert f'"{option}"' in source

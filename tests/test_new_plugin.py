@@ -12,10 +12,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from seer_cli.copying import files_of
 
 from seer_core import testing
-from seer_core.cli.copying import files_of
-from seer_core.plugins import SLOTS
+from seer_core.plugins.loading import SLOTS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "write-a-plugin.md"
@@ -76,9 +76,9 @@ def test_there_is_an_example_for_every_slot():
         assert "tests/test_mine.py" in files
 
 
-def test_examples_know_only_the_contract():
+def test_examples_import_only_the_contract():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [contract] = [each for each in contracts if "know only the contract" in each["name"]]
+    [contract] = [each for each in contracts if "import only the contract" in each["name"]]
     for slot in SLOTS:
         source = files_of("mine", slot)["seer_mine/__init__.py"]
         nodes = ast.walk(ast.parse(source))
@@ -88,24 +88,21 @@ def test_examples_know_only_the_contract():
 
 def test_examples_come_with_the_wheel_that_a_source_distribution_makes(tmp_path):
     source = tmp_path / "source"
-    for name in ("pyproject.toml", "README.md", "LICENSE", "seer_main.py"):
-        source.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("seer_core", "examples/plugins"):
+    for name in ("cli", "examples/plugins"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skip)
     build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-    run("-c", build, tmp_path, cwd=source)
+    run("-c", build, tmp_path, cwd=source / "cli")
     [archive] = tmp_path.glob("*.tar.gz")
     install(tmp_path / "site", archive)
-    code = "from seer_core.cli import main; main()"
+    code = "from seer_cli import main; main()"
     options = ("new-plugin", "mine", "--slot", "kv_pool")
     site = str(tmp_path / "site")
     shown = run("-c", code, *options, cwd=tmp_path, PYTHONPATH=site)
     assert "plug-in 'mine'" in shown
     copied = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*.*")}
     assert copied == set(files_of("mine", "kv_pool"))
-    assert (tmp_path / "site" / "seer_core" / "cli" / "examples" / "kv_pool").is_dir()
+    assert (tmp_path / "site" / "seer_cli" / "examples" / "kv_pool").is_dir()
 
 
 def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tmp_path):
@@ -118,7 +115,7 @@ def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tm
 
 
 @pytest.mark.engine
-def test_a_stranger_s_prioritizer_runs_unchanged_on_vllm_s_own_scheduler(new_plugin, tmp_path):
+def test_a_third_party_prioritizer_runs_unchanged_on_vllm_s_own_scheduler(new_plugin, tmp_path):
     pytest.importorskip("vllm")
     site, rows = tmp_path / "site", {}
     install(site, new_plugin("mine", "prioritizer"))
@@ -127,7 +124,7 @@ def test_a_stranger_s_prioritizer_runs_unchanged_on_vllm_s_own_scheduler(new_plu
     scarce = ["--instances", 1, "--pressure", 5, "--set", "plugin.divided_rollout.chunk_tokens=32"]
     for engine in ("sim", "paced"):
         file = tmp_path / f"{engine}.json"
-        command = "import seer_core.cli as cli; cli.main()"
+        command = "import seer_cli as cli; cli.main()"
         policies = ["--policy", "divided", "--policy", "mine=divided_rollout,mine"]
         options = ["--engine", engine, *small, *scarce, *policies, "--json", file]
         run("-c", command, "sim", "synthetic", *options, cwd=tmp_path, PYTHONPATH=str(site))
@@ -230,7 +227,7 @@ def test_the_page_about_plug_ins_does_what_it_says(tmp_path, write_config, write
 
     def script(line):
         words = [paths.get(word, word) for word in shlex.split(line)[1:]]
-        command = "import seer_core.cli as cli; cli.main()"
+        command = "import seer_cli as cli; cli.main()"
         return run("-W", "error", "-c", command, *words, cwd=tmp_path, PYTHONPATH=str(site))
 
     script(scripts[0])

@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups whose rewards are all equal teach nothing, and are replaced at once."""
+"""DAPO's dynamic sampling: groups whose rewards are all equal have no gradient, and are replaced at once."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

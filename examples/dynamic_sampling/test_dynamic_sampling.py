@@ -1,4 +1,4 @@
-"""The batch is full, nobody in it teaches nothing, and what was replaced is nobody's."""
+"""The batch is full, each group in it has a gradient, and replaced groups leave nothing behind."""
 
 import asyncio
 import importlib.util
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seer_core import Runtime
-from seer_core.config import make_config
+from seer_core.plugins.config import make_config
 
 HERE = Path(__file__).parent
 
@@ -49,7 +49,7 @@ def test_groups_whose_rewards_are_equal_are_replaced_until_the_batch_is_full(tmp
         assert {each.index for each in group} == {0, 1, 2, 3}
         assert len({each.group_id for each in group}) == 1
         assert len({reward(each) for each in group}) == 2
-    # Of every three prompts one teaches nothing; one more may have been under way when the batch was full.
+    # Of every three prompts one has no gradient; one more may have been under way when the batch was full.
     assert 11 <= len(used) <= 13
 
 

@@ -124,7 +124,7 @@ class Scratchpad:
     def __init__(self, problem: Problem, rng: random.Random) -> None:
         self.problem, self.rng, self.words = problem, rng, list[str]()
 
-    def say(self, role: str) -> None:
+    def write(self, role: str) -> None:
         """Write one phrase of a role."""
         phrases = PHRASES[role]
         [phrase] = self.rng.choices(list(phrases), list(phrases.values()))
@@ -138,15 +138,15 @@ class Scratchpad:
         """Write one addition, with the wrap if there is one, and return the new place."""
         ring, hop = self.problem.ring, self.problem.hop
         self.number(place)
-        self.say("plus")
+        self.write("plus")
         self.number(hop)
-        self.say("is")
+        self.write("is")
         self.number(place + hop)
         if place + hop >= ring:
-            self.say("over")
+            self.write("over")
             self.words.append("-")
             self.number(ring)
-            self.say("is")
+            self.write("is")
             self.number(place + hop - ring)
         return (place + hop) % ring
 
@@ -154,21 +154,21 @@ class Scratchpad:
         """Walk from the start to the goal or to the limit, one hop a line."""
         place = self.problem.start
         for hops in range(1, HOP_LIMIT + 1):
-            self.say("lead")
+            self.write("lead")
             self.words.append("#")
             self.number(hops)
             landed = self.add(place)
             while self.rng.random() < recheck:
-                self.say("doubt")
+                self.write("doubt")
                 self.add(place)
-                self.say("settled")
+                self.write("settled")
             place = landed
-            self.say("versus")
+            self.write("versus")
             self.number(self.problem.goal)
             if place == self.problem.goal:
-                return self.say("found")
-            self.say("miss")
-        self.say("give up")
+                return self.write("found")
+            self.write("miss")
+        self.write("give up")
 
 
 def write_response(problem: Problem, rng: random.Random) -> str:
@@ -179,7 +179,7 @@ def write_response(problem: Problem, rng: random.Random) -> str:
     pad.walk(mood.recheck)
     verify = mood.verify
     while rng.random() < verify:
-        pad.say("verify")
+        pad.write("verify")
         pad.walk(mood.recheck)
         verify /= 2
     answer = problem.answer

@@ -22,9 +22,9 @@ SLACK_TOKENS = 8
 
 
 class Terse(task.Scratchpad):
-    """Says everything in one word."""
+    """Writes one word for each phrase."""
 
-    def say(self, role: str) -> None:
+    def write(self, role: str) -> None:
         """Write the first phrase of a role that is one word."""
         self.words.append(next(phrase for phrase in task.PHRASES[role] if " " not in phrase))
 

@@ -20,9 +20,9 @@ def draw(runs: list[Path], out: Path) -> None:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
         colour = f"C{number}"
         axes.plot([line["reward_mean"] for line in lines], color=colour, label=run.name)
-        judged = [each for line in lines for each in line["evaluations"]]
-        versions = [each["weight_version"] for each in judged]
-        axes.plot(versions, [each["reward_mean"] for each in judged], "o", color=colour)
+        evaluated = [each for line in lines for each in line["evaluations"]]
+        versions = [each["weight_version"] for each in evaluated]
+        axes.plot(versions, [each["reward_mean"] for each in evaluated], "o", color=colour)
     axes.set(xlabel="iteration; dots: held-out prompts", ylabel="mean reward")
     axes.legend()
     figure.savefig(out)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` may change, as TRL would say each time
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # `rollout_func` may change, which TRL warns of each time
 
 import torch
 from datasets import Dataset

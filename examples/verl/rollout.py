@@ -1,4 +1,4 @@
-"""What verl's trainer does with its rollouts, by verl's own classes on a server of Seer's, and no training.
+"""The rollouts of verl's trainer, by verl's own classes on a server of Seer's, without training.
 
 It runs in verl's environment; `seer serve examples/verl/rollout.toml` runs in Seer's.
 """
@@ -49,7 +49,7 @@ def configure(url: str, *more: str) -> Any:
         "trainer.use_v1=False",
         "trainer.n_gpus_per_node=1",
         f"actor_rollout_ref.model.path={WEIGHTS}",
-        # The reasoner is a Qwen3 whose tokenizer knows no newline, which verl's chats for Qwen3 need.
+        # The reasoner is a Qwen3 whose tokenizer has no newline, which verl's chats for Qwen3 need.
         f"actor_rollout_ref.model.hf_config_path={HERE / 'verl_config'}",
         f"reward.custom_reward_function.path={HERE / 'reward.py'}",
         "reward.num_workers=1",
@@ -130,7 +130,7 @@ class Rollouts:
 
 
 def main() -> None:
-    """Roll out some steps, and say what came back."""
+    """Roll out some steps, and print what came back."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

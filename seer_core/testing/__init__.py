@@ -13,44 +13,32 @@ drawn at random is drawn the same in each run; a failure shows the smallest stor
 
 from __future__ import annotations
 
+from pathlib import Path
+
 try:
     import hypothesis  # noqa: F401
     import numpy  # noqa: F401
     import pytest
 except ImportError as error:
     raise ImportError(
-        f"seer_core.testing needs {error.name}, which is not installed; pip install 'seer-core[testing]'"
+        f"seer_core.testing needs {error.name}, which is not installed; pip install hypothesis numpy pytest"
     ) from error
 
-PARTS = (
-    "bounds",
-    "by_hand",
-    "chance",
-    "clock",
-    "drafting",
-    "engine",
-    "kv",
-    "lab",
-    "plain",
-    "policy",
-    "rig",
-    "rollouts",
-    "stories",
-)
+PARTS = [path.stem for path in Path(__file__).parent.glob("[a-z]*.py")]
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
 
-from seer_core.testing.by_hand import RolloutByHand  # noqa: E402
 from seer_core.testing.clock import ClockContract  # noqa: E402
 from seer_core.testing.drafting import DrafterContract, DraftPolicyContract, DraftSourceContract  # noqa: E402
 from seer_core.testing.engine import EngineContract  # noqa: E402
 from seer_core.testing.kv import KVPoolContract  # noqa: E402
-from seer_core.testing.lab import Lab, LabResult  # noqa: E402
 from seer_core.testing.policy import (  # noqa: E402
     ObserverContract,
     PlacerContract,
     PrioritizerContract,
     SplitterContract,
 )
+from seer_core.testing.queue_harness import QueueHarness  # noqa: E402
+from seer_core.testing.simulate import SimulatedRollout, Simulation  # noqa: E402
 
 __all__ = [
     "ClockContract",
@@ -59,11 +47,11 @@ __all__ = [
     "DrafterContract",
     "EngineContract",
     "KVPoolContract",
-    "Lab",
-    "LabResult",
     "ObserverContract",
     "PlacerContract",
     "PrioritizerContract",
-    "RolloutByHand",
+    "QueueHarness",
+    "SimulatedRollout",
+    "Simulation",
     "SplitterContract",
 ]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from time import monotonic
 
-from seer_core.testing.chance import VARIABLE
+from seer_core.testing.support import VARIABLE
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""Contract of the Protocol ``seer_core.ports.Clock``."""
+"""Contract of the Protocol ``seer_core.ports.engine.Clock``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from seer_core.ports import Clock
-from seer_core.testing.bounds import run_within
+from seer_core.ports.engine import Clock
+from seer_core.testing.support import run_within
 
 __all__ = ["ClockContract"]
 
@@ -42,7 +42,7 @@ class ClockContract:
                 # An event loop runs what is due within its clock's resolution.
                 assert time >= start + moments * self.moment_s - 1e-3, f"{name} ran before it was due"
 
-        self._tell(story)
+        self._play(story)
 
     def test_a_cancelled_callback_never_runs(self) -> None:
         """Cancelling twice, or after it has run, does nothing."""
@@ -57,7 +57,7 @@ class ClockContract:
             ran()
             assert [name for name, _ in seen] == ["ran"]
 
-        self._tell(story)
+        self._play(story)
 
     def test_what_is_past_runs_at_once_but_not_within_the_call(self) -> None:
         """An engine may ask for it while it holds half a change."""
@@ -68,7 +68,7 @@ class ClockContract:
             assert not seen, "ran within call_at"
             await self._until(clock, lambda: bool(seen))
 
-        self._tell(story)
+        self._play(story)
 
     def _note(
         self, clock: Clock, seen: list[tuple[str, float]], name: str, when_s: float
@@ -84,9 +84,9 @@ class ClockContract:
             self._changed.clear()
             assert await clock.advance(self._changed), "advance() says that nothing will happen, but it will"
 
-    def _tell(self, story: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
-        async def told() -> None:
+    def _play(self, story: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
+        async def play() -> None:
             self._changed = asyncio.Event()
             await story(self.make())
 
-        run_within(self.patience_s, told(), "what was asked for by call_at()")
+        run_within(self.patience_s, play(), "what was asked for by call_at()")

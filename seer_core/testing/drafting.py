@@ -1,4 +1,4 @@
-"""Contracts of the Protocols in ``seer_core.drafting``: policy, drafter, draft source."""
+"""Contracts of the Protocols in ``seer_core.ports.drafting``: policy, drafter, draft source."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from seer_core.arrays import Tokens
-from seer_core.drafting import (
+from seer_core.model import Sampling
+from seer_core.model.arrays import Tokens
+from seer_core.ports.drafting import (
     DraftBatch,
+    DraftContext,
     Drafter,
-    DraftHost,
     DraftPolicy,
     DraftSource,
-    SiblingText,
+    SiblingTokens,
     SourceSpec,
     StepTimes,
     tree_flaw,
 )
-from seer_core.model import Sampling
-from seer_core.ports import ChunkJob
-from seer_core.testing.chance import chance as new_chance
-from seer_core.testing.plain import as_sent
+from seer_core.ports.engine import ChunkJob
 from seer_core.testing.rollouts import quiet
+from seer_core.testing.support import as_sent, seeded_random
 
 __all__ = ["DraftPolicyContract", "DraftSourceContract", "DrafterContract"]
 
@@ -54,7 +53,9 @@ REAL = StepTimes(
 STEEP = StepTimes((1, 64), (0, 8), ((1.0, 9.0), (64.0, 576.0)))
 """A step takes as long as it has tokens."""
 
-HOST = DraftHost("a", max_running=8, max_model_tokens=256, vocab_size=1000, draft_tokens=6, step_times=FREE)
+HOST = DraftContext(
+    "a", max_running=8, max_model_tokens=256, vocab_size=1000, draft_tokens=6, step_times=FREE
+)
 TREES = msgspec.structs.replace(HOST, paths=3)
 """An engine that verifies three paths at once."""
 
@@ -74,39 +75,39 @@ class DraftPolicyContract:
         times=st.sampled_from([FREE, REAL, STEEP]),
         probes=st.integers(0, 40),
         others=st.integers(0, 40),
-        taught=st.lists(st.lists(st.floats(0, 1), max_size=8), max_size=4),
+        measured=st.lists(st.lists(st.floats(0, 1), max_size=8), max_size=4),
     )
     def test_lengths_are_two_numbers_within_the_limit(
-        self, times: StepTimes, probes: int, others: int, taught: list[list[float]]
+        self, times: StepTimes, probes: int, others: int, measured: list[list[float]]
     ) -> None:
-        """Whatever the batch, whatever was learnt, also of positions that were never drafted."""
+        """For any batch and any acceptance measured so far, also of positions that were never drafted."""
         policy = self.make_policy(times)
-        for shares in [[], *taught]:
+        for shares in [[], *measured]:
             drafted = [1000.0 / 2**place for place in range(len(shares))]
-            policy.learn(drafted, [d * share for d, share in zip(drafted, shares, strict=True)])
+            policy.record_acceptance(drafted, [d * share for d, share in zip(drafted, shares, strict=True)])
             if probes + others:
                 self._ask(policy, probes, others)
 
-    def test_told_alike_two_decide_alike(self) -> None:
+    def test_two_with_the_same_input_decide_the_same(self) -> None:
         """Without this, no simulation repeats."""
 
         def story(policy: DraftPolicy) -> list[tuple[int, int]]:
-            chance = new_chance()
+            rng = seeded_random()
             lengths = []
             for _ in range(STEPS):
-                lengths.append(self._ask(policy, chance.randint(0, 8), chance.randint(1, 24)))
-                drafted = sorted((chance.randint(0, 50) for _ in range(max(lengths[-1]))), reverse=True)
-                policy.learn(drafted, [chance.randint(0, count) for count in drafted])
+                lengths.append(self._ask(policy, rng.randint(0, 8), rng.randint(1, 24)))
+                drafted = sorted((rng.randint(0, 50) for _ in range(max(lengths[-1]))), reverse=True)
+                policy.record_acceptance(drafted, [rng.randint(0, count) for count in drafted])
             return lengths
 
         assert story(self.make_policy(REAL)) == story(self.make_policy(REAL))
 
-    def test_what_it_is_told_is_not_changed(self) -> None:
+    def test_it_does_not_change_its_input(self) -> None:
         """The counts are the engine's."""
         drafted, accepted = [9.0, 5.0, 1.0], [4.0, 1.0, 0.0]
         policy = self.make_policy(REAL)
         for _ in range(3):
-            policy.learn(drafted, accepted)
+            policy.record_acceptance(drafted, accepted)
         assert (drafted, accepted) == ([9.0, 5.0, 1.0], [4.0, 1.0, 0.0]), "learn() changed its arguments"
 
     def _ask(self, policy: DraftPolicy, probes: int, others: int) -> tuple[int, int]:
@@ -158,12 +159,12 @@ class DraftSourceContract:
     It is asked for lines and for trees; where it is asked for trees, lines will do.
     """
 
-    def make_source(self, host: DraftHost) -> DraftSource:
+    def make_source(self, host: DraftContext) -> DraftSource:
         """Return a new source."""
         raise NotImplementedError("define make_source(host), which returns a new source")
 
     def test_it_has_the_methods_of_a_source(self) -> None:
-        """Those of the Protocol."""
+        """The names come from the Protocol ``DraftSource``."""
         with self._bench() as bench:
             wanted = {name for name in vars(DraftSource) if not name.startswith("_")}
             missing = {name for name in wanted if not hasattr(bench.source, name)}
@@ -198,22 +199,22 @@ class DraftSourceContract:
             bench.propose([bench.open(0, "g/100")], [0], [6])
 
     def test_siblings_may_be_learnt_at_any_time(self) -> None:
-        """Of groups known or not, of requests that are here or not, with gaps, twice, and of none of ours."""
+        """Also of unknown groups, of requests that run here, with gaps, and twice."""
         with self._bench() as bench:
-            for rollout, group in (("", "never heard of"), ("another", "g"), ("", "g")):
-                bench.source.learn(SiblingText(rollout, group, "g/1", 0, Tokens(REPEAT)))
+            for rollout, group in (("", "unknown"), ("another", "g"), ("", "g")):
+                bench.source.add_sibling_tokens(SiblingTokens(rollout, group, "g/1", 0, Tokens(REPEAT)))
             handle = bench.open(0, "g/0", REPEAT[:8])
             for request, start in (("g/1", 0), ("g/1", 0), ("g/1", 100), ("g/2", 5), ("g/0", 4)):
-                bench.source.learn(SiblingText("", "g", request, start, Tokens(REPEAT)))
+                bench.source.add_sibling_tokens(SiblingTokens("", "g", request, start, Tokens(REPEAT)))
             bench.propose([handle], [0], [6])
             bench.source.forget("g")
-            bench.source.learn(SiblingText("", "g", "g/1", len(REPEAT), Tokens(REPEAT)))
+            bench.source.add_sibling_tokens(SiblingTokens("", "g", "g/1", len(REPEAT), Tokens(REPEAT)))
             bench.story()
 
     def test_a_group_may_be_forgotten_at_any_time(self) -> None:
         """Known or not, with chunks open or without; it may come again."""
         with self._bench() as bench:
-            bench.source.forget("never heard of")
+            bench.source.forget("unknown")
             handle = bench.open(0, "g/0")
             bench.source.forget("g")
             bench.propose([handle], [0], [6])
@@ -222,14 +223,14 @@ class DraftSourceContract:
             bench.propose([bench.open(0, "g/1")], [0], [6])
 
     def test_after_a_reset_it_goes_on(self) -> None:
-        """With nothing of what it knew; that no chunk is open is the engine's care."""
+        """It has no text from before; the engine sees to it that no chunk is open."""
         with self._bench() as bench:
             bench.source.reset()
             bench.source.close(bench.open(0, "g/0", REPEAT * 4))
             bench.source.reset()
             text = REPEAT[: len(REPEAT) // 2]
             [draft] = bench.propose([bench.open(0, "h/0", text, group="h")], [0], [6])
-            assert draft != REPEAT[len(text) : len(text) + 6], "drafts what it knew before the reset"
+            assert draft != REPEAT[len(text) : len(text) + 6], "drafts text from before the reset"
 
     def test_figures_are_numbers_by_name(self) -> None:
         """They go into the trace."""
@@ -247,7 +248,7 @@ class DraftSourceContract:
         assert threading.active_count() <= before, "stop() leaves a thread behind"
 
     @contextmanager
-    def _bench(self, guarded: bool = False, host: DraftHost = HOST) -> Iterator[_Bench]:
+    def _bench(self, guarded: bool = False, host: DraftContext = HOST) -> Iterator[_Bench]:
         source = self.make_source(host)
         try:
             yield _Bench(source, guarded, host)
@@ -260,31 +261,31 @@ REPEAT = list(range(100, 124))
 
 
 class _Bench:
-    """An engine's texts, one row per chunk, and a source that drafts from what it is told of them."""
+    """An engine's texts, one row per chunk, and a source that receives them and drafts."""
 
-    def __init__(self, source: DraftSource, guarded: bool, host: DraftHost) -> None:
+    def __init__(self, source: DraftSource, guarded: bool, host: DraftContext) -> None:
         self.source = source
         self.guarded = guarded
         self.host = host
         self.lengths = [0] * host.max_running
-        self.untold: list[list[int]] = [[] for _ in self.lengths]
+        self.unsent: list[list[int]] = [[] for _ in self.lengths]
 
     def open(self, row: int, request: str, response: Sequence[int] = (), group: str = "g") -> int:
         ids = [*PROMPT, *response]
-        self.lengths[row], self.untold[row] = len(ids), []
+        self.lengths[row], self.unsent[row] = len(ids), []
         job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0)
         return self.source.open(job)
 
     def write(self, row: int, tokens: Sequence[int]) -> None:
-        self.untold[row] += tokens
+        self.unsent[row] += tokens
         self.lengths[row] += len(tokens)
 
     def propose(self, handles: list[int], rows: list[int], limits: list[int]) -> list[list[int]]:
         """Ask for drafts of at most ``limits`` tokens and return them; guarded, see what else was written."""
         size, width = len(handles), self.host.draft_tokens
-        written = [self.untold[row] for row in rows]
+        written = [self.unsent[row] for row in rows]
         for row in rows:
-            self.untold[row] = []
+            self.unsent[row] = []
         batch = DraftBatch(
             handles=np.array(handles, np.int32),
             lengths=np.array([self.lengths[row] for row in rows], np.int32),
@@ -319,25 +320,25 @@ class _Bench:
                 assert (array == was)[beyond].all(), "wrote into drafts beyond their limits"
         return [draft[:count].tolist() for draft, count in zip(batch.drafts, batch.counts, strict=True)]
 
-    def story(self, chance: random.Random | None = None, steps: int = STEPS) -> None:
+    def story(self, rng: random.Random | None = None, steps: int = STEPS) -> None:
         """Open, write, propose and close at random; requests of a group write much the same."""
-        chance = chance or new_chance()
+        rng = rng or seeded_random()
         open_rows: dict[int, int] = {}
         for step in range(steps):
-            row = chance.randrange(self.host.max_running)
+            row = rng.randrange(self.host.max_running)
             if row not in open_rows:
-                group = chance.choice("gh")
-                open_rows[row] = self.open(row, f"{group}/{step}", REPEAT[: chance.randint(0, 24)], group)
-            elif chance.random() < 0.1 or self.lengths[row] > 200:
+                group = rng.choice("gh")
+                open_rows[row] = self.open(row, f"{group}/{step}", REPEAT[: rng.randint(0, 24)], group)
+            elif rng.random() < 0.1 or self.lengths[row] > 200:
                 self.source.close(open_rows.pop(row))
                 continue
-            size = chance.randint(1, 3)
+            size = rng.randint(1, 3)
             at = self.lengths[row] - len(PROMPT)
             self.write(row, [REPEAT[(at + i) % len(REPEAT)] for i in range(size)])
-            if chance.random() < 0.2:  # now and then something else, after which several things may come
-                self.write(row, [chance.choice(REPEAT)])
-            self.propose([open_rows[row]], [row], [chance.randint(0, self.host.draft_tokens)])
+            if rng.random() < 0.2:  # now and then something else, after which several things may come
+                self.write(row, [rng.choice(REPEAT)])
+            self.propose([open_rows[row]], [row], [rng.randint(0, self.host.draft_tokens)])
         rows = sorted(open_rows)
         if rows:
-            limits = [chance.randint(0, self.host.draft_tokens) for _ in rows]
+            limits = [rng.randint(0, self.host.draft_tokens) for _ in rows]
             self.propose([open_rows[row] for row in rows], rows, limits)

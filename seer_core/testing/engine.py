@@ -1,4 +1,4 @@
-"""Contract of the Protocols ``EngineFleet`` and ``Engine`` in ``seer_core.ports``."""
+"""Contract of the Protocols ``EngineFleet`` and ``InstanceClient`` in ``seer_core.ports.engine``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from typing import Any
 
 import pytest
 
-from seer_core.arrays import Tokens
-from seer_core.drafting import SiblingText
 from seer_core.errors import EngineError
-from seer_core.events import InstanceReported, InstanceTroubled
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.ports import ChunkJob, ChunkOutput, ChunkPiece, Clock, Engine, EngineFleet, Tokenizer
-from seer_core.testing.bounds import run_within
-from seer_core.weights import directory
+from seer_core.model.arrays import Tokens
+from seer_core.model.events import InstanceDegraded, InstanceReported
+from seer_core.ports.drafting import SiblingTokens
+from seer_core.ports.engine import (
+    ChunkJob,
+    ChunkOutput,
+    ChunkPiece,
+    Clock,
+    EngineFleet,
+    InstanceClient,
+    Tokenizer,
+)
+from seer_core.ports.weights import directory
+from seer_core.testing.support import run_within
 
 __all__ = ["EngineContract"]
 
@@ -55,13 +63,13 @@ class EngineContract:
             assert isinstance(fleet, EngineFleet)
             assert isinstance(fleet.clock, Clock)
             assert fleet.tokenizer is None or isinstance(fleet.tokenizer, Tokenizer)
-            assert all(isinstance(engine, Engine) for engine in fleet.engines)
+            assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
             ids = [engine.id for engine in fleet.engines]
             assert len(set(ids)) == len(ids) >= 2, f"needs two engines with ids of their own, has {ids}"
             assert fleet.model.vocab_size > 0
             assert fleet.model.max_model_tokens >= 64
 
-        self._tell(story)
+        self._play(story)
 
     def test_an_instance_says_what_it_can_hold(self) -> None:
         """KV in whole blocks, and no more tokens a response than the model allows."""
@@ -77,10 +85,10 @@ class EngineContract:
                     assert info.max_running >= 1
                     assert 64 <= info.max_model_tokens <= stage.fleet.model.max_model_tokens
 
-        self._tell(story)
+        self._play(story)
 
     def test_every_chunk_is_answered_once(self) -> None:
-        """However many there are; and nothing that nobody asked for."""
+        """Also where there are many; and every answer is of a chunk that was submitted."""
 
         async def story() -> None:
             async with self._stage() as stage:
@@ -92,7 +100,7 @@ class EngineContract:
                     assert len(answers) == 1, f"answered chunk {job_id!r} {len(answers)} times"
                 assert not stage.sink.losses
 
-        self._tell(story)
+        self._play(story)
 
     def test_a_chunk_s_account_adds_up(self) -> None:
         """Tokens, log-probs, and what they cost."""
@@ -107,26 +115,26 @@ class EngineContract:
                     for job, output in zip(jobs, await stage.run(jobs), strict=True):
                         _check_account(job, output, stage.fleet.model.vocab_size)
 
-        self._tell(story)
+        self._play(story)
 
     def test_pieces_of_a_running_chunk_are_what_it_will_have_written(self) -> None:
-        """Told in order, before its answer, and only of chunks that stream; an engine may tell none."""
+        """They come in order, before the answer, and only of chunks that stream; an engine may send none."""
 
         async def story() -> None:
             async with self._stage() as stage:
                 jobs = [stage.job(number, max_tokens=TOKENS, streams=number > 0) for number in range(3)]
                 for job, output in zip(jobs, await stage.run(jobs), strict=True):
                     pieces = stage.sink.pieces[job.id]
-                    assert job.streams or not pieces, f"told pieces of chunk {job.id!r}, which nobody reads"
-                    told = 0
+                    assert job.streams or not pieces, f"pieces of chunk {job.id!r}, which does not stream"
+                    sent = 0
                     for piece in pieces:
-                        end = told + len(piece.token_ids)
-                        assert told == piece.start < end, f"a piece of {job.id!r} is empty or out of order"
-                        assert piece.token_ids == list(output.token_ids[told:end]), "told other tokens"
-                        assert piece.logprobs == list(output.logprobs[told:end]), "told other log-probs"
-                        told = end
+                        end = sent + len(piece.token_ids)
+                        assert sent == piece.start < end, f"a piece of {job.id!r} is empty or out of order"
+                        assert piece.token_ids == list(output.token_ids[sent:end]), "sent other tokens"
+                        assert piece.logprobs == list(output.logprobs[sent:end]), "sent other log-probs"
+                        sent = end
 
-        self._tell(story)
+        self._play(story)
 
     def test_the_same_seed_gives_the_same_tokens(self) -> None:
         """Whole, or divided and moved; of another run of the same engines, or of the other instance."""
@@ -156,7 +164,7 @@ class EngineContract:
             assert list(output.token_ids) == whole, "two runs gave other tokens"
             assert divided == whole, "divided and moved, it gave other tokens"
 
-        self._tell(story)
+        self._play(story)
 
     def test_the_sink_is_never_called_from_within_submit_or_abort(self) -> None:
         """The runtime is in the midst of a decision then."""
@@ -168,7 +176,7 @@ class EngineContract:
                     stage.submit(job)
                     stage.abort(job.id)
 
-        self._tell(story)
+        self._play(story)
 
     def test_an_aborted_chunk_disturbs_no_other(self) -> None:
         """One that is unknown is ignored; one that is answered all the same is answered once."""
@@ -178,14 +186,14 @@ class EngineContract:
                 jobs = [stage.job(number) for number in range(6)]
                 for job in jobs:
                     stage.submit(job)
-                stage.abort("never heard of")
+                stage.abort("unknown")
                 for job in jobs[::2]:
                     stage.abort(job.id)
                 await stage.answered(jobs[1::2])
                 await stage.run([stage.job(99)])
                 assert all(len(answers) == 1 for answers in stage.sink.answers.values())
 
-        self._tell(story)
+        self._play(story)
 
     def test_a_chunk_that_cannot_be_run_is_given_back(self) -> None:
         """With the reason; the instance lives on."""
@@ -200,7 +208,7 @@ class EngineContract:
                 assert answer, "gave a chunk back without a reason"
                 await stage.run([stage.job(1)])
 
-        self._tell(story)
+        self._play(story)
 
     def test_what_is_cached_is_forgotten_when_it_must_be(self) -> None:
         """By ``reset_cache``, by other weights, and by a restart."""
@@ -221,7 +229,7 @@ class EngineContract:
                     assert output.cached_tokens == 0, f"{forget}() left {output.cached_tokens} tokens of KV"
                     assert output.weight_version == stage.version
 
-        self._tell(story)
+        self._play(story)
 
     def test_after_a_sleep_it_answers_as_before(self) -> None:
         """By the same weights, without the KV of before; asleep it gives chunks back and refuses calls."""
@@ -256,7 +264,7 @@ class EngineContract:
                 if self.exact:
                     assert after.token_ids == before.token_ids, "asleep it forgot its weights"
 
-        self._tell(story)
+        self._play(story)
 
     def test_it_sleeps_only_while_it_is_idle_and_up_and_starts_awake(self) -> None:
         """A busy one refuses and goes on with its chunk; one that was stopped asleep starts awake."""
@@ -277,7 +285,7 @@ class EngineContract:
                 await engine.start(stage.sink)
                 await stage.run([stage.job(1)])
 
-        self._tell(story)
+        self._play(story)
 
     def test_it_stops_twice_and_says_nothing_afterwards(self) -> None:
         """Also if it never started."""
@@ -296,23 +304,25 @@ class EngineContract:
                 assert job.id not in stage.sink.answers, f"{first.id} spoke after it was stopped"
                 await stage.start_again(self.weights)
 
-        self._tell(story)
+        self._play(story)
 
     def test_without_drafter_and_pool_it_goes_without(self) -> None:
-        """``share_kv(None)`` is False; a group nobody knows is forgotten, and taught, without a word."""
+        """``set_kv_pool(None)`` is False; an unknown group and its siblings' tokens are no errors."""
 
         async def story() -> None:
             fleet = self.make()
             for engine in fleet.engines:
-                assert not engine.draft_with(None)
-                assert engine.share_kv(None) is False
+                assert not engine.set_drafter(None)
+                assert engine.set_kv_pool(None) is False
             async with self._stage(fleet, most=1) as stage:
-                fleet.engines[0].forget_group("never heard of")
-                fleet.engines[0].teach(SiblingText("", "never heard of", "never heard of/0", 0, Tokens([1])))
+                fleet.engines[0].forget_group("unknown")
+                fleet.engines[0].push_sibling_tokens(
+                    SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1]))
+                )
                 [output] = await stage.run([stage.job(0)])
                 assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
 
-        self._tell(story)
+        self._play(story)
 
     def test_steps_are_measured_on_the_grid_asked_for(self) -> None:
         """With as much context as asked for, or as it likes; or it says that it cannot."""
@@ -328,7 +338,7 @@ class EngineContract:
                     assert set(times.batch) <= {1, 2}
                     assert times.draft_tokens == (0,)
 
-        self._tell(story)
+        self._play(story)
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -355,7 +365,7 @@ class EngineContract:
             stage.sink.clear()
             try:
                 yield stage
-            except BaseException:  # who knows how the test has left them
+            except BaseException:  # the test may have left them in any state
                 await stage.stop()
                 raise
             cls._started = stage
@@ -366,7 +376,7 @@ class EngineContract:
             finally:
                 await stage.stop()
 
-    def _tell(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _play(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self.shared:
             cls = type(self)
             cls._loop = cls._loop or asyncio.new_event_loop()
@@ -397,15 +407,15 @@ class _Sink:
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         self._answer(job_id, reason)
 
-    def chunk_grew(self, instance_id: str, piece: ChunkPiece) -> None:
-        assert not self.answers[piece.job_id], f"told a piece of {piece.job_id!r} after its answer"
+    def chunk_streamed(self, instance_id: str, piece: ChunkPiece) -> None:
+        assert not self.answers[piece.job_id], f"sent a piece of {piece.job_id!r} after its answer"
         self.pieces[piece.job_id].append(piece)
         self.changed.set()
 
     def reported(self, report: InstanceReported) -> None:
         self.changed.set()
 
-    def troubled(self, trouble: InstanceTroubled) -> None:
+    def degraded(self, degradation: InstanceDegraded) -> None:
         self.changed.set()
 
     def lost(self, instance_id: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Contract of the Protocols in ``seer_core.kv``: a pool and the stores in it."""
+"""Contract of the Protocols in ``seer_core.ports.kv``: a pool and the stores in it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seer_core.kv import KEY_BYTES, KVPool, KVStore, PoolStats, StoreHost, WiredPool, WiredStore
-from seer_core.testing.bounds import run_within
-from seer_core.testing.plain import as_sent, load
+from seer_core.ports.contracts import implemented
+from seer_core.ports.kv import KEY_BYTES, KVPool, KVStore, PoolStats, StoreContext
+from seer_core.testing.support import as_sent, expect_contract, load, run_within
 
 __all__ = ["KVPoolContract"]
 
@@ -41,10 +41,8 @@ class KVPoolContract:
     def test_it_is_a_pool(self) -> None:
         """Pool and store have the methods of their Protocols."""
         with self._started() as (pool, open_store):
-            assert isinstance(pool, KVPool)
-            wanted = {name for name in vars(KVStore) if not name.startswith("_")}
-            missing = {name for name in wanted if not hasattr(open_store("a"), name)}
-            assert not missing, f"the store lacks {', '.join(sorted(missing))}"
+            expect_contract(pool, KVPool)
+            expect_contract(open_store("a"), KVStore)
 
     def test_before_its_start_it_has_figures_and_can_be_stopped(self) -> None:
         """A run that does not get far stops it all the same."""
@@ -109,7 +107,7 @@ class KVPoolContract:
             given[:] = 0
             assert np.array_equal(self._get(a, keys), blocks)
 
-    def test_whatever_is_found_is_what_was_put(self) -> None:
+    def test_a_found_block_is_the_one_that_was_put(self) -> None:
         """Also when far more is put than fits, by all at once; then some is missing, and nothing wrong."""
         with self._started() as (pool, open_store):
             stores = [open_store(name) for name in NAMES]
@@ -139,7 +137,7 @@ class KVPoolContract:
             assert asked >= hits >= 3
 
     def test_what_is_cleared_is_not_found_again(self) -> None:
-        """By nobody; and what is put afterwards is."""
+        """No store finds it; blocks that are put afterwards are found."""
         with self._started() as (pool, open_store):
             a, b = open_store("a"), open_store("b")
             keys, blocks = self._blocks(3)
@@ -154,7 +152,7 @@ class KVPoolContract:
             assert np.array_equal(self._get(b, keys), again)
 
     def test_dropping_is_a_hint(self) -> None:
-        """What was dropped is there or not, can be put again, and takes nothing else along."""
+        """A dropped block may remain, can be put again, and no other block goes with it."""
         with self._started() as (_, open_store):
             a, b = open_store("a"), open_store("b")
             keys, blocks = self._blocks(4)
@@ -216,21 +214,21 @@ class KVPoolContract:
             self._run(pool.stop())
 
     def _store(self, pool: KVPool, name: str) -> KVStore:
-        """Make an instance's store as its engine would; nobody closes it."""
+        """Make an instance's store as its engine would; it is not closed."""
         spec = pool.store(name)
-        host = StoreHost(name, self.block_bytes, BLOCK_TOKENS)
+        host = StoreContext(name, self.block_bytes, BLOCK_TOKENS)
         store: KVStore = load(spec.path)(as_sent(spec.settings), host)
-        if isinstance(pool, WiredPool):
-            assert isinstance(store, WiredStore), f"the store of {name!r} is not wired, and its pool is"
-            pool.connect(name, store.told)
+        if (connect := implemented(pool, "connect")) is not None:
+            receive = implemented(store, "receive")
+            assert receive is not None, f"the store of {name!r} lacks receive, and its pool has connect"
+            connect(name, receive)
         return store
 
     def _stats(self, pool: KVPool, *stores: KVStore) -> PoolStats:
-        """Return the pool's figures after it has heard what these stores have to tell."""
-        if isinstance(pool, WiredPool):
+        """Return the pool's figures after it has received the messages of these stores."""
+        if (receive := implemented(pool, "receive")) is not None:
             for store in stores:
-                assert isinstance(store, WiredStore)
-                pool.told("a", as_sent(store.note()))
+                receive("a", as_sent(store.take_message()))
         return pool.stats()
 
     def _run(self, wait: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""Contracts of the Protocols in ``seer_core.policy``: splitter, prioritizer, placer, observer."""
+"""Contracts of the Protocols in ``seer_core.ports.policy``: splitter, prioritizer, placer, observer."""
 
 from __future__ import annotations
 
@@ -11,36 +11,28 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
-from seer_core.arrays import Logprobs, Tokens, packed
-from seer_core.defaults import WholeRequests
-from seer_core.kv import PoolStats
-from seer_core.model import GroupContext, Piece, Request
-from seer_core.policy import (
-    CompletionObserver,
-    GrowthObserver,
-    LivingObserver,
-    Observer,
-    Placer,
-    PoolObserver,
-    Prioritizer,
-    Splitter,
-)
-from seer_core.scheduler import Policies
-from seer_core.testing.bounds import run_within
-from seer_core.testing.rig import watched
-from seer_core.testing.rollouts import PIECE, Pieces, outlast_arrivals, quiet, roll_out_at_random
-from seer_core.testing.stories import (
-    Fleet,
+from seer_core.model import GroupContext, Request
+from seer_core.model.arrays import packed
+from seer_core.ports.contracts import implemented
+from seer_core.ports.kv import PoolStats
+from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.scheduling.defaults import WholeRequests
+from seer_core.scheduling.scheduler import Policies
+from seer_core.testing.harness import guarded
+from seer_core.testing.rollouts import PIECE, FixedSplitter, outlast_arrivals, quiet, roll_out_at_random
+from seer_core.testing.scenarios import (
+    PlacerHarness,
     drain,
     end,
     every_event,
-    fleet_story,
     new_requests,
     one_completion,
+    placement_scenario,
     push_all,
-    queue_story,
+    queue_scenario,
     slot,
 )
+from seer_core.testing.support import expect_contract, run_within
 
 __all__ = ["ObserverContract", "PlacerContract", "PrioritizerContract", "SplitterContract"]
 
@@ -57,7 +49,7 @@ class SplitterContract:
 
     def test_it_is_a_splitter(self) -> None:
         """It has the methods of the Protocol."""
-        assert isinstance(self.make(), Splitter)
+        expect_contract(self.make(), Splitter)
 
     @quiet(EXAMPLES)
     @given(limit=st.integers(1, 5000), prompt=st.integers(1, 5000), data=st.data())
@@ -77,7 +69,7 @@ class SplitterContract:
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """The request belongs to the scheduler."""
-        splitter = watched("splitter", self.make())
+        splitter = guarded("splitter", self.make())
         for request in new_requests(2, 3):
             splitter.split(request)
 
@@ -106,7 +98,7 @@ class PrioritizerContract:
 
     def test_it_is_a_prioritizer(self) -> None:
         """It has the methods of the Protocol."""
-        assert isinstance(self.make(), Prioritizer)
+        expect_contract(self.make(), Prioritizer)
 
     def test_an_empty_queue_offers_nothing(self) -> None:
         """There is nobody to serve."""
@@ -171,20 +163,20 @@ class PrioritizerContract:
         """Whoever is preferred: the scheduler sees to it, as long as somebody is offered."""
 
         def fill() -> Policies:
-            return Policies(slot("splitter", Pieces(PIECE)), slot("prioritizer", self.make()))
+            return Policies(slot("splitter", FixedSplitter(PIECE)), slot("prioritizer", self.make()))
 
         outlast_arrivals(fill, EXAMPLES)
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests and groups belong to the scheduler."""
-        queue = watched("prioritizer", self.make())
+        queue = guarded("prioritizer", self.make())
         waiting = new_requests(3, 3)
         push_all(queue, waiting)
         drain(queue, waiting)
 
     def test_told_alike_two_decide_alike(self) -> None:
         """Without this, no trace replays."""
-        assert queue_story(self.make()) == queue_story(self.make())
+        assert queue_scenario(self.make()) == queue_scenario(self.make())
 
     def test_what_is_over_is_forgotten(self) -> None:
         """Sooner or later: of many groups that have come and gone, not half are still held.
@@ -239,23 +231,23 @@ class PlacerContract:
 
     def test_it_is_a_placer(self) -> None:
         """It has the methods of the Protocol."""
-        assert isinstance(self.make(), Placer)
+        expect_contract(self.make(), Placer)
 
     def test_an_idle_fleet_takes_a_chunk(self) -> None:
         """What waits while nothing runs waits for ever."""
         for size in (1, 3):
-            fleet = Fleet(self.make())
+            fleet = PlacerHarness(self.make())
             for _ in range(size):
                 fleet.start()
             assert fleet.place() is not None, f"placed nothing on {size} idle instances; that is a stall"
 
     def test_it_answers_one_of_the_instances_or_none(self) -> None:
         """The very objects it was given, however full they are."""
-        fleet_story(Fleet(self.make()))
+        placement_scenario(PlacerHarness(self.make()))
 
     def test_a_lost_instance_is_not_chosen_again(self) -> None:
         """One that comes back under its name is another."""
-        fleet = Fleet(self.make())
+        fleet = PlacerHarness(self.make())
         old = fleet.start("a")
         assert fleet.place() is old
         fleet.start("b")
@@ -267,8 +259,8 @@ class PlacerContract:
             fleet.place(home="a")
 
     def test_groups_that_are_over_are_forgotten(self) -> None:
-        """Sooner or later, for others arrive all the time; one that remembers groups is ``GroupAware``."""
-        fleet = Fleet(self.make())
+        """Of many groups that come and go, not half are still held; ``group_over`` may drop one."""
+        fleet = PlacerHarness(self.make())
         fleet.start()
         fleet.start()
         for _ in range(400):
@@ -281,11 +273,13 @@ class PlacerContract:
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests, instances and their list belong to the scheduler."""
-        fleet_story(Fleet(watched("placer", self.make())))
+        placement_scenario(PlacerHarness(guarded("placer", self.make())))
 
     def test_told_alike_two_decide_alike(self) -> None:
         """Without this, no trace replays."""
-        assert fleet_story(Fleet(self.make())) == fleet_story(Fleet(self.make()))
+        assert placement_scenario(PlacerHarness(self.make())) == placement_scenario(
+            PlacerHarness(self.make())
+        )
 
     def test_random_rollouts_lose_nothing(self) -> None:
         """Losses, failures and aborts included; see ``roll_out_at_random``."""
@@ -307,7 +301,7 @@ class ObserverContract:
 
     def test_it_is_an_observer(self) -> None:
         """It has the method of the Protocol."""
-        assert isinstance(self.make(), Observer)
+        expect_contract(self.make(), Observer)
 
     def test_it_takes_every_kind_of_event(self) -> None:
         """It raises at none; it would be left out from there on."""
@@ -318,16 +312,16 @@ class ObserverContract:
     def test_it_takes_completions_pieces_and_the_pool_s_figures(self) -> None:
         """If it wants to see them; it changes no completion, which is the user's."""
         observer = self.make()
-        if isinstance(observer, CompletionObserver):
+        if (completed := implemented(observer, "completed")) is not None:
             completion = one_completion()
             before = msgspec.msgpack.encode(completion, enc_hook=packed)
-            observer.completed(1.0, completion)
+            completed(1.0, completion)
             after = msgspec.msgpack.encode(completion, enc_hook=packed)
             assert after == before, "completed() changed what it was shown"
-        if isinstance(observer, GrowthObserver):
-            observer.grew(1.0, Piece("g/0", 0, Tokens([5]), Logprobs([-0.5])))
-        if isinstance(observer, PoolObserver):
-            observer.pool_reported(1.0, PoolStats(capacity_bytes=1 << 20, used_bytes=1 << 10))
+        if (streamed := implemented(observer, "streamed")) is not None:
+            streamed(1.0, "g/0")
+        if (pool_reported := implemented(observer, "pool_reported")) is not None:
+            pool_reported(1.0, PoolStats(capacity_bytes=1 << 20, used_bytes=1 << 10))
 
     def test_it_starts_again_after_its_stop(self) -> None:
         """If it has a life: the lab rolls out twice, and each arm of a comparison begins one."""
@@ -335,21 +329,21 @@ class ObserverContract:
         async def live() -> None:
             observer = self.make()
             for _ in range(2):
-                if isinstance(observer, LivingObserver):
-                    await observer.start()
+                if (start := implemented(observer, "start")) is not None:
+                    await start()
                 observer.observe(0.0, *every_event()[0])
-                if isinstance(observer, LivingObserver):
-                    await observer.stop()
+                if (stop := implemented(observer, "stop")) is not None:
+                    await stop()
 
         run_within(self.patience_s, live(), "start() or stop()")
 
     def test_what_it_is_shown_is_not_changed(self) -> None:
         """The commands are carried out after it has seen them."""
-        observer = watched("observer", self.make())
+        observer = guarded("observer", self.make())
         for number, (event, commands) in enumerate(every_event()):
             observer.observe(float(number), event, commands)
 
 
 SPLITTERS: st.SearchStrategy[Callable[[], Splitter]] = st.sampled_from(
-    [WholeRequests, lambda: Pieces(7), lambda: Pieces(32)]
+    [WholeRequests, lambda: FixedSplitter(7), lambda: FixedSplitter(32)]
 )

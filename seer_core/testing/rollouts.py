@@ -1,4 +1,4 @@
-"""Random rollouts: whatever happens, in whatever order, nothing is lost, and nobody waits for ever."""
+"""Random rollouts: in any order of events, no request is lost, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from seer_core.events import (
+from seer_core.model import InstanceInfo, Request
+from seer_core.model.events import (
     ChunkFinished,
     Dispatch,
     Event,
@@ -26,12 +27,11 @@ from seer_core.events import (
     InstanceReported,
     InstanceStarted,
 )
-from seer_core.model import InstanceInfo, Request
-from seer_core.scheduler import PATIENCE, Policies, Scheduler
-from seer_core.testing.chance import explores
-from seer_core.testing.rig import Rig, TwinRig
+from seer_core.scheduling.scheduler import STARVATION_INTERVAL, Policies, Scheduler
+from seer_core.testing.harness import DeterminismHarness, SchedulerHarness
+from seer_core.testing.support import is_exploring
 
-__all__ = ["MOST_TOKENS", "PIECE", "Pieces", "outlast_arrivals", "quiet", "roll_out_at_random"]
+__all__ = ["MOST_TOKENS", "PIECE", "FixedSplitter", "outlast_arrivals", "quiet", "roll_out_at_random"]
 
 PROMPT, TOKENS = 20, 60
 SMALLEST_KV = 96
@@ -52,7 +52,7 @@ def quiet(examples: int, **more: Any) -> settings:
     return settings(
         max_examples=examples,
         deadline=None,
-        derandomize=not explores(),
+        derandomize=not is_exploring(),
         database=None,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
@@ -60,7 +60,7 @@ def quiet(examples: int, **more: Any) -> settings:
     )
 
 
-class Pieces:
+class FixedSplitter:
     """Splitter into chunks of one size."""
 
     def __init__(self, tokens: int) -> None:
@@ -81,8 +81,8 @@ Drawn = tuple[int, int, tuple[int, ...]]
 def outlast_arrivals(policies: Callable[[], Policies], examples: int = 25) -> None:
     """Check that some groups come to their end within a bound, while others arrive after each chunk.
 
-    The bound is the scheduler's: ``PATIENCE`` times the chunks that the first ones need, which are taken to
-    have ``PIECE`` tokens at least.
+    The bound is the scheduler's: ``STARVATION_INTERVAL`` times the chunks that the first ones need, which
+    are taken to have ``PIECE`` tokens at least.
     """
 
     @quiet(examples)
@@ -101,15 +101,15 @@ def _outlast(policies: Policies, first: Sequence[Drawn], others: Sequence[Drawn]
     scheduler = Scheduler(policies, debug=True)
     generated: dict[str, int] = {}
     lengths: dict[str, int] = {}
-    flights: deque[Dispatch] = deque()
+    in_flight: deque[Dispatch] = deque()
     names, times = count(), count()
     sent = 0
 
-    def tell(event: Event) -> None:
+    def send(event: Event) -> None:
         nonlocal sent
         for command in scheduler.handle(event, float(next(times))):
             if isinstance(command, Dispatch):
-                flights.append(command)
+                in_flight.append(command)
                 sent += 1
 
     def submit(groups: Sequence[Drawn]) -> None:
@@ -118,31 +118,33 @@ def _outlast(policies: Policies, first: Sequence[Drawn], others: Sequence[Drawn]
             for index, length in enumerate(spec.known_lengths or ()):
                 generated[f"{spec.id}/{index}"] = 0
                 lengths[f"{spec.id}/{index}"] = min(length, spec.max_tokens)
-        tell(GroupsSubmitted(tuple(specs)))
+        send(GroupsSubmitted(tuple(specs)))
 
-    tell(InstanceStarted(InstanceInfo("a", 16 * 20, 16, slots, 16 * 20)))
+    send(InstanceStarted(InstanceInfo("a", 16 * 20, 16, slots, 16 * 20)))
     submit(first)
     needed = sum(-(-tokens // PIECE) for tokens in lengths.values())
     waiting = set(lengths)
     for number in count():
         if not waiting:
             return
-        assert sent <= PATIENCE * (needed + 1), f"{len(waiting)} still wait after {sent} chunks, of others"
+        assert sent <= STARVATION_INTERVAL * (needed + 1), (
+            f"{len(waiting)} still wait after {sent} chunks, of others"
+        )
         submit([others[number % len(others)]])
-        assert flights, "nothing runs, and requests wait"
-        chunk = flights.popleft()
+        assert in_flight, "nothing runs, and requests wait"
+        chunk = in_flight.popleft()
         name = chunk.request_id
         tokens = min(chunk.max_tokens, lengths[name] - generated[name])
         generated[name] += tokens
         over = generated[name] == lengths[name]
         if over:
             waiting.discard(name)
-        tell(ChunkFinished(name, chunk.instance_id, tokens, over))
+        send(ChunkFinished(name, chunk.instance_id, tokens, over))
 
 
 def roll_out_at_random(
     policies: st.SearchStrategy[Callable[[], Policies]],
-    check: Callable[[Rig], None] = lambda rig: None,
+    check: Callable[[SchedulerHarness], None] = lambda rig: None,
     examples: int = 100,
 ) -> None:
     """Submit, lose, finish, fail and abort at random under policies that are drawn; then finish everything.
@@ -154,7 +156,7 @@ def roll_out_at_random(
     class Rollouts(RuleBasedStateMachine):
         @initialize(make=policies, max_failures=st.integers(0, 2))
         def begin(self, make: Callable[[], Policies], max_failures: int) -> None:
-            self.rig = TwinRig(make, max_failures)
+            self.rig = DeterminismHarness(make, max_failures)
             self.names = 0
 
         def name(self) -> str:
@@ -195,26 +197,26 @@ def roll_out_at_random(
                 )
                 check(self.rig)
 
-        @precondition(lambda self: self.rig.flights)
+        @precondition(lambda self: self.rig.in_flight)
         @rule(data=st.data(), stopped=st.booleans())
         def finish(self, data: st.DataObject, stopped: bool) -> None:
-            request_id = data.draw(st.sampled_from(sorted(self.rig.flights)))
-            most = self.rig.flights[request_id].max_tokens
+            request_id = data.draw(st.sampled_from(sorted(self.rig.in_flight)))
+            most = self.rig.in_flight[request_id].max_tokens
             self.rig.finish(request_id, data.draw(st.integers(0 if stopped else 1, most)), stopped)
             check(self.rig)
 
-        @precondition(lambda self: self.rig.flights)
+        @precondition(lambda self: self.rig.in_flight)
         @rule(data=st.data())
         def finish_many_chunks(self, data: st.DataObject) -> None:
-            for request_id in data.draw(st.permutations(sorted(self.rig.flights))):
-                if request_id in self.rig.flights:
+            for request_id in data.draw(st.permutations(sorted(self.rig.in_flight))):
+                if request_id in self.rig.in_flight:
                     self.rig.finish(request_id)
                     check(self.rig)
 
-        @precondition(lambda self: self.rig.flights)
+        @precondition(lambda self: self.rig.in_flight)
         @rule(data=st.data())
         def fail(self, data: st.DataObject) -> None:
-            self.rig.fail(data.draw(st.sampled_from(sorted(self.rig.flights))))
+            self.rig.fail(data.draw(st.sampled_from(sorted(self.rig.in_flight))))
             check(self.rig)
 
         @precondition(lambda self: self.rig.generated)
@@ -231,7 +233,7 @@ def roll_out_at_random(
             check(self.rig)
 
         def teardown(self) -> None:
-            """Whatever has happened, every request comes to one end."""
+            """Check that every request has ended once."""
             if not hasattr(self, "rig") or self.rig.broken:
                 return
             if not self.rig.instances:

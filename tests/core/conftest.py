@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from seer_core.scheduler import Policies
-from seer_core.testing.rig import Rig
+from seer_core.scheduling.scheduler import Policies
+from seer_core.testing.harness import SchedulerHarness
 
 
 @pytest.fixture
-def make_rig() -> Iterator[Callable[..., Rig]]:
+def make_rig() -> Iterator[Callable[..., SchedulerHarness]]:
     """Rigs on request; those that did not raise are checked once more at the end."""
-    rigs: list[Rig] = []
+    rigs: list[SchedulerHarness] = []
 
-    def make(policies: Policies | None = None, max_failures: int = 3) -> Rig:
-        rigs.append(Rig(policies, max_failures))
+    def make(policies: Policies | None = None, max_failures: int = 3) -> SchedulerHarness:
+        rigs.append(SchedulerHarness(policies, max_failures))
         return rigs[-1]
 
     yield make
@@ -24,6 +24,6 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
 
 
 @pytest.fixture
-def rig(make_rig: Callable[..., Rig]) -> Rig:
+def rig(make_rig: Callable[..., SchedulerHarness]) -> SchedulerHarness:
     """A rig without any plug-in."""
     return make_rig()

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from seer_core.arrays import Logprobs, Tokens, packed, unpacked
+from seer_core.model.arrays import Logprobs, Tokens, packed, unpacked
 
 
 class Message(msgspec.Struct):

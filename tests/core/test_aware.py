@@ -3,12 +3,12 @@
 import attrs
 import pytest
 
-from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.errors import PluginError
-from seer_core.events import GroupSpec, GroupsSubmitted, InstanceStarted
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.policy import Placement
-from seer_core.scheduler import Policies, Scheduler, Slot
+from seer_core.model.events import GroupSpec, GroupsSubmitted, InstanceStarted
+from seer_core.ports.policy import Placement
+from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
 
 def policies(**strategies):
@@ -134,8 +134,6 @@ def test_what_is_wrapped_is_told_too(make_rig):
     class Outer:
         def __init__(self, inner):
             self.inner = inner
-            self.instance_changed = inner.instance_changed
-            self.instance_lost = inner.instance_lost
 
         def place(self, request, chunk_tokens, instances):
             return Placement(self.inner.place(request, chunk_tokens, instances), "outer")

@@ -1,8 +1,8 @@
 import pytest
 
-from seer_core.buffer import HISTORY, RequestBuffer
 from seer_core.errors import TransitionError
 from seer_core.model import GroupContext, RequestState
+from seer_core.scheduling.buffer import HISTORY, RequestBuffer
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import pytest
 
-from seer_core.buffer import RequestBuffer
-from seer_core.context import ContextManager
 from seer_core.errors import PromptError
-from seer_core.events import GroupSpec
+from seer_core.model.events import GroupSpec
+from seer_core.scheduling.buffer import RequestBuffer
+from seer_core.scheduling.context import ContextManager
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def opened(contexts, name="g", n=3):
 
 def ended(contexts, request, tokens):
     request.generated_tokens = tokens
-    contexts.learn(request)
+    contexts.record_finished(request)
     contexts.close(request)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_core.drafting import StepTimes
+from seer_core.ports.drafting import StepTimes
 
 TIMES = StepTimes((1, 8, 32), (0, 2, 8), ((2.0, 2.2, 2.8), (3.0, 4.0, 7.0), (5.0, 9.0, 17.0)))
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from seer_core.numbers import MOST, NotNegative, Positive, Seconds, Share
+from seer_core.plugins.config_types import MOST, NotNegative, Positive, Seconds, Share
 
 
 @pytest.mark.parametrize("kind", [NotNegative, Positive, Seconds, Share])

@@ -4,11 +4,11 @@ import sys
 
 import msgspec
 import pytest
+from seer_cli.profiles import read_profile
 
 from seer_core.errors import ConfigError, InputError
-from seer_core.profile import read_profile
-from seer_core.reading import Form
-from seer_core.trace import read_trace
+from seer_core.json_files import JsonFormat
+from seer_core.scheduling.trace import read_trace
 
 
 class Figures(msgspec.Struct):
@@ -17,7 +17,7 @@ class Figures(msgspec.Struct):
     more: object = None
 
 
-FIGURES = Form[Figures](Figures, "no figures", "write them anew", InputError)
+FIGURES = JsonFormat[Figures](Figures, "no figures", "write them anew", InputError)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,9 @@ def test_what_is_no_file_is_the_same_error(tmp_path, name):
 
 
 def test_a_key_as_long_as_the_file_or_with_escapes_is_shown_short_and_harmless(tmp_path):
-    strict = Form[object](msgspec.defstruct("S", ["a"], forbid_unknown_fields=True), "no S", "go", InputError)
+    strict = JsonFormat[object](
+        msgspec.defstruct("S", ["a"], forbid_unknown_fields=True), "no S", "go", InputError
+    )
     for key in ("k" * 1_000_000, "\x1b[2J\x07"):
         (tmp_path / "s.json").write_bytes(msgspec.json.encode({key: 1}))
         with pytest.raises(InputError) as caught:

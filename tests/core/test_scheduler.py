@@ -5,9 +5,9 @@ import copy
 import attrs
 import pytest
 
-from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.errors import ConfigError, PluginError, PromptError, StalledError, TransitionError
-from seer_core.events import (
+from seer_core.model import InstanceInfo, InstanceStatus, Request
+from seer_core.model.events import (
     Abort,
     ChunkFailed,
     ChunkFinished,
@@ -20,9 +20,9 @@ from seer_core.events import (
     InstanceStarted,
     RequestsAborted,
 )
-from seer_core.model import InstanceInfo, InstanceStatus, Request
-from seer_core.policy import Placement
-from seer_core.scheduler import Policies, Scheduler, Slot
+from seer_core.ports.policy import Placement
+from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
 
 class Pieces:
@@ -53,8 +53,8 @@ def test_requests_are_served_in_order_of_arrival(make_rig):
     rig.start("a", slots=1)
     rig.submit(GroupSpec("g", 10, 2, 100), GroupSpec("h", 10, 1, 100))
     order = []
-    while rig.flights:
-        order += rig.flights
+    while rig.in_flight:
+        order += rig.in_flight
         rig.finish(order[-1])
     assert order == ["g/0", "g/1", "h/0"]
 
@@ -104,7 +104,7 @@ def test_the_least_loaded_instance_is_chosen_and_ties_go_to_the_oldest(rig):
 def test_an_instance_gets_no_more_requests_than_it_has_slots(rig):
     rig.start("a", slots=2)
     rig.group("g", n=3)
-    assert list(rig.flights) == ["g/0", "g/1"]
+    assert list(rig.in_flight) == ["g/0", "g/1"]
 
 
 def test_a_full_instance_does_not_hide_one_with_a_free_slot(rig):

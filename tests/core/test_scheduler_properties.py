@@ -8,15 +8,12 @@ from seer_baselines.oracle_longest_first import OracleLongestFirst
 from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 
-from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
-from seer_core.scheduler import Policies, Slot
+from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.scheduler import Policies, Slot
 from seer_core.testing.rollouts import roll_out_at_random
 
 splitters = st.sampled_from([WholeRequests, lambda: Chunks(7), lambda: Chunks(32)])
-prioritizers = st.sampled_from(
-    [FirstComeFirstServed, OracleLongestFirst]
-    + [lambda guard=guard: ContextAware(guard) for guard in (0, 1, 2, 5)]
-)
+prioritizers = st.sampled_from([FirstComeFirstServed, OracleLongestFirst, ContextAware])
 placers = st.sampled_from(
     [LeastLoaded, GroupRoundRobin, lambda: KvAware(0.25, 0.75)]
     + [lambda stay=stay: KvAware(stay) for stay in (0.0, 0.25, 1.0)]
@@ -34,6 +31,7 @@ def filler(splitter, prioritizer, placer):
 def check_limits(rig):
     scheduler = rig.scheduler
     placer = scheduler.policies.placer.strategy
+    placer = getattr(placer, "strategy", placer)  # without the guard of debug
     living = scheduler.instances.values()
     if isinstance(placer, KvAware):
         assert all(0 <= status.reserved_kv_tokens <= status.info.kv_capacity_tokens for status in living)

@@ -3,48 +3,48 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_core.drafting import SiblingText
-from seer_core.sharing import SharedText
+from seer_core.ports.drafting import SiblingTokens
+from seer_core.scheduling.sibling_tokens import SiblingLog
 
 
 def told(shared, instance):
-    return {text.request_id: (text.start, text.token_ids) for text in shared.tell(instance)}
+    return {text.request_id: (text.start, text.token_ids) for text in shared.take_pending(instance)}
 
 
 def test_who_joins_late_is_told_everything_once():
-    shared = SharedText("r", "g")
-    shared.know("x", "g/0", [1, 2, 3])
-    shared.know("y", "g/1", [4])
-    assert shared.tell("late") == [
-        SiblingText("r", "g", "g/0", 0, [1, 2, 3]),
-        SiblingText("r", "g", "g/1", 0, [4]),
+    shared = SiblingLog("r", "g")
+    shared.record("x", "g/0", [1, 2, 3])
+    shared.record("y", "g/1", [4])
+    assert shared.take_pending("late") == [
+        SiblingTokens("r", "g", "g/0", 0, [1, 2, 3]),
+        SiblingTokens("r", "g", "g/1", 0, [4]),
     ]
-    assert shared.tell("late") == []
+    assert shared.take_pending("late") == []
 
 
 def test_only_what_is_new_is_told():
-    shared = SharedText("r", "g")
-    shared.know("x", "g/0", [1, 2, 3])
+    shared = SiblingLog("r", "g")
+    shared.record("x", "g/0", [1, 2, 3])
     assert told(shared, "y") == {"g/0": (0, [1, 2, 3])}
-    shared.know("x", "g/0", [1, 2, 3, 4, 5])
+    shared.record("x", "g/0", [1, 2, 3, 4, 5])
     assert told(shared, "y") == {"g/0": (3, [4, 5])}
 
 
 def test_own_text_is_not_sent_back():
-    shared = SharedText("r", "g")
-    shared.know("x", "g/0", [1, 2, 3])
-    assert shared.tell("x") == []
-    shared.know("y", "g/0", [1, 2, 3, 4])  # it has moved
+    shared = SiblingLog("r", "g")
+    shared.record("x", "g/0", [1, 2, 3])
+    assert shared.take_pending("x") == []
+    shared.record("y", "g/0", [1, 2, 3, 4])  # it has moved
     assert told(shared, "x") == {"g/0": (3, [4])}
-    shared.know("x", "g/0", [1, 2, 3, 4])  # and comes back with its next chunk
-    assert shared.tell("x") == []
+    shared.record("x", "g/0", [1, 2, 3, 4])  # and comes back with its next chunk
+    assert shared.take_pending("x") == []
 
 
 def test_an_instance_that_was_lost_is_told_again():
-    shared = SharedText("r", "g")
-    shared.know("x", "g/0", [1, 2, 3])
-    shared.know("y", "g/1", [4])
-    shared.tell("x")
+    shared = SiblingLog("r", "g")
+    shared.record("x", "g/0", [1, 2, 3])
+    shared.record("y", "g/1", [4])
+    shared.take_pending("x")
     shared.lost("x")
     shared.lost("never seen")
     assert told(shared, "x") == {"g/0": (0, [1, 2, 3]), "g/1": (0, [4])}
@@ -59,7 +59,7 @@ def test_an_instance_that_was_lost_is_told_again():
     )
 )
 def test_an_instance_has_all_text_after_it_was_told_and_gets_no_token_twice(story):
-    shared = SharedText("r", "g")
+    shared = SiblingLog("r", "g")
     texts = {}
     held = {name: {} for name in "xyz"}
     for what, instance, *numbers in story:
@@ -67,13 +67,13 @@ def test_an_instance_has_all_text_after_it_was_told_and_gets_no_token_twice(stor
             request, tokens = str(numbers[0]), numbers[1]
             text = texts.setdefault(request, [])
             text += range(len(text), len(text) + tokens)
-            shared.know(instance, request, text)
+            shared.record(instance, request, text)
             held[instance][request] = list(text)
         elif what == "lose":
             shared.lost(instance)
             held[instance] = {}
         else:
-            for each in shared.tell(instance):
+            for each in shared.take_pending(instance):
                 mine = held[instance].setdefault(each.request_id, [])
                 assert each.start == len(mine)
                 mine += each.token_ids

@@ -5,7 +5,8 @@ from seer_context_sched import ContextAware
 from seer_divided_rollout import Chunks, KvAware
 
 from seer_core.errors import OutputError, SeerError
-from seer_core.events import (
+from seer_core.model import InstanceInfo
+from seer_core.model.events import (
     Abort,
     ChunkFailed,
     ChunkFinished,
@@ -13,26 +14,26 @@ from seer_core.events import (
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
-    InstanceGivenUp,
+    InstanceDegraded,
+    InstanceFailed,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
-    InstanceTroubled,
     RequestsAborted,
 )
-from seer_core.model import InstanceInfo
-from seer_core.policy import Observer
-from seer_core.scheduler import Policies, Scheduler, Slot
-from seer_core.trace import TraceRecord, TraceWriter, read_trace, replay
+from seer_core.ports.contracts import flaw_of
+from seer_core.ports.policy import Observer
+from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
+from seer_core.scheduling.trace import TraceRecord, TraceWriter, read_trace, replay
 
 
-def make_scheduler(chunk_tokens=16, guard_interval=3):
+def make_scheduler(chunk_tokens=16, stay=0.25):
     return Scheduler(
         Policies(
             Slot("splitter", "divided_rollout", Chunks(chunk_tokens)),
-            Slot("prioritizer", "context_sched", ContextAware(guard_interval)),
-            Slot("placer", "divided_rollout", KvAware(0.25)),
+            Slot("prioritizer", "context_sched", ContextAware()),
+            Slot("placer", "divided_rollout", KvAware(stay)),
         )
     )
 
@@ -58,18 +59,18 @@ def trace(tmp_path, make_rig):
         rig.start(name, kv=256, block=16, slots=4)
     rig.submit(*(GroupSpec(f"g{k}", 10, 4, rng.randint(1, 100), (1, 2, 3, 4)) for k in range(10)))
     for step in range(60):
-        request_id = rng.choice(list(rig.flights))
+        request_id = rng.choice(list(rig.in_flight))
         rig.finish(request_id, stopped=rng.random() < 0.2)
         if step % 20 == 10:
             rig.lose("a")
-            rig.abort(next(iter(rig.flights)))
-            rig.fail(next(iter(rig.flights)))
+            rig.abort(next(iter(rig.in_flight)))
+            rig.fail(next(iter(rig.in_flight)))
             rig.start("a", kv=512, block=16, slots=4)
             rig.start("d", kv=512, block=16, slots=4)
             rig.lose("d")
-            rig.handle(InstanceGivenUp("d", "a test took it"))
+            rig.handle(InstanceFailed("d", "a test took it"))
             rig.handle(InstanceReported("b", 1, 0, 0.25))
-            rig.handle(InstanceTroubled("b", "drafting", "no server", "b.log"))
+            rig.handle(InstanceDegraded("b", "drafting", "no server", "b.log"))
     rig.finish_all()
     rig.stop("a")
     writer.close()
@@ -91,9 +92,9 @@ def test_everything_happens_in_that_trace(trace):
         InstanceStarted,
         InstanceStopped,
         InstanceLost,
-        InstanceGivenUp,
+        InstanceFailed,
         InstanceReported,
-        InstanceTroubled,
+        InstanceDegraded,
         ChunkFinished,
         ChunkFailed,
         RequestsAborted,
@@ -102,7 +103,7 @@ def test_everything_happens_in_that_trace(trace):
     assert [record.now for record in records] == sorted(record.now for record in records)
 
 
-@pytest.mark.parametrize("changed", [{"chunk_tokens": 15}, {"guard_interval": 0}])
+@pytest.mark.parametrize("changed", [{"chunk_tokens": 15}, {"stay": 0.0}])
 def test_a_changed_policy_is_detected(trace, changed):
     with pytest.raises(SeerError, match=r"replay differs at record \d+, \w+ at \d+\.\d+ s: recorded"):
         replay(trace, make_scheduler_without_retries(**changed))
@@ -127,7 +128,7 @@ def test_a_record_survives_the_file_as_it_was(tmp_path):
     event = GroupsSubmitted((GroupSpec("ü", 3, 2, 5, (1, 2)), GroupSpec("h", 3, 2, 5)))
     commands = [Dispatch("ü/0", "a", 5, 16, migrated=False), Abort("h/0", "a")]
     writer = TraceWriter(path)
-    assert isinstance(writer, Observer)
+    assert flaw_of(writer, Observer) is None
     writer.observe(0.1 + 0.2, event, commands)
     writer.close()
     assert list(read_trace(path)) == [TraceRecord(0.1 + 0.2, event, commands)]

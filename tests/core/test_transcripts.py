@@ -5,10 +5,10 @@ import math
 import pytest
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.events import ChunkFailed, ChunkFinished, Complete, Dispatch
 from seer_core.model import PromptGroup
-from seer_core.ports import ChunkOutput
-from seer_core.transcripts import Transcripts
+from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch
+from seer_core.ports.engine import ChunkOutput
+from seer_core.runtime.transcripts import Transcripts
 
 
 def group(name="a", n=2, max_tokens=8):
@@ -55,30 +55,30 @@ def test_a_request_goes_out_in_chunks_and_comes_back_whole():
     assert (list(completion.token_ids), completion.text) == ([7, 8, 9, 10, 11], "5 tokens")
     assert completion.instances == ["x", "y"]
     assert [(each.dispatched_s, each.finished_s) for each in completion.chunks] == [(1.0, 2.0), (1.0, 3.0)]
-    assert closed.forgetful == ()
-    assert list(book) == ["a/1"]
+    assert closed.instances == ()
+    assert list(book.unfinished) == ["a/1"]
 
 
-def test_the_last_of_a_group_tells_which_instances_may_forget_it():
+def test_the_last_of_a_group_returns_the_instances_that_may_forget_it():
     book = book_of(group())
     for request_id, instance in (("a/0", "x"), ("a/1", "y")):
         job = send(book, request_id, instance)
         book.finished(instance, answer(job, [5], stopped=True), 1.0)
-    assert book.complete(Complete("a/0", "stop"), 1.0).forgetful == ()
-    assert book.complete(Complete("a/1", "stop"), 1.0).forgetful == ("x", "y")
-    assert not book
+    assert book.complete(Complete("a/0", "stop"), 1.0).instances == ()
+    assert book.complete(Complete("a/1", "stop"), 1.0).instances == ("x", "y")
+    assert not book.unfinished
 
 
-def test_an_answer_that_nobody_waits_for_changes_nothing():
+def test_an_answer_to_a_dropped_chunk_changes_nothing():
     book = book_of(group())
     jobs = [send(book, "a/0", "x"), send(book, "a/1", "y")]
     book.lost("x")
-    assert book.forget("a/1") == jobs[1].id
+    assert book.drop("a/1") == jobs[1].id
     assert [book.finished("x", answer(job, [5]), 1.0) for job in jobs] == [None, None]
     assert book.failed("x", jobs[0].id, "too late") is None
     assert book.under_way == []
     with pytest.raises(KeyError):
-        book.forget("a/1")
+        book.drop("a/1")
 
 
 def test_a_chunk_given_back_or_without_finite_log_probs_has_failed():
@@ -99,8 +99,8 @@ def test_what_no_engine_may_answer_raises():
         book.complete(Complete("a/0", "length"), 1.0)
 
 
-def untold(book, request_id):
-    return [(name, text.request_id, text.start, text.token_ids) for name, text in book.untold(request_id)]
+def pending(book, request_id):
+    return [(name, text.request_id, text.start, text.token_ids) for name, text in book.pending(request_id)]
 
 
 def write(book, request_id, instance, tokens, *, stopped=False):
@@ -108,63 +108,63 @@ def write(book, request_id, instance, tokens, *, stopped=False):
     book.finished(instance, answer(job, tokens, stopped=stopped), 1.0)
 
 
-def test_instances_are_told_what_siblings_write_elsewhere_while_they_work_on_the_group():
+def test_instances_get_what_siblings_write_elsewhere_while_they_work_on_the_group():
     book = book_of(group(n=3), rollout_id="r", sharing=True)
     first = send(book, "a/0", "x")
-    assert untold(book, "a/0") == []
+    assert pending(book, "a/0") == []
     send(book, "a/1", "y")
     book.finished("x", answer(first, [7, 8]), 1.0)
-    assert untold(book, "a/0") == [("y", "a/0", 0, [7, 8])]
+    assert pending(book, "a/0") == [("y", "a/0", 0, [7, 8])]
     write(book, "a/0", "x", [9], stopped=True)
-    assert untold(book, "a/0") == [("y", "a/0", 2, [9])]
+    assert pending(book, "a/0") == [("y", "a/0", 2, [9])]
     book.complete(Complete("a/0", "stop"), 1.0)
     send(book, "a/2", "late")
-    assert untold(book, "a/2") == [("late", "a/0", 0, [7, 8, 9])]
-    assert untold(book, "a/2") == []
+    assert pending(book, "a/2") == [("late", "a/0", 0, [7, 8, 9])]
+    assert pending(book, "a/2") == []
 
 
-def test_text_that_goes_out_with_a_chunk_is_not_told_beside_it():
+def test_text_that_goes_out_with_a_chunk_is_not_sent_beside_it():
     book = book_of(group(), sharing=True)
     write(book, "a/0", "x", [7, 8])
     send(book, "a/0", "y")
-    assert untold(book, "a/0") == []
+    assert pending(book, "a/0") == []
 
 
-def test_an_instance_that_was_lost_or_gave_a_chunk_back_is_told_again():
+def test_an_instance_that_was_lost_or_gave_a_chunk_back_gets_the_text_again():
     book = book_of(group(), sharing=True)
     write(book, "a/0", "x", [7, 8])
     job = send(book, "a/1", "y")
     everything = [("y", "a/0", 0, [7, 8])]
-    assert untold(book, "a/1") == everything
+    assert pending(book, "a/1") == everything
     book.failed("y", job.id, "no luck")
     send(book, "a/1", "y")
-    assert untold(book, "a/1") == everything
+    assert pending(book, "a/1") == everything
     book.lost("y")
-    assert untold(book, "a/1") == []
+    assert pending(book, "a/1") == []
     send(book, "a/1", "y")
-    assert untold(book, "a/1") == everything
+    assert pending(book, "a/1") == everything
 
 
-def test_instances_are_told_as_long_as_a_chunk_of_the_group_is_under_way_there():
+def test_instances_get_text_as_long_as_a_chunk_of_the_group_is_under_way_there():
     book = book_of(group(n=4), sharing=True)
     jobs = {name: send(book, name, "y") for name in ("a/1", "a/2")}
     write(book, "a/0", "x", [7])
-    assert untold(book, "a/0") == [("y", "a/0", 0, [7])]
+    assert pending(book, "a/0") == [("y", "a/0", 0, [7])]
     book.finished("y", answer(jobs["a/1"], [1]), 1.0)
     write(book, "a/0", "x", [8])
-    assert untold(book, "a/0") == [("y", "a/0", 1, [8])]
+    assert pending(book, "a/0") == [("y", "a/0", 1, [8])]
     book.finished("y", answer(jobs["a/2"], [2]), 1.0)
     write(book, "a/0", "x", [9])
-    assert untold(book, "a/0") == []
+    assert pending(book, "a/0") == []
     send(book, "a/3", "y")
-    assert untold(book, "a/3") == [("y", "a/0", 2, [9])]
+    assert pending(book, "a/3") == [("y", "a/0", 2, [9])]
 
 
-def test_without_sharing_nobody_is_told_anything():
+def test_without_sharing_no_text_is_sent():
     book = book_of(group())
     write(book, "a/0", "x", [7, 8])
     send(book, "a/1", "y")
-    assert untold(book, "a/1") == []
+    assert pending(book, "a/1") == []
 
 
 def test_a_group_that_is_over_is_no_longer_kept_for_sharing():

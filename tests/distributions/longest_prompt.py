@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from seer_core.hookspecs import hookimpl
+from seer_core.plugins.hookspecs import hookimpl
 
 
 class Settings(Struct, frozen=True):

@@ -9,12 +9,12 @@ import sys
 
 from msgspec import Struct
 
-from seer_core.clock import RealClock
 from seer_core.errors import EngineError
-from seer_core.events import InstanceReported, InstanceTroubled
-from seer_core.hookspecs import hookimpl
 from seer_core.model import InstanceInfo
-from seer_core.ports import ChunkOutput, ModelInfo
+from seer_core.model.events import InstanceDegraded, InstanceReported
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import ChunkOutput, ModelInfo
 
 
 class Settings(Struct, frozen=True):
@@ -30,7 +30,7 @@ class Settings(Struct, frozen=True):
     signal_after: int = 1
     die: bool = False
     refusal: str = ""
-    trouble: str = ""
+    degradation: str = ""
     overrun_s: float = 0.0
 
 
@@ -43,13 +43,13 @@ class Trickle:
         self.finished = 0
         self.starts = 0
 
-    def draft_with(self, drafter):
+    def set_drafter(self, drafter):
         return False
 
-    def teach(self, text):
+    def push_sibling_tokens(self, text):
         pass
 
-    def share_kv(self, pool):
+    def set_kv_pool(self, pool):
         return False
 
     def forget_group(self, group_id):
@@ -64,8 +64,8 @@ class Trickle:
         print(f"{self.id} is coming up", file=sys.stderr, flush=True)
         if self.stuck or (self.settings.die and self.starts > 1):
             await asyncio.Event().wait()
-        if self.settings.trouble:
-            sink.troubled(InstanceTroubled(self.id, "drafting", self.settings.trouble, "trickle.log"))
+        if self.settings.degradation:
+            sink.degraded(InstanceDegraded(self.id, "drafting", self.settings.degradation, "trickle.log"))
         return InstanceInfo(self.id, 512, 16, 8, 512)
 
     def submit(self, job):
@@ -106,7 +106,7 @@ class Trickle:
         (self.base_dir / f"{self.id}.stopped").touch()
 
 
-class Fleet:
+class TrickleFleet:
     def __init__(self, settings, base_dir):
         self.engines = [
             Trickle(f"trickle-{number}", settings, base_dir, number < settings.stuck)
@@ -119,4 +119,4 @@ class Fleet:
 
 @hookimpl
 def seer_make_engines(settings, startup):
-    return Fleet(settings, startup.base_dir)
+    return TrickleFleet(settings, startup.base_dir)

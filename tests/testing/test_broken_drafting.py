@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from seer_core.drafting import SourceSpec
+from seer_core.ports.drafting import SourceSpec
 from seer_core.testing import DrafterContract, DraftPolicyContract, DraftSourceContract
 
 
@@ -29,7 +29,7 @@ class Policy:
     def lengths(self, probes, others):
         return (2, 2)
 
-    def learn(self, drafted_at, accepted_at):
+    def record_acceptance(self, drafted_at, accepted_at):
         pass
 
 
@@ -44,11 +44,11 @@ class Dreamer(Policy):
 
 
 class Divider(Policy):
-    """It believes what it was told of positions that nobody drafted."""
+    """It trusts counts of positions that were never drafted."""
 
     length = 2
 
-    def learn(self, drafted_at, accepted_at):
+    def record_acceptance(self, drafted_at, accepted_at):
         if drafted_at:
             self.length = 2 * len(drafted_at)
 
@@ -68,7 +68,7 @@ class Moody(Policy):
 
 
 class Sorter(Policy):
-    def learn(self, drafted_at, accepted_at):
+    def record_acceptance(self, drafted_at, accepted_at):
         drafted_at.sort()
 
 
@@ -153,7 +153,7 @@ class Source:
         self.last[handle] = job.token_ids[-1]
         return handle
 
-    def learn(self, text):
+    def add_sibling_tokens(self, text):
         pass
 
     def propose(self, batch):
@@ -246,16 +246,16 @@ class Nameless(Source):
 
 class Strict(Source):
     def forget(self, group_id):
-        assert group_id == "g", f"never heard of {group_id}"
+        assert group_id == "g", f"unknown group {group_id}"
 
 
 class Touchy(Source):
-    def learn(self, text):
+    def add_sibling_tokens(self, text):
         assert text.start == 0, f"tokens before {text.start} are missing"
 
 
 class Elephant(Source):
-    """It knows one text, whatever happens."""
+    """It drafts one text all the time."""
 
     def draft(self, last, limit):
         return [last + 1 + i for i in range(limit)]
@@ -273,8 +273,8 @@ class Haunted(Source):
 
 
 LENGTHS = "test_lengths_are_two_numbers_within_the_limit"
-ALIKE = "test_told_alike_two_decide_alike"
-UNCHANGED = "test_what_it_is_told_is_not_changed"
+ALIKE = "test_two_with_the_same_input_decide_the_same"
+UNCHANGED = "test_it_does_not_change_its_input"
 PLAIN = "test_what_a_source_is_made_of_is_plain_data"
 PLAIN = "test_what_a_source_is_made_of_is_plain_data"
 LIMITS = "test_drafts_keep_to_their_limits"
@@ -310,9 +310,9 @@ FAULTS = {
         (Loop, TREES, "token 1 has parent 1, which does not come before it"),
         (Overflow, WRITTEN, "beyond their limits"),
         (Nameless, "test_open_chunks_have_handles_of_their_own", ""),
-        (Strict, "test_a_group_may_be_forgotten_at_any_time", "never heard of"),
+        (Strict, "test_a_group_may_be_forgotten_at_any_time", "unknown group"),
         (Touchy, "test_siblings_may_be_learnt_at_any_time", "tokens before 100 are missing"),
-        (Elephant, "test_after_a_reset_it_goes_on", "knew before the reset"),
+        (Elephant, "test_after_a_reset_it_goes_on", "from before the reset"),
         (Reporter, "test_figures_are_numbers_by_name", ""),
         (Haunted, "test_it_stops_and_leaves_no_thread", "leaves a thread behind"),
     ],

@@ -1,4 +1,4 @@
-"""Engines and clocks that break their contract in one way each: simulated ones, spoilt."""
+"""Engines and clocks that break their contract in one way each: simulated ones, altered."""
 
 import re
 from types import SimpleNamespace
@@ -8,13 +8,13 @@ import pytest
 from seer_sim.clock import VirtualClock
 from seer_sim.plugin import Settings, make_fleet
 
-from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import StepTimes
-from seer_core.ports import ChunkOutput, ChunkPiece
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.ports.drafting import StepTimes
+from seer_core.ports.engine import ChunkOutput, ChunkPiece
 from seer_core.testing import ClockContract, EngineContract
 
 
-class Spoilt:
+class Altered:
     """A simulated engine behind one that does everything as it does, until broken; also its sink."""
 
     def __init__(self, engine):
@@ -40,45 +40,45 @@ class Spoilt:
     def chunk_failed(self, instance_id, job_id, reason):
         self.sink.chunk_failed(instance_id, job_id, reason)
 
-    def chunk_grew(self, instance_id, piece):
-        self.sink.chunk_grew(instance_id, piece)
+    def chunk_streamed(self, instance_id, piece):
+        self.sink.chunk_streamed(instance_id, piece)
 
     def reported(self, report):
         self.sink.reported(report)
 
-    def troubled(self, trouble):
-        self.sink.troubled(trouble)
+    def degraded(self, degradation):
+        self.sink.degraded(degradation)
 
     def lost(self, instance_id, reason):
         self.sink.lost(instance_id, reason)
 
 
-def engine(spoilt):
+def engine(altered):
     """Return the contract of engines of that class."""
 
     def make(self):
         fleet = make_fleet(Settings())
-        fleet.engines = [spoilt(each) for each in fleet.engines]
+        fleet.engines = [altered(each) for each in fleet.engines]
         return fleet
 
-    return type(spoilt.__name__, (EngineContract,), {"make": make})
+    return type(altered.__name__, (EngineContract,), {"make": make})
 
 
 def outputs(change):
     """Return the contract of engines whose outputs are changed like that."""
 
-    class Liar(Spoilt):
+    class Liar(Altered):
         def chunk_finished(self, instance_id, output):
             self.sink.chunk_finished(instance_id, msgspec.structs.replace(output, **change(output)))
 
     return engine(Liar)
 
 
-class TestSpoiltInOrder(engine(Spoilt)):
+class TestAlteredInOrder(engine(Altered)):
     pass
 
 
-class Talkative(Spoilt):
+class Talkative(Altered):
     """It has more to say than the contract asks for, as models have."""
 
     def submit(self, job):
@@ -89,7 +89,7 @@ class TestAnEngineThatWouldGoOn(engine(Talkative)):
     pass
 
 
-class TestSpoiltAndShared(engine(Spoilt)):
+class TestAlteredAndShared(engine(Altered)):
     shared = True
 
     def test_any_order_leaves_the_shared_engines_as_the_next_test_wants_them(self):
@@ -98,48 +98,48 @@ class TestSpoiltAndShared(engine(Spoilt)):
             getattr(self, name)()
 
 
-class SameName(Spoilt):
+class SameName(Altered):
     def __init__(self, engine):
         super().__init__(engine)
         self.id = "sim"
 
 
-class OddCapacity(Spoilt):
+class OddCapacity(Altered):
     async def start(self, sink):
         return msgspec.structs.replace(await super().start(sink), kv_capacity_tokens=1001)
 
 
-class Twice(Spoilt):
+class Twice(Altered):
     def chunk_finished(self, instance_id, output):
-        Spoilt.chunk_finished(self, instance_id, output)
-        Spoilt.chunk_finished(self, instance_id, output)
+        Altered.chunk_finished(self, instance_id, output)
+        Altered.chunk_finished(self, instance_id, output)
 
 
-class Forgetful(Spoilt):
+class Forgetful(Altered):
     def submit(self, job):
         self.jobs.append(job)
         if len(self.jobs) % 3:
             self.engine.submit(job)
 
 
-class Guessing(Spoilt):
-    """It tells what a chunk may write, and then it has written something else."""
+class Guessing(Altered):
+    """It sends pieces of a guess, and then writes something else."""
 
     def chunk_finished(self, instance_id, output):
         if any(job.id == output.job_id and job.streams for job in self.jobs):
-            self.chunk_grew(instance_id, ChunkPiece(output.job_id, 0, Tokens([7, 7]), Logprobs([-1, -1])))
+            self.chunk_streamed(instance_id, ChunkPiece(output.job_id, 0, Tokens([7, 7]), Logprobs([-1, -1])))
         super().chunk_finished(instance_id, output)
 
 
-class Chatty(Spoilt):
-    """It tells pieces to nobody."""
+class Chatty(Altered):
+    """It sends pieces of chunks that do not stream."""
 
     def chunk_finished(self, instance_id, output):
-        self.chunk_grew(instance_id, ChunkPiece(output.job_id, 0, output.token_ids, output.logprobs))
+        self.chunk_streamed(instance_id, ChunkPiece(output.job_id, 0, output.token_ids, output.logprobs))
         super().chunk_finished(instance_id, output)
 
 
-class Hasty(Spoilt):
+class Hasty(Altered):
     def submit(self, job):
         if job.max_tokens > 1000:
             self.sink.chunk_failed(self.id, job.id, "too long")
@@ -147,29 +147,29 @@ class Hasty(Spoilt):
             super().submit(job)
 
 
-class Pedantic(Spoilt):
+class Pedantic(Altered):
     def abort(self, job_id):
         assert job_id in [job.id for job in self.jobs], f"no chunk {job_id}"
         self.engine.abort(job_id)
 
 
-class Greedy(Spoilt):
+class Greedy(Altered):
     def abort(self, job_id):
         for job in self.jobs:
             self.engine.abort(job.id)
 
 
-class Obliging(Spoilt):
+class Obliging(Altered):
     def submit(self, job):
         self.engine.submit(msgspec.structs.replace(job, max_tokens=min(job.max_tokens, 100)))
 
 
-class Loyal(Spoilt):
+class Loyal(Altered):
     async def reset_cache(self):
         pass
 
 
-class Conservative(Spoilt):
+class Conservative(Altered):
     """It takes the version of other weights and keeps the KV of the old ones."""
 
     version = 0
@@ -181,7 +181,7 @@ class Conservative(Spoilt):
         super().chunk_finished(instance_id, msgspec.structs.replace(output, weight_version=self.version))
 
 
-class Restless(Spoilt):
+class Restless(Altered):
     """It says that it sleeps, and does not."""
 
     async def sleep(self):
@@ -191,8 +191,8 @@ class Restless(Spoilt):
         pass
 
 
-class Insomniac(Spoilt):
-    """It sleeps whenever it is told to, and wakes by itself for a chunk."""
+class Insomniac(Altered):
+    """It sleeps on request, and wakes by itself for a chunk."""
 
     async def sleep(self):
         return 0 if self.sink is None or self.engine._runs else await self.engine.sleep()
@@ -202,7 +202,7 @@ class Insomniac(Spoilt):
         super().submit(job)
 
 
-class Amnesiac(Spoilt):
+class Amnesiac(Altered):
     """Asleep it forgets which weights it had."""
 
     async def wake(self):
@@ -210,7 +210,7 @@ class Amnesiac(Spoilt):
         self.engine._weight_version = 0
 
 
-class Hoarder(Spoilt):
+class Hoarder(Altered):
     """It keeps its KV asleep."""
 
     async def sleep(self):
@@ -222,7 +222,7 @@ class Hoarder(Spoilt):
         return freed
 
 
-class Sleeper(Spoilt):
+class Sleeper(Altered):
     """Once asleep it is so after a restart, too."""
 
     slept = False
@@ -239,7 +239,7 @@ class Sleeper(Spoilt):
         return info
 
 
-class Mortal(Spoilt):
+class Mortal(Altered):
     stopped = False
 
     async def stop(self):
@@ -248,7 +248,7 @@ class Mortal(Spoilt):
         await self.engine.stop()
 
 
-class Undead(Spoilt):
+class Undead(Altered):
     async def start(self, sink):
         await self.engine.stop()
         return await super().start(sink)
@@ -257,12 +257,12 @@ class Undead(Spoilt):
         pass
 
 
-class Sociable(Spoilt):
-    def share_kv(self, pool):
+class Sociable(Altered):
+    def set_kv_pool(self, pool):
         return True
 
 
-class Approximate(Spoilt):
+class Approximate(Altered):
     async def measure_steps(self, batch, draft_tokens, context_tokens=None):
         return StepTimes((1, 4), (0,), ((0.001,), (0.002,)))
 
@@ -300,8 +300,8 @@ ENGINES = [
     (outputs(lambda output: {"cached_tokens": 3}), ACCOUNT, "cached, pooled and prefilled"),
     (outputs(lambda output: {"computed_tokens": 3}), ACCOUNT, ""),
     (outputs(lambda output: {"weight_version": 8}), ACCOUNT, ""),
-    (engine(Guessing), PIECES, "told other tokens"),
-    (engine(Chatty), PIECES, "which nobody reads"),
+    (engine(Guessing), PIECES, "sent other tokens"),
+    (engine(Chatty), PIECES, "which does not stream"),
     (outputs(by_chunk), TOKENS, "divided and moved, it gave other tokens"),
     (outputs(by_chance), TOKENS, "two runs gave other tokens"),
     (
@@ -309,7 +309,7 @@ ENGINES = [
         "test_the_sink_is_never_called_from_within_submit_or_abort",
         r"called the sink from within submit\(\)",
     ),
-    (engine(Pedantic), "test_an_aborted_chunk_disturbs_no_other", "no chunk never heard of"),
+    (engine(Pedantic), "test_an_aborted_chunk_disturbs_no_other", "no chunk unknown"),
     (engine(Greedy), "test_an_aborted_chunk_disturbs_no_other", "unanswered"),
     (engine(Obliging), GIVEN_BACK, "longer than the model"),
     (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
@@ -393,8 +393,8 @@ def test_every_test_of_the_contract_finds_a_fault(contract, broken, uncaught):
     assert not uncaught(contract, broken)
 
 
-def test_an_engine_that_cannot_be_told_a_length_of_context_is_found():
-    class Old(Spoilt):
+def test_an_engine_that_takes_no_length_of_context_is_found():
+    class Old(Altered):
         async def measure_steps(self, batch, draft_tokens):
             return await self.engine.measure_steps(batch, draft_tokens)
 
@@ -403,7 +403,7 @@ def test_an_engine_that_cannot_be_told_a_length_of_context_is_found():
 
 
 def test_shared_engines_start_once_and_stop_in_the_end_or_when_a_test_fails():
-    class Counted(Spoilt):
+    class Counted(Altered):
         starts = stops = 0
 
         async def start(self, sink):
@@ -422,14 +422,14 @@ def test_shared_engines_start_once_and_stop_in_the_end_or_when_a_test_fails():
     with pytest.raises(AssertionError, match="2 times"):
         contract().test_every_chunk_is_answered_once()
     assert (Counted.starts, Counted.stops) == (2, 2)
-    Counted.chunk_finished = Spoilt.chunk_finished
+    Counted.chunk_finished = Altered.chunk_finished
     contract().test_every_chunk_is_answered_once()
     contract.teardown_class()
     assert (Counted.starts, Counted.stops) == (4, 4)
 
 
 def test_an_engine_that_promises_no_equal_tokens_is_not_asked_for_them():
-    class Inexact(engine(Spoilt)):
+    class Inexact(engine(Altered)):
         exact = False
 
     with pytest.raises(pytest.skip.Exception, match="does not promise"):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from seer_core.kv import PoolStats, StoreSpec
+from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.testing import KVPoolContract
 
 BLOCK_BYTES, CAPACITY = 4096, 24
@@ -179,12 +179,14 @@ def close_for_all(self):
     self.blocks.clear()
 
 
+FOUND = "test_a_found_block_is_the_one_that_was_put"
+
 BROKEN = [
-    (store("Useless", drop=property()), "test_it_is_a_pool", "the store lacks drop"),
+    (store("Useless", drop=property()), "test_it_is_a_pool", "it lacks drop"),
     (pool(stop=refuse), "test_before_its_start_it_has_figures_and_can_be_stopped", "not started"),
     (pool(stop=hang), "test_before_its_start_it_has_figures_and_can_be_stopped", "took more than 0.2 s"),
     (
-        pool(store=lambda self, name: StoreSpec("seer_core.kv:KVStore", {"pool": self})),
+        pool(store=lambda self, name: StoreSpec("seer_core.ports.kv:KVStore", {"pool": self})),
         "test_what_a_store_is_made_of_is_plain_data",
         "is no plain data",
     ),
@@ -193,8 +195,12 @@ BROKEN = [
     (store("Touchy", get=get_or_raise), "test_a_miss_is_never_an_error", "no such block"),
     (store("Lazy", put=keep_views), "test_it_keeps_copies_and_changes_nothing_it_is_given", ""),
     (store("Rude", put=put_and_wipe), "test_it_keeps_copies_and_changes_nothing_it_is_given", ""),
-    (store("Mixed", put=put_shifted), "test_whatever_is_found_is_what_was_put", "other bytes"),
-    (store("Endless", put=put_for_ever), "test_whatever_is_found_is_what_was_put", "more than its capacity"),
+    (store("Mixed", put=put_shifted), FOUND, "other bytes"),
+    (
+        store("Endless", put=put_for_ever),
+        "test_a_found_block_is_the_one_that_was_put",
+        "more than its capacity",
+    ),
     (pool(stats=lambda self: PoolStats(1)), "test_figures_add_up", ""),
     (pool(clear=nothing), "test_what_is_cleared_is_not_found_again", ""),
     (store("Sweeping", drop=drop_everything), "test_dropping_is_a_hint", ""),

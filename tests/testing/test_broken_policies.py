@@ -8,10 +8,10 @@ import attrs
 import numpy
 import pytest
 
-from seer_core.defaults import LeastLoaded
-from seer_core.events import InstanceLost
 from seer_core.model import GroupContext, InstanceStatus, Request
-from seer_core.policy import Placement
+from seer_core.model.events import InstanceLost
+from seer_core.ports.policy import Placement
+from seer_core.scheduling.defaults import LeastLoaded
 from seer_core.testing import ObserverContract, PlacerContract, PrioritizerContract, SplitterContract
 
 
@@ -103,13 +103,13 @@ class Queue:
 
 
 class NoQueue:
-    push = peek = take = __len__ = print
+    push = peek = take = print
 
 
 class Inventor(Queue):
     def peek(self):
-        group = GroupContext("nobody's", 0, 1, 1, 1, left=1)
-        return super().peek() or Request("nobody's/0", 0, 0, group)
+        group = GroupContext("unknown", 0, 1, 1, 1, left=1)
+        return super().peek() or Request("unknown/0", 0, 0, group)
 
 
 class Keeper(Queue):
@@ -161,7 +161,7 @@ class Once(Queue):
 
 
 class Ghost(Queue):
-    """It forgets late whom it has given away out of turn, and so offers twice whoever comes back."""
+    """It deletes a request that was taken out of turn late, and so offers it twice when it comes back."""
 
     def __init__(self):
         super().__init__()
@@ -187,7 +187,7 @@ class Ghost(Queue):
 
 
 class Upstart(Queue):
-    """Last come first served, and nobody else."""
+    """Last come first served, and no other."""
 
     def peek(self):
         return self.waiting[-1] if self.waiting else None
@@ -256,7 +256,7 @@ class RaisingQueue(Queue):
 
 
 class NoPlacer:
-    place = instance_changed = print
+    instance_changed = print
 
 
 class Never(LeastLoaded):
@@ -275,7 +275,7 @@ class Caller(LeastLoaded):
 
 
 class Faithful(LeastLoaded):
-    """It stays with whom it knew first, dead or alive."""
+    """It stays with its first instance, dead or alive."""
 
     first = None
 
@@ -379,7 +379,7 @@ ONE_OF = "test_it_answers_one_of_the_instances_or_none"
 
 FAULTS = {
     SplitterContract: [
-        (NoSplitter, "test_it_is_a_splitter", ""),
+        (NoSplitter, "test_it_is_a_splitter", "it lacks split"),
         (Half, SIZE, "which is no int"),
         (Half, RANDOM, "plug-in 'Half', slot 'splitter' for request '.*': answered .*a chunk has 1 to"),
         (Nothing, SIZE, ""),
@@ -395,9 +395,9 @@ FAULTS = {
         (Raising, RANDOM, "'Raising', slot 'splitter' for request '.*': raised ZeroDivisionError"),
     ],
     PrioritizerContract: [
-        (NoQueue, "test_it_is_a_prioritizer", ""),
+        (NoQueue, "test_it_is_a_prioritizer", "it lacks __len__"),
         (Inventor, "test_an_empty_queue_offers_nothing", ""),
-        (Inventor, ONCE, 'offered "nobody\'s/0", which does not wait'),
+        (Inventor, ONCE, "offered 'unknown/0', which does not wait"),
         (Keeper, ONCE, "has length 8 when 7 wait"),
         (
             Keeper,
@@ -431,7 +431,7 @@ FAULTS = {
         (RaisingQueue, RANDOM, "raised ValueError: not you again"),
     ],
     PlacerContract: [
-        (NoPlacer, "test_it_is_a_placer", ""),
+        (NoPlacer, "test_it_is_a_placer", "it lacks place"),
         (Never, "test_an_idle_fleet_takes_a_chunk", "placed nothing on 1 idle"),
         (Never, RANDOM, "'Never' places no chunk"),
         (Founder, ONE_OF, "not one of the living"),
@@ -451,7 +451,7 @@ FAULTS = {
         (Brooder, RANDOM, "gives 7 for a reason"),
     ],
     ObserverContract: [
-        (NoObserver, "test_it_is_an_observer", ""),
+        (NoObserver, "test_it_is_an_observer", "it lacks observe"),
         (Squeamish, "test_it_takes_every_kind_of_event", "cannot see that"),
         (
             Retoucher,

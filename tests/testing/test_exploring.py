@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 FRAGILE = """
-from seer_core.defaults import FirstComeFirstServed
+from seer_core.scheduling.defaults import FirstComeFirstServed
 from seer_core.testing import PrioritizerContract
-from seer_core.testing.chance import chance
+from seer_core.testing.support import seeded_random
 
 
 class TestFragile(PrioritizerContract):
@@ -14,7 +14,7 @@ class TestFragile(PrioritizerContract):
         return FirstComeFirstServed()
 
     def test_it_is_drawn(self):
-        drawn = chance().random()
+        drawn = seeded_random().random()
         assert drawn < {limit}, f"drew {{drawn}}"
 """
 
@@ -35,7 +35,7 @@ def test_a_run_for_longer_draws_afresh_in_every_round(tmp_path):
     assert last.startswith(f"{len(rounds)} rounds, seeds ")
 
 
-def test_what_fails_is_told_with_the_command_that_repeats_it(tmp_path):
+def test_a_failure_is_printed_with_the_command_that_repeats_it(tmp_path):
     done = explored(tmp_path, 0.0, "--seed", "7", "-k", "drawn")
     assert done.returncode == 1
     *_, again = done.stdout.splitlines()
@@ -48,14 +48,14 @@ def test_what_fails_is_told_with_the_command_that_repeats_it(tmp_path):
 
 
 def test_seeds_differ_in_what_they_draw_and_no_seed_draws_always_the_same(tmp_path, monkeypatch):
-    from seer_core.testing.chance import VARIABLE, chance, explores
+    from seer_core.testing.support import VARIABLE, is_exploring, seeded_random
 
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert not explores()
-    assert chance().random() == chance().random()
+    assert not is_exploring()
+    assert seeded_random().random() == seeded_random().random()
     drawn = set()
     for seed in ("1", "2"):
         monkeypatch.setenv(VARIABLE, seed)
-        assert explores()
-        drawn.add(chance().random())
+        assert is_exploring()
+        drawn.add(seeded_random().random())
     assert len(drawn) == 2

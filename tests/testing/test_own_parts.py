@@ -4,9 +4,10 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from seer_core.clock import RealClock
-from seer_core.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
-from seer_core.events import Command, Event
+from seer_core.model.events import Command, Event
+from seer_core.ports.clock import RealClock
+from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.trace import TraceWriter
 from seer_core.testing import (
     ClockContract,
     ObserverContract,
@@ -14,8 +15,7 @@ from seer_core.testing import (
     PrioritizerContract,
     SplitterContract,
 )
-from seer_core.testing.stories import every_event
-from seer_core.trace import TraceWriter
+from seer_core.testing.scenarios import every_event
 
 
 class TestWholeRequests(SplitterContract):

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from seer_core.hookspecs import Check, Startup, hookimpl
+from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_mooncake.pool import MooncakePool
 from seer_mooncake.settings import Settings
 from seer_mooncake.system import checks, installation

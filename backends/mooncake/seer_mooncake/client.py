@@ -1,9 +1,9 @@
 """Mooncake's client, with a bound on every wait.
 
-Its calls may block far longer than anybody should wait: 90 s where no master answers at the start, 60 s for
+Its calls may block too long: 90 s where no master answers at the start, 60 s for
 a segment whose owner hangs, 30 s for a master that hangs, and 4 s for each call once the master is dead
 (measured with 0.3.13).  So one thread makes all calls and the caller waits for it only so long.  After a
-wait that was too long, or an answer that says the master is out of reach, the client is *away*: calls are
+wait that was too long, or an error code for a master out of reach, the client is *away*: calls are
 answered at once, with nothing, and every second the thread looks whether the master is there again.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-__all__ = ["Client", "answers"]
+__all__ = ["MooncakeClient", "answers"]
 
 log = structlog.get_logger("seer")
 
@@ -33,7 +33,7 @@ Work = Callable[[Any], Any]
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Return whether somebody listens at ``host:port``."""
+    """Return whether a server listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout_s).close()
@@ -42,11 +42,11 @@ def answers(address: str, timeout_s: float) -> bool:
     return True
 
 
-class Client:
+class MooncakeClient:
     """A ``MooncakeDistributedStore`` that ``make`` sets up, in a thread of its own.
 
-    ``make`` is called again, every second, until it succeeds; it raises if it cannot.  ``on_away`` is told
-    why whenever the client goes away.
+    ``make`` is called again, every second, until it succeeds; it raises if it cannot.  ``on_away`` is called
+    with why whenever the client goes away.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Client:
         return codes
 
     def later(self, work: Work) -> None:
-        """Have something done after what has been asked for so far; nobody waits for it."""
+        """Queue a call behind those made so far, and return at once."""
         if not self._away:
             self._submit(work)
 

@@ -16,7 +16,7 @@ class Counts:
         self._counted: Counter[str] = Counter()
 
     def add(self, **counted: int) -> None:
-        """Count up."""
+        """Add to a count."""
         with self._lock:
             self._counted.update(counted)
 

@@ -1,4 +1,4 @@
-"""The master of a run: a process of our own, kept by a keeper, or one that somebody else runs."""
+"""The master of a run: a child process that is started again when it dies, or a master that others run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
 
 import structlog
 
+from seer_core.process import ChildProcess
 from seer_mooncake import keeper
 from seer_mooncake.client import answers
 
@@ -33,34 +33,44 @@ EVICTED_AT_ONCE = 0.1
 POLL_S = 0.02
 HTTP_TIMEOUT_S = 1.0
 STOP_S = 8.0
+RESTARTS = 10
+RESTART_PAUSE_S = 0.5
 
 
 class Master:
-    """Where the master is, and what keeps it if it is ours.  Every call blocks, and is bounded."""
+    """Where the master is, and its process if it is ours.  Every call blocks, and is bounded."""
 
     def __init__(self, joined: str = "") -> None:
         self.address = joined
         self._joined = bool(joined)
         self._metrics_port = 0
-        self._keeper: subprocess.Popen[str] | None = None
+        self._process: ChildProcess | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._restarts: threading.Thread | None = None
+        self._stopped = threading.Event()
 
     def start(self, binary: Path | None, directory: Path | None, timeout_s: float) -> bool:
-        """Start the master or find it, and keep ``directory``; return whether it answers in time."""
+        """Start the master or find it, and make ``directory``; return whether it answers in time."""
         until = time.monotonic() + timeout_s
-        command: list[str] = []
+        if directory is not None:
+            self._keeper = _keep(directory)
         if not self._joined:
             rpc_port, self._metrics_port = _free_ports(2)
             self.address = f"127.0.0.1:{rpc_port}"
             command = _command(str(binary), rpc_port, self._metrics_port, disk=directory is not None)
-        if command or directory is not None:
-            self._keep(directory, command)
+            try:
+                self._process = _run(command)
+            except OSError:
+                return False
+            self._restarts = threading.Thread(target=self._restart, args=[command], daemon=True)
+            self._restarts.start()
         while time.monotonic() < until:
             if self._answers() and (directory is None or directory.is_dir()):
                 return True
             time.sleep(POLL_S)
         return False
 
-    def figures(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """Return our master's metrics; nothing if it does not answer, or is not ours."""
         if not self._metrics_port:
             return {}
@@ -70,46 +80,61 @@ class Master:
 
     def stop(self) -> None:
         """End the master if it is ours, and remove the directory."""
-        process, self._keeper = self._keeper, None
-        if process is None:
+        self._stopped.set()
+        if self._process is not None:
+            self._process.kill()
+        if self._restarts is not None:
+            self._restarts.join()
+            self._restarts = self._process = None
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
             return
-        assert process.stdin is not None
+        assert keeper.stdin is not None
         with suppress(OSError):
-            process.stdin.close()
+            keeper.stdin.close()
         try:
-            process.wait(STOP_S)
+            keeper.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            keeper.kill()
+            keeper.wait()
 
     def _answers(self) -> bool:
         if self._metrics_port:
             return '"service_ready":true' in _get(self._metrics_port, "/health")
         return answers(self.address, HTTP_TIMEOUT_S)
 
-    def _keep(self, directory: Path | None, command: list[str]) -> None:
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", keeper.__file__, str(directory or ""), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the runtime
-        )
-        assert self._keeper.stdout is not None
-        threading.Thread(target=self._listen, args=(self._keeper.stdout,), daemon=True).start()
-
-    def _listen(self, keeper_says: IO[str]) -> None:
-        """Log what the keeper says, until it has ended."""
-        with keeper_says:
-            for line in keeper_says:
-                match line.split():
-                    case ["ended", status, left]:
-                        log.warning("kv_pool_master_ended", status=int(status), restarts_left=int(left))
-                    case ["started", pid]:
-                        log.info("kv_pool_master_restarted", pid=int(pid))
-        if self._keeper is not None:
+    def _restart(self, command: list[str]) -> None:
+        """Start the master again when it dies, ``RESTARTS`` times, until ``stop``."""
+        for left in reversed(range(RESTARTS + 1)):
+            assert self._process is not None
+            self._process.wait_unreaped()
+            how = self._process.end()
+            if self._stopped.is_set():
+                return
+            log.warning("kv_pool_master_ended", reason=how, restarts_left=left)
+            if left and not self._stopped.wait(RESTART_PAUSE_S):
+                self._process = _run(command)
+                log.info("kv_pool_master_restarted", pid=self._process.pid)
+                if self._stopped.is_set():  # ``stop`` has killed the one before
+                    self._process.kill()
+        if not self._stopped.is_set():
             log.error("kv_pool_master_not_kept", consequence="without a master everything is a miss")
+
+
+def _run(command: list[str]) -> ChildProcess:
+    with open(os.devnull, "wb") as nothing:
+        return ChildProcess(command, log=nothing)
+
+
+def _keep(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the directory's keeper, which outlives this process to remove the directory."""
+    return subprocess.Popen(
+        [sys.executable, "-I", keeper.__file__, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the runtime
+    )
 
 
 def _command(binary: str, rpc_port: int, metrics_port: int, *, disk: bool) -> list[str]:

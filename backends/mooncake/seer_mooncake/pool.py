@@ -1,4 +1,4 @@
-"""The pool beside the runtime: it keeps a master, says where it is, and counts."""
+"""The pool beside the runtime: it runs a master, hands out its address, and counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from seer_core.errors import PluginError
-from seer_core.kv import PoolStats, StoreSpec
+from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_mooncake.keeper import PREFIX
 from seer_mooncake.master import Master
 from seer_mooncake.settings import Settings
@@ -29,7 +29,7 @@ EVICTED = "master_evicted_key_count"
 
 
 class MooncakePool:
-    """A ``KVPool`` whose memory the instances lend: each mounts a segment, the master says what is where.
+    """A ``KVPool`` whose memory the instances lend: each mounts a segment, the master looks up what is where.
 
     This process holds neither KV nor Mooncake's client, so nothing that goes wrong there can hurt it.
     """
@@ -59,11 +59,11 @@ class MooncakePool:
         self._run = uuid.uuid4().hex[:12]
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._figures, self._evicted_before = {}, 0.0
-        trouble = await asyncio.to_thread(self._begin)
-        self._on = trouble is None
-        if trouble is None:
+        degradation = await asyncio.to_thread(self._begin)
+        self._on = degradation is None
+        if degradation is None:
             return
-        fact, remedy = trouble
+        fact, remedy = degradation
         self._off = fact
         if self.settings.on_failure == "fail":
             await self.stop()
@@ -108,23 +108,23 @@ class MooncakePool:
     async def clear(self) -> None:
         """Begin a new epoch; the stores remove the last one's values."""
         self._epoch += 1
-        for tell in self._lines.values():
-            tell({"epoch": self._epoch})
+        for send in self._lines.values():
+            send({"epoch": self._epoch})
 
-    def connect(self, instance_id: str, tell: Callable[[Mapping[str, int]], None]) -> None:
-        """Take the line to a store, and tell it the epoch, which may have begun since it was made."""
+    def connect(self, instance_id: str, send: Callable[[Mapping[str, int]], None]) -> None:
+        """Register the channel to a store, and send it the epoch, which may have begun since it was made."""
         if self._on:
-            self._lines[instance_id] = tell
-            tell({"epoch": self._epoch})
+            self._lines[instance_id] = send
+            send({"epoch": self._epoch})
 
-    def told(self, instance_id: str, note: Mapping[str, int]) -> None:
+    def receive(self, instance_id: str, message: Mapping[str, int]) -> None:
         """Count on, and log when a store has lost sight of the master."""
-        self._counted.update(note)
-        if "away" in note:
-            log.warning("kv_pool_away", instance=instance_id, times=note["away"])
+        self._counted.update(message)
+        if "away" in message:
+            log.warning("kv_pool_away", instance=instance_id, times=message["away"])
 
     def stats(self) -> PoolStats:
-        """Add up what the stores have counted, and what the master said a second ago."""
+        """Add up what the stores have counted, and the master's metrics of a second ago."""
         if not self._instances:
             return self._last
         counted, figures = self._counted, self._figures
@@ -171,7 +171,7 @@ class MooncakePool:
     def _watch(self, stopped: threading.Event) -> None:
         """Ask the master for its figures."""
         while not stopped.wait(WATCH_S):
-            figures = self._master.figures()
+            figures = self._master.stats()
             if figures:
                 lost = self._figures.get(EVICTED, 0) - figures.get(EVICTED, 0)
                 if lost > 0:  # another master, which counts from 0

@@ -1,4 +1,4 @@
-"""What ``[kv_pool.mooncake]`` may say."""
+"""The settings in ``[kv_pool.mooncake]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Settings(Struct, frozen=True):
 
     The disk tier lies in the directory ``disk_path``, relative to the config file, or else where temporary
     files go.  ``master`` joins the one at ``host:port`` instead of starting one.  ``host`` is this machine
-    as the others reach it.  ``buffer_bytes`` is what one instance copies through.  ``on_failure`` says
+    as the others reach it.  ``buffer_bytes`` is what one instance copies through.  ``on_failure`` decides
     whether a run whose master does not answer within ``start_timeout_s`` ends, or goes on without a pool;
     ``timeout_s`` bounds every later call.
     """

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seer_core.errors import EngineError
-from seer_core.kv import StoreHost
-from seer_mooncake.client import Client, answers
+from seer_core.ports.kv import StoreContext
+from seer_mooncake.client import MooncakeClient, answers
 from seer_mooncake.counts import Counts
 from seer_mooncake.values import HEADER_BYTES, pack, unpack
 
@@ -32,7 +32,7 @@ TOO_LONG = -600
 PAUSES_S = (0.01, 0.02, 0.04)
 """Waits for the eviction, which frees a tenth of the memory within some 10 ms (measured)."""
 IMPATIENT_S = 1.0
-"""For so long after a value was refused nobody waits for room again."""
+"""For so long after a value was refused no put waits for room again."""
 TIMEOUTS = {
     "MC_RPC_TIMEOUT_MS": "5000",
     "MC_RPC_CONNECT_TIMEOUT_MS": "1000",
@@ -40,7 +40,7 @@ TIMEOUTS = {
 }
 """Mooncake's own, shorter than its defaults of 30 s, 20 s and 30 s."""
 DROPPED_SHARE = 0.25
-"""Part of an instance's memory that may hold values nobody is said to ask for again."""
+"""Part of an instance's memory that may hold dropped values."""
 BUCKET_VALUES = 32
 """Values in one file on disk: what is evicted there at once."""
 
@@ -48,11 +48,11 @@ BUCKET_VALUES = 32
 class NoStore:
     """A ``KVStore`` that has nothing, for a run that goes on without its master."""
 
-    def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
-        host.tell(f"the run goes on without its KV pool: {settings['reason']}")
+    def __init__(self, settings: Mapping[str, Any], host: StoreContext) -> None:
+        host.report(f"the run goes on without its KV pool: {settings['reason']}")
 
     def find(self, keys: Sequence[bytes]) -> int:
-        """Find none."""
+        """Return 0: nothing is found."""
         return 0
 
     def lacks(self, keys: Sequence[bytes]) -> list[int]:
@@ -60,10 +60,10 @@ class NoStore:
         return []
 
     def put(self, keys: Sequence[bytes], blocks: Bytes) -> None:
-        """Keep none."""
+        """Keep nothing."""
 
     def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
-        """Copy none."""
+        """Return 0: nothing is copied."""
         return 0
 
     def drop(self, keys: Sequence[bytes]) -> None:
@@ -76,15 +76,15 @@ class NoStore:
 class MooncakeStore:
     """A ``KVStore`` over Mooncake's batch calls, which copy to and from a registered buffer.
 
-    Whatever Mooncake answers but the expected length is a miss, and a value counts only once its copy has
+    Any answer of Mooncake's but the expected length is a miss, and a value counts only once its copy has
     been checked.  While the master is away all keys miss, and none are asked for to be saved.
     """
 
-    def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
+    def __init__(self, settings: Mapping[str, Any], host: StoreContext) -> None:
         self._settings = settings
         self._row_bytes = HEADER_BYTES + host.block_bytes
         self._block_bytes = host.block_bytes
-        self._tell = host.tell
+        self._report = host.report
         self._secret = bytes.fromhex(settings["secret"])
         if settings["segment_bytes"] < 2 * self._row_bytes:
             raise EngineError(
@@ -97,12 +97,12 @@ class MooncakeStore:
         self._pointers = [self._rows.ctypes.data + i * self._row_bytes for i in range(rows)]
         self._sizes = [self._row_bytes] * rows
         self._epoch: int = settings["epoch"]
-        self._here: Any = None  # says that a value should lie in this instance's own segment
+        self._here: Any = None  # asks for this instance's own segment
         self._impatient_until = 0.0
         self._dropped: list[str] = []
         os.environ.update({name: os.environ.get(name, value) for name, value in TIMEOUTS.items()})
         self._mooncake = importlib.import_module("mooncake.store")  # 40 MB: the runtime does without it
-        self._client = Client(
+        self._client = MooncakeClient(
             self._set_up,
             settings["start_timeout_s"],
             settings["timeout_s"],
@@ -163,14 +163,14 @@ class MooncakeStore:
         if len(self._dropped) * self._row_bytes > self._settings["segment_bytes"] * DROPPED_SHARE:
             self._remove_dropped()
 
-    def told(self, note: Mapping[str, int]) -> None:
+    def receive(self, message: Mapping[str, int]) -> None:
         """Begin the pool's epoch, and remove the last one's values, if it is another."""
-        if note["epoch"] != self._epoch:
+        if message["epoch"] != self._epoch:
             old = f"^{self._prefix}"
             self._client.later(lambda store: store and store.remove_by_regex(old, True))
-            self._epoch, self._dropped = note["epoch"], []
+            self._epoch, self._dropped = message["epoch"], []
 
-    def note(self) -> dict[str, int]:
+    def take_message(self) -> dict[str, int]:
         """Return what has been counted."""
         return self._counts.take()
 
@@ -206,13 +206,13 @@ class MooncakeStore:
 
     def _on_away(self, why: str) -> None:
         self._counts.add(away=1)
-        self._tell(f"the KV pool is away, and everything a miss until it is back: {why}")
+        self._report(f"the KV pool is away, and everything a miss until it is back: {why}")
 
     def _remove(self, name: str) -> None:
         self._client.later(lambda store: store.remove(name, True))
 
     def _remove_dropped(self) -> None:
-        """Remove them, except those that somebody has just looked for; these age."""
+        """Remove them, except those that were just looked up; these age."""
         names, self._dropped = self._dropped, []
         if names:
             self._client.later(lambda store: self._released(store.batch_remove(names)))
@@ -250,7 +250,7 @@ class MooncakeStore:
 
 
 def _prepare(settings: Mapping[str, Any], row_bytes: int) -> None:
-    """Begin with an empty directory: what an instance that was killed left there is known to nobody."""
+    """Begin with an empty directory: the files of an instance that was killed there are lost."""
     directory = Path(settings["disk_path"])
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from seer_core.hookspecs import Check
+from seer_core.plugins.hookspecs import Check
 from seer_mooncake.settings import Settings
 
 __all__ = ["checks", "installation", "master_binary"]
@@ -34,7 +34,7 @@ def installation() -> Check:
     """Look for Mooncake and the libraries it is linked to, without importing it."""
     binary = master_binary()
     if binary is None or not binary.is_file():
-        how = "pip install 'seer-mooncake[cpu]' (GPU: [cuda12] or [cuda13])"
+        how = "run `make setup` in Seer's checkout (with a GPU: `make setup DEVICE=gpu`)"
         return Check(PART, False, "Mooncake is not installed", how)
     wanted = LIBRARIES | (CUDA_LIBRARIES if _is_linked_to(binary.parent, b"libmlx5.so.1") else {})
     lacking = {library: package for library, package in wanted.items() if not _loads(library)}
@@ -49,7 +49,7 @@ def installation() -> Check:
 
 
 def checks(settings: Settings, directory: Path | None) -> list[Check]:
-    """Return what ``seer doctor`` says of a pool with these settings."""
+    """Return the checks of a pool with these settings."""
     found = [installation()]
     available, wanted = psutil.virtual_memory().available, settings.capacity_bytes
     found.append(

@@ -1,9 +1,9 @@
-"""A block as a value in the store: behind a header that says what it should be, and proves who wrote it.
+"""A block as a value in the store: behind a header that describes it and is signed by its writer.
 
-Mooncake checks nothing, and asks nobody who he is: a value may have been cut off, replaced, or written by
-anybody who reaches an instance's port, and memory of a lease that ran out may be overwritten while it is
+Mooncake checks nothing, and authenticates no client: a value may have been cut off, replaced, or written by
+any process that reaches an instance's port, and memory of a lease that ran out may be overwritten while it is
 copied.  So a value names its key, its length and the format, and carries a digest of all that and of the
-block, keyed (BLAKE3) by a secret that only this run's instances know.
+block, keyed (BLAKE3) by a secret that only this run's instances have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from seer_core.kv import KEY_BYTES
+from seer_core.ports.kv import KEY_BYTES
 
 __all__ = ["HEADER_BYTES", "SECRET_BYTES", "pack", "unpack"]
 

@@ -17,7 +17,7 @@ from seer_mooncake import MooncakePool, Settings
 from seer_mooncake.store import MooncakeStore
 from seer_mooncake.system import installation
 
-from seer_core.kv import StoreHost
+from seer_core.ports.kv import StoreContext
 
 BLOCK_BYTES = 4096
 BOUND_S = 60
@@ -64,7 +64,7 @@ class Wired(MooncakePool):
         """Connect a store, beside others that a test has opened under the name."""
         self.stores.append((name, store))
         mine = [each for other, each in self.stores if other == name]
-        self.connect(name, lambda note: [each.told(note) for each in mine])
+        self.connect(name, lambda note: [each.receive(note) for each in mine])
 
     def stats(self):
         return self.hear() and super().stats()
@@ -74,7 +74,7 @@ class Wired(MooncakePool):
 
     def hear(self):
         for name, store in self.stores:
-            self.told(name, store.note())
+            self.receive(name, store.take_message())
         return True
 
 
@@ -104,7 +104,7 @@ def open_store(make_pool):
     stores = []
 
     def open_store(pool, name, block_bytes=BLOCK_BYTES, **host):
-        stores.append(MooncakeStore(pool.store(name).settings, StoreHost(name, block_bytes, 32, **host)))
+        stores.append(MooncakeStore(pool.store(name).settings, StoreContext(name, block_bytes, 32, **host)))
         pool.opened(name, stores[-1])
         return stores[-1]
 
@@ -124,9 +124,9 @@ def run_store():
 import json, sys, time
 import numpy as np
 {prepare}
-from seer_core.kv import StoreHost
+from seer_core.ports.kv import StoreContext
 from seer_mooncake.store import MooncakeStore
-store = MooncakeStore(json.loads({settings!r}), StoreHost({name!r}, {block_bytes}, 32))
+store = MooncakeStore(json.loads({settings!r}), StoreContext({name!r}, {block_bytes}, 32))
 def key(n): return n.to_bytes(32, "little")
 def block(n): return np.full((1, {block_bytes}), n % 251, np.uint8)
 def say(what): print(what, flush=True)

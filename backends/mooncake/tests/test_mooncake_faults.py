@@ -9,12 +9,13 @@ import sys
 import numpy as np
 import psutil
 import pytest
+import seer_mooncake.master
 import seer_mooncake.pool
 from seer_mooncake import MooncakePool, Settings
 from seer_mooncake.store import NoStore
 
 from seer_core.errors import PluginError
-from seer_core.kv import StoreHost
+from seer_core.ports.kv import StoreContext
 
 BLOCK_BYTES = 4096
 
@@ -28,7 +29,7 @@ def test_a_killed_master_is_a_miss_until_it_is_back_without_its_keys(
 ):
     pool = make_pool(timeout_s=0.5)
     told = []
-    a, b = open_store(pool, "a"), open_store(pool, "b", tell=told.append)
+    a, b = open_store(pool, "a"), open_store(pool, "b", report=told.append)
     keys, data = blocks(20)
     a.put(keys, data)
     assert b.find(keys) == 20
@@ -54,15 +55,16 @@ def test_a_killed_master_is_a_miss_until_it_is_back_without_its_keys(
 
 
 def test_without_a_master_for_good_the_run_goes_on_and_stops(
-    make_pool, open_store, blocks, got, until, master_of
+    make_pool, open_store, blocks, got, until, master_of, monkeypatch
 ):
+    monkeypatch.setattr(seer_mooncake.master, "RESTARTS", 0)
     pool = make_pool(("a",), timeout_s=0.5)
     store = open_store(pool, "a")
     keys, data = blocks(5)
     store.put(keys, data)
     master = master_of(pool)
-    pool._master._keeper.kill()
-    master.wait(60)  # it goes with its keeper
+    master.kill()
+    master.wait(60)
     until(lambda: store.find(keys) == 0)
     assert len(got(store, keys)) == 0
     assert store.lacks(keys) == []  # nothing is worth reading from the device
@@ -108,7 +110,7 @@ def test_or_the_run_goes_on_without_a_pool(make_pool, nobody):
     pool = make_pool(("a",), master=nobody, start_timeout_s=0.3, on_failure="go_on")
     told, spec = [], pool.store("a")
     assert spec.path == "seer_mooncake.store:NoStore"
-    NoStore(spec.settings, StoreHost("a", BLOCK_BYTES, 32, told.append))
+    NoStore(spec.settings, StoreContext("a", BLOCK_BYTES, 32, told.append))
     assert told == [f"the run goes on without its KV pool: no Mooncake master answers at {nobody}"]
     assert pool.stats().capacity_bytes == 0
 

@@ -10,7 +10,7 @@ import seer_mooncake
 from seer_mooncake import MooncakePool, Settings, system
 
 from seer_core.errors import PluginError
-from seer_core.hookspecs import Startup
+from seer_core.plugins.hookspecs import Startup
 
 pytestmark = pytest.mark.no_mooncake
 
@@ -56,7 +56,7 @@ def test_the_doctor_names_a_missing_package(monkeypatch):
     monkeypatch.setattr(system, "master_binary", lambda: None)
     [check] = seer_mooncake.seer_doctor(None, None)
     assert (check.finding, check.ok) == ("Mooncake is not installed", False)
-    assert "seer-mooncake[cpu]" in check.remedy
+    assert "make setup" in check.remedy
 
 
 def test_the_doctor_compares_memory_and_disk_with_what_there_is(tmp_path):
@@ -80,3 +80,12 @@ def test_each_extra_names_one_of_the_wheels_that_own_the_module():
     requires = distribution("seer-mooncake").requires
     wheels = [one for one in requires if one.startswith("mooncake")]
     assert len(wheels) == len({one.split("extra ==")[1] for one in wheels}) == 3
+
+
+def test_a_store_is_given_the_transport_that_the_settings_name(tmp_path):
+    settings = Settings(host="10.0.0.7", protocol="rdma", device="mlx5_0", buffer_bytes=1 << 21)
+    pool = MooncakePool(settings, tmp_path)
+    pool._on, pool._instances = True, ("a", "b")
+    found = pool.store("b").settings
+    assert [found[name] for name in ("host", "protocol", "device")] == ["10.0.0.7", "rdma", "mlx5_0"]
+    assert (found["segment_bytes"], found["buffer_bytes"]) == (settings.capacity_bytes // 2, 1 << 21)

@@ -9,7 +9,8 @@ from seer_mooncake.store import MooncakeStore
 from seer_mooncake.values import HEADER_BYTES, SECRET_BYTES, pack
 
 from seer_core.errors import EngineError
-from seer_core.kv import KEY_BYTES, KVPool, StoreHost
+from seer_core.ports.contracts import flaw_of
+from seer_core.ports.kv import KEY_BYTES, KVPool, StoreContext
 
 BLOCK_BYTES = 4096
 
@@ -46,7 +47,7 @@ def forged(value, block):
 
 
 def test_what_one_instance_puts_every_instance_gets_in_any_number(pool, a, b, blocks, got):
-    assert isinstance(pool, KVPool)
+    assert flaw_of(pool, KVPool) is None
     keys, data = blocks(600)  # the buffer holds 252
     assert b.find(keys) == 0
     assert a.lacks(keys) == list(range(600))
@@ -238,16 +239,16 @@ def test_two_runs_with_masters_of_their_own_do_not_meet(make_pool, open_store, p
 
 def test_a_pool_too_small_for_a_block_is_refused_by_the_instance(pool):
     with pytest.raises(EngineError, match="a block of 32 tokens takes 33554432 bytes; raise"):
-        MooncakeStore(pool.store("a").settings, StoreHost("a", 32 << 20, 32))
+        MooncakeStore(pool.store("a").settings, StoreContext("a", 32 << 20, 32))
 
 
 def test_a_store_made_before_an_epoch_began_learns_of_it_when_it_is_connected(make_pool, blocks):
     pool = make_pool(("a", "b"))
-    early = MooncakeStore(pool.store("a").settings, StoreHost("a", BLOCK_BYTES, 32))
+    early = MooncakeStore(pool.store("a").settings, StoreContext("a", BLOCK_BYTES, 32))
     asyncio.run(pool.clear())
-    late = MooncakeStore(pool.store("b").settings, StoreHost("b", BLOCK_BYTES, 32))
-    pool.connect("a", early.told)
-    pool.connect("b", late.told)
+    late = MooncakeStore(pool.store("b").settings, StoreContext("b", BLOCK_BYTES, 32))
+    pool.connect("a", early.receive)
+    pool.connect("b", late.receive)
     keys, data = blocks(3)
     early.put(keys, data)
     assert late.find(keys) == 3
@@ -256,9 +257,9 @@ def test_a_store_made_before_an_epoch_began_learns_of_it_when_it_is_connected(ma
 
 
 def test_what_a_store_has_counted_is_told_once(pool, a, blocks):
-    a.note()
+    a.take_message()
     keys, data = blocks(2)
     a.put(keys, data)
     assert a.find(keys) == 2
-    assert a.note() == {"put_bytes": 2 * BLOCK_BYTES, "asked_blocks": 2, "hit_blocks": 2}
-    assert a.note() == {}
+    assert a.take_message() == {"put_bytes": 2 * BLOCK_BYTES, "asked_blocks": 2, "hit_blocks": 2}
+    assert a.take_message() == {}

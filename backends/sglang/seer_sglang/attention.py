@@ -1,6 +1,6 @@
 """Attention of prefills and trees on a CPU.
 
-SGLang's ``torch_native`` knows no trees.  Of a prompt whose beginning is cached it computes the queries of
+SGLang's ``torch_native`` has no trees.  Of a prompt whose beginning is cached it computes the queries of
 that beginning as well, and throws them away: a chunk that goes on after 3,000 tokens costs as much as their
 square.
 """

@@ -1,14 +1,14 @@
-"""A SGLang engine as the host's meters want it."""
+"""A SGLang engine as the worker's profilers measure it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seer_host.drafts import Drafting
-from seer_host.meters import Sizes, Step
+from seer_worker.process.drafts import Drafting
+from seer_worker.process.meters import Sizes, Step
 
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
 from seer_sglang.engine import SglangEngine
 
 __all__ = ["SglangBench"]
@@ -49,7 +49,7 @@ class SglangBench:
         self._engine.settle()
 
     def make_up_drafts(self, tokens: int | None) -> None:
-        """Draft so many tokens of no meaning for every request, until told None."""
+        """Draft so many meaningless tokens for every request, until called with None."""
         if self._drafting is not None:
             self._drafting.made_up = tokens
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-__all__ = ["Layers"]
+__all__ = ["SglangLayers"]
 
 LEAST_BLOCK_TOKENS = 16
-"""A pool's block is no smaller, whatever SGLang's page: a token's KV is too little to look after."""
+"""A pool's block is no smaller, for any page of SGLang's: the KV of a token is too little for a key."""
 
 
-class Layers:
+class SglangLayers:
     """The KV of all layers, [slots, ...] each, where each slot holds one token.
 
     A block holds ``block_tokens`` tokens: whole pages.

@@ -1,7 +1,7 @@
 """SGLang's prefix cache with a pool of KV behind it.
 
-SGLang foresees caches that have more than lies in its KV memory: a match may promise it, and is held to it
-once the request has been let in, with room reserved.  What comes out of the pool then becomes a part of the
+SGLang's interface has caches with more than lies in its KV memory: a match may promise it, and loads it once
+the request has been admitted, with room reserved.  What comes out of the pool then becomes a part of the
 cache, as if it had been computed here.
 """
 
@@ -26,18 +26,18 @@ from sglang.srt.mem_cache.registry import (
 )
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from seer_sglang.pooling import Pooling
+from seer_sglang.pooling import KvPoolAdapter
 
 __all__ = ["BACKEND", "PooledCache", "register"]
 
 BACKEND = "seer"
-"""The name under which SGLang knows this cache."""
+"""The name under which this cache is registered in SGLang."""
 
 
 class PooledCache(UnifiedRadixCache):
     """A prefix cache that also has what a pool has."""
 
-    pooling: Pooling | None = None
+    pooling: KvPoolAdapter | None = None
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Return what is here of a text, and for a request what the pool has behind that."""

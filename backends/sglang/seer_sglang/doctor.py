@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from seer_host.machine import machine as asked_of_machine
+from seer_worker.machine import machine as asked_of_machine
 
 from seer_core.errors import SeerError
-from seer_core.hookspecs import Check
-from seer_core.interpreters import versions_under
+from seer_core.plugins.hookspecs import Check
+from seer_core.plugins.interpreters import versions_under
 from seer_sglang import SUPPORTED_SGLANG
 
 __all__ = ["beside", "installation", "interpreter", "machine"]
 
 PART = "sglang"
-SETUP = "run `make setup-sglang`; on a machine with a GPU `pip install 'seer-sglang[gpu]'`"
+SETUP = "run `make setup-sglang` in Seer's checkout (GPU: `pip install -e './backends/sglang[gpu]'`)"
 ENVIRONMENT = ".venv-sglang"
-NEEDED = ("torch", "seer-host")
+NEEDED = ("torch", "seer-worker")
 STANDIN = "seer-sgl-kernel-standin"
 
 
@@ -57,7 +57,7 @@ def installation(python: str | None, needed: Sequence[str] = NEEDED) -> list[Che
         checks.append(Check(PART, there, f"{name} {found.get(name, '-')}", "" if there else SETUP))
     if STANDIN in found:
         gpu = Path("/dev/nvidiactl").exists()
-        remedy = f"pip uninstall {STANDIN} there, and pip install 'seer-sglang[gpu]'"
+        remedy = f"pip uninstall {STANDIN} there; pip install -e './backends/sglang[gpu]' in Seer's checkout"
         finding = "a stand-in for SGLang's kernels, " + ("and a GPU" if gpu else "as is right without a GPU")
         checks.append(Check(PART, not gpu, finding, remedy if gpu else ""))
     return checks

@@ -1,8 +1,8 @@
 """Drafts of a ``DraftSource`` where SGLang verifies those of its own n-grams: as trees, and by key.
 
 SGLang's n-gram worker asks for a tree before each decoding step, runs its nodes through the model in one
-step, and hands the logits to a function that says which were accepted.  ``TreeWorker`` asks somebody else for
-the trees, as large as this step's largest, and ``KeyedVerifier`` samples by key at every node that it comes
+step, and hands the logits to a function that says which were accepted.  ``TreeWorker`` asks a source for the
+trees, as large as this step's largest, and ``KeyedVerifier`` samples by key at every node that it comes
 to.
 """
 
@@ -18,19 +18,19 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.speculative import eagle_utils, ngram_worker
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-from seer_sglang.sampling import KeyedSampler
+from seer_sglang.sampling import SglangSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["KeyedVerifier", "Room", "TreeWorker", "install", "put_in_place"]
+__all__ = ["DraftBudget", "KeyedVerifier", "TreeWorker", "install", "put_in_place"]
 
 Trees = tuple[list[list[int]], list[list[int]]]
 """For each request its draft, and each token's parent in it: -1 is the last token written."""
 
 
 class NoCorpus:
-    """Stands where SGLang keeps its n-grams, which nobody asks for."""
+    """Stands where SGLang keeps its n-grams, which are not used."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -54,7 +54,7 @@ class TreeWorker(NGRAMWorker):
         self._trees: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
 
     def forward_batch_generation(self, batch: ScheduleBatch, *arguments: Any, **named: Any) -> Any:
-        """Verify drafts, or prefill; what is kept of it between two steps says nothing of trees' sizes."""
+        """Verify drafts, or prefill; what is kept of it between two steps does not depend on trees' sizes."""
         self._set_nodes(1)
         result = super().forward_batch_generation(batch, *arguments, **named)
         carried = result.next_draft_input
@@ -101,7 +101,7 @@ def as_nodes(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return trees as SGLang has them: tokens [requests, nodes], and who descends from whom, [.., nodes].
 
-    Node 0 is the last token written.  What a smaller tree lacks descends from nobody, so nothing leads there.
+    Node 0 is the last token written.  What a smaller tree lacks has no parent, so nothing leads there.
     """
     made = np.zeros((len(last), nodes), np.int64)
     mask = np.zeros((len(last), nodes, nodes), np.bool_)
@@ -117,7 +117,7 @@ def as_nodes(
 class KeyedVerifier:
     """Follows each tree as far as its drafts are what is sampled; stands in for SGLang's ``eagle_sample``."""
 
-    def __init__(self, sampler: KeyedSampler, ends: Collection[int]) -> None:
+    def __init__(self, sampler: SglangSampler, ends: Collection[int]) -> None:
         self._sampler = sampler
         self._ends = ends
         self.deepest: list[int] = []
@@ -164,10 +164,10 @@ class KeyedVerifier:
         return predicted.to(device), lengths.to(device), index.to(device)
 
 
-class Room:
+class DraftBudget:
     """For how many nodes of a tree SGLang takes KV memory ahead of a step, for each request that decodes.
 
-    It takes them before it knows the trees, and keeps what they leave over for the next step.  Here it takes
+    It takes them before there are trees, and keeps what they leave over for the next step.  Here it takes
     what the largest tree may need, and gives back what is left over as soon as a request waits or memory runs
     short.  If that is not enough, there is room for smaller trees only, down to the last token written.  So
     drafts never take what a chunk has been promised, and SGLang never puts one back for them.
@@ -218,8 +218,8 @@ def install(scheduler: Any, verifier: KeyedVerifier, propose: Callable[[Sequence
     scheduler.draft_worker.propose = propose
 
 
-def put_in_place(room: Room) -> None:
-    """Have SGLang make a ``TreeWorker`` where its arguments say NGRAM, and take KV memory for ``room``."""
+def put_in_place(room: DraftBudget) -> None:
+    """Have SGLang make a ``TreeWorker`` where its arguments name NGRAM, and take KV memory for ``room``."""
     ngram_worker.NgramCorpus = NoCorpus
     ngram_worker.NGRAMWorker = TreeWorker
     schedule_batch.get_alloc_reserve_per_decode = room

@@ -11,9 +11,10 @@ from typing import Any
 
 import attrs
 import torch
-from seer_host.account import Account
-from seer_host.drafts import SourceProposer
-from seer_host.meters import Step
+from seer_worker.process.account import RequestStats
+from seer_worker.process.adapter import ScriptedTokens
+from seer_worker.process.drafts import SourceProposer
+from seer_worker.process.meters import Step
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
@@ -23,13 +24,13 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from seer_core.errors import EngineError
-from seer_core.kv import KVStore
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
+from seer_core.ports.kv import KVStore
 from seer_sglang import attention, drafting, internals
-from seer_sglang.blocks import Layers
-from seer_sglang.pooling import Pooling
-from seer_sglang.sampling import KeyedSampler, Writing
+from seer_sglang.blocks import SglangLayers
+from seer_sglang.pooling import KvPoolAdapter
+from seer_sglang.sampling import ChunkState, SglangSampler
 from seer_sglang.scheduler import InlineScheduler
 
 __all__ = ["Chunk", "SglangEngine", "read_vocab_size", "server_args"]
@@ -44,8 +45,8 @@ class Chunk:
     """A chunk in SGLang's hands."""
 
     req: Req
-    writing: Writing
-    account: Account = attrs.field(factory=Account)
+    writing: ChunkState
+    account: RequestStats = attrs.field(factory=RequestStats)
     drafted_after: int = 0
     cached_tokens: int | None = None
 
@@ -90,7 +91,7 @@ def server_args(settings: Mapping[str, Any], kv_cache_bytes: int | None) -> Serv
 
 
 def read_vocab_size(args: ServerArgs) -> int:
-    """Return how many tokens a model knows, before it is loaded."""
+    """Return the size of a model's vocabulary, before it is loaded."""
     return int(ModelConfig.from_server_args(args).vocab_size)
 
 
@@ -98,7 +99,7 @@ class SglangEngine:
     """SGLang's scheduler and model in this process, and the chunks they are working on."""
 
     def __init__(self, args: ServerArgs, proposer: SourceProposer | None = None) -> None:
-        self._room = None if proposer is None else drafting.Room(1 + proposer.drafting.draft_tokens)
+        self._room = None if proposer is None else drafting.DraftBudget(1 + proposer.drafting.draft_tokens)
         if self._room is not None:
             drafting.put_in_place(self._room)
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
@@ -107,7 +108,7 @@ class SglangEngine:
         self.runner = self.scheduler.tp_worker.model_runner
         self.config = self.scheduler.model_config
         self.vocab_size: int = self.config.vocab_size
-        self.sampler = KeyedSampler(self.vocab_size, torch.device(self.runner.device))
+        self.sampler = SglangSampler(self.vocab_size, torch.device(self.runner.device))
         self.runner.sampler = self.sampler
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)
@@ -119,18 +120,28 @@ class SglangEngine:
             drafting.install(self.scheduler, self._verifier, self._propose)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
-        self.pooling: Pooling | None = None
+        self.pooling: KvPoolAdapter | None = None
         self._numbers = itertools.count()
 
-    def share(self, layers: Layers, store: KVStore, tell: Callable[[str], None]) -> None:
-        """Use a store, whose blocks are those of ``layers``; ``tell`` is told why, if it is given up."""
-        self.pooling = Pooling(layers, store, lambda: self.sampler.sound, tell)
+    def share(self, layers: SglangLayers, store: KVStore, report: Callable[[str], None]) -> KvPoolAdapter:
+        """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure."""
+        self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report)
         self.scheduler.tree_cache.pooling = self.pooling
+        return self.pooling
 
-    def add(self, job: ChunkJob, cache_salt: str, *, to_the_end: bool = False, save: bool = True) -> None:
-        """Queue a chunk; with ``to_the_end`` it goes on to its last token, whatever it writes.
+    def add(
+        self,
+        job: ChunkJob,
+        cache_salt: str,
+        *,
+        to_the_end: bool = False,
+        save: bool = True,
+        script: ScriptedTokens | None = None,
+    ) -> None:
+        """Queue a chunk; with ``to_the_end`` it goes on to its last token, also past one that ends responses.
 
-        Without ``save`` its KV does not go to the pool.
+        Without ``save`` its KV does not go to the pool.  With a ``script`` it ends where that ends; what
+        computes the steps finds it in the request's ``custom_params``.
 
         Raises:
             ValueError: SGLang does not take it.
@@ -147,18 +158,21 @@ class SglangEngine:
             top_k=job.sampling.top_k or -1,
             ignore_eos=to_the_end,
         )
+        if script is not None:
+            params.custom_params = {"job": job, "script": script}
+            params.stop_token_ids = None if script.end is None else {script.end}
         params.normalize(None)
         params.verify(self.vocab_size)
         req = Req(
-            f"{next(self._numbers)}.",  # SGLang aborts whatever begins with the id it is given
+            f"{next(self._numbers)}.",  # SGLang aborts all ids that begin with the given one
             None,
             array("q", job.token_ids),
             params,
-            eos_token_ids=self.config.hf_eos_token_id,
+            eos_token_ids=None if script is not None else self.config.hf_eos_token_id,
             vocab_size=self.vocab_size,
             cache_salt=cache_salt,
         )
-        self.chunks[req.rid] = Chunk(req, Writing(job, to_the_end=to_the_end))
+        self.chunks[req.rid] = Chunk(req, ChunkState(job, to_the_end=to_the_end))
         if self._proposer is not None and not to_the_end:
             self._proposer.open(req.rid, job)
         if self.pooling is not None:
@@ -300,9 +314,9 @@ class SglangEngine:
         return self.chunks.pop(rid)
 
     def _chunk(self, req: Req) -> Chunk:
-        """Return a request's chunk; one that was aborted makes one more step, for nobody."""
+        """Return a request's chunk; one that was aborted makes one more step without one."""
         found = self.chunks.get(req.rid)
-        return found if found is not None else Chunk(req, Writing(ABORTED))
+        return found if found is not None else Chunk(req, ChunkState(ABORTED))
 
 
 def _accepted(settings: Mapping[str, Any], **limit: int) -> ServerArgs:

@@ -1,6 +1,6 @@
 """Every name inside SGLang 0.5.23 that this backend relies on, checked when a worker starts.
 
-SGLang promises none of them: what it documents are a server and an ``Engine``, both of which keep the
+SGLang promises none of them: what it documents are a server and an ``InstanceClient``, both of which keep the
 scheduler in another process.  Each stands here with what breaks without it, so that another SGLang is refused
 with one sentence.
 """
@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from seer_host.names import Name, complain, flaw_of, lacking
+from seer_worker.process.names import Name, complain, flaw_of, lacking
 
 from seer_core.errors import EngineError
 from seer_sglang import SUPPORTED_SGLANG
@@ -34,7 +34,7 @@ TREES = "trees of drafts have no attention on a CPU"
 RETRACTED = "drafts take KV memory that chunks were promised, which are put back then"
 ASLEEP = "an instance asleep gives no memory of a GPU back"
 POOLED = "an instance cannot share KV"
-CAPACITY = "an instance cannot say what it holds"
+CAPACITY = "an instance cannot report what it holds"
 
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _REQ = "sglang.srt.managers.schedule_batch:Req"
@@ -173,8 +173,8 @@ SCHEDULER = (
     Name(_SCHEDULER, "model_config.context_len", CAPACITY),
     Name(_SCHEDULER, "running_batch", LOOP),
     Name(_SCHEDULER, "last_batch", LOOP),
-    Name(_SCHEDULER, "waiting_queue", "an instance cannot say its load"),
-    Name(_SCHEDULER, "pool_stats_observer.get_pool_stats", "an instance cannot say its load"),
+    Name(_SCHEDULER, "waiting_queue", "an instance cannot report its load"),
+    Name(_SCHEDULER, "pool_stats_observer.get_pool_stats", "an instance cannot report its load"),
     Name(_SCHEDULER, "max_total_num_tokens", CAPACITY),
     Name(_SCHEDULER, "max_running_requests", CAPACITY),
     Name(_SCHEDULER, "page_size", CAPACITY),
@@ -207,8 +207,8 @@ def check_kernels() -> bool:
         import sgl_kernel
     except ImportError as error:
         raise EngineError(
-            f"SGLang's kernels cannot be imported: {error}; run `make setup-sglang`, or on a machine with a"
-            " GPU `pip install 'seer-sglang[gpu]'`"
+            f"SGLang's kernels cannot be imported: {error}; run `make setup-sglang` in Seer's checkout"
+            " (GPU: `pip install -e './backends/sglang[gpu]'`)"
         ) from error
     if not getattr(sgl_kernel, "STAND_IN", False):
         return False
@@ -216,7 +216,8 @@ def check_kernels() -> bool:
     if device is not None:
         raise EngineError(
             f"there is a GPU ({device}), and the stand-in for machines without one where SGLang's kernels"
-            " should be: pip uninstall seer-sgl-kernel-standin, and pip install 'seer-sglang[gpu]'"
+            " should be: pip uninstall seer-sgl-kernel-standin; pip install -e './backends/sglang[gpu]'"
+            " in Seer's checkout"
         )
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     return True

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field, structs
-from seer_host.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.client.devices import refuse_arguments, share_devices, worker_environment
+from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 
 from seer_core.errors import ConfigError
-from seer_core.hookspecs import Check, Startup, hookimpl
+from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_sglang.doctor import beside, installation, interpreter, machine
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
-INSTANCE = "seer_sglang.instance:Instance"
+INSTANCE = "seer_sglang.instance:SglangAdapter"
 
 OWN_ENGINE_ARGS = {
     "attention_backend": "on a CPU only one will do",
@@ -42,7 +42,7 @@ OWN_ENGINE_ARGS = {
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[engine.sglang]``, besides what every engine on the host has.
+    """``[engine.sglang]``, besides the settings of all engines in workers.
 
     ``kv_cache_bytes`` and ``threads`` (OpenMP's) are per instance.  Without ``kv_cache_bytes`` SGLang takes
     what a GPU has left; on a CPU it must be given.  ``block_size`` is SGLang's page.  Drafts are trees of up
@@ -80,7 +80,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
         engine_args(settings, startup.path(settings.model)),
         [
             worker_environment(os.environ, settings.threads, device)
-            for device in share_devices(settings, os.environ)
+            for device in share_devices("sglang", settings.instances, os.environ)
         ],
     )
 
@@ -103,9 +103,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         ConfigError: ``engine_args`` sets what a setting, or Seer itself, already decides, or a step would end
             within a block.
     """
-    for name, why in OWN_ENGINE_ARGS.items():
-        if name in settings.engine_args:
-            raise ConfigError(f"engine.sglang.engine_args.{name} cannot be set: {why}")
+    refuse_arguments("sglang", settings.engine_args, OWN_ENGINE_ARGS)
     if settings.max_batched_tokens % settings.block_size:
         raise ConfigError(
             f"engine.sglang: max_batched_tokens = {settings.max_batched_tokens} is no multiple of"
@@ -134,34 +132,3 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         | settings.engine_args
         | {"kv_cache_bytes": settings.kv_cache_bytes}
     )
-
-
-def share_devices(settings: Settings, environment: Mapping[str, str]) -> Sequence[str]:
-    """Return each instance's device; no name where none is visible.
-
-    Raises:
-        ConfigError: there are too few.
-    """
-    inherited = environment.get("CUDA_VISIBLE_DEVICES")
-    if inherited is None:
-        devices = [str(index) for index in range(settings.instances)]
-    elif inherited.strip() in ("", "-1"):
-        return [""] * settings.instances
-    else:
-        devices = inherited.split(",")
-    if len(devices) < settings.instances:
-        raise ConfigError(
-            f"engine.sglang: {settings.instances} instances need a device each, visible are {len(devices)};"
-            " lower instances"
-        )
-    return devices[: settings.instances]
-
-
-def worker_environment(environment: Mapping[str, str], threads: int, device: str) -> dict[str, str]:
-    """Return the environment of a worker: offline, with so many threads, on this device."""
-    return dict(environment) | {
-        "CUDA_VISIBLE_DEVICES": device,
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(threads),
-        "TRANSFORMERS_OFFLINE": "1",
-    }

@@ -1,8 +1,8 @@
-"""Keyed sampling (``seer_host.keyed``) in place of SGLang's sampler.
+"""Keyed sampling (``seer_worker.sampling.keyed``) in place of SGLang's sampler.
 
 ``ModelRunner.sample`` calls its ``sampler`` with one row of logits for each request of the batch, in order,
 and with the position of the token that the row follows; it wants the tokens.  A row in the middle of a
-prefill is sampled too, and thrown away.  SGLang's own parameters of a request say nothing here: what counts
+prefill is sampled too, and thrown away.  SGLang's own parameters of a request are ignored here: what counts
 stands in its chunk.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from seer_host.sampler import Sampler
+from seer_worker.sampling.sampler import Sampler
 from torch import Tensor
 
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
 
-__all__ = ["KeyedSampler", "Writing"]
+__all__ = ["ChunkState", "SglangSampler"]
 
 
-class Writing:
+class ChunkState:
     """What a chunk has written: a log-prob for each token."""
 
     def __init__(self, job: ChunkJob, *, to_the_end: bool = False) -> None:
@@ -38,19 +38,19 @@ class Writing:
             self.logprobs.append(logprob)
 
 
-class KeyedSampler:
+class SglangSampler:
     """Samples for a model runner; stands in for its ``sampler``."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._sampler = Sampler(vocab_size, device)
         self._vocab_size = vocab_size
-        self.batch: Sequence[Writing] = ()
+        self.batch: Sequence[ChunkState] = ()
         self.sound = True
         """Whether all log-probs of the last step are finite numbers; without, its KV is no better."""
         self.watch = self._sampler.watch
 
-    def expect(self, batch: Sequence[Writing]) -> None:
-        """Be told whose rows come next, in order."""
+    def expect(self, batch: Sequence[ChunkState]) -> None:
+        """Take the requests whose rows come next, in order."""
         self.batch = batch
         self.sound = True
 
@@ -70,7 +70,7 @@ class KeyedSampler:
         tokens = self.choose(logits, self.batch, [position + 1 for position in positions.tolist()])
         return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
-    def choose(self, logits: Tensor, writings: Sequence[Writing], positions: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, writings: Sequence[ChunkState], positions: Sequence[int]) -> list[int]:
         """Return the next token of each of these, whose texts have so many tokens so far."""
         jobs = [each.job for each in writings]
         tokens, logprobs = self._sampler.choose(logits[:, : self._vocab_size], jobs, positions)

@@ -1,8 +1,8 @@
 """SGLang's scheduler, driven by the worker's own loop.
 
 SGLang runs it in a process of its own, which takes requests from one socket and sends tokens to another, step
-by step; its HTTP server and its ``Engine`` class both stand at the other ends.  Here it has no sockets:
-requests are put into its queue, and whoever has ended is handed over as it is.
+by step; its HTTP server and its ``InstanceClient`` class both stand at the other ends.  Here it has no
+sockets: requests are put into its queue, and those that have ended are handed over as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang.srt.server_args import PortArgs
 __all__ = ["InlineScheduler"]
 
 
-class Ended:
+class TokenSocket:
     """Stands where SGLang has a socket to the process that turns tokens into text."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class InlineScheduler(Scheduler):
 
     def init_ipc_channels(self, port_args: PortArgs) -> None:
         """Open no socket."""
-        nobody = SenderWrapper(None)
-        self._ended = Ended()
+        no_socket = SenderWrapper(None)
+        self._ended = TokenSocket()
         self.ipc_channels = SchedulerIpcChannels(
             recv_from_tokenizer=None,
             recv_from_rpc=None,
-            send_to_tokenizer=nobody,
+            send_to_tokenizer=no_socket,
             send_to_detokenizer=self._ended,
             send_metrics_from_scheduler=None,
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seer_host import memory
-from seer_host.instance import Refusal
+from seer_worker.process.instance import Rejected
+from seer_worker.weights import memory
 from sglang.srt.constants import GPU_MEMORY_TYPE_KV_CACHE, GPU_MEMORY_TYPE_WEIGHTS
 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, ResumeMemoryOccupationReqInput
 from torch import Tensor
@@ -28,7 +28,7 @@ def release(scheduler: Any, kv_layers: Sequence[Tensor]) -> None:
         for layer in kv_layers:
             memory.release(layer)
     elif not scheduler.server_args.enable_memory_saver:
-        raise Refusal("it cannot give memory back; set engine_args = { enable_memory_saver = true }")
+        raise Rejected("it cannot give memory back; set engine_args = { enable_memory_saver = true }")
     else:
         tags = _tags(scheduler)
         scheduler.weight_updater.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags))

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from seer_host.checkpoint import Header
+from seer_worker.weights.checkpoint import TensorHeader
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 
 from seer_core.errors import EngineError
-from seer_core.weights import WeightSource
+from seer_core.ports.weights import WeightSource
 
 __all__ = ["expect_all_loaded", "fingerprint", "load"]
 
@@ -21,7 +21,7 @@ SAMPLED = 4096
 """At most about so many values of a tensor enter a fingerprint."""
 
 
-def expect_all_loaded(model: torch.nn.Module, tensors: Mapping[str, Header]) -> None:
+def expect_all_loaded(model: torch.nn.Module, tensors: Mapping[str, TensorHeader]) -> None:
     """Raise EngineError if a model has more weights than its directory.
 
     On a CPU SGLang fills what is too small with zeros.  Embeddings do not count: it may pad the vocabulary.
@@ -41,7 +41,7 @@ def expect_all_loaded(model: torch.nn.Module, tensors: Mapping[str, Header]) -> 
 def load(runner: Any, source: WeightSource, version: int) -> str:
     """Load what a source reads into a model runner's model; return the fingerprint of what it is now.
 
-    Every weight is made a NaN before: SGLang passes over a tensor whose name it does not know, and what it
+    Every weight is made a NaN before: SGLang skips a tensor of an unknown name, and what it
     has not loaded would answer on as it was.
 
     Raises:

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from seer_host.fleet import WorkerFleet
 from seer_sglang.plugin import Settings, seer_make_engines
+from seer_worker.client.fleet import WorkerFleet
 
-from seer_core.drafting import SourceSpec
-from seer_core.hookspecs import Startup
-from seer_core.kv import KVPool
+from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.drafting import SourceSpec
+from seer_core.ports.kv import KVPool
 
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 MAX_MODEL_TOKENS = 1024

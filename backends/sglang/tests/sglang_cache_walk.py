@@ -13,15 +13,15 @@ from functools import partial
 from zlib import crc32
 
 import torch
-from seer_host.stores import STORE
 from seer_sglang import internals
+from seer_worker.process.stores import STORE
 
 internals.check_kernels()
 
-from seer_sglang.blocks import Layers  # noqa: E402
+from seer_sglang.blocks import SglangLayers  # noqa: E402
 from seer_sglang.cache import PooledCache  # noqa: E402
 from seer_sglang.engine import server_args  # noqa: E402
-from seer_sglang.pooling import Pooling  # noqa: E402
+from seer_sglang.pooling import KvPoolAdapter  # noqa: E402
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req  # noqa: E402
 from sglang.srt.managers.schedule_policy import PrefillAdder  # noqa: E402
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator  # noqa: E402
@@ -32,9 +32,9 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa:
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 
-from seer_core.kv import StoreHost  # noqa: E402
 from seer_core.model import Sampling  # noqa: E402
-from seer_core.ports import ChunkJob  # noqa: E402
+from seer_core.ports.engine import ChunkJob  # noqa: E402
+from seer_core.ports.kv import StoreContext  # noqa: E402
 
 SLOTS, STEPS = 320, 400
 SETTINGS = {"device": "cpu", "attention_backend": "torch_native", "disable_cuda_graph": True}
@@ -84,9 +84,9 @@ class Side:
             False, self.rows, self.allocator, page, tree_components=(ComponentType.FULL,)
         )
         self.cache = PooledCache(params)
-        layers = Layers([*self.kv.k_buffer, *self.kv.v_buffer], page)
+        layers = SglangLayers([*self.kv.k_buffer, *self.kv.v_buffer], page)
         self.store = make_store(layers)
-        self.pooling = self.cache.pooling = Pooling(layers, self.store, lambda: True, complain)
+        self.pooling = self.cache.pooling = KvPoolAdapter(layers, self.store, lambda: True, complain)
         self.running = []
 
     def admit(self, rid, text, more):
@@ -162,7 +162,7 @@ def walk(page, seed, spec=None):
         if spec is None:
             return store
         path, settings = spec
-        return STORE.make(path, settings[name], StoreHost(name, layers.block_bytes, layers.block_tokens))
+        return STORE.make(path, settings[name], StoreContext(name, layers.block_bytes, layers.block_tokens))
 
     sides = [Side(partial(make_store, name), page) for name in "ab"]
     texts = [[dice.randrange(90) for _ in range(20)] for _ in range(3)]

@@ -44,7 +44,7 @@ class Knowing:
             batch.parents[b, : len(tokens)] = parents
             batch.counts[b] = len(tokens)
 
-    def learn(self, text):
+    def add_sibling_tokens(self, text):
         pass
 
     def forget(self, group_id):

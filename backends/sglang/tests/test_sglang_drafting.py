@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
+from seer_core.ports.drafting import SourceSpec, StepTimes
 
 pytestmark = pytest.mark.engine
 
@@ -141,6 +141,6 @@ def test_a_source_that_fails_is_told_of_and_the_instance_goes_on(roomy, drafting
     jobs = [drafting.job(prompt, TOKENS, seed, PLAIN) for seed, prompt in enumerate(prompts(3))]
     outputs = drafting.run(drafting.chunks(jobs))
     assert [output.token_ids for output in outputs] == whole
-    assert [trouble.reason for trouble in drafting.troubles] == [
+    assert [degradation.reason for degradation in drafting.degradations] == [
         "the draft source failed: RuntimeError: no luck"
     ]

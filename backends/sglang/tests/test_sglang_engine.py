@@ -10,7 +10,7 @@ from seer_sglang.doctor import interpreter
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
-from seer_core.weights import directory
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -24,7 +24,7 @@ from seer_sglang import internals
 internals.check_kernels()
 from sglang.srt.managers import scheduler
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
 from seer_sglang.engine import SglangEngine, server_args
 
 settings = {

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import seer_sglang
-from seer_host.names import private_names
 from seer_sglang import internals
 from seer_sglang.doctor import interpreter
+from seer_worker.process.names import private_names
 
 from seer_core.errors import EngineError
 
@@ -132,5 +132,5 @@ def test_a_scheduler_that_would_come_between_logits_and_keys_is_refused():
     with pytest.raises(EngineError, match="keyed sampling cannot be installed: the overlap schedule is on"):
         internals.check_scheduler(scheduler)
     del scheduler.waiting_queue
-    with pytest.raises(EngineError, match="has no waiting_queue, and without it an instance cannot say its"):
+    with pytest.raises(EngineError, match="has no waiting_queue, and without it an instance cannot report"):
         internals.check_scheduler(scheduler)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
-from seer_core.kv import StoreSpec
 from seer_core.model import Sampling
-from seer_core.weights import directory
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.kv import StoreSpec
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
-Area = pytest.importorskip("seer_kv_local.area").Area
+SlotTable = pytest.importorskip("seer_kv_local.slot_table").SlotTable
 
 GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 16
@@ -128,8 +128,10 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
 
 def released(pool):
     """Return how many blocks of the pool have been dropped, and wait to be evicted."""
-    areas = [Area(path, BLOCK_BYTES) for path in pool.store("sglang-0").settings["areas"].values()]
-    return sum(np.count_nonzero((area._gens != 0) & (area._marks == 2 * area._gens + 1)) for area in areas)
+    tables = [SlotTable(path, BLOCK_BYTES) for path in pool.store("sglang-0").settings["tables"].values()]
+    return sum(
+        np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1)) for table in tables
+    )
 
 
 def test_an_instance_says_what_a_move_costs_where_kv_is_shared(pair, roomy):
@@ -252,7 +254,7 @@ def test_blocks_that_are_lost_short_or_foreign_are_misses_and_a_store_that_fails
             assert responses == expected
             fetched[now] = sum(output.pool_tokens for outputs in rounds for output in outputs)
         assert fetched[""] == fetched["promises all"] > fetched["loses the last"] > fetched["loses all"] == 0
-        assert [(each.what, each.reason) for each in moody.troubles] == [
+        assert [(each.what, each.reason) for each in moody.degradations] == [
             ("kv_pool", "the KV store failed: OSError: the pool is gone")
         ]
     finally:
@@ -308,7 +310,7 @@ def test_kv_moves_through_mooncake_in_pages(start, loop, models, roomy, prompts,
             assert max(output.prefilled_tokens for output in outputs) <= 32
             assert min(output.pool_tokens for output in outputs) >= 32
         assert pool.stats().torn_blocks == 0
-        assert [each.troubles for each in instances] == [[], []]
+        assert [each.degradations for each in instances] == [[], []]
     finally:
         for each in instances:
             each.run(each.engine.stop())

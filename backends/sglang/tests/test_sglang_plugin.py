@@ -6,15 +6,15 @@ import sys
 import msgspec
 import pytest
 import torch
-from seer_host.wire import Start
 from seer_sglang import doctor, internals, plugin
-from seer_sglang.instance import Instance, _blaming_settings
-from seer_sglang.plugin import Settings, engine_args, seer_doctor, share_devices, worker_environment
+from seer_sglang.instance import SglangAdapter, _blaming_settings
+from seer_sglang.plugin import Settings, engine_args, seer_doctor
+from seer_worker.wire import Start
 
-from seer_core.drafting import SourceSpec
 from seer_core.errors import ConfigError, EngineError
-from seer_core.hookspecs import Startup
-from seer_core.ports import Engine, EngineFleet
+from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.drafting import SourceSpec
+from seer_core.ports.engine import EngineFleet, InstanceClient
 
 
 def settings(**fields):
@@ -53,6 +53,11 @@ def test_an_argument_that_is_decided_elsewhere_is_refused_with_the_reason(tmp_pa
         engine_args(settings(engine_args={name: 1}), tmp_path)
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
+    assert engine_args(settings(enforce_eager=eager), tmp_path)["disable_cuda_graph"] is eager
+
+
 def test_a_step_prefills_whole_blocks(tmp_path):
     engine_args(settings(block_size=16, max_batched_tokens=160), tmp_path)
     with pytest.raises(
@@ -67,7 +72,7 @@ def test_drafts_are_refused_where_a_block_has_several_tokens(tmp_path):
     with pytest.raises(
         EngineError, match=r"a drafter needs block_size = 1 in \[engine\.sglang\]: set it, or"
     ):
-        Instance(start)
+        SglangAdapter(start)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_drafts_are_refused_where_a_block_has_several_tokens(tmp_path):
 def test_kv_memory_that_a_machine_without_a_gpu_has_not_is_refused(tmp_path, monkeypatch, fields, complaint):
     monkeypatch.setattr(internals, "check_kernels", lambda: True)
     with pytest.raises(EngineError, match=complaint):
-        Instance(Start(plugin.INSTANCE, "0", engine_args(settings(**fields), tmp_path), str(tmp_path)))
+        SglangAdapter(Start(plugin.INSTANCE, "0", engine_args(settings(**fields), tmp_path), str(tmp_path)))
 
 
 def test_what_sglang_refuses_is_one_sentence_with_the_remedy():
@@ -98,22 +103,6 @@ def test_a_port_that_was_taken_meanwhile_is_one_sentence_with_the_remedy():
         _blaming_settings(),
     ):
         raise torch.distributed.DistNetworkError("port: 80, name: EADDRINUSE")
-
-
-def test_each_instance_has_a_device():
-    two = settings(instances=2)
-    assert share_devices(two, {}) == ["0", "1"]
-    assert share_devices(two, {"CUDA_VISIBLE_DEVICES": "4,5,6"}) == ["4", "5"]
-    assert share_devices(two, {"CUDA_VISIBLE_DEVICES": ""}) == ["", ""]
-    with pytest.raises(ConfigError, match="2 instances need a device each, visible are 1; lower instances"):
-        share_devices(two, {"CUDA_VISIBLE_DEVICES": "4"})
-    assert worker_environment({"HOME": "h"}, 3, "7") == {
-        "CUDA_VISIBLE_DEVICES": "7",
-        "HF_HUB_OFFLINE": "1",
-        "HOME": "h",
-        "OMP_NUM_THREADS": "3",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
 
 
 @pytest.fixture
@@ -136,19 +125,19 @@ def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
     elsewhere.symlink_to(sys.executable)
     fleet = plugin.seer_make_engines(settings(model=str(models[0]), instances=2), Startup(0, models[0]))
     assert isinstance(fleet, EngineFleet)
-    assert all(isinstance(engine, Engine) for engine in fleet.engines)
-    assert {engine._launch.interpreter for engine in fleet.engines} == {str(elsewhere)}
+    assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
+    assert {engine.transport.launch.interpreter for engine in fleet.engines} == {str(elsewhere)}
     named = plugin.seer_make_engines(
         settings(model=str(models[0]), python="env/python"), Startup(0, models[0])
     )
-    assert named.engines[0]._launch.interpreter == str(models[0] / "env" / "python")
+    assert named.engines[0].transport.launch.interpreter == str(models[0] / "env" / "python")
 
 
 def test_a_pool_is_shared(models, elsewhere):
     elsewhere.parent.mkdir(parents=True)
     elsewhere.symlink_to(sys.executable)
     [engine] = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0])).engines
-    assert engine.share_kv(object()) is True
+    assert engine.set_kv_pool(object()) is True
 
 
 @pytest.mark.parametrize(

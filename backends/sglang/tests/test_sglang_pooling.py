@@ -14,7 +14,7 @@ from seer_sglang.doctor import interpreter
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
 
 torch = pytest.importorskip("torch")
 
@@ -59,10 +59,10 @@ def kv(seed, dtype=torch.float32):
 
 
 def pooling(store, layers, page=1, sound=lambda: True):
-    from seer_sglang.blocks import Layers
-    from seer_sglang.pooling import Pooling
+    from seer_sglang.blocks import SglangLayers
+    from seer_sglang.pooling import KvPoolAdapter
 
-    return Pooling(Layers(layers, page), store, sound, lambda reason: None)
+    return KvPoolAdapter(SglangLayers(layers, page), store, sound, lambda reason: None)
 
 
 def text(length):
@@ -76,18 +76,18 @@ def slots(length, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("page", "block"), [(1, 16), (6, 18), (32, 32)])
 def test_a_block_is_whole_pages_and_comes_back_without_what_is_cached(dtype, page, block):
-    from seer_sglang.blocks import Layers
+    from seer_sglang.blocks import SglangLayers
 
     here, there = kv(1, dtype), kv(2, dtype)
-    assert (Layers(here, page).block_tokens, Layers(here, page).block_bytes) == (
+    assert (SglangLayers(here, page).block_tokens, SglangLayers(here, page).block_bytes) == (
         block,
         block * 2 * 12 * dtype.itemsize,
     )
     source, target = slots(3 * block), slots(3 * block - 5, seed=1)
-    read = Layers(here, page).read(source)
+    read = SglangLayers(here, page).read(source)
     assert (read.shape, read.dtype) == ((3, block * 2 * 12 * dtype.itemsize), np.uint8)
     before = [layer.clone() for layer in there]
-    Layers(there, page).write(target, read)
+    SglangLayers(there, page).write(target, read)
     for mine, theirs, was in zip(here, there, before, strict=True):
         assert torch.equal(theirs[target], mine[source[5:]])
         others = torch.ones(SLOTS, dtype=torch.bool).index_fill(0, target, value=False)
@@ -95,10 +95,10 @@ def test_a_block_is_whole_pages_and_comes_back_without_what_is_cached(dtype, pag
 
 
 def test_kv_that_is_kept_otherwise_is_refused():
-    from seer_sglang.blocks import Layers
+    from seer_sglang.blocks import SglangLayers
 
     with pytest.raises(EngineError, match=r"otherwise than token by token .*; set \[seer\].kv_pool = \"none"):
-        Layers([], 1)
+        SglangLayers([], 1)
 
 
 def test_a_cut_chunk_is_saved_as_far_as_the_store_lacks_it_and_found_elsewhere():
@@ -213,7 +213,7 @@ def test_a_measurement_saves_nothing():
 def test_no_request_reads_kv_of_another_text_and_none_is_lost_however_little_memory_there_is(models, kind):
     pool, arguments = None, []
     if kind == "local":
-        pool = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed").LocalPool(
+        pool = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed").LocalPool(
             1 << 20
         )
     elif kind == "mooncake":

@@ -31,11 +31,11 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many draft tokens are accepted; row i speaks for ``siblings[i]`` finished siblings and more.
 
     With ``tokens`` it speaks for chunks in whose middle ``tokens[i]`` tokens of the response or more are
-    written, whatever has finished: a drafter that learns from text as it is written gets better with it.
+    written, whatever has finished: a drafter that indexes text as it is written gets better with it.
     ``mean_lengths[i]`` is the number of tokens that a step with ``draft_tokens`` of them gives, the one that
     needs no draft included; each position is accepted with the same probability once all before it are.
     Left out, it is the paper's for so many ``paths``: a request has that many drafts, of which a step
-    verifies all and accepts the best.  ``rates`` says it exactly instead: ``rates[i][j]`` is the share of
+    verifies all and accepts the best.  ``rates`` gives it exactly instead: ``rates[i][j]`` is the share of
     drafts that are accepted up to position j + 1, of those that are so long.  Longer drafts than a row are
     cut to it.  A drafter that leaves out what it doubts is described by ``verified`` as well:
     ``verified[i][j]`` is the share of steps that verify position j + 1 at all, ``rates`` are shares of all
@@ -55,8 +55,8 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if firsts is not None and (firsts[:1] != (0,) or any(a >= b for a, b in pairwise(firsts))):
                 raise ValueError(f"{name} must rise from 0")
         if self.rates is None and self.mean_lengths is None and self.paths not in PAPER_MEAN_LENGTHS:
-            known = ", ".join(map(str, PAPER_MEAN_LENGTHS))
-            raise ValueError(f"mean_lengths of {self.paths} paths are not known, only of {known}; give them")
+            listed = ", ".join(map(str, PAPER_MEAN_LENGTHS))
+            raise ValueError(f"mean_lengths of {self.paths} paths are not known, only of {listed}; give them")
         name, rows = ("mean_lengths", self.means) if self.rates is None else ("rates", self.rates)
         key, firsts = ("siblings", self.siblings) if self.tokens is None else ("tokens", self.tokens)
         if len(rows) != len(firsts):

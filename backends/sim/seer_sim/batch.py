@@ -1,8 +1,9 @@
 """Continuous batching as vLLM does it, many steps at a time.
 
 A step gives every running request one token, or more with drafts, or computes a piece of its prompt.
-Decoding requests move in ``Lockstep``, all of them in one, or with drafts one for each class that gets on
-at its own pace; so between two events nothing needs to be touched, and they say how many like steps follow.
+Decoding requests move in ``DecodeCohort``, all of them in one, or with drafts one for each class that gets on
+at its own pace; so between two events nothing needs to be touched, and the number of like steps that follow
+is computed.
 
 The rules are those of vLLM 0.32's V1 scheduler, first come first served: running requests first; the
 newest is preempted when a block is missing, and recomputed; waiting ones are admitted in order while
@@ -23,17 +24,17 @@ from operator import attrgetter
 import msgspec
 
 from seer_core.model import InstanceInfo
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
 from seer_sim.cost import CostModel
+from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort
 from seer_sim.kv import BlockPool
-from seer_sim.lockstep import ONE, Lockstep
-from seer_sim.run import Run
+from seer_sim.run import SimChunk
 from seer_sim.speculation import Speculation
 
-__all__ = ["Batch", "Segment"]
+__all__ = ["Batch", "StepRun"]
 
 
-class Segment(msgspec.Struct, frozen=True, gc=False):
+class StepRun(msgspec.Struct, frozen=True, gc=False):
     """Up to ``steps`` like steps: what the first takes, and how much more each later one; so for drafting."""
 
     steps: int
@@ -64,10 +65,10 @@ class Batch:
         cost: CostModel,
         max_batched_tokens: int,
         speculation: Speculation | None = None,
-        fetch: Callable[[Run], bool] = lambda run: False,
+        fetch: Callable[[SimChunk], bool] = lambda run: False,
     ) -> None:
-        self.waiting: deque[Run] = deque()
-        self.running: dict[Run, None] = {}  # in the order of admission
+        self.waiting: deque[SimChunk] = deque()
+        self.running: dict[SimChunk, None] = {}  # in the order of admission
         self.pool = BlockPool(info.kv_capacity_tokens // info.block_tokens)
         self._cost = cost
         self._block = info.block_tokens
@@ -75,26 +76,26 @@ class Batch:
         self._max_batched_tokens = max_batched_tokens
         self._speculation = speculation
         self._fetch = fetch
-        self._locksteps: dict[tuple[bool, int] | None, Lockstep] = {}
-        self._moving: list[Lockstep] = []  # those that have runs in the step under way
+        self._cohorts: dict[tuple[bool, int] | None, DecodeCohort] = {}
+        self._moving: list[DecodeCohort] = []  # those that have runs in the step under way
         self._joined = 0
-        self._filling: Run | None = None  # the only, and newest, run whose prefill is under way
-        self._filled: list[tuple[Run, int]] = []
+        self._filling: SimChunk | None = None  # the only, and newest, run whose prefill is under way
+        self._filled: list[tuple[SimChunk, int]] = []
         self._attention_s = cache(cost.attention_s)
 
-    def run_of(self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool) -> Run:
+    def run_of(self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool) -> SimChunk:
         """Return the run of a chunk that has ``tokens`` and will generate ``new_tokens``, to be queued."""
-        run = Run(job, tokens, new_tokens, stopped)
+        run = SimChunk(job, tokens, new_tokens, stopped)
         # A prompt's last token is always computed, for its logits.
         run.prompt = job.group_id, (job.prompt_tokens - 1) // self._block
         return run
 
-    def push(self, run: Run) -> None:
+    def push(self, run: SimChunk) -> None:
         """Queue a run."""
         self.waiting.append(run)
 
-    def reusable_blocks(self, run: Run) -> tuple[int, int]:
-        """Return the blocks that a run need not compute if somebody has them, and how many this one has."""
+    def reusable_blocks(self, run: SimChunk) -> tuple[int, int]:
+        """Return the blocks that a run need not compute if another has them, and how many it has."""
         reusable = (run.tokens - 1) // self._block
         return reusable, self.pool.found(run.job.request_id, run.prompt, reusable)
 
@@ -107,25 +108,25 @@ class Batch:
             and self._missing(self.waiting[0]) <= self.pool.free
         )
 
-    def begin(self) -> Segment | None:
-        """Start the next step and say how many like it can follow; None without anything to run."""
+    def begin(self) -> StepRun | None:
+        """Start the next step and return how many like it can follow; None without anything to run."""
         speculation, cost = self._speculation, self._cost
-        self._moving = [lockstep for lockstep in self._locksteps.values() if lockstep.size]
+        self._moving = [cohort for cohort in self._cohorts.values() if cohort.size]
         if speculation is not None and self._moving:
             speculation.draft(self._moving, self._max_batched_tokens)
         preempted = self._make_room()
         if preempted:
-            self._moving = [lockstep for lockstep in self._moving if lockstep.size]
+            self._moving = [cohort for cohort in self._moving if cohort.size]
         requests = 0
         positions = 0.0
         attention_s = growth_s = growth_tokens = 0.0
-        for lockstep in self._moving:
-            computed = lockstep.size * lockstep.positions
-            token_s = self._attention_s(lockstep.positions)
-            growth = lockstep.size * lockstep.rate / ONE
-            requests += lockstep.size
+        for cohort in self._moving:
+            computed = cohort.size * cohort.positions
+            token_s = self._attention_s(cohort.positions)
+            growth = cohort.size * cohort.rate / TOKEN_UNIT
+            requests += cohort.size
             positions += computed
-            attention_s += (lockstep.context / ONE + computed) * token_s
+            attention_s += (cohort.context / TOKEN_UNIT + computed) * token_s
             growth_tokens += growth
             growth_s += growth * token_s
         budget = int(self._max_batched_tokens - positions)
@@ -145,7 +146,7 @@ class Batch:
         )
         # Draft lengths were for those that a preemption has stopped as well: they are set anew after a step.
         single = self._filled or (preempted and speculation is not None)
-        return Segment(
+        return StepRun(
             1 if single else self._like_steps(growth_tokens),
             cost.pass_s(positions, requests, sampled) + attention_s + drafting_s,
             growth_s + drafting_growth_s,
@@ -157,13 +158,13 @@ class Batch:
         """Return the ids of the requests whose context the step under way computes."""
         return [run.job.request_id for run, _ in self._filled]
 
-    def end(self, steps: int) -> list[Run]:
+    def end(self, steps: int) -> list[SimChunk]:
         """Finish ``steps`` steps, no more than begun; return the runs that are complete."""
         moving = self._moving
         if steps > 1:
             self.pool.take(self._growth(steps, since=1))
-        for lockstep in moving:
-            lockstep.move(steps)
+        for cohort in moving:
+            cohort.move(steps)
         if self._speculation is not None:
             self._speculation.learn(moving, steps)
         for run, tokens in self._filled:
@@ -174,10 +175,10 @@ class Batch:
                 run.fills += 1
                 self._decode(run)
         self._filled.clear()
-        finished: list[Run] = []
-        for lockstep in self._locksteps.values():
-            if lockstep.size:
-                finished += lockstep.ended()
+        finished: list[SimChunk] = []
+        for cohort in self._cohorts.values():
+            if cohort.size:
+                finished += cohort.ended()
         if len(finished) > 1:
             finished.sort(key=attrgetter("joined"))
         for run in finished:
@@ -185,7 +186,7 @@ class Batch:
             self._release(run)
         return finished
 
-    def drop(self, run: Run) -> None:
+    def drop(self, run: SimChunk) -> None:
         """Forget a chunk that waits or runs, between two steps; one that is complete is gone already."""
         if run in self.running:
             del self.running[run]
@@ -227,7 +228,7 @@ class Batch:
             self.running[run] = None
             budget -= self._fill(run, budget)
 
-    def _fill(self, run: Run, budget: int) -> int:
+    def _fill(self, run: SimChunk, budget: int) -> int:
         """Compute as much of a run's missing context as the step's budget allows."""
         tokens = min(run.tokens - run.computed, budget)
         computed = run.computed + tokens
@@ -236,7 +237,7 @@ class Batch:
         self._share(run, computed)
         return tokens
 
-    def _share(self, run: Run, computed: int) -> None:
+    def _share(self, run: SimChunk, computed: int) -> None:
         """Let siblings share the run's prompt if it has all of it with so many tokens, and had not before.
 
         They can in the very step that computes it: vLLM looks for cached blocks when it schedules.
@@ -244,24 +245,24 @@ class Batch:
         if run.computed < run.prompt[1] * self._block <= computed:
             self.pool.share(run.prompt)
 
-    def _decode(self, run: Run) -> None:
-        """Let a run whose context is computed, and whose next token is out, join its lockstep."""
+    def _decode(self, run: SimChunk) -> None:
+        """Let a run whose context is computed, and whose next token is out, join its cohort."""
         speculation = self._speculation
         key = None if speculation is None else speculation.class_of(run)
-        lockstep = self._locksteps.get(key)
-        if lockstep is None:
-            lockstep = (
-                Lockstep(self._block) if speculation is None else speculation.lockstep(run, self._block)
+        cohort = self._cohorts.get(key)
+        if cohort is None:
+            cohort = (
+                DecodeCohort(self._block) if speculation is None else speculation.cohort(run, self._block)
             )
-            self._locksteps[key] = lockstep
+            self._cohorts[key] = cohort
         self._joined += 1
-        lockstep.join(run, self._joined)
+        cohort.join(run, self._joined)
 
-    def _release(self, run: Run) -> None:
-        """Take a run out of its lockstep and free its blocks."""
+    def _release(self, run: SimChunk) -> None:
+        """Take a run out of its cohort and free its blocks."""
         held = self._blocks(run.tokens)
-        if run.lockstep is not None:
-            run.lockstep.leave(run)
+        if run.cohort is not None:
+            run.cohort.leave(run)
             held = self._blocks(run.computed)
         elif run is self._filling:
             self._filling = None
@@ -273,7 +274,7 @@ class Batch:
 
         The first step's blocks are taken.
         """
-        steps = min([lockstep.steps_to_end() for lockstep in self._moving])
+        steps = min([cohort.steps_to_end() for cohort in self._moving])
         free = self.pool.free
         # A run takes its share of blocks but for one, and of ticks but for one.
         per_step = growth_tokens / self._block
@@ -288,11 +289,11 @@ class Batch:
     def _growth(self, steps: int, since: int = 0) -> int:
         """Return the blocks that decoding runs take in ``steps`` steps, less those of the first ``since``."""
         blocks = 0
-        for lockstep in self._moving:
-            blocks += lockstep.growth(steps, since)
+        for cohort in self._moving:
+            blocks += cohort.growth(steps, since)
         return blocks
 
-    def _missing(self, run: Run) -> int:
+    def _missing(self, run: SimChunk) -> int:
         """Return the free blocks that a run takes when it is admitted."""
         return self.pool.missing(run.prompt, self._blocks(run.tokens))
 

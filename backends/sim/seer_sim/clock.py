@@ -85,7 +85,7 @@ class VirtualClock:
             await asyncio.sleep(0)
 
     async def sleep_until(self, when_s: float) -> None:
-        """Wait until the clock shows ``when_s``, and move it on if nobody else does."""
+        """Wait until the clock shows ``when_s``, and move it on if no other task does."""
         due = False
 
         def wake() -> None:

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from seer_core.numbers import NotNegative, Positive
+from seer_core.plugins.config_types import NotNegative, Positive
 
 __all__ = ["PRESETS", "CostModel"]
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from seer_core.drafting import SourceSpec
 from seer_core.errors import ConfigError, printable
-from seer_core.numbers import NotNegative
-from seer_core.reading import SHOWN, flaw
+from seer_core.json_files import SHOWN, describe_flaw
+from seer_core.plugins.config_types import NotNegative
+from seer_core.ports.drafting import SourceSpec
 from seer_sim.acceptance import Acceptance
 from seer_sim.cost import PRESETS, CostModel
 
@@ -64,7 +64,7 @@ class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
 
 METHODS: Mapping[str, Drafts] = {
     # The paper's vanilla methods (arXiv 2511.14617): mean lengths that it reports of whole runs.  Suffix
-    # decoding takes 20 us per request: arctic-inference, docs/benchmarks.md.
+    # decoding takes 20 us per request: arctic-inference, docs/results/answered.md.
     "suffix": Drafts(siblings=(0,), mean_lengths=(1.67,), draft_tokens=16, request_s=20e-6),
     # A 7 B model, and one MTP token.
     "draft_model": Drafts(
@@ -75,7 +75,7 @@ METHODS: Mapping[str, Drafts] = {
 """Ways of drafting that need a name; any other is group-aware, as ``[engine.sim.acceptance]`` says.
 
 Its 12 us per request and step are what drafting takes of vLLM's steps in the demo, numpy included: 2.5 to
-4.1 % of some 10 ms for some 25 requests (docs/benchmarks.md).
+4.1 % of some 10 ms for some 25 requests (commit c04fa25).
 """
 
 
@@ -91,7 +91,9 @@ def make_methods(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Drafts]:
         try:
             methods[name] = msgspec.convert({**preset, **table}, Drafts)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"engine.sim.drafts.{printable(name, SHOWN)}: {flaw(error)}") from error
+            raise ConfigError(
+                f"engine.sim.drafts.{printable(name, SHOWN)}: {describe_flaw(error)}"
+            ) from error
     return methods
 
 
@@ -99,7 +101,7 @@ def method_of(source: SourceSpec, methods: Mapping[str, Drafts], default: Drafts
     """Return the method that a source's path names after its colon; ``default`` for a source of its own.
 
     Raises:
-        ConfigError: the path says that the method is this engine's, and it is not.
+        ConfigError: the path names a method of this engine that there is not.
     """
     engine, _, method = source.path.partition(":")
     if engine == ENGINE and method not in methods:

@@ -1,6 +1,6 @@
 """One simulated instance: a Batch on a VirtualClock, behind the Engine port.
 
-An event costs the same whatever number of tokens lies before it: the engine asks the batch how many
+An event costs the same for any number of tokens before it: the engine asks the batch how many
 like steps follow, sleeps to the end of the last, and is woken earlier only by what changes them.
 """
 
@@ -12,30 +12,30 @@ from typing import cast
 
 import msgspec
 
-from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.errors import EngineError
-from seer_core.events import InstanceReported
-from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
-from seer_core.ports import ChunkJob, ChunkOutput, EngineSink
-from seer_core.weights import WeightSpec
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import InstanceReported
+from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
+from seer_core.ports.kv import KVPool
+from seer_core.ports.weights import WeightSpec
 from seer_sim.acceptance import share_out
-from seer_sim.batch import Batch, Segment
+from seer_sim.batch import Batch, StepRun
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel
 from seer_sim.drafts import METHODS, Drafts, method_of
 from seer_sim.lengths import Lengths
 from seer_sim.pool import SimKVPool
 from seer_sim.profile import BATCH, DRAFT_TOKENS, step_times
-from seer_sim.run import Run
+from seer_sim.run import SimChunk
 from seer_sim.speculation import Speculation
 from seer_sim.tokens import generate
 
 __all__ = ["SimEngine"]
 
 TYPICAL_RUNNING = 32
-"""Requests of the step whose time an instance tells (``InstanceInfo.step_s``)."""
+"""Requests of the step whose time an instance reports (``InstanceInfo.step_s``)."""
 
 
 class SimEngine:
@@ -43,11 +43,11 @@ class SimEngine:
 
     As on a real engine, new chunks and aborts take effect between two steps; all that arrive at one
     instant do before the next step begins.  A restarted instance has the weights it was made with:
-    version 0, until ``update_weights``.  Of a drafter it needs the pure half only: a policy that knows this
+    version 0, until ``update_weights``.  Of a drafter it needs the pure half only: a policy that gets this
     instance's step times sets the lengths of drafts, and ``methods``, or ``acceptance`` for a method that is
-    not among them, says what comes of them, in expectation; they change the time a chunk takes and none of
+    not among them, decides what comes of them, in expectation; they change the time a chunk takes and none of
     its tokens.  With a ``SimKVPool`` a chunk whose KV is elsewhere waits until it has been brought, one
-    transfer after the other, while others are computed.  ``first_steps_s`` says when the first step of each
+    transfer after the other, while others are computed.  ``first_steps_s`` holds when the first step of each
     request here began.
     """
 
@@ -92,10 +92,10 @@ class SimEngine:
 
     def _clear(self) -> None:
         """Be as new: no sink, no chunks, first weights."""
-        self._sink: EngineSink | None = None
+        self._sink: InstanceSink | None = None
         self._weight_version = 0
         self._asleep = False
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, SimChunk] = {}
         self._reported_s = -self._report_interval_s
         self._stepping_s = 0.0
         self._drafting_s = 0.0
@@ -104,24 +104,24 @@ class SimEngine:
 
     def _start_empty(self) -> None:
         self._batch = Batch(self._info, self._cost, self._max_batched_tokens, self._speculation, self._fetch)
-        self._aborted: list[Run] = []
-        self._segment: Segment | None = None
+        self._aborted: list[SimChunk] = []
+        self._segment: StepRun | None = None
         self._segment_began_s = 0.0
         self._steps = 0
         self._cancel_timer: Callable[[], None] | None = None
 
-    def draft_with(self, drafter: Drafter | None) -> bool:
+    def set_drafter(self, drafter: Drafter | None) -> bool:
         """Speculate by this drafter's policy, or not at all, from the next ``start`` on."""
         self._speculate(drafter)
         self._drafter = drafter
         return False
 
-    def share_kv(self, pool: KVPool | None) -> bool:
+    def set_kv_pool(self, pool: KVPool | None) -> bool:
         """Share KV through a simulated pool; a real one has nothing to give, nor None."""
         self._kv_pool = pool if isinstance(pool, SimKVPool) else None
         return self._kv_pool is not None
 
-    async def start(self, sink: EngineSink) -> InstanceInfo:
+    async def start(self, sink: InstanceSink) -> InstanceInfo:
         """Be ready ``start_s`` from now on the virtual clock, after a loss perhaps later."""
         if self._sink is not None:
             raise EngineError(f"instance {self.id!r} has started already; stop it first")
@@ -178,7 +178,7 @@ class SimEngine:
         else:
             self._batch.drop(run)
 
-    def teach(self, text: SiblingText) -> None:
+    def push_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: no draft of a simulated model comes from text."""
 
     def forget_group(self, group_id: str) -> None:
@@ -187,7 +187,7 @@ class SimEngine:
     async def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
     ) -> StepTimes:
-        """Return what the cost model says, at no cost in time."""
+        """Return the times of the cost model, at no cost in time."""
         self._expect_awake()
         drafts = self._acceptance if self._speculation is None else self._speculation.drafts
         return step_times(self._cost, drafts, self._info, batch, draft_tokens, context_tokens)
@@ -234,7 +234,7 @@ class SimEngine:
         sink.lost(self.id, reason)
         self._clock.settle()
 
-    def _fetch(self, run: Run) -> bool:
+    def _fetch(self, run: SimChunk) -> bool:
         """Begin to bring what the pool has of a run's context and this instance has not; queue it then."""
         pool, job = self._kv_pool, run.job
         if pool is None or run.preemptions or not run.tokens > job.prompt_tokens:
@@ -265,7 +265,7 @@ class SimEngine:
     def _block_bytes(self) -> int:
         return self._info.block_tokens * self._info.kv_bytes_per_token
 
-    def _keep(self, run: Run) -> None:
+    def _keep(self, run: SimChunk) -> None:
         """Let others find the KV of a chunk that is complete, if its response goes on."""
         if self._kv_pool is None:
             return
@@ -396,7 +396,7 @@ class SimEngine:
             )
         )
 
-    def _output(self, run: Run) -> ChunkOutput:
+    def _output(self, run: SimChunk) -> ChunkOutput:
         job = run.job
         start = run.final_tokens - run.new_tokens
         token_ids, logprobs = generate(job.seed, start, run.new_tokens, run.stopped, self._vocab_size)

@@ -84,7 +84,7 @@ class BlockPool:
     def release(self, request_id: str, prompt: Prompt, held: int, computed: int) -> None:
         """Free the ``held`` blocks of a request; the first ``computed`` keep their content."""
         whole = prompt[1]
-        shared = min(computed, whole)  # less than all: then nobody shares them yet
+        shared = min(computed, whole)  # less than all: then no other run shares them yet
         self.free += held - shared
         self._empty += held - computed
         if computed > shared:

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from seer_core.numbers import MOST, Share
-from seer_core.ports import ChunkJob
+from seer_core.plugins.config_types import MOST, Share
+from seer_core.ports.engine import ChunkJob
 
 __all__ = ["Lengths", "Sigma"]
 
@@ -22,7 +22,7 @@ _NORMAL = NormalDist()
 
 
 class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Distribution of response lengths for jobs that do not know theirs.
+    """Distribution of response lengths for jobs that have none of their own.
 
     ``mean_tokens`` is the mean before the cap, ``sigma`` the standard deviation of the length's
     logarithm, ``group_share`` the part of its variance that siblings have in common.

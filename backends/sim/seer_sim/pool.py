@@ -13,27 +13,36 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from seer_core.errors import EngineError
-from seer_core.hookspecs import Startup, hookimpl
-from seer_core.kv import PoolStats, StoreSpec
-from seer_core.numbers import NotNegative, Positive
+from seer_core.plugins.config_types import NotNegative, Positive
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_core.ports.kv import PoolStats, StoreSpec
 
-__all__ = ["Settings", "SimKVPool", "seer_make_kv_pool"]
+__all__ = ["MoveRates", "Settings", "SimKVPool", "seer_make_kv_pool"]
+
+TIER = "supported"
 
 Bytes = Annotated[int, Meta(ge=0)]
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+class MoveRates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What moving KV between one instance and the pool takes: a load so long, and bytes at this rate.
+
+    The defaults are assumed: half of a 400 Gbit/s network card, and some round trips.
+    """
+
+    bandwidth_bytes_per_s: Positive = 25e9
+    latency_s: NotNegative = 2e-3
+
+
+class Settings(MoveRates, frozen=True, forbid_unknown_fields=True):
     """Keys of ``[kv_pool.sim_pool]``: capacities of the whole cluster, rates of one instance.
 
-    By default the memory and the disk of one node of the paper.  The rates are assumed: half of a
-    400 Gbit/s network card, one NVMe disk's reading, and some round trips.
+    By default the memory and the disk of one node of the paper; the disk's rate is one NVMe disk's reading.
     """
 
     dram_bytes: Bytes = 2 * 10**12
     ssd_bytes: Bytes = 4 * 10**12
-    bandwidth_bytes_per_s: Positive = 25e9
     ssd_bytes_per_s: Positive = 3e9
-    latency_s: NotNegative = 2e-3
 
 
 class _Kept(Struct, frozen=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from seer_core.drafting import StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
+from seer_core.ports.drafting import StepTimes
 from seer_sim.cost import CostModel
 from seer_sim.drafts import Class, Drafts
 
@@ -20,7 +20,7 @@ DRAFT_TOKENS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Draft lengths that an instance measures for its own policy."""
 
 CONTEXT_TOKENS = 2048
-"""Least context of each request in a measured step, if nobody says (assumed: a first long chunk)."""
+"""Least context of each request in a measured step, where none is given (assumed: a first long chunk)."""
 
 CONTEXTS = 4
 """The longest context over that of a measured step where that is more than the least (assumed: of long-tailed
@@ -38,7 +38,7 @@ def step_times(
     """Return the duration of decoding steps, drafting included; batches above ``max_running`` are left out.
 
     With ``context_tokens``, so are those whose contexts do not fit; without, contexts are as long as they can
-    be, up to ``CONTEXT_TOKENS`` or a quarter of the longest, whatever is more.
+    be, up to ``CONTEXT_TOKENS`` or a quarter of the longest, whichever is more.
 
     Raises:
         EngineError: no batch is left.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from seer_core.ports import ChunkJob
+from seer_core.ports.engine import ChunkJob
 from seer_sim.kv import Prompt
 
 if TYPE_CHECKING:
-    from seer_sim.lockstep import Lockstep
+    from seer_sim.decode_cohort import DecodeCohort
 
-__all__ = ["Run"]
+__all__ = ["SimChunk"]
 
 
-class Run:
-    """A chunk that waits, computes its context (``lockstep`` is None) or decodes in a ``Lockstep``.
+class SimChunk:
+    """A chunk that waits, computes its context (``cohort`` is None) or decodes in a ``DecodeCohort``.
 
     ``tokens`` and ``computed`` stand still while it decodes.  ``fills`` counts the steps that finished its
     context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.  ``fetched_blocks``
@@ -27,6 +27,7 @@ class Run:
 
     __slots__ = (
         "cached",
+        "cohort",
         "computed",
         "end",
         "fetched_blocks",
@@ -34,7 +35,6 @@ class Run:
         "final_tokens",
         "job",
         "joined",
-        "lockstep",
         "new_tokens",
         "offset",
         "phase",
@@ -65,8 +65,8 @@ class Run:
         self.preemptions = 0
         self.fills = 0
         self.verified: list[int] = []
-        # Its lockstep's, while it is in one.
-        self.lockstep: Lockstep | None = None
+        # Its cohort's, while it is in one.
+        self.cohort: DecodeCohort | None = None
         self.joined = 0
         self.end = 0
         self.phase = 0

@@ -1,7 +1,7 @@
-"""What a simulated model says: made-up tokens and log-probs, fixed by (seed, position).
+"""The output of a simulated model: made-up tokens and log-probs, fixed by (seed, position).
 
-An iteration of the paper has up to 250 million of them, of which nobody looks at more than a few.  So a
-response is a ``Drawn``: a few numbers, until somebody looks.
+An iteration of the paper has up to 250 million of them, of which few are ever read.  So a
+response is a ``Drawn``: a few numbers, until it is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LogprobSeries(msgspec.Struct, frozen=True):
 
 
 class Drawn(Sequence[T], Generic[T]):
-    """``head``, then the values of ``series`` from ``start`` to ``stop``, made when somebody looks.
+    """``head``, then the values of ``series`` from ``start`` to ``stop``, made when they are read.
 
     With ``ended`` the last value is that instead.  Equal to a list of the same values.  A sum with what
     goes on where this one stops is drawn too, and so is one with a list before it; any other is a list.
@@ -169,7 +169,7 @@ class ByteTokenizer:
         return self.encode("".join(lines) + "assistant: ")
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the first ids as numbers, special ones left out, and say how many more there are."""
+        """Return the first ids as numbers, special ones left out, and how many more there are."""
         shown = " ".join(str(token) for token in token_ids[:TEXT_TOKENS] if token >= FIRST_TOKEN_ID)
         more = len(token_ids) - TEXT_TOKENS
         return f"{shown} and {more} more" if more > 0 else shown

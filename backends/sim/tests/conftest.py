@@ -10,9 +10,9 @@ from seer_sim.drafts import Drafts
 from seer_sim.engine import SimEngine
 from seer_sim.lengths import Lengths
 
-from seer_core.drafting import SourceSpec
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.ports import ChunkJob
+from seer_core.ports.drafting import SourceSpec
+from seer_core.ports.engine import ChunkJob
 
 
 class RecordingSink:
@@ -37,27 +37,27 @@ class RecordingSink:
     def reported(self, report):
         self.reports.append((self.clock.now(), report))
 
-    def troubled(self, trouble):
-        raise AssertionError(f"a simulated instance complains: {trouble}")
+    def degraded(self, degradation):
+        raise AssertionError(f"a simulated instance complains: {degradation}")
 
     def lost(self, instance_id, reason):
         self.losses.append((instance_id, reason))
 
 
 class FixedPolicy:
-    """Draft lengths by a function of (probes, others); notes what it is asked and told."""
+    """Draft lengths by a function of (probes, others); records its calls."""
 
     def __init__(self, lengths):
         self.lengths_of = lengths
         self.asked = []
-        self.told = []
+        self.recorded = []
 
     def lengths(self, probes, others):
         self.asked.append((probes, others))
         return self.lengths_of(probes, others)
 
-    def learn(self, drafted_at, accepted_at):
-        self.told.append((list(drafted_at), list(accepted_at)))
+    def record_acceptance(self, drafted_at, accepted_at):
+        self.recorded.append((list(drafted_at), list(accepted_at)))
 
 
 class FixedDrafter:
@@ -154,8 +154,8 @@ def simulate():
             acceptance=more.pop("acceptance", Drafts()),
             **more,
         )
-        engine.draft_with(drafter)
-        engine.share_kv(kv_pool)
+        engine.set_drafter(drafter)
+        engine.set_kv_pool(kv_pool)
         sink = RecordingSink(clock)
         asyncio.run(engine.start(sink))
 

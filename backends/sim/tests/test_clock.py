@@ -4,7 +4,7 @@ import asyncio
 
 from seer_sim.clock import VirtualClock
 
-from seer_core.ports import Clock
+from seer_core.ports.engine import Clock
 
 
 def test_the_clock_satisfies_the_port():
@@ -110,7 +110,7 @@ def test_a_task_that_sleeps_acts_at_its_time_before_later_callbacks():
     assert asyncio.run(run()) == [("woken", 2.5), ("later", 3.0)]
 
 
-def test_sleeping_moves_the_clock_when_nobody_else_does():
+def test_sleeping_moves_the_clock_when_no_other_task_does():
     async def run():
         clock = VirtualClock()
         await asyncio.gather(clock.sleep_until(4.0), clock.sleep_until(2.0))

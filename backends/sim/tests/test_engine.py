@@ -1,4 +1,4 @@
-"""What an instance promises the runtime: exact counts, silence after an abort, one word at a loss."""
+"""A simulated instance keeps its promises: exact counts, silence after an abort, one report of a loss."""
 
 import asyncio
 from itertools import pairwise
@@ -8,8 +8,8 @@ from seer_sim.cost import PRESETS
 from seer_sim.tokens import EOS_TOKEN_ID, generate
 
 from seer_core.errors import EngineError
-from seer_core.ports import Engine
-from seer_core.weights import directory
+from seer_core.ports.engine import InstanceClient
+from seer_core.ports.weights import directory
 
 STEP_S = 1e-3
 
@@ -34,7 +34,7 @@ def throughput(simulate, chunk_job):
 
 
 def test_an_engine_satisfies_the_port(simulate):
-    assert isinstance(simulate().engine, Engine)
+    assert isinstance(simulate().engine, InstanceClient)
 
 
 def test_a_chunk_stops_at_its_true_length_with_eos(simulate, chunk_job):
@@ -246,7 +246,7 @@ def test_telemetry_comes_at_most_once_an_interval(simulate, chunk_job):
 
 
 @pytest.mark.parametrize("when_s", [0.0, 0.01])
-def test_an_aborted_chunk_is_never_heard_of_again_and_leaves_no_kv(simulate, chunk_job, when_s):
+def test_an_aborted_chunk_sends_nothing_more_and_leaves_no_kv(simulate, chunk_job, when_s):
     sim = simulate(kv_blocks=10, report_interval_s=0.0)
     sim.engine.submit(chunk_job("unwanted", max_tokens=30, known=30))
     sim.clock.call_at(when_s, lambda: sim.engine.abort("unwanted"))
@@ -282,10 +282,10 @@ def test_an_aborted_chunk_under_way_does_not_keep_the_instance_busy(simulate, ch
 
 
 def test_aborting_an_unknown_chunk_does_nothing(simulate):
-    simulate().engine.abort("nobody")
+    simulate().engine.abort("unknown")
 
 
-def test_a_loss_is_told_once_and_voids_every_chunk(simulate, chunk_job):
+def test_a_loss_is_reported_once_and_voids_every_chunk(simulate, chunk_job):
     sim = simulate()
     sim.engine.submit(chunk_job("a", max_tokens=100, known=100))
     sim.engine.submit(chunk_job("too long", max_tokens=10_000))

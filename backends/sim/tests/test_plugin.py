@@ -12,12 +12,12 @@ from seer_sim.plugin import Settings, seer_make_engines
 from seer_sim.tokens import ByteTokenizer
 
 from seer_core.errors import ConfigError, PromptError
-from seer_core.hookspecs import Startup
 from seer_core.model import PromptGroup
-from seer_core.plugins import Assembly, Strategies
-from seer_core.ports import EngineFleet
-from seer_core.runtime import Runtime
-from seer_core.scheduler import Policies
+from seer_core.plugins.hookspecs import Startup
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.ports.engine import EngineFleet
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Policies
 
 
 def make_fleet(**settings):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from seer_sim.batch import Segment
+from seer_sim.batch import StepRun
 from seer_sim.cost import CostModel
 from seer_sim.drafts import Class, Drafts
 
@@ -46,7 +46,7 @@ class NaiveRun:
 
     @property
     def pace(self):
-        """What decides how fast it gets on with drafts: probe or not, and the rates of its drafts."""
+        """Return the facts that decide its pace with drafts: probe or not, and the rates of its drafts."""
         return self.job.probe, ACCEPTANCE.rates[self.job.siblings_finished >= 2]
 
 
@@ -328,7 +328,7 @@ def test_times_order_and_counts_equal_those_of_single_steps(
 
 @given(st.integers(1, 400), st.floats(0, 1), st.floats(0, 0.1), st.floats(0, 1), st.floats(0, 0.1))
 def test_many_steps_cost_the_sum_of_single_steps(steps, step_s, growth_s, drafting_s, drafting_growth_s):
-    segment = Segment(steps, step_s, growth_s, drafting_s, drafting_growth_s)
+    segment = StepRun(steps, step_s, growth_s, drafting_s, drafting_growth_s)
     whole = math.fsum(step_s + i * growth_s for i in range(steps))
     drafting = math.fsum(drafting_s + i * drafting_growth_s for i in range(steps))
     assert segment.after(steps) == pytest.approx(whole, rel=1e-12)

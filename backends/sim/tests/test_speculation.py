@@ -12,7 +12,7 @@ from seer_sim.drafts import METHODS, Drafts, make_methods
 from seer_sim.plugin import Settings
 
 from seer_core.errors import ConfigError, EngineError
-from seer_core.weights import directory
+from seer_core.ports.weights import directory
 
 HALF = Drafts(siblings=(0,), rates=((0.5, 0.25, 0.125, 0.0625),), request_s=0)
 
@@ -30,7 +30,7 @@ class Thrifty:
         self.chosen.append((batch, best))
         return best, best
 
-    def learn(self, drafted_at, accepted_at):
+    def record_acceptance(self, drafted_at, accepted_at):
         pass
 
 
@@ -64,7 +64,7 @@ def decode(simulate, chunk_job, drafter, batch, preset="h800-qwen2-vl-72b-tp8"):
 
 @pytest.fixture
 def story(simulate, chunk_job):
-    """Return a function: a busy run, short of KV, with some aborted, drafted as told."""
+    """Return a function: a busy run, short of KV, with some aborted, drafted by the given policy."""
 
     def play(drafter):
         sim = simulate(kv_blocks=30, report_interval_s=0.01, drafter=drafter)
@@ -89,9 +89,7 @@ def test_a_small_batch_gets_faster_by_what_drafts_give(simulate, chunk_job, fixe
     assert plain.clock.now() / drafted.clock.now() == pytest.approx(1 + sum(HALF.rates[0]), rel=0.02)
 
 
-def test_a_policy_that_knows_the_step_times_drafts_in_the_tail_and_not_in_a_full_batch(
-    simulate, chunk_job, thrifty
-):
+def test_a_policy_with_step_times_drafts_in_the_tail_and_not_in_a_full_batch(simulate, chunk_job, thrifty):
     small = decode(simulate, chunk_job, thrifty, 4)
     assert thrifty.made.chosen[-1] == (4, 4)
     assert small.clock.now() < 0.6 * decode(simulate, chunk_job, None, 4).clock.now()
@@ -124,13 +122,13 @@ def test_more_finished_siblings_make_a_response_faster(simulate, chunk_job, fixe
         assert 200 / sink.outputs[name].steps == pytest.approx(length, rel=0.03)
 
 
-def test_the_policy_is_asked_for_each_class_and_told_what_to_expect(simulate, chunk_job, fixed_drafter):
+def test_the_policy_is_asked_for_each_class_and_receives_what_to_expect(simulate, chunk_job, fixed_drafter):
     drafter = fixed_drafter(lambda probes, others: (2, 1))
     sim = simulate(kv_blocks=500, drafter=drafter, acceptance=HALF)
     run_all(sim, *(chunk_job(name, max_tokens=50, known=50, probe=name == "a") for name in "abc"))
     assert drafter.made.asked[0] == (1, 2)
-    drafted = [sum(told[0][j] for told in drafter.made.told if len(told[0]) > j) for j in range(2)]
-    accepted = [sum(told[1][j] for told in drafter.made.told if len(told[1]) > j) for j in range(2)]
+    drafted = [sum(told[0][j] for told in drafter.made.recorded if len(told[0]) > j) for j in range(2)]
+    accepted = [sum(told[1][j] for told in drafter.made.recorded if len(told[1]) > j) for j in range(2)]
     outputs = sim.sink.outputs.values()
     assert drafted == [
         sum(output.drafted_at[j] for output in outputs if len(output.drafted_at) > j) for j in range(2)
@@ -147,11 +145,11 @@ def test_tokens_are_the_same_with_and_without_drafts(story, fixed_drafter):
 
 
 def test_two_runs_with_drafts_are_equal_to_the_last_bit(story, fixed_drafter):
-    def tell():
+    def summary():
         sink = story(fixed_drafter(lambda probes, others: (5, others % 4))).sink
         return msgspec.json.encode([sink.finished, sink.outputs, sink.reports], enc_hook=list)
 
-    assert tell() == tell()
+    assert summary() == summary()
 
 
 def test_accounts_balance_after_preemptions_and_aborts_in_mid_draft(story, fixed_drafter):
@@ -209,12 +207,12 @@ def test_weights_change_and_drafts_go_on(simulate, chunk_job, fixed_drafter):
 
 def test_a_new_drafter_counts_from_the_next_start_on(simulate, chunk_job, fixed_drafter):
     sim = simulate()
-    sim.engine.draft_with(fixed_drafter(lambda probes, others: (3, 3)))
+    sim.engine.set_drafter(fixed_drafter(lambda probes, others: (3, 3)))
     assert run_all(sim, chunk_job("a")).outputs["a"].drafted_at == []
     asyncio.run(sim.engine.stop())
     asyncio.run(sim.engine.start(sim.sink))
     assert run_all(sim, chunk_job("b")).outputs["b"].drafted_at != []
-    sim.engine.draft_with(None)
+    sim.engine.set_drafter(None)
     asyncio.run(sim.engine.stop())
     asyncio.run(sim.engine.start(sim.sink))
     assert run_all(sim, chunk_job("c")).outputs["c"].drafted_at == []
@@ -225,7 +223,7 @@ def test_a_drafter_without_a_policy_is_refused_and_changes_nothing(simulate, chu
     policyless = fixed_drafter(None)
     policyless.make_policy = lambda step_times: None
     with pytest.raises(EngineError, match=r"'sim-0' is simulated: .* FixedDrafter has none"):
-        sim.engine.draft_with(policyless)
+        sim.engine.set_drafter(policyless)
     asyncio.run(sim.engine.stop())
     asyncio.run(sim.engine.start(sim.sink))
     assert run_all(sim, chunk_job("a")).outputs["a"].drafted_at != []
@@ -409,6 +407,6 @@ def test_drafting_takes_the_time_of_its_model(simulate, chunk_job, fixed_drafter
     quick_s, quick = seconds_a_step("")
     three_passes_s = 3 * PRESETS["h800-qwen2-vl-7b-tp8"].pass_s(1)
     assert slow_s - quick_s == pytest.approx(three_passes_s, rel=0.01)
-    # And the policy is told.
+    # And the policy receives it.
     assert slow.at(1, 3) - quick.at(1, 3) == pytest.approx(three_passes_s, rel=0.05)
     assert slow.at(1, 0) == quick.at(1, 0)

@@ -1,10 +1,10 @@
-"""A vLLM engine as the host's meters want it."""
+"""A vLLM engine as the worker's profilers measure it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seer_host.meters import Sizes, Step
+from seer_worker.process.meters import Sizes, Step
 from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
@@ -80,7 +80,7 @@ class VllmBench:
             self._scheduler.settle(self._ids.pop(name))
 
     def make_up_drafts(self, tokens: int | None) -> None:
-        """Draft so many tokens of no meaning for every request, until told None."""
+        """Draft so many meaningless tokens for every request, until called with None."""
         self._engine.collective_rpc("seer_make_up_drafts", args=(tokens,))
 
     def reset_cache(self) -> None:

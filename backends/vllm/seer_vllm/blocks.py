@@ -1,4 +1,4 @@
-"""KV as blocks of bytes, whatever the order in which a kernel keeps the numbers within a block."""
+"""KV as blocks of bytes, for any order in which a kernel keeps the numbers within a block."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-__all__ = ["Layers"]
+__all__ = ["VllmLayers"]
 
 
-class Layers:
+class VllmLayers:
     """The KV of all layers; a block of all of them is one row of bytes."""
 
     def __init__(self, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> None:

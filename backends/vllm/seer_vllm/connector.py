@@ -1,11 +1,9 @@
 """KV in and out of a pool, where vLLM lets a connector in.
 
-vLLM makes two of these: one for its scheduler, which alone knows the pool's store, and one for its worker,
-which alone sees KV.  Blocks are copied out of the store, and checked, before the scheduler is promised a
-single token of them, so that what is promised can always be loaded: vLLM's own way back from a failed load
-lets another request of the same step read the block before it has been computed again.  Blocks are written
-to the store before their request's end, or preemption, is known to anybody, so that whoever goes on with it
-finds them.  A response that is over is dropped from the store at once, its prompt with the last of its group.
+vLLM makes two connectors: one for its scheduler, which has the pool's store, and one for its worker, which
+has the KV.  Blocks are copied out of the store before the scheduler is promised any of them, because vLLM's
+own way back from a failed load lets another request of the same step read the block before it is computed
+again.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import torch
-from seer_host.stores import Guarded, Staged
+from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.stores import FailsafeStore
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -28,8 +27,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAtte
 from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
-from seer_core.kv import KEY_BYTES, KVStore
-from seer_vllm.blocks import Layers
+from seer_core.ports.kv import KEY_BYTES, KVStore
+from seer_vllm.blocks import VllmLayers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,13 +75,11 @@ class StoreConnector(KVConnectorBase_V1):
         self.saves = True
         """False after a step with log-probs that are not finite, whose KV is no better."""
         self._blocks = kv_cache_config.num_blocks
-        self.store = Guarded(None)
-        """The pool's; one that is not there has nothing."""
+        self.requests = PooledRequests(FailsafeStore(None), self.block_bytes)
+        """Without a store, which ``attach`` gives, everything is a miss."""
         self._read: Callable[[list[int]], Bytes] | None = None
-        self._staged: dict[str, Staged] = {}
         self._loads = Loads()
-        self._prompts: dict[str, Sequence[bytes]] = {}
-        self._layers: Layers | None = None
+        self._layers: VllmLayers | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -91,28 +88,31 @@ class StoreConnector(KVConnectorBase_V1):
 
     # In the scheduler.
 
-    def attach(self, store: KVStore, read: Callable[[list[int]], Bytes], tell: Callable[[str], None]) -> None:
+    @property
+    def store(self) -> FailsafeStore:
+        """The pool's store."""
+        return self.requests.store
+
+    def attach(
+        self, store: KVStore, read: Callable[[list[int]], Bytes], report: Callable[[str], None]
+    ) -> None:
         """Use a store; ``read`` returns the worker's blocks of these numbers, uint8 [n, block_bytes].
 
-        ``tell`` is told why, if the store is given up.
+        ``report`` gets the reason if the store is given up.
         """
-        self.store, self._read = Guarded(store, tell), read
+        self.requests.store, self._read = FailsafeStore(store, report), read
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
         first = num_computed_tokens // self.block_tokens
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
-        staged = self._staged.get(request.request_id)
-        if staged is None or staged.first != first:
-            staged = Staged(first, self.store.fetch(keys, self.block_bytes))
-            self._staged[request.request_id] = staged
-        return len(staged.blocks) * self.block_tokens, False
+        return self.requests.stage(request.request_id, first, keys) * self.block_tokens, False
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """Load what was promised into the blocks given for it, before this step."""
-        staged = self._staged.pop(request.request_id, None)
+        staged = self.requests.take(request.request_id)
         if staged is not None and num_external_tokens:
             count = num_external_tokens // self.block_tokens
             ids = blocks.get_block_ids()[0][staged.first : staged.first + count]
@@ -125,19 +125,18 @@ class StoreConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """Save the blocks of a chunk; drop those of a response that is over, but for its group's prompt."""
-        self._staged.pop(request.request_id, None)
+        self.requests.take(request.request_id)
         params = request.sampling_params
         job = (params.extra_args if params else None) or {}
         if "group" not in job:
             return False, None
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
-        keys = self._keys(request)
-        prompt = job["prompt_tokens"] // self.block_tokens
-        self._prompts.setdefault(job["group"], keys[:prompt])
+        keys, prompt_blocks = self._keys(request), job["prompt_tokens"] // self.block_tokens
+        written = self.requests.beyond_prompt(job["group"], keys, prompt_blocks)
         if capped and not job["last"]:
             self._save(request, block_ids)
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
-            self._drop(keys[prompt:])
+            self.requests.drop(written)
         return False, None
 
     def request_preempted(self, request: Request) -> None:
@@ -147,15 +146,11 @@ class StoreConnector(KVConnectorBase_V1):
 
     def forget_group(self, group_id: str) -> None:
         """Drop the prompt of a group that is over."""
-        self._drop(self._prompts.pop(group_id, []))
+        self.requests.forget_group(group_id)
 
     def reset(self) -> None:
-        """Forget which groups there are."""
-        self._prompts.clear()
-
-    def _drop(self, keys: Sequence[bytes]) -> None:
-        if keys:
-            self.store.ask(lambda store: store.drop(keys), None)
+        """Forget all groups."""
+        self.requests.reset()
 
     def _keys(self, request: Request) -> Sequence[bytes]:
         keys: Sequence[bytes] = request.block_hashes
@@ -168,19 +163,17 @@ class StoreConnector(KVConnectorBase_V1):
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
         keys = self._keys(request)[: computed // self.block_tokens]
 
-        def save(store: KVStore) -> None:
-            lacking = store.lacks(keys)
-            if lacking:
-                assert self._read is not None
-                store.put([keys[i] for i in lacking], self._read([block_ids[i] for i in lacking]))
+        def read(lacking: list[int]) -> Bytes:
+            assert self._read is not None
+            return self._read([block_ids[i] for i in lacking])
 
-        self.store.ask(save, None)
+        self.requests.save(keys, read)
 
     # In the worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV of all layers."""
-        self._layers = Layers(kv_caches, self._blocks)
+        self._layers = VllmLayers(kv_caches, self._blocks)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load everything this step asks for."""

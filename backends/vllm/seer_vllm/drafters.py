@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import attrs
 from msgspec import Meta, Struct
 
-from seer_core.drafting import DraftPolicy, SourceSpec, StepTimes
-from seer_core.hookspecs import hookimpl
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.drafting import DraftPolicy, SourceSpec, StepTimes
 
-__all__ = ["NGRAM", "OWN_METHODS", "SUFFIX", "OwnDrafter", "OwnSettings"]
+__all__ = ["NGRAM", "OWN_METHODS", "SUFFIX", "BuiltinDrafter", "OwnSettings"]
 
 OWN_METHODS = ("vllm:ngram", "vllm:suffix")
 """What a ``SourceSpec`` names instead of a class."""
@@ -33,7 +33,7 @@ class OwnSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @attrs.frozen
-class OwnDrafter:
+class BuiltinDrafter:
     """A method that vLLM brings itself; no policy to ask."""
 
     method: str
@@ -64,9 +64,9 @@ class _Plugin:
         self.arguments = arguments
 
     @hookimpl
-    def seer_make_drafter(self, settings: Any) -> OwnDrafter:
+    def seer_make_drafter(self, settings: Any) -> BuiltinDrafter:
         """Return the drafter."""
-        return OwnDrafter(self.method, settings.draft_tokens, self.arguments)
+        return BuiltinDrafter(self.method, settings.draft_tokens, self.arguments)
 
 
 NGRAM = _Plugin("ngram", NGRAM_MATCH)

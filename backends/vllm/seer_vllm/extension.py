@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import structs
-from seer_host import checkpoint, memory
-from seer_host.checkpoint import WEIGHTS
-from seer_host.drafts import SOURCE, Drafting
-from seer_host.instance import Row
-from seer_host.wire import Troubled
+from seer_worker.process.drafts import SOURCE, Drafting
+from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.weights import checkpoint, memory
+from seer_worker.wire import Degraded
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
-from seer_core.drafting import DraftHost, SiblingText, SourceSpec
-from seer_core.ports import ChunkJob
-from seer_core.weights import WeightSpec
+from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
+from seer_core.ports.engine import ChunkJob
+from seer_core.ports.weights import WeightSource, WeightSpec
 from seer_vllm import internals, sampling, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import Proposer
@@ -33,8 +33,9 @@ class WorkerExtension:
 
     model_runner: Any
     rank: int
-    _seer_sampler: sampling.KeyedSampler
+    _seer_sampler: sampling.VllmSampler
     _seer_drafting: Drafting | None = None
+    _seer_weights: WeightSource | None = None
 
     def seer_install(self) -> None:
         """Sample by key, and time the drafts if there are any."""
@@ -55,21 +56,31 @@ class WorkerExtension:
         else:
             self._seer_wrap(drafter)
 
-    def seer_watch(self, on: bool) -> list[Row]:
+    def seer_watch(self, on: bool) -> list[LogitRow]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
         return self._seer_sampler.watch.turn(on)
 
-    def seer_load(self, source: WeightSpec, version: int) -> str:
-        """Load the weights of a source; return their fingerprint."""
-        return weights.load(self, WEIGHTS.make(source.path, source.settings), version)
+    def seer_check(
+        self, spec: WeightSpec, wanted: Mapping[str, checkpoint.TensorHeader], dtype: torch.dtype
+    ) -> str | None:
+        """Open a source of weights and check its tensors; return why they are refused, if they are."""
+        self._seer_weights = None
+        model_ties = checkpoint.ties(self.model_runner.get_model())
+        try:
+            self._seer_weights = checkpoint.open_checked(spec, wanted, model_ties, dtype)
+        except Rejected as rejection:
+            return str(rejection)
+        return None
+
+    def seer_load(self, version: int) -> str:
+        """Load the weights that were checked; return their fingerprint."""
+        source, self._seer_weights = self._seer_weights, None
+        assert source is not None
+        return weights.load(self, source, version)
 
     def seer_fingerprint(self) -> str:
         """Return the fingerprint of the weights the worker was started with."""
         return weights.fingerprint(self.model_runner.get_model(), 0)
-
-    def seer_ties(self) -> list[list[str]]:
-        """Return the names of parameters that are one and the same."""
-        return checkpoint.ties(self.model_runner.get_model())
 
     @torch.inference_mode()
     def seer_clear_kv(self) -> None:
@@ -94,11 +105,11 @@ class WorkerExtension:
         assert isinstance(connector, StoreConnector)
         return connector.read(block_ids)
 
-    def seer_attach(self, spec: SourceSpec, host: DraftHost) -> None:
+    def seer_attach(self, spec: SourceSpec, host: DraftContext) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""
         if self.rank == 0:
             assert self._seer_drafting is not None
-            host = structs.replace(host, tell=self._seer_drafting.troubles.tell)
+            host = structs.replace(host, report=self._seer_drafting.degradations.report)
             source = SOURCE.make(spec.path, spec.settings, host)
             self.model_runner.drafter.attach(source, lambda: self.model_runner.input_batch.req_ids)
 
@@ -111,9 +122,9 @@ class WorkerExtension:
         for request_id in request_ids:
             self.model_runner.drafter.close(request_id)
 
-    def seer_learn(self, text: SiblingText) -> None:
-        """Learn what a response has written on another instance."""
-        self.model_runner.drafter.learn(text)
+    def seer_add_sibling_tokens(self, text: SiblingTokens) -> None:
+        """Pass on to drafting what a response has written on another instance."""
+        self.model_runner.drafter.add_sibling_tokens(text)
 
     def seer_forget(self, group_id: str) -> None:
         """Forget a group."""
@@ -128,7 +139,7 @@ class WorkerExtension:
             drafter.__init__(self.model_runner.vllm_config)
 
     def seer_make_up_drafts(self, tokens: int | None) -> None:
-        """Draft so many tokens of no meaning for every request, until told None."""
+        """Draft so many meaningless tokens for every request, until called with None."""
         assert self._seer_drafting is not None
         self._seer_drafting.made_up = tokens
 
@@ -142,9 +153,9 @@ class WorkerExtension:
             figures = {"failed": 1.0}
         return self._seer_drafting.seconds, figures
 
-    def seer_troubles(self) -> list[Troubled]:
+    def seer_degradations(self) -> list[Degraded]:
         """Return what drafting complains of, since it was last asked."""
-        return [] if self._seer_drafting is None else self._seer_drafting.troubles.take()
+        return [] if self._seer_drafting is None else self._seer_drafting.degradations.take()
 
     def seer_stop_drafting(self) -> None:
         """Stop the source."""

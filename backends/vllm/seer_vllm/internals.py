@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seer_host.names import Name, complain, flaw_of, lacking
+from seer_worker.process.names import Name, complain, flaw_of, lacking
 
 from seer_core.errors import EngineError
 from seer_vllm import SUPPORTED_VLLM
@@ -54,7 +54,7 @@ IMPORTED = (
     Name(
         "vllm.v1.core.kv_cache_utils",
         "_check_enough_kv_cache_memory",
-        "too little KV memory is told in tenths of GiB",
+        "too little KV memory is reported in tenths of GiB",
         ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
     ),
     Name(_RUNNER, "_sample", SAMPLED, ("self", "logits", "spec_decode_metadata")),
@@ -134,7 +134,7 @@ SCHEDULER = (
     Name(_SCHEDULER, "dynamic_sd_lookup", PADDED),
     Name(_SCHEDULER, "max_num_running_reqs", PADDED),
     Name(_SCHEDULER, "connector", "KV is neither saved nor loaded"),
-    Name(_SCHEDULER, "kv_cache_config.kv_cache_groups", "an instance cannot say what a token's KV takes"),
+    Name(_SCHEDULER, "kv_cache_config.kv_cache_groups", "an instance cannot report what a token's KV takes"),
 )
 """What a scheduler must have."""
 

@@ -1,4 +1,4 @@
-"""What Seer changes of vLLM 0.32 before it makes an engine: where a file lies, and what an error says."""
+"""What Seer changes of vLLM 0.32 before it makes an engine: where a file lies, and the text of an error."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CHECK = "_check_enough_kv_cache_memory"
 
 
 def install(scratch: Path) -> None:
-    """Have the processes of an engine meet in the directory ``scratch``, and too little KV be told in bytes.
+    """Have the processes of an engine meet in the directory ``scratch``, and report too little KV in bytes.
 
-    vLLM puts the file by which they meet into the temporary directory, and nobody removes it.
+    vLLM puts the file by which they meet into the temporary directory, and never removes it.
     """
-    # The name tells engines of this machine apart, also in shared memory.
+    # The name separates engines of this machine, also in shared memory.
     address = f"file://{scratch / scratch.name}"
     for executor in (uniproc_executor, multiproc_executor):
         setattr(executor, RENDEZVOUS, lambda: address)

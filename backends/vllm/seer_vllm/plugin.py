@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
-from seer_host.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.client.devices import refuse_arguments, share_devices, worker_environment
+from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 
-from seer_core.errors import ConfigError
-from seer_core.hookspecs import Check, Startup, hookimpl
+from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_vllm.doctor import elsewhere, installation, machine
 from seer_vllm.drafters import OWN_METHODS
 
@@ -20,7 +20,7 @@ __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 MAX_TEMPERATURE = 2.0
 """vLLM's ``SamplingParams`` refuses more."""
 
-INSTANCE = "seer_vllm.instance:Instance"
+INSTANCE = "seer_vllm.instance:VllmAdapter"
 SPREAD = 'spreads its KV over {} devices, which pools cannot share yet; set [seer].kv_pool = "none"'
 
 OWN_ENGINE_ARGS = {
@@ -44,7 +44,7 @@ OWN_ENGINE_ARGS = {
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[engine.vllm]``, besides what every engine on the host has.
+    """``[engine.vllm]``, besides the settings of all engines in workers.
 
     ``kv_cache_bytes``, ``threads`` (OpenMP's) and ``tensor_parallel`` are per instance.  Without
     ``kv_cache_bytes`` vLLM takes what a GPU has left; on a CPU it must be given.  ``max_batched_tokens`` 0
@@ -73,8 +73,8 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
         INSTANCE,
         engine_args(settings, startup.path(settings.model)),
         [
-            worker_environment(os.environ, settings.threads, devices)
-            for devices in share_devices(settings, os.environ)
+            vllm_environment(os.environ, settings.threads, devices)
+            for devices in share_devices("vllm", settings.instances, os.environ, parallel)
         ],
         max_temperature=MAX_TEMPERATURE,
         own_methods=OWN_METHODS,
@@ -98,9 +98,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     Raises:
         ConfigError: ``engine_args`` sets what a setting, or Seer itself, already decides.
     """
-    for name, why in OWN_ENGINE_ARGS.items():
-        if name in settings.engine_args:
-            raise ConfigError(f"engine.vllm.engine_args.{name} cannot be set: {why}")
+    refuse_arguments("vllm", settings.engine_args, OWN_ENGINE_ARGS)
     arguments: dict[str, Any] = {
         "model": str(model_dir.absolute()),
         "dtype": settings.dtype,
@@ -118,40 +116,15 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     return arguments | {name: value for name, value in optional.items() if value} | settings.engine_args
 
 
-def share_devices(settings: Settings, environment: Mapping[str, str]) -> list[Sequence[str]]:
-    """Return each instance's slice of the visible devices; empty ones where none are visible.
-
-    Raises:
-        ConfigError: there are too few.
-    """
-    each, needed = settings.tensor_parallel, settings.tensor_parallel * settings.instances
-    inherited = environment.get("CUDA_VISIBLE_DEVICES")
-    if inherited is None:
-        devices = [str(index) for index in range(needed)]
-    elif inherited.strip() in ("", "-1"):
-        return [()] * settings.instances
-    else:
-        devices = inherited.split(",")
-    if len(devices) < needed:
-        raise ConfigError(
-            f"engine.vllm: {settings.instances} instances of {each} devices need {needed}, visible are"
-            f" {len(devices)}; lower instances or tensor_parallel"
-        )
-    return [devices[start : start + each] for start in range(0, needed, each)]
-
-
-def worker_environment(
-    environment: Mapping[str, str], threads: int, devices: Sequence[str]
-) -> dict[str, str]:
-    """Return the environment of a worker: offline, engine core in-process, first model runner."""
-    result = {name: value for name, value in environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
-    return result | {
-        "CUDA_VISIBLE_DEVICES": ",".join(devices),
-        "HF_HUB_OFFLINE": "1",
-        "NUMBA_NUM_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-    }
+def vllm_environment(environment: Mapping[str, str], threads: int, devices: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a worker, with the engine core in-process and the first model runner."""
+    inherited = {name: value for name, value in environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    return worker_environment(
+        inherited,
+        threads,
+        devices,
+        NUMBA_NUM_THREADS=str(threads),
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_USE_V2_MODEL_RUNNER="0",
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seer_host.drafts import Drafts, SourceProposer
+from seer_worker.process.drafts import Drafts, SourceProposer
 
-from seer_core.drafting import SourceSpec
+from seer_core.ports.drafting import SourceSpec
 from seer_vllm.drafters import OWN_METHODS
 
 if TYPE_CHECKING:

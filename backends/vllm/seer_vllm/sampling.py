@@ -1,6 +1,6 @@
-"""Keyed sampling (``seer_host.keyed``) in vLLM's model runner.
+"""Keyed sampling (``seer_worker.sampling.keyed``) in vLLM's model runner.
 
-``install`` puts ``KeyedSampler.sample`` in place of ``GPUModelRunner._sample`` and relies on vLLM 0.32's
+``install`` puts ``VllmSampler.sample`` in place of ``GPUModelRunner._sample`` and relies on vLLM 0.32's
 first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
 
 - ``_sample(logits, spec_decode_metadata)`` returns a ``SamplerOutput``: int32 tokens [requests, most], -1
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from seer_host.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
-from seer_host.sampler import Watch
+from seer_worker.sampling.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
+from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["KeyedSampler", "install"]
+__all__ = ["VllmSampler", "install"]
 
 
-class KeyedSampler:
+class VllmSampler:
     """Samples for a model runner; stands in for ``GPUModelRunner._sample``."""
 
     def __init__(self, runner: Any, last: Iterable[int] = ()) -> None:
@@ -40,7 +40,7 @@ class KeyedSampler:
         self._request_ids: list[str] = []
         self._seeds = torch.empty(0, dtype=torch.int64)
         self._steps = torch.empty(0, dtype=torch.int64)
-        self.watch = Watch()
+        self.watch = LogitRecorder()
 
     def sample(self, logits: Tensor, drafts: Any) -> Any:
         """Return vLLM's ``SamplerOutput`` for a step with or without drafts (``SpecDecodeMetadata``)."""
@@ -164,11 +164,11 @@ def install_shortcut(runner: Any) -> None:
     runner._calc_spec_decode_metadata = prepare_drafts
 
 
-def install(runner: Any) -> KeyedSampler:
+def install(runner: Any) -> VllmSampler:
     """Make ``runner`` sample by key; ``internals.check_runner`` has found nothing against it."""
     if runner.speculative_config is not None:
         install_shortcut(runner)
-    sampler = KeyedSampler(runner, _end_tokens(runner.model_config))
+    sampler = VllmSampler(runner, _end_tokens(runner.model_config))
     runner._sample = sampler.sample
     return sampler
 

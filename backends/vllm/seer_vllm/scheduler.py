@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from seer_host.account import Account
+from seer_worker.process.account import RequestStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -22,7 +22,7 @@ __all__ = ["AccountingScheduler", "RequestAccount"]
 
 
 @attrs.define(eq=False)
-class RequestAccount(Account):
+class RequestAccount(RequestStats):
     """The account of one of vLLM's requests."""
 
     request: Request = attrs.field(kw_only=True)

@@ -6,7 +6,7 @@ layers into which it has loaded something.  A head that is tied to the embedding
 weights are loaded as the embeddings': it would go on with the packed copy of the old ones.  So layers that
 share their weights are packed once more after a reload.
 
-Then each layer is asked for single columns of its weights: its product, by whatever kernel and packing it
+Then each layer is asked for single columns of its weights: its product, by any kernel and packing that it
 uses, with vectors that are 1 at one place and 0 elsewhere.  Such a product is exact, in every precision and
 order of summation, so it must equal, bit for bit, the columns of what was loaded; an old copy gives old ones.
 Quantised layers and experts are not asked: their products are not exact.
@@ -27,13 +27,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from seer_core.errors import EngineError
-from seer_core.weights import WeightSource
+from seer_core.ports.weights import WeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Module = Any
-"""A ``torch.nn.Module`` with what vLLM adds to one, of which torch's types know nothing."""
+"""A ``torch.nn.Module`` with what vLLM adds to one, which torch's types lack."""
 
 __all__ = ["fingerprint", "load"]
 
@@ -86,7 +86,7 @@ def load(worker: Any, source: WeightSource, version: int) -> str:
 
 
 def fingerprint(model: Module, version: int) -> str:
-    """Return what stands for the weights by which a model answers, the same whatever the kernels.
+    """Return what stands for the weights by which a model answers, the same for all kernels.
 
     ``version`` chooses the columns of large weights that are looked at, so that they change.
     """

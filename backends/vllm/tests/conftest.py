@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from seer_host.engine import Launch
-from seer_host.fleet import WorkerFleet
 from seer_vllm.plugin import Settings, seer_make_engines
+from seer_worker.client.fleet import WorkerFleet
+from seer_worker.client.process_transport import Launch
 
-from seer_core.drafting import SourceSpec, StepTimes
-from seer_core.hookspecs import Startup
-from seer_core.kv import KVPool
+from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.kv import KVPool
 
 BLOCK_TOKENS = 32
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
@@ -62,7 +62,7 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
             )  # where workers find ``draft_sources``
             engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
         if change is not None:
-            engine._launch = change(engine._launch)
+            engine.transport.launch = change(engine.transport.launch)
         return run_engine(engine, source, kv_pool)
 
     return start

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from seer_host.checkpoint import Directory
-from seer_vllm.blocks import Layers
+from seer_vllm.blocks import VllmLayers
+from seer_worker.weights.checkpoint import Directory
 
 from seer_core.errors import EngineError
 
@@ -33,7 +33,7 @@ class Scripted:
         self.handle = 0
         self.proposals = 0
         if "complaint" in settings:
-            host.tell(settings["complaint"])
+            host.report(settings["complaint"])
         self.note("made", host.draft_tokens, host.vocab_size, host.max_running, host.max_model_tokens)
 
     def note(self, *words):
@@ -84,7 +84,7 @@ class Scripted:
                 true = self.answers[handle][length : length + self.random.randint(0, limit)]
                 return [token if self.random.random() < 0.8 else 7 for token in true]
             case "complain":
-                self.host.tell("no idea for chunk of seed 0")
+                self.host.report("no idea for chunk of seed 0")
             case "raise":
                 raise ValueError("no draft today")
             case "foreign":
@@ -97,7 +97,7 @@ class Scripted:
         del self.open_jobs[handle]
         self.note("close", handle)
 
-    def learn(self, text):
+    def add_sibling_tokens(self, text):
         self.note("learn", text.request_id, text.start, text.token_ids.tolist())
 
     def forget(self, group_id):
@@ -142,13 +142,13 @@ class Saboteur(Scripted):
         self.load = weights.load
         self.weights = weights
         weights.load = self.load_with_faults
-        positions = sampling.KeyedSampler._positions
+        positions = sampling.VllmSampler._positions
 
         def poison_and_go_on(sampler, device):
             self.poison(sampler._runner)
             return positions(sampler, device)
 
-        sampling.KeyedSampler._positions = poison_and_go_on
+        sampling.VllmSampler._positions = poison_and_go_on
 
     def load_with_faults(self, worker, source, version):
         faults = {}
@@ -194,7 +194,7 @@ class Saboteur(Scripted):
                 request = runner.requests[id]
                 if request.sampling_params.extra_args.get("group") == "poisoned":
                     layers = {str(number): layer for number, layer in enumerate(runner.kv_caches)}
-                    kv = Layers(layers, runner.kv_cache_config.num_blocks)
+                    kv = VllmLayers(layers, runner.kv_cache_config.num_blocks)
                     block_ids = request.block_ids[0]
                     nothing = np.full(kv.read(block_ids).shape, 0xFF, np.uint8)  # which is NaN in every dtype
                     kv.write(block_ids, nothing)

@@ -2,22 +2,22 @@
 
 import torch
 from seer_vllm import sampling
-from seer_vllm.instance import Instance
+from seer_vllm.instance import VllmAdapter
 
 
 def unhook(worker):
     del worker.model_runner._sample
 
 
-class Unhooked(Instance):
+class Unhooked(VllmAdapter):
     """Samples as vLLM does."""
 
     def __init__(self, start):
         super().__init__(start)
-        self._engine.collective_rpc(unhook)
+        self._core.engine.collective_rpc(unhook)
 
 
-class Unseeded(Instance):
+class Unseeded(VllmAdapter):
     """Draws all its noise from one seed."""
 
     def __init__(self, start):

@@ -5,7 +5,7 @@ class Failing:
     """Complains when it is made, has nothing, and fails for good some questions after its measurement."""
 
     def __init__(self, settings, host):
-        host.tell("the pool's disk is full")
+        host.report("the pool's disk is full")
         self.left = 5
 
     def find(self, keys):

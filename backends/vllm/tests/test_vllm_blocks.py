@@ -11,9 +11,9 @@ BLOCKS = 6
 
 
 def layers(*tensors):
-    from seer_vllm.blocks import Layers
+    from seer_vllm.blocks import VllmLayers
 
-    return Layers({f"layer.{i}": tensor for i, tensor in enumerate(tensors)}, BLOCKS)
+    return VllmLayers({f"layer.{i}": tensor for i, tensor in enumerate(tensors)}, BLOCKS)
 
 
 def filled(*shape):

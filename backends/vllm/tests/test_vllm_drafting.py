@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
-from seer_core.weights import directory
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -221,11 +221,11 @@ def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, n
     assert harness.whole(prompts(4), PLAIN, 80) == expected
     harness.run(harness.engine.reset_cache())
     assert harness.reports[-1].drafting == {"failed": 1.0}
-    [trouble] = harness.troubles
-    assert (trouble.instance_id, trouble.what) == ("vllm-0", "drafting")
-    assert trouble.reason == "the draft source failed: ValueError: no draft today"
+    [degradation] = harness.degradations
+    assert (degradation.instance_id, degradation.what) == ("vllm-0", "drafting")
+    assert degradation.reason == "the draft source failed: ValueError: no draft today"
     harness.run(harness.engine.stop())
-    log = Path(trouble.log)  # kept, for there was trouble
+    log = Path(degradation.log)  # kept, for there was trouble
     assert log.read_text().count("ValueError: no draft today") == 1
     log.unlink()
     log.parent.rmdir()
@@ -234,12 +234,14 @@ def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, n
 def test_a_source_tells_what_it_lacks_before_its_instance_is_ready_and_later(start, models, notes, prompts):
     settings = {"notes": str(notes), "complaint": "the draft model is far away"}
     harness = start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 2, TIMES))
-    assert [(each.what, each.reason) for each in harness.troubles] == [("drafting", settings["complaint"])]
+    assert [(each.what, each.reason) for each in harness.degradations] == [
+        ("drafting", settings["complaint"])
+    ]
     harness.group = "complain"
     harness.whole(prompts(4), PLAIN, 40)
-    assert [each.reason for each in harness.troubles[1:]] == ["no idea for chunk of seed 0"]
+    assert [each.reason for each in harness.degradations[1:]] == ["no idea for chunk of seed 0"]
     harness.run(harness.engine.stop())
-    assert Path(harness.troubles[0].log).exists()
+    assert Path(harness.degradations[0].log).exists()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_vllms_own_methods_are_lossless_too(start, models, roomy, prompts, metho
         ("no_such_module:Source", "'no_such_module:Source' cannot be imported: No module named"),
         ("draft_sources:Missing", "'draft_sources:Missing' cannot be imported: .*has no attribute"),
         ("draft_sources", "'draft_sources' cannot be imported"),
-        ("draft_sources:Unfinished", "'draft_sources:Unfinished' is no DraftSource: without close, forget"),
+        ("draft_sources:Unfinished", "'draft_sources:Unfinished' is no DraftSource: it lacks close, forget"),
         ("draft_sources:VOCAB", "'draft_sources:VOCAB' is no DraftSource"),
         ("vllm:eagle", "'vllm:eagle': of vllm's methods only ngram, suffix will do"),
         ("draft_sources:Broken", "'draft_sources:Broken' cannot be made: .*the draft model is not there"),

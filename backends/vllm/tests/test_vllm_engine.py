@@ -9,7 +9,7 @@ from seer_vllm.plugin import MAX_TEMPERATURE
 
 from seer_core.errors import EngineError
 from seer_core.model import GroupContext, InstanceStatus, Request, Sampling
-from seer_core.weights import directory
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
 

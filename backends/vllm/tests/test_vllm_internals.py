@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import attrs
 import pytest
 import seer_vllm
-from seer_host.names import Name, private_names
 from seer_vllm import internals
+from seer_worker.process.names import Name, private_names
 
 from seer_core.errors import EngineError
 

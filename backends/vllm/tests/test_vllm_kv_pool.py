@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from seer_core.drafting import SourceSpec, StepTimes
-from seer_core.kv import StoreSpec
 from seer_core.model import Sampling
-from seer_core.weights import directory
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.kv import StoreSpec
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
-Area = pytest.importorskip("seer_kv_local.area").Area
+SlotTable = pytest.importorskip("seer_kv_local.slot_table").SlotTable
 
 GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 32
@@ -126,8 +126,10 @@ def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):
 
 def released(pool):
     """Return how many blocks of the pool have been dropped, and wait to be evicted."""
-    areas = [Area(path, BLOCK_BYTES) for path in pool.store("vllm-0").settings["areas"].values()]
-    return sum(np.count_nonzero((area._gens != 0) & (area._marks == 2 * area._gens + 1)) for area in areas)
+    tables = [SlotTable(path, BLOCK_BYTES) for path in pool.store("vllm-0").settings["tables"].values()]
+    return sum(
+        np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1)) for table in tables
+    )
 
 
 def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_group(pair, pool, cold, prompts):
@@ -245,14 +247,14 @@ def test_an_instance_tells_what_its_store_complains_of_and_that_it_is_given_up(s
             return StoreSpec("kv_stores:Failing", {})
 
     harness = start(models[0], kv_pool=Pool())
-    assert [each.reason for each in harness.troubles] == ["the pool's disk is full"]
+    assert [each.reason for each in harness.degradations] == ["the pool's disk is full"]
     expected = roomy.whole(prompts(4), PLAIN, 100)
     assert harness.divided(prompts(4), PLAIN, 100, chunk_tokens=40) == expected
-    assert [(each.instance_id, each.what, each.reason) for each in harness.troubles[1:]] == [
+    assert [(each.instance_id, each.what, each.reason) for each in harness.degradations[1:]] == [
         ("vllm-0", "kv_pool", "the KV store failed: OSError: the pool is gone")
     ]
     harness.run(harness.engine.stop())
-    log = Path(harness.troubles[0].log)
+    log = Path(harness.degradations[0].log)
     assert log.read_text().count("OSError: the pool is gone") == 1
 
 

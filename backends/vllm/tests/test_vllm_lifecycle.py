@@ -13,10 +13,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
-from seer_core.weights import directory
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -104,11 +104,11 @@ def test_a_loss_ends_a_control_call_that_waits(start, models):
 @pytest.fixture
 def impatient(roomy):
     """The shared instance, that may be silent for three seconds."""
-    launch = roomy.engine._launch
-    roomy.engine._launch = attrs.evolve(launch, silence_timeout_s=3.0)
+    launch = roomy.engine.transport.launch
+    roomy.engine.transport.launch = attrs.evolve(launch, silence_timeout_s=3.0)
     roomy.run(roomy.engine.reset_cache())  # the wait under way, of the old length, ends
     yield roomy
-    roomy.engine._launch = launch
+    roomy.engine.transport.launch = launch
 
 
 def test_an_instance_outlives_an_event_loop_that_does_not_listen(impatient, prompts):
@@ -180,7 +180,7 @@ def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
     assert harness.reports[-1].drafting["proposals"] > 0
     harness.group = "raise"
     assert harness.whole(prompts(3), PLAIN, 40) == without
-    assert [each.reason for each in harness.troubles] == [
+    assert [each.reason for each in harness.degradations] == [
         "the draft source failed: ValueError: no draft today"
     ]
     before, harness.group = harness.info.fingerprint, "group"
@@ -221,7 +221,7 @@ def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make
         deep = [deep]
     pool = make_fleet(models[0])
     [engine] = pool.engines
-    engine._launch = attrs.evolve(engine._launch, settings={"hf_overrides": deep})
+    engine.transport.launch = attrs.evolve(engine.transport.launch, settings={"hf_overrides": deep})
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
         loop.run_until_complete(engine.start(None))
     assert engine.worker is None
@@ -272,7 +272,7 @@ def test_a_start_that_takes_too_long_is_ended(loop, make_fleet, models):
 def test_a_worker_dies_with_its_runtime_even_while_loading(models):
     script = f"""
 import asyncio, pathlib, sys
-from seer_core.hookspecs import Startup
+from seer_core.plugins.hookspecs import Startup
 from seer_vllm.plugin import Settings, seer_make_engines
 
 async def main():

@@ -6,22 +6,21 @@ import sys
 
 import msgspec
 import pytest
-from seer_host.fleet import read_model_info
-from seer_host.tokenizer import ModelTokenizer
 from seer_vllm.doctor import on_cpu
 from seer_vllm.plugin import (
     Settings,
     engine_args,
     seer_doctor,
-    share_devices,
-    worker_environment,
+    vllm_environment,
 )
+from seer_worker.client.fleet import read_model_info
+from seer_worker.client.tokenizer import ModelTokenizer
 
-from seer_core.config import RolloutTable
 from seer_core.errors import ConfigError
-from seer_core.hookspecs import Startup
-from seer_core.ports import Engine, EngineFleet, ModelInfo, Tokenizer
-from seer_core.prompts import read_prompts
+from seer_core.plugins.config import RolloutTable
+from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.engine import EngineFleet, InstanceClient, ModelInfo, Tokenizer
+from seer_core.runtime.prompts import read_prompts
 
 
 def settings(**fields):
@@ -58,7 +57,7 @@ def test_a_missing_model_is_a_config_error_with_its_path(tmp_path):
 
 def test_a_model_that_does_not_say_its_vocabulary_is_a_config_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 5}))
-    with pytest.raises(ConfigError, match="does not say 'vocab_size'"):
+    with pytest.raises(ConfigError, match="lacks 'vocab_size'"):
         read_model_info(tmp_path, 0, "engine.vllm")
 
 
@@ -78,21 +77,13 @@ def test_engine_args_pass_through_but_not_over_what_settings_decide(tmp_path):
         engine_args(settings(engine_args={"speculative_config": {"method": "ngram"}}), tmp_path)
 
 
-def test_instances_share_the_visible_devices_in_order():
-    two_by_two = settings(instances=2, tensor_parallel=2)
-    assert share_devices(two_by_two, {}) == [["0", "1"], ["2", "3"]]
-    assert share_devices(two_by_two, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == [["4", "5"], ["6", "7"]]
-    assert share_devices(settings(instances=2), {"CUDA_VISIBLE_DEVICES": ""}) == [(), ()]
-    assert share_devices(settings(), {"CUDA_VISIBLE_DEVICES": "GPU-a"}) == [["GPU-a"]]
-
-
-def test_too_few_devices_is_a_config_error():
-    with pytest.raises(ConfigError, match="2 instances of 2 devices need 4, visible are 3"):
-        share_devices(settings(instances=2, tensor_parallel=2), {"CUDA_VISIBLE_DEVICES": "0,1,2"})
+@pytest.mark.parametrize("eager", [True, False])
+def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
+    assert engine_args(settings(enforce_eager=eager), tmp_path)["enforce_eager"] is eager
 
 
 def test_a_worker_sees_its_own_devices_and_threads_only():
-    environment = worker_environment({"PATH": "p", "VLLM_CPU_KVCACHE_SPACE": "4"}, 3, ["2", "3"])
+    environment = vllm_environment({"PATH": "p", "VLLM_CPU_KVCACHE_SPACE": "4"}, 3, ["2", "3"])
     assert environment["PATH"] == "p"
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == ("3", "3")
@@ -103,7 +94,7 @@ def test_the_pool_satisfies_the_ports(make_fleet, models):
     pool = make_fleet(models[0], instances=2)
     assert isinstance(pool, EngineFleet)
     assert [engine.id for engine in pool.engines] == ["vllm-0", "vllm-1"]
-    assert all(isinstance(engine, Engine) for engine in pool.engines)
+    assert all(isinstance(engine, InstanceClient) for engine in pool.engines)
     assert isinstance(pool.tokenizer, Tokenizer)
 
 
@@ -142,7 +133,7 @@ def test_the_doctor_looks_for_the_interpreter_of_another_environment(models, tmp
 def test_neither_vllm_nor_torch_is_imported_beside_the_scheduler(models):
     script = f"""
 import sys, pathlib
-from seer_core.hookspecs import Startup
+from seer_core.plugins.hookspecs import Startup
 from seer_vllm.plugin import Settings, seer_doctor, seer_make_engines
 seer_doctor(None, None)
 pool = seer_make_engines(Settings(model={str(models[0])!r}), Startup(seed=0, base_dir=pathlib.Path()))

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from seer_host import keyed  # noqa: E402
-from seer_vllm.sampling import KeyedSampler  # noqa: E402
+from seer_vllm.sampling import VllmSampler  # noqa: E402
+from seer_worker.sampling import keyed  # noqa: E402
 
 
 @pytest.mark.parametrize("block", [1, 131, 1000])
@@ -23,7 +23,7 @@ def test_rows_sampled_in_blocks_are_the_same(monkeypatch, block):
     requests = [
         SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"seed": i})) for i in range(count)
     ]
-    sampler = KeyedSampler(SimpleNamespace(input_batch=batch, requests=requests))
+    sampler = VllmSampler(SimpleNamespace(input_batch=batch, requests=requests))
     logits = torch.randn(2 * count, 131, generator=torch.Generator().manual_seed(4)) * 3
     owners, positions = torch.arange(2 * count) // 2, torch.arange(2 * count) * 5
     together = sampler._choose(logits, owners, positions)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
-from seer_core.weights import directory
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 PLAIN = Sampling(1.0)
 KV_BYTES = 40 * 1024 * 2048
@@ -57,4 +57,4 @@ def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(instance, m
     instance.run(instance.engine.update_weights(directory(models[1]), 1))
     instance.weight_version = 1
     assert scores(instance, many[:2])[0] != before[0][:2]
-    assert instance.troubles == []
+    assert instance.degradations == []

@@ -10,15 +10,15 @@ import pytest
 from msgspec import structs
 
 from seer_core import SharedWeights
-from seer_core.config import SeerTable
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import EngineError
-from seer_core.events import InstanceLost
 from seer_core.model import PromptGroup, Sampling
-from seer_core.plugins import Assembly, Strategies
-from seer_core.runtime import Runtime
-from seer_core.scheduler import Policies, Slot
-from seer_core.weights import WeightSpec, directory
+from seer_core.model.events import InstanceLost
+from seer_core.plugins.config import SeerTable
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.weights import WeightSpec, directory
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Policies, Slot
 
 pytestmark = pytest.mark.engine
 
@@ -234,7 +234,7 @@ def test_log_probs_that_are_not_finite_fail_their_chunk_and_leave_nothing_to_bet
 @pytest.fixture(scope="module")
 def pool(loop):
     """A KV pool for the sabotaged instance."""
-    kv_local = pytest.importorskip("seer_kv_local", reason="plugins/kv_local is not installed")
+    kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
     pool = kv_local.LocalPool(64 << 20)
     loop.run_until_complete(pool.start(["vllm-0"]))
     yield pool

@@ -1,1 +1,1 @@
-"""What others do, as plug-ins to compare with."""
+"""Published policies as plug-ins, to compare with."""

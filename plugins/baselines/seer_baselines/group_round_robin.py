@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import GroupContext, InstanceStatus, Request
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_core.ports.policy import Placer
 
 __all__ = ["GroupRoundRobin"]
 
+TIER = "supported"
 
-class GroupRoundRobin:
-    """Gives group k to instance k mod n and sends everything at once, whatever fits.
+
+class GroupRoundRobin(Placer):
+    """Gives group k to instance k mod n and sends everything at once, without asking what fits.
 
     The engine queues what it cannot run and preempts when its KV is full.  A group whose instance is
     lost moves, whole, to the next living one.

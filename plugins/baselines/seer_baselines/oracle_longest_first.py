@@ -5,13 +5,16 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from seer_core.errors import PromptError
-from seer_core.hookspecs import Startup, hookimpl
-from seer_core.model import GroupContext, Request
+from seer_core.model import Request
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_core.ports.policy import Prioritizer
 
 __all__ = ["OracleLongestFirst"]
 
+TIER = "supported"
 
-class OracleLongestFirst:
+
+class OracleLongestFirst(Prioritizer):
     """Orders requests by their true length, longest first; ties by arrival."""
 
     def __init__(self) -> None:
@@ -41,9 +44,6 @@ class OracleLongestFirst:
         self._waiting.remove(request.seq)
         if self._heap[0][2] is request:
             heappop(self._heap)
-
-    def group_changed(self, group: GroupContext, request: Request) -> None:
-        """An oracle has nothing to learn."""
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -14,11 +14,14 @@ import attrs
 from msgspec import Struct
 
 from seer_core.errors import PromptError
-from seer_core.hookspecs import Startup, hookimpl
 from seer_core.model import GroupContext, InstanceStatus, Request
-from seer_core.numbers import Share
+from seer_core.plugins.config_types import Share
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_core.ports.policy import Placer, Prioritizer
 
 __all__ = ["Settings", "StreamRLOracle"]
+
+TIER = "supported"
 
 
 class Settings(Struct, frozen=True):
@@ -31,7 +34,7 @@ class Settings(Struct, frozen=True):
 
 
 @attrs.define(eq=False)
-class _Group:
+class _BoundGroup:
     """A group that is not over: its requests that wait, and the instance it is bound to."""
 
     context: GroupContext
@@ -49,7 +52,7 @@ class _Bucket:
     steps: int = 0
     area: float = 0.0
     last_tokens: int = 0  # of the longest response of the group that starts last
-    queue: list[tuple[int, int, _Group]] = attrs.Factory(list)
+    queue: list[tuple[int, int, _BoundGroup]] = attrs.Factory(list)
     instances: list[InstanceStatus] = attrs.Factory(list)
 
     def time(self, instances: Sequence[InstanceStatus]) -> float:
@@ -58,7 +61,7 @@ class _Bucket:
         return self.area / room + self.last_tokens / 2
 
 
-class StreamRLOracle:
+class StreamRLOracle(Prioritizer, Placer):
     """Prioritizer and placer in one: two buckets of groups, by their longest response.
 
     Instances are shared out so that both buckets take about as long.  An instance runs as many requests
@@ -68,10 +71,10 @@ class StreamRLOracle:
 
     def __init__(self, long_share: float) -> None:
         self._long_share = long_share
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _BoundGroup] = {}
         self._buckets: list[_Bucket] = []
         self._living: dict[str, InstanceStatus] = {}
-        self._bound: deque[_Group] = deque()  # those with a home and, perhaps, requests that wait
+        self._bound: deque[_BoundGroup] = deque()  # those with a home and, perhaps, requests that wait
         self._planned = False
         self._waiting = 0
 
@@ -81,7 +84,7 @@ class StreamRLOracle:
         """Take a waiting request whose group's lengths are known."""
         group = self._groups.get(request.group.id)
         if group is None or group.context is not request.group:
-            group = self._groups[request.group.id] = _learn(request.group)
+            group = self._groups[request.group.id] = _add_group(request.group)
             self._planned = False
         group.waiting.append(request)
         self._waiting += 1
@@ -171,20 +174,20 @@ class StreamRLOracle:
                 self._settle(group, bucket.instances)
                 return
 
-    def _settle(self, group: _Group, instances: Sequence[InstanceStatus]) -> None:
+    def _settle(self, group: _BoundGroup, instances: Sequence[InstanceStatus]) -> None:
         """Bind a group to the emptiest of these."""
         group.home = min(instances, key=lambda instance: (instance.running, instance.seq))
         self._bound.append(group)
 
 
-def _learn(context: GroupContext) -> _Group:
+def _add_group(context: GroupContext) -> _BoundGroup:
     lengths = context.known_lengths
     if lengths is None or len(lengths) < context.size:
         raise PromptError(
             f"plug-in 'streamrl_oracle' needs the true lengths of group {context.id!r}, one for each"
             " response; use it with --oracle in `seer sim`, or as its policy streamrl-oracle"
         )
-    return _Group(
+    return _BoundGroup(
         context,
         longest_tokens=max(lengths),
         steps=sum(lengths),
@@ -192,7 +195,7 @@ def _learn(context: GroupContext) -> _Group:
     )
 
 
-def _fill(groups: Iterable[_Group]) -> _Bucket:
+def _fill(groups: Iterable[_BoundGroup]) -> _Bucket:
     bucket = _Bucket()
     for group in groups:
         bucket.steps += group.steps

@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from seer_core.drafting import SourceSpec, StepTimes
-from seer_core.hookspecs import Startup, hookimpl
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_core.ports.drafting import SourceSpec, StepTimes
 
 __all__ = ["AdaptiveLength", "Settings", "VanillaDrafter"]
+
+TIER = "supported"
 
 DRAFT_TOKENS: Mapping[str, int] = {"suffix": 16, "draft_model": 3, "mtp": 1}
 """Longest draft of each method in the evaluation of arXiv 2511.14617."""
@@ -54,7 +56,7 @@ class AdaptiveLength:
         best = max(range(self._draft_tokens + 1), key=tokens_per_s)
         return best, best
 
-    def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
+    def record_acceptance(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
         """Take in what became of drafts; a token counts as tried if all before it were accepted."""
         reached = drafted_at[:1]
         for drafted, accepted in zip(drafted_at, accepted_at, strict=True):
@@ -67,14 +69,14 @@ class AdaptiveLength:
 
 
 class VanillaDrafter:
-    """Names the method to the simulator, which knows what its drafts are worth and cost."""
+    """Names the method to the simulator, which has the acceptance and the cost of its drafts."""
 
     def __init__(self, method: str, draft_tokens: int) -> None:
         self._method = method
         self._draft_tokens = draft_tokens
 
     def source(self) -> SourceSpec:
-        """Return the method's name; only simulated engines know it (vLLM has ``vllm_suffix``)."""
+        """Return the method's name; only simulated engines have it (vLLM has ``vllm_suffix``)."""
         return SourceSpec(f"sim:{self._method}", {}, self._draft_tokens)
 
     def shares(self) -> bool:

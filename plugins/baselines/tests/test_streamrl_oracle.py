@@ -3,9 +3,9 @@ import pytest
 from hypothesis import strategies as st
 from seer_baselines.streamrl_oracle import Settings, StreamRLOracle
 
-from seer_core.config import make_config
 from seer_core.errors import PromptError
-from seer_core.events import (
+from seer_core.model import InstanceInfo
+from seer_core.model.events import (
     ChunkFinished,
     Dispatch,
     GroupSpec,
@@ -13,9 +13,9 @@ from seer_core.events import (
     InstanceLost,
     InstanceStarted,
 )
-from seer_core.model import InstanceInfo
-from seer_core.plugins import fill_slots
-from seer_core.scheduler import Policies, Scheduler, Slot
+from seer_core.plugins.config import make_config
+from seer_core.plugins.loading import fill_slots
+from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 from seer_core.testing.rollouts import outlast_arrivals, roll_out_at_random
 
 
@@ -148,5 +148,5 @@ def test_random_rollouts_lose_nothing():
     roll_out_at_random(st.sampled_from([0.0, 0.3, 1.0]).map(policies_of))
 
 
-def test_nobody_waits_for_ever_while_others_arrive():
+def test_no_request_waits_for_ever_while_others_arrive():
     outlast_arrivals(policies_of(0.3))

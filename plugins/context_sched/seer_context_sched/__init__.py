@@ -1,22 +1,14 @@
-"""Context-aware scheduling: each group's first response tells how long the others will be."""
-
-from typing import Annotated
-
-from msgspec import Meta, Struct
+"""Context-aware scheduling: the length of each group's first response estimates that of the others."""
 
 from seer_context_sched.prioritizer import ContextAware
-from seer_core.hookspecs import Startup, hookimpl
+from seer_core.plugins.hookspecs import hookimpl
 
-__all__ = ["ContextAware", "Settings"]
+__all__ = ["ContextAware"]
 
-
-class Settings(Struct, frozen=True):
-    """Every ``guard_interval``-th decision serves the group served least; 0 never does."""
-
-    guard_interval: Annotated[int, Meta(ge=0)] = 32
+TIER = "supported"
 
 
 @hookimpl
-def seer_make_prioritizer(settings: Settings, startup: Startup) -> ContextAware:
-    """Order requests by what their groups have taught."""
-    return ContextAware(settings.guard_interval)
+def seer_make_prioritizer() -> ContextAware:
+    """Return the queue that orders requests by the estimates of their groups."""
+    return ContextAware()

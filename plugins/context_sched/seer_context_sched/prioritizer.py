@@ -1,12 +1,13 @@
-"""The prioritizer: the paper's Algorithm 2 with its starvation safeguard."""
+"""The prioritizer: the paper's Algorithm 2; the scheduler itself guards against starvation."""
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 
 import attrs
 
 from seer_core.model import GroupContext, Request
+from seer_core.ports.policy import Prioritizer
 
 __all__ = ["ContextAware"]
 
@@ -15,38 +16,30 @@ __all__ = ["ContextAware"]
 class Candidates:
     """A group's waiting requests, its probe excepted; furthest first, for their KV may still be warm.
 
-    ``estimate`` is the key under which the group stands in the heap of estimates, None where it does
-    not stand; ``guarded`` says whether it stands in the heap of the least served.
+    ``estimate`` is the key under which the group is in the heap of estimates, None where it is not.
     """
 
     group: GroupContext
     heap: list[tuple[int, int, Request]] = attrs.Factory(list)
-    taken: int = 0
     estimate: int | None = None
-    guarded: bool = False
 
 
-class ContextAware:
+class ContextAware(Prioritizer):
     """Serves probes shortest first, then groups longest first; O(log n) per decision.
 
     Response 0 of each group is its probe.  While probes wait, the one with the fewest generated
-    tokens is next; otherwise a request of the group with the largest estimate.  Every
-    ``guard_interval``-th decision goes to the group that has been served least instead, so that a
-    wrong estimate starves nobody of a batch.  Heaps hold stale entries, which are dropped when they surface,
-    or when a group is over and they outnumber the others.
+    tokens is next; otherwise a request of the group with the largest estimate.  Heaps hold stale entries,
+    which are dropped when they surface, or when a group is over and they outnumber the others.
     """
 
-    def __init__(self, guard_interval: int) -> None:
-        self.guard_interval = guard_interval
+    def __init__(self) -> None:
         self._probes: list[tuple[int, int, Request]] = []
         self._groups: dict[int, Candidates] = {}
         self._longest: list[tuple[int, int]] = []
-        self._least_served: list[tuple[int, int]] = []
         self._waiting: set[int] = set()
-        self._decisions = 0
 
     def push(self, request: Request) -> None:
-        """Take a waiting request: probes into their own queue, others to their group."""
+        """Queue a waiting request: a probe with the probes, another with its group."""
         self._waiting.add(request.seq)
         if request.probe:
             heappush(self._probes, (request.generated_tokens, request.seq, request))
@@ -59,21 +52,14 @@ class ContextAware:
 
     def peek(self) -> Request | None:
         """Return the request to serve next."""
-        if self.guard_interval and self._decisions % self.guard_interval == self.guard_interval - 1:
-            request = self._from_least_served()
-            if request is not None:
-                return request
         return self._from_probes() or self._from_longest()
 
     def take(self, request: Request) -> None:
         """Remove a waiting request; one in the middle of its heap is skipped when it comes up."""
         self._waiting.remove(request.seq)
-        self._decisions += 1
         heap = self._probes
         if not request.probe:
-            group = self._groups[request.group.seq]
-            group.taken += 1
-            heap = group.heap
+            heap = self._groups[request.group.seq].heap
         if heap[0][2] is request:
             heappop(heap)
 
@@ -91,14 +77,11 @@ class ContextAware:
         return len(self._waiting)
 
     def _enter(self, group: Candidates) -> None:
-        """Stand in both group heaps, in that of estimates under the present one; something waits."""
+        """Put a group with a waiting request into the heap of estimates, under the present one."""
         seq, estimate = group.group.seq, group.group.estimate_tokens
         if group.estimate != estimate:
             group.estimate = estimate
             heappush(self._longest, (-estimate, seq))
-        if self.guard_interval and not group.guarded:
-            group.guarded = True
-            heappush(self._least_served, (group.taken, seq))
 
     def _head(self, group: Candidates) -> Request | None:
         heap, waiting = group.heap, self._waiting
@@ -130,24 +113,6 @@ class ContextAware:
             heappop(self._longest)
         return None
 
-    def _from_least_served(self) -> Request | None:
-        """Return a request of the least served group; a group stands once, maybe under an old count."""
-        heap = self._least_served
-        while heap:
-            taken, seq = heap[0]
-            group = self._groups.get(seq)
-            request = self._head(group) if group is not None else None
-            if group is None:
-                heappop(heap)
-            elif request is None:
-                group.guarded = False
-                heappop(heap)
-            elif group.taken > taken:
-                heapreplace(heap, (group.taken, seq))
-            else:
-                return request
-        return None
-
     def _compact(self) -> None:
         groups = self._groups
         if len(self._longest) > 64 + 2 * len(groups):
@@ -155,9 +120,6 @@ class ContextAware:
                 (-group.estimate, seq) for seq, group in groups.items() if group.estimate is not None
             ]
             heapify(self._longest)
-        if len(self._least_served) > 64 + 2 * len(groups):
-            self._least_served = [(group.taken, seq) for seq, group in groups.items() if group.guarded]
-            heapify(self._least_served)
         if len(self._probes) > 64 + 2 * len(self._waiting):
             self._probes = [entry for entry in self._probes if entry[1] in self._waiting]
             heapify(self._probes)

@@ -1,31 +1,22 @@
-"""The contract of a prioritizer, and what the plug-in is for, in the lab."""
+"""The contract of a prioritizer, and what the plug-in is for, on the simulator."""
 
-import pytest
 from seer_context_sched import ContextAware
 
 from seer_core.testing import PrioritizerContract
 
-pytest_plugins = ["seer_core.testing.lab"]
+pytest_plugins = ["seer_core.testing.simulate"]
 
 
 class TestContextAware(PrioritizerContract):
     def make(self):
-        return ContextAware(guard_interval=3)
+        return ContextAware()
 
 
-class TestContextAwareWithoutGuard(PrioritizerContract):
-    def make(self):
-        return ContextAware(guard_interval=0)
-
-
-@pytest.mark.parametrize("guard_interval", [0, 2])
-def test_the_longest_group_is_over_sooner_than_first_come_first_served(lab, guard_interval):
+def test_the_longest_group_is_over_sooner_than_first_come_first_served(simulation):
     short, long = (20, 22, 21, 19), (300, 310, 290, 305)
     groups = [short, short, short, long]
     few = {"instances": 1, "max_running": 4}
-    plain = lab.run([], groups, **few)
-    found = lab.run(
-        ["context_sched"], groups, settings={"context_sched": {"guard_interval": guard_interval}}, **few
-    )
+    plain = simulation.run([], groups, **few)
+    found = simulation.run(["context_sched"], groups, **few)
     assert found.makespan_s < plain.makespan_s
     assert found.tokens == plain.tokens

@@ -4,12 +4,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from seer_core.hookspecs import Startup, hookimpl
-from seer_core.numbers import NotNegative, Share
+from seer_core.plugins.config_types import NotNegative, Share
+from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_divided_rollout.placer import KvAware
 from seer_divided_rollout.splitter import AffordableChunks, Chunks
 
 __all__ = ["AffordableChunks", "Chunks", "KvAware", "Settings"]
+
+TIER = "supported"
 
 
 class Settings(Struct, frozen=True):

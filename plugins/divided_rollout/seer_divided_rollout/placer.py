@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from seer_core.model import InstanceStatus, Request
-from seer_core.policy import Placement
+from seer_core.ports.policy import Placement, Placer
 
 __all__ = ["KvAware"]
 
@@ -21,11 +21,11 @@ COPIES = 2
 """Prompts that stay free where a prompt is kept that another instance keeps already.
 
 With 0 every fourth prompt of half the context is a copy, with 2 every eighth; more leave too much free
-(``benchmarks/prompt_shares.py``).
+(``docs/results/answered.md``).
 """
 
 
-class KvAware:
+class KvAware(Placer):
     """Chooses the instance with the most free KV, or the request's own while loads are close.
 
     A request whose KV is not there is let in only if, for each request in flight there,
@@ -134,7 +134,7 @@ class KvAware:
     def _admits(
         self, instance: InstanceStatus, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> bool:
-        """Return whether a chunk fits there whole, and leaves free what a stranger or a copy has to."""
+        """Return whether a chunk fits there whole, and leaves free what a move or a copy has to."""
         free = instance.free_kv_tokens - instance.footprint(request, chunk_tokens)
         if instance is home or free < 0:
             return free >= 0
@@ -159,7 +159,7 @@ class KvAware:
         return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
 
     def _headroom(self, instance: InstanceStatus, chunk_tokens: int) -> float:
-        """KV tokens to leave free for a stranger's sake, so that what runs there can go on growing."""
+        """KV tokens that a request from elsewhere must leave free, so that those that run there can grow."""
         return self.growth_headroom * instance.info.move_cost * chunk_tokens * instance.running
 
     def _emptiest(

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from seer_core.errors import ConfigError
 from seer_core.model import InstanceInfo, InstanceStatus, Request
+from seer_core.ports.policy import Splitter
 
 __all__ = ["AffordableChunks", "Chunks"]
 
@@ -23,7 +24,7 @@ STEP_S, CHUNK_S, CHUNK_S_PER_TOKEN = 20e-3, 1e-3, 0.5e-6
 """Assumed where it was not measured: a step of a large model, and vLLM's work on the host for a chunk."""
 
 
-class Chunks:
+class Chunks(Splitter):
     """Gives each chunk ``min(chunk_tokens, what is left)`` tokens (paper, divided rollout)."""
 
     def __init__(self, chunk_tokens: int) -> None:
@@ -39,9 +40,6 @@ class Chunks:
                 ' smaller, write "auto", or give the engine more KV'
             )
 
-    def instance_lost(self, instance: InstanceStatus) -> None:
-        """Do nothing: the length is given."""
-
     def explain(self) -> str:
         """Return whose choice the length is."""
         return f"{self.chunk_tokens} tokens, as configured"
@@ -51,7 +49,7 @@ class Chunks:
         return min(self.chunk_tokens, request.remaining_tokens)
 
 
-class AffordableChunks:
+class AffordableChunks(Splitter):
     """Gives chunks of ``sqrt(2 K r)`` tokens, for K tokens of KV and r steps that a chunk's end costs.
 
     A chunk of c tokens is reserved whole, so half of it is not used yet, on average.  With n requests of L
@@ -72,7 +70,7 @@ class AffordableChunks:
         self._square, self._square_per_token = 0.0, 0.0
 
     def instance_started(self, instance: InstanceStatus) -> None:
-        """Learn what a chunk's end costs there."""
+        """Note what a chunk's end costs there."""
         self._instances[instance.id] = instance.info
         self._weigh()
 
@@ -100,7 +98,7 @@ class AffordableChunks:
         return min(blocks * self._block, self._most)
 
     def explain(self) -> str:
-        """The lengths chosen, for some contexts."""
+        """Return the lengths chosen for some contexts."""
         contexts = (0, 1 << 10, 1 << 12, 1 << 14)
         lengths = ", ".join(f"{self.length(tokens)} after {tokens}" for tokens in contexts)
         return f"{lengths} tokens of context, by what a chunk's end costs"

@@ -1,10 +1,10 @@
-"""The contracts of a splitter and of a placer, and what both are for, in the lab."""
+"""The contracts of a splitter and of a placer, and what both are for, on the simulator."""
 
 from seer_divided_rollout import AffordableChunks, Chunks, KvAware
 
 from seer_core.testing import PlacerContract, SplitterContract
 
-pytest_plugins = ["seer_core.testing.lab"]
+pytest_plugins = ["seer_core.testing.simulate"]
 
 
 class TestChunks(SplitterContract):
@@ -27,11 +27,13 @@ class TestKvAwareThatMovesFreely(PlacerContract):
         return KvAware(0.0)
 
 
-def test_nothing_is_preempted_where_whole_requests_are(lab):
+def test_nothing_is_preempted_where_whole_requests_are(simulation):
     groups = [(400, 380, 390, 410)] * 4
     tight = {"kv_capacity_tokens": 1024}
-    plain = lab.run([], groups, **tight)
-    found = lab.run(["divided_rollout"], groups, settings={"divided_rollout": {"chunk_tokens": 64}}, **tight)
+    plain = simulation.run([], groups, **tight)
+    found = simulation.run(
+        ["divided_rollout"], groups, settings={"divided_rollout": {"chunk_tokens": 64}}, **tight
+    )
     assert plain.preemptions > 0
     assert found.preemptions == 0
     assert found.tokens == plain.tokens

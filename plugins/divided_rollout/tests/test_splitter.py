@@ -10,7 +10,7 @@ from seer_divided_rollout import AffordableChunks, Chunks, Settings
 
 from seer_core.errors import ConfigError
 from seer_core.model import GroupContext, InstanceInfo, InstanceStatus, Request
-from seer_core.policy import InstanceAware
+from seer_core.ports.contracts import implemented
 
 INFO = InstanceInfo("a", 1 << 20, 16, 256, 1 << 17, step_s=0.02, chunk_s=0.001, chunk_s_per_token=1e-6)
 """A chunk's end costs a twentieth of a step, and as much again after 1,000 tokens."""
@@ -69,7 +69,7 @@ def test_the_last_block_of_a_chunk_counts_too():
     fetch_s=st.none() | st.floats(0, 1e-2),
     context=st.integers(10, 1 << 17),
 )
-def test_whatever_is_measured_a_chunk_has_whole_blocks_and_fits_the_kv(
+def test_for_all_measurements_a_chunk_has_whole_blocks_and_fits_the_kv(
     kv_blocks, block, chunk_s, token_s, prefill_s, fetch_s, context
 ):
     kv = kv_blocks * block
@@ -146,4 +146,4 @@ def test_the_hook_leaves_the_length_to_the_splitter_unless_a_number_is_given():
     assert given.chunk_tokens == 7
     chosen = seer_divided_rollout.seer_make_splitter(Settings(), SimpleNamespace())
     assert isinstance(chosen, AffordableChunks)
-    assert isinstance(chosen, InstanceAware)
+    assert implemented(chosen, "instance_started") is not None

@@ -190,7 +190,7 @@ class DraftIndex:
     def stats(self) -> IndexStats: ...
 
 class Calibration:
-    """What became of tokens drafted with a given probability; monotone, and the identity at first."""
+    """Acceptance of tokens drafted with a given probability; monotone, and the identity at first."""
 
     def __init__(self, refresh: int = 16) -> None: ...
     def calibrate(self, probability: float) -> float:
@@ -203,7 +203,7 @@ class Calibration:
         """
 
 class Step:
-    """What one decoding step is made of.
+    """The parts of one decoding step.
 
     ``batch`` requests with ``context_tokens`` in all; ``drafting`` of them, with ``drafting_context_tokens``
     in all, verify ``draft_tokens``.
@@ -229,7 +229,7 @@ class Step:
     def draft_tokens(self) -> float: ...
 
 class StepModel:
-    """Predicts seconds per step: a profile, corrected by every step it is told of.
+    """Predicts seconds per step: a profile, corrected by every step that `learn` receives.
 
     ``profile`` [batches, K + 1] holds T(B, 0), T(B, 1), ..., T(B, K) in seconds for B = 1, 2, ...
     """
@@ -283,8 +283,9 @@ class TokenChoice:
     def learn(self, handles: Int32, written: Int32, new_tokens: Int32, seconds: float) -> None:
         """Learn that the step last chosen for took so long, and gave ``written`` [B] tokens to ``handles``.
 
-        ``new_tokens``, one request's after the other's, tell which of a tree's were accepted.  The duration
-        is learnt from if the same requests are here, none was in its prefill, and no step went by untold.
+        ``new_tokens``, one request's after the other's, show which of a tree's were accepted.  The duration
+        counts if the same requests are here, none was in its prefill, and this method was called after
+        every step.
         """
 
     @property

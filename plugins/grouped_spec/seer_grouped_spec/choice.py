@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from seer_core.drafting import DraftHost
+from seer_core.ports.drafting import DraftContext
 from seer_grouped_spec._index import TokenChoice
 from seer_grouped_spec.curves import StepCurves
 from seer_grouped_spec.policy import MarginalBenefit
@@ -25,7 +25,7 @@ __all__ = ["Choice", "ClassChoice", "make_choice"]
 
 
 class Choice(Protocol):
-    """What ``TokenChoice``, in C++, and ``ClassChoice`` have in common; only ``open`` is not hot."""
+    """The methods that ``TokenChoice``, in C++, and ``ClassChoice`` share; only ``open`` is not hot."""
 
     def open(self, handle: int, probe: bool) -> None:
         """Learn that a request, a probe or not, runs under this handle from now on."""
@@ -50,12 +50,12 @@ class Choice(Protocol):
         """Lower ``counts`` [B] of draft tokens to what is worth verifying.
 
         ``lengths`` [B] are the requests' tokens so far, ``chances`` [>= B, K] that a draft is accepted up to
-        each token.  Of trees it is told the tokens and ``parents``, both [>= B, K].
+        each token.  Trees come with their tokens and ``parents``, both [>= B, K].
         """
         ...
 
 
-def make_choice(settings: SourceSettings, host: DraftHost) -> Choice:
+def make_choice(settings: SourceSettings, host: DraftContext) -> Choice:
     """Return the choice that ``policy`` names."""
     if settings.policy == "class":
         return ClassChoice(MarginalBenefit(host.step_times, host.draft_tokens, settings.priority_factor))
@@ -94,7 +94,7 @@ class ClassChoice:
             accepted = [min(tokens - 1, most) for tokens, most in zip(written.tolist(), drafted, strict=True)]
             kept = [[True] * count for count in accepted]
         positions = range(max(drafted, default=0))
-        self._policy.learn(
+        self._policy.record_acceptance(
             [sum(count > j for count in drafted) for j in positions],
             [sum(any(each[j : j + 1]) for each in kept) for j in positions],
         )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from seer_cli.common import main_options, table_console
+from seer_cli.output import InputPath, check_writable, write_json
 
-from seer_core.cli.common import main_options, table_console
-from seer_core.cli.output import InputPath, check_writable, write_json
 from seer_core.errors import quote
 from seer_grouped_spec.replay import Recording, ReplayError, ReplayRow, Siblings, load, replay
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seer_core.drafting import StepTimes
+from seer_core.ports.drafting import StepTimes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""What this plug-in needs of the machine: its compiled index, of the source as it is."""
+"""The check of the compiled index: it loads, and was built from the source as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from seer_core.hookspecs import Check
+from seer_core.plugins.hookspecs import Check
 
 __all__ = ["compiled_index", "source_digest"]
 

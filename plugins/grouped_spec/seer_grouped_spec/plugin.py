@@ -6,19 +6,21 @@ from pathlib import Path
 
 import msgspec
 
-from seer_core.drafting import SourceSpec, StepTimes
 from seer_core.errors import ConfigError
-from seer_core.hookspecs import Check, Startup, hookimpl
-from seer_core.reading import Form
+from seer_core.json_files import JsonFormat
+from seer_core.plugins.hookspecs import Check, Startup, hookimpl
+from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_grouped_spec.doctor import compiled_index
 from seer_grouped_spec.policy import MarginalBenefit
 from seer_grouped_spec.settings import Settings, SourceSettings
 
 __all__ = ["GroupedDrafter", "Settings", "seer_doctor", "seer_make_drafter"]
 
+TIER = "supported"
+
 SOURCE = "seer_grouped_spec.source:GroupedSource"
 
-_PROFILE = Form[StepTimes](StepTimes, "no profile", "write one with `seer profile`", ConfigError)
+_PROFILE = JsonFormat[StepTimes](StepTimes, "no profile", "write one with `seer profile`", ConfigError)
 
 
 class GroupedDrafter:
@@ -36,7 +38,7 @@ class GroupedDrafter:
         )
 
     def shares(self) -> bool:
-        """Return whether an instance is to know what siblings write on others."""
+        """Return whether an instance receives the tokens that siblings write on other instances."""
         return self._settings.share
 
     def policy(self, step_times: StepTimes) -> MarginalBenefit:

@@ -4,8 +4,8 @@ A step that verifies drafts takes longer and gives more tokens.  Both sides are 
 profile of the engine, acceptance is learnt online.  Speculation is on only where the expected tokens per
 second exceed those of plain steps; no clock, no chance and no I/O is involved.
 
-It knows how acceptance falls with position, and gives one draft length per class of requests; ``TokenChoice``
-knows more and does better, but needs the drafts themselves.
+It measures how acceptance falls with position, and gives one draft length per class of requests;
+``TokenChoice`` uses each token's probability and does better, but needs the drafts themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seer_core.drafting import StepTimes
+from seer_core.ports.drafting import StepTimes
 from seer_grouped_spec.curves import StepCurves
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class MarginalBenefit:
       sum the measured beta, which is the same thing where acceptance is constant.
     - Its benefit of a class's next position is B_x (beta[g_x] - beta[g_x + 1]), how fast acceptance falls.
       The tokens that the position adds are B_x beta[g_x + 1] in expectation, at a cost of B_x
-      positions.  With the paper's, the larger class wins almost always, whatever its acceptance.
+      positions.  With the paper's, the larger class wins almost always, even at a low acceptance.
     - It fixes a budget of draft tokens first, for equal lengths, and hands it out greedily.  There are
       only (gamma_max + 1)^2 pairs: we evaluate all.
 
@@ -135,7 +135,7 @@ class MarginalBenefit:
             return int(probes > 0), int(others > 0)
         return plan
 
-    def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
+    def record_acceptance(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
         """Take in how many drafts reached position 1, 2, ..., and how many were accepted there."""
         if len(drafted_at) != len(accepted_at):
             raise ValueError(f"{len(drafted_at)} positions drafted, {len(accepted_at)} accepted")

@@ -1,7 +1,7 @@
 """Replay recorded responses through the draft index: would speculation pay on this data?
 
 Every response is played back as an engine would have written it: draft, compare with what was really
-said, keep what agrees and one token more (the bonus token), and so on.  No model runs.
+written, keep what agrees and one token more (the bonus token), and so on.  No model runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seer_core.errors import SeerError, printable
-from seer_core.reading import SHOWN, UNREADABLE, flaw
+from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw
 from seer_grouped_spec._index import DraftIndex, Voting
 
 __all__ = ["Recording", "ReplayError", "ReplayRow", "load", "replay"]
@@ -43,7 +43,7 @@ class Recording(msgspec.Struct, frozen=True, eq=False):
 
 
 class ReplayRow(msgspec.Struct, frozen=True):
-    """What drafting gives under one setting; all numbers are over ``groups`` and all their responses.
+    """The gain of drafting under one setting; all numbers are over ``groups`` and all their responses.
 
     ``acceptance_length`` is tokens per step, bonus token included; 1 is no gain.  ``siblings`` counts
     the finished ones; "live" means that all responses of a group advance together.
@@ -228,7 +228,7 @@ def _play(
         new_tokens = tokens[rows[:, None], starts + np.arange(width + 1)]
         new_tokens = new_tokens[np.arange(width + 1) < written[:, None]]
         if not going.all():
-            # The last tokens go in, for whoever is still writing; then the row leaves the batch.
+            # The last tokens go in, for siblings that still write; then the row leaves the batch.
             index.draft(
                 handles, lengths, written, new_tokens, np.zeros_like(limits), out, counts, probabilities
             )
@@ -238,14 +238,14 @@ def _play(
         size = len(rows)
         if not size:
             return total
-        said = tokens[rows[:, None], lengths[:, None] + offsets]
+        truth = tokens[rows[:, None], lengths[:, None] + offsets]
         asked = (handles, lengths, written, new_tokens, limits)
         if tree_nodes:
             index.draft_trees(*asked, out, parents, counts, probabilities, top_k=top_k, paths=paths)
-            accepted = _accept_tree(out[:size], parents[:size], counts[:size], said)
+            accepted = _accept_tree(out[:size], parents[:size], counts[:size], truth)
         else:
             index.draft(*asked, out, counts, probabilities)
-            equal = (out[:size] == said) & (offsets < counts[:size, None])
+            equal = (out[:size] == truth) & (offsets < counts[:size, None])
             accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
         total[1] += size
         total[3] += int(counts[:size].sum())
@@ -253,19 +253,19 @@ def _play(
         lengths = lengths + written
 
 
-def _accept_tree(out: Tokens, parents: Tokens, counts: Tokens, said: Tokens) -> NDArray[np.int64]:
+def _accept_tree(out: Tokens, parents: Tokens, counts: Tokens, truth: Tokens) -> NDArray[np.int64]:
     """Return how many tokens of each row the tree foresaw."""
     size, width = out.shape
     node = np.full(size, -1, np.int32)
     accepted = np.zeros(size, np.int64)
     drafted = np.arange(width) < counts[:, None]
     for depth in range(width):
-        hits = (parents == node[:, None]) & (out == said[:, depth, None]) & drafted
+        hits = (parents == node[:, None]) & (out == truth[:, depth, None]) & drafted
         found = hits.any(axis=1)
         if not found.any():
             break
         accepted += found
-        node = np.where(found, hits.argmax(axis=1), width).astype(np.int32)  # nobody's parent: ends here
+        node = np.where(found, hits.argmax(axis=1), width).astype(np.int32)  # parent of no node
     return accepted
 
 
@@ -283,7 +283,9 @@ def load(path: Path | str) -> list[Recording]:
     try:
         recordings = _load_npz(path) if path.suffix == ".npz" else _load_lines(path)
     except (OSError, ValueError) as error:
-        raise ReplayError(f"{path} cannot be read: {flaw(error)}; name a file of responses") from error
+        raise ReplayError(
+            f"{path} cannot be read: {describe_flaw(error)}; name a file of responses"
+        ) from error
     if not any(len(text) for recording in recordings for text in recording.responses):
         raise ReplayError(f"{path} holds no response tokens; give a file with at least one response")
     return recordings
@@ -317,7 +319,7 @@ def _load_npz(path: Path) -> list[Recording]:
 
 def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
     if not zipfile.is_zipfile(path):
-        fact = flaw(ValueError("it is no zip archive, or was cut"), path.read_bytes()[:100])
+        fact = describe_flaw(ValueError("it is no zip archive, or was cut"), path.read_bytes()[:100])
         raise ReplayError(f"{path} is not an .npz of plain arrays: {fact}; save it anew")
     try:
         # Opened here, for numpy leaves a file open that it cannot read.
@@ -330,14 +332,14 @@ def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
             arrays = [] if missing else [archive[name] for name in names]
     # numpy raises what its parsers happen to raise: of zip, zlib, struct and of Python's own.
     except Exception as error:
-        fact = "it holds Python objects" if "allow_pickle" in str(error) else flaw(error)
+        fact = "it holds Python objects" if "allow_pickle" in str(error) else describe_flaw(error)
         raise ReplayError(f"{path} is not an .npz of plain arrays: {fact}; save it anew") from error
     if missing:
         raise ReplayError(f"{path} has no array {missing[0]!r}; it needs {', '.join(names)}")
     return arrays
 
 
-class _Line(msgspec.Struct):
+class _ReplayLine(msgspec.Struct):
     group: str | int | None = None
     responses: list[list[int]] | None = None
     prompt_token_ids: list[int] = []
@@ -346,7 +348,7 @@ class _Line(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Line)
+_DECODER = msgspec.json.Decoder(_ReplayLine)
 
 
 def _load_lines(path: Path) -> list[Recording]:
@@ -359,8 +361,8 @@ def _load_lines(path: Path) -> list[Recording]:
             line = _DECODER.decode(raw)
         except UNREADABLE as error:
             raise ReplayError(
-                f"{where} is not a JSON object of a group or a completion: {flaw(error, raw)}; mend it or"
-                " leave it out"
+                f"{where} is not a JSON object of a group or a completion: {describe_flaw(error, raw)};"
+                " mend it or leave it out"
             ) from error
         if line.group is not None and line.responses is not None:
             if str(line.group) in texts:

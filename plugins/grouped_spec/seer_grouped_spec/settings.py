@@ -1,4 +1,4 @@
-"""What may be set: in ``[plugin.grouped_spec]``, and what of it goes on to each worker."""
+"""Settings of ``[plugin.grouped_spec]``, and the part of them that goes on to each worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from seer_core.numbers import MOST, Share
+from seer_core.plugins.config_types import MOST, Share
 
 __all__ = ["Settings", "SourceSettings"]
 
@@ -15,7 +15,7 @@ Ttl = Annotated[float, Meta(gt=0, le=MOST)]
 
 
 class SourceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the plug-in and its half in each worker both know."""
+    """Settings that the plug-in sends to its half in each worker."""
 
     policy: Literal["token", "class"] = "token"
     priority_factor: Annotated[float, Meta(ge=1, le=MOST)] = 2.0

@@ -2,7 +2,7 @@
 
 Lives in the engine's worker.  Per step it lets the index take in what each request has just written and
 draft from it (one C++ call for the batch), and lets the policy choose which of the drafted tokens are worth
-verifying.  The runtime tells what siblings have written on other instances.
+verifying.  The runtime sends the tokens that siblings have written on other instances.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import attrs
 import msgspec
 import numpy as np
 
-from seer_core.drafting import DraftBatch, DraftHost, SiblingText
-from seer_core.ports import ChunkJob
+from seer_core.ports.drafting import DraftBatch, DraftContext, SiblingTokens
+from seer_core.ports.engine import ChunkJob
 from seer_grouped_spec._index import DraftIndex, DraftIndexError, TokenChoice, Voting
 from seer_grouped_spec.choice import make_choice
 from seer_grouped_spec.settings import SourceSettings
@@ -39,7 +39,7 @@ INDEX_FIGURES = ("bytes", "tokens", "groups", "dropped_for_memory", "dropped_by_
 
 
 @attrs.define(eq=False)
-class _Group:
+class _IndexedGroup:
     """One group in the index, and the handles there of its requests seen so far, here or elsewhere."""
 
     handle: int
@@ -53,7 +53,7 @@ class GroupedSource:
     what it wrote elsewhere arrives with its next chunk here, or before as a sibling's text.
     """
 
-    def __init__(self, settings: Mapping[str, Any], host: DraftHost) -> None:
+    def __init__(self, settings: Mapping[str, Any], host: DraftContext) -> None:
         self._settings = chosen = msgspec.convert(settings, SourceSettings)
         voting = Voting(
             lookup_min=chosen.lookup_min,
@@ -65,17 +65,17 @@ class GroupedSource:
         self._clock = host.clock or time.perf_counter
         self._ended_s = 0.0
         self._batch_size = 0
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _IndexedGroup] = {}
         self._free: list[int] = []
         self._requests = np.zeros(0, np.int64)
         self._add_slots(host.max_running)
         self._chances = np.zeros((host.max_running, host.draft_tokens), np.float32)
         self._paths = host.paths
         self._steps = 0
-        self._learnt_tokens = 0
-        self._tell = host.tell
+        self._sibling_tokens = 0
+        self._report = host.report
         self._rollout_id = ""
-        self._mismatches_told = False
+        self._mismatches_reported = False
 
     def open(self, job: ChunkJob) -> int:
         """Put the chunk's text so far into the index, as far as it is not there, and return a handle.
@@ -97,7 +97,7 @@ class GroupedSource:
         self._choice.open(slot, job.probe)
         return slot
 
-    def learn(self, text: SiblingText) -> None:
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Append to the index what a response has written on another instance.
 
         What does not fit is left out: its group is over or was dropped, there is no memory for it, or tokens
@@ -109,7 +109,7 @@ class GroupedSource:
         with suppress(DraftIndexError):
             request = self._request_of(group, text.request_id)
             self._index.append(request, text.start, np.asarray(text.token_ids, np.int32))
-            self._learnt_tokens += len(text.token_ids)
+            self._sibling_tokens += len(text.token_ids)
 
     def propose(self, batch: DraftBatch) -> None:
         """Draft for the batch, lines or trees, and keep what is worth verifying."""
@@ -149,13 +149,13 @@ class GroupedSource:
     def stats(self) -> dict[str, float]:
         """Return figures of the index, of what drafting costs a step, and of what was learnt from others."""
         index = self._index.stats()
-        if index.mismatched and not self._mismatches_told:
-            self._mismatches_told = True
-            self._tell(
+        if index.mismatched and not self._mismatches_reported:
+            self._mismatches_reported = True
+            self._report(
                 "the draft index has another text of some request than the engine, and no drafts for it"
             )
         figures = {f"index_{name}": float(getattr(index, name)) for name in INDEX_FIGURES}
-        figures["learnt_tokens"] = float(self._learnt_tokens)
+        figures["learnt_tokens"] = float(self._sibling_tokens)
         if isinstance(self._choice, TokenChoice):
             request, context_token, token = self._choice.steps.costs(max(1, self._batch_size))
             figures |= {
@@ -178,7 +178,7 @@ class GroupedSource:
         self._free += range(size, size + count)
         self._requests = np.concatenate((self._requests, np.full(count, NO_REQUEST, np.int64)))
 
-    def _group_of(self, job: ChunkJob) -> _Group:
+    def _group_of(self, job: ChunkJob) -> _IndexedGroup:
         """Return the request's group, opened now if it is new or was dropped for memory."""
         group = self._groups.get(job.group_id)
         if group is not None:
@@ -187,10 +187,10 @@ class GroupedSource:
                 return group
         prompt = np.array(job.token_ids[: job.prompt_tokens], np.int32)
         handle = self._index.open_group(prompt, time.monotonic(), self._settings.group_ttl_s)
-        group = self._groups[job.group_id] = _Group(handle)
+        group = self._groups[job.group_id] = _IndexedGroup(handle)
         return group
 
-    def _request_of(self, group: _Group, request_id: str) -> int:
+    def _request_of(self, group: _IndexedGroup, request_id: str) -> int:
         """Return the request's handle in the index, opened now if it is new."""
         if request_id not in group.requests:
             group.requests[request_id] = self._index.open_request(group.handle)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from seer_core.drafting import StepTimes
+from seer_core.ports.drafting import StepTimes
 from seer_grouped_spec._index import DraftIndex
 
 FOREVER = float("inf")
@@ -63,7 +63,7 @@ def draft(
     paths: int = 0,
     width: int | None = None,
 ) -> list[Draft]:
-    """Draft for (request, whole text) pairs in one call, whatever the index has of a text already."""
+    """Draft for (request, whole text) pairs in one call; the index may have part of a text already."""
     width = limit if width is None else width
     size = len(items)
     new_tokens = np.array([token for _, text in items for token in text], np.int32)

@@ -185,7 +185,7 @@ class Query {
     if (match == 16) {
       while (match < voting.lookup_max && pattern_.last()[-match] == last[-match]) match++;
     }
-    // The order's list is told by the whole match, its use by what of it counts.
+    // The whole match decides the order's list; the part of it that counts decides its use.
     const bool counts = (match >= least) & (match < below) & (last[1] >= 0);
     out.add_if(counts, {last + 1, weight, std::min(match, voting.lookup_max)});
   }

@@ -1,7 +1,7 @@
 // Which draft tokens to verify: the most probable of the whole batch, as many as pay.
 //
-// The paper's policy gives every request of a class the same draft length.  But the index knows how likely
-// each single token is, and a step's cost is known too: so each step takes the tokens that give the most
+// The paper's policy gives every request of a class the same draft length.  But the index has the probability
+// of each single token, and a step's cost is measured: so each step takes the tokens that give the most
 // tokens per second in expectation.  A request in the middle of a phrase drafts eight, its neighbour none.
 //
 // At a price per second, each request drafts as many tokens as are worth their time: that is the best a step
@@ -21,7 +21,7 @@ namespace seer {
 //
 // Drafts are trees if `parents` is given, most probable nodes first.  The first n nodes of such a tree are a
 // tree, and n better ones there are not; what they give is the sum of their chances, as it is on a line.  So
-// both are cut alike, and only what became of them is told differently.
+// both are cut alike, and only their outcomes are reported differently.
 struct Drafts {
   size_t size = 0, columns = 0;
   const int32_t* handles = nullptr;

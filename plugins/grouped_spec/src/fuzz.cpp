@@ -41,29 +41,29 @@ int32_t malformed() {
   return choices[below(7)];
 }
 
-struct Known {
+struct FuzzGroup {
   Handle group;
   std::vector<int32_t> prompt;
   std::vector<Handle> requests;
 };
 
-Handle some_request(const std::vector<Known>& groups, const Known** of) {
+Handle some_request(const std::vector<FuzzGroup>& groups, const FuzzGroup** of) {
   *of = nullptr;
   if (groups.empty() || one_in(20)) return Handle(chance());
-  const Known& group = groups[size_t(below(int64_t(groups.size())))];
+  const FuzzGroup& group = groups[size_t(below(int64_t(groups.size())))];
   if (group.requests.empty()) return Handle(below(1 << 20));
   *of = &group;
   return group.requests[size_t(below(int64_t(group.requests.size())))];
 }
 
-void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
+void draft(DraftIndex& index, const std::vector<FuzzGroup>& groups, int32_t kinds) {
   const size_t size = size_t(below(20)), width = size_t(below(40)) + 1;
   std::vector<int64_t> requests(size);
   std::vector<int32_t> lengths(size), written(size), limits(size), counts(size), new_tokens;
   std::vector<int32_t> out(size * width), parents(size * width);
   std::vector<float> probabilities(size * width);
   for (size_t b = 0; b < size; b++) {
-    const Known* group;
+    const FuzzGroup* group;
     requests[b] = some_request(groups, &group);
     limits[b] = int32_t(below(50));
     std::vector<int32_t> text;
@@ -78,9 +78,9 @@ void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
     const std::vector<int32_t> more = random_tokens(one_in(20) ? 600 : 12, kinds);
     text.insert(text.end(), more.begin(), more.end());
     lengths[b] = int32_t(text.size());
-    const size_t told = one_in(9) ? size_t(below(lengths[b] + 1)) : more.size();
-    written[b] = int32_t(told);
-    new_tokens.insert(new_tokens.end(), text.end() - std::ptrdiff_t(told), text.end());
+    const size_t sent = one_in(9) ? size_t(below(lengths[b] + 1)) : more.size();
+    written[b] = int32_t(sent);
+    new_tokens.insert(new_tokens.end(), text.end() - std::ptrdiff_t(sent), text.end());
     if (one_in(400)) written[b] = malformed();
     if (one_in(400)) lengths[b] = malformed();
     if (one_in(400)) limits[b] = malformed();
@@ -117,8 +117,8 @@ void draft(DraftIndex& index, const std::vector<Known>& groups, int32_t kinds) {
   }
 }
 
-void step(DraftIndex& index, std::vector<Known>& groups, int32_t kinds, double& now) {
-  const Known* group;
+void step(DraftIndex& index, std::vector<FuzzGroup>& groups, int32_t kinds, double& now) {
+  const FuzzGroup* group;
   switch (below(16)) {
     case 0: {
       const std::vector<int32_t> prompt = random_tokens(300, kinds);
@@ -128,7 +128,7 @@ void step(DraftIndex& index, std::vector<Known>& groups, int32_t kinds, double& 
     case 1:
     case 2:
       if (!groups.empty()) {
-        Known& chosen = groups[size_t(below(int64_t(groups.size())))];
+        FuzzGroup& chosen = groups[size_t(below(int64_t(groups.size())))];
         chosen.requests.push_back(index.open_request(chosen.group));
       }
       break;
@@ -237,7 +237,7 @@ int main(int count, char** arguments) {
     voting.min_probability = one_in(2) ? 0.0f : 0.1f;
     voting.common_weight = one_in(3) ? 0.0f : 0.1f;
     DraftIndex index(size_t(1) << (20 + below(4)), size_t(1) << (10 + below(12)), voting);
-    std::vector<Known> groups;
+    std::vector<FuzzGroup> groups;
     const int32_t kinds = one_in(3) ? INT32_MAX : int32_t(below(60)) + 1;
     double now = 0;
     TokenChoice choice = random_choice();

@@ -1,6 +1,6 @@
 // The draft index: groups and requests by handle, one memory budget, drafts for a whole batch.
 //
-// It serves one thread, the engine's; nothing here locks, and nothing knows Python.
+// It serves one thread, the engine's; nothing here locks, and nothing depends on Python.
 #pragma once
 
 #include <deque>

@@ -75,7 +75,7 @@ class RecentText {
     uint32_t oldest;
     uint32_t entries[WAYS];  // tag and place; place 0: none
   };
-  static uint32_t tag(uint32_t hash) { return hash & 255; }  // the line is told by the upper bits
+  static uint32_t tag(uint32_t hash) { return hash & 255; }  // the upper bits choose the line
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };

@@ -1,7 +1,7 @@
 // Text of one request, in one piece.
 //
-// A group's text is kept per request and never mixed, so whatever a draft copies lies inside one
-// request's own text: interleaved appends cannot make a path that nobody wrote.
+// A group's text is kept per request and never mixed, so all that a draft copies lies inside one
+// request's own text: interleaved appends cannot make a path that no request wrote.
 //
 // Layout:  [ LEAD tokens that came before, padded in front with NO_TOKEN | the text | NO_TOKEN ]
 // The lead lets a match run back into the prompt without leaving the array; the NO_TOKEN at the end
@@ -17,7 +17,7 @@
 
 namespace seer {
 
-constexpr int MAX_MATCH = 64;      // the longest match that is told from a longer one, tokens
+constexpr int MAX_MATCH = 64;      // the longest match that is measured, tokens
 constexpr int LEAD = MAX_MATCH;    // tokens kept in front of a text
 constexpr int32_t NO_TOKEN = -1;   // never equal to a token, as those are >= 0
 

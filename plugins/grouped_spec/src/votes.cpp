@@ -77,7 +77,7 @@ int Voters::draft_path(const Candidates& from, const Voting& voting, int limit, 
   float probability = 1;
   int drafted = 0;
   while (drafted < limit && count > 0) {
-    if (count == 1) {  // nobody left to ask: copy
+    if (count == 1) {  // one voter left: copy
       const Candidate& last = items[ids[0]];
       const float factor = last.weight / (last.weight + voting.escape);
       for (; drafted < limit && last.next[drafted] >= 0; drafted++) {

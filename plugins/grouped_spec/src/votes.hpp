@@ -2,7 +2,7 @@
 //
 // Prediction by partial matching with blending (Cleary & Witten 1984): candidates of the longest match
 // share the probability among their next tokens, and an escape share goes to the shorter matches.
-// Whoever agrees with the chosen token votes again on the one after it.  A path is a greedy walk; a
+// A match that agrees with the chosen token votes again on the one after it.  A path is a greedy walk; a
 // tree expands the most probable open node first, until its budget of nodes is spent.
 #pragma once
 

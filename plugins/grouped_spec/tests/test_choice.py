@@ -10,7 +10,7 @@ from seer_grouped_spec._index import Calibration, Step, StepModel, TokenChoice
 from seer_grouped_spec.curves import StepCurves
 from seer_grouped_spec.testing import FLAT, MEASURED, STEEP
 
-from seer_core.drafting import StepTimes
+from seer_core.ports.drafting import StepTimes
 
 EXPLORE_EVERY, REFRESH = TokenChoice.EXPLORE_EVERY, StepModel.REFRESH
 
@@ -67,7 +67,7 @@ def test_free_drafts_are_all_taken_and_costly_ones_none():
     assert choose(make(STEEP), chances) == [0, 0, 0, 0]
 
 
-def test_the_likeliest_tokens_of_the_batch_are_taken_whoever_has_them():
+def test_the_likeliest_tokens_of_the_batch_are_taken_from_any_request():
     times = StepTimes((4,), (0, 8), ((4.0, 20.0),))
     assert choose(make(times), [[0.95, 0.9, 0.85], [0.3, 0.2, 0.1], [0.9, 0.1, 0.05], [0.0] * 3]) == [
         3,
@@ -169,7 +169,7 @@ def test_real_steps_are_predicted_though_the_profile_is_wrong_and_the_machine_no
     model = StepModel(profile(TIMES))
     random = np.random.default_rng(2)
     for step in steps(4000, 3):
-        late = 5.0 if random.random() < 0.02 else 1.0  # somebody else had the core
+        late = 5.0 if random.random() < 0.02 else 1.0  # another process had the core
         model.learn(step, real(step) * late * random.uniform(0.9, 1.1))
     missed = [abs(model.seconds(step) / real(step) - 1) for step in steps(200, 4)]
     assert np.median(missed) < 0.08

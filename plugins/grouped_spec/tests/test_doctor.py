@@ -8,7 +8,7 @@ import pytest
 from seer_grouped_spec import _index, doctor
 from seer_grouped_spec.plugin import seer_doctor
 
-from seer_core.hookspecs import Check
+from seer_core.plugins.hookspecs import Check
 
 WITHOUT = """
 import sys
@@ -47,7 +47,7 @@ def source(tmp_path):
     return shutil.copytree(doctor.SOURCE, tmp_path / "src")
 
 
-def test_an_index_that_is_older_than_its_source_is_told(source):
+def test_an_index_that_is_older_than_its_source_is_reported(source):
     assert doctor.compiled_index(source).ok
     (source / "fuzz.cpp").write_text("// not part of it\n")
     assert doctor.compiled_index(source).ok
@@ -57,7 +57,7 @@ def test_an_index_that_is_older_than_its_source_is_told(source):
     assert check == Check("grouped_spec", False, f"the compiled index is older than {source}", doctor.REBUILD)
 
 
-def test_an_index_of_another_version_is_told(monkeypatch):
+def test_an_index_of_another_version_is_reported(monkeypatch):
     monkeypatch.setattr(_index, "VERSION", "0.0.9")
     check = doctor.compiled_index()
     assert not check.ok

@@ -148,7 +148,7 @@ def test_max_depth_bounds_every_path(index):
     assert len(draft(index, [(request, [1, 2, 3, 10])], 24, tree=True, max_depth=3)[0].tokens) == 3
 
 
-def test_siblings_that_write_in_turns_make_no_path_that_nobody_wrote(index):
+def test_siblings_that_write_in_turns_make_no_path_that_none_of_them_wrote(index):
     _, first, second = open_pair(index)
     for token in range(50):
         index.append(first, token, ids(100 + token))

@@ -173,7 +173,7 @@ class IndexMachine(RuleBasedStateMachine):
             assert any(follows(text, path, source) for source in (*texts, *common))
         least = self.voting.lookup_min
         if limit and not self.voting.min_probability and self.voting.gather == 256 and len(text) >= least:
-            # Few places, so all are looked at: whoever matches drafts.
+            # Few places, so all are looked at: every match drafts.
             ends = [(source, at) for source in texts for at in range(least, len(source))]
             matching = any(source[at - least : at] == text[-least:] for source, at in ends)
             if sum(map(len, texts)) < 60:

@@ -7,9 +7,9 @@ import pytest
 from seer_grouped_spec.plugin import Settings, seer_make_drafter
 from seer_grouped_spec.testing import FLAT
 
-from seer_core.drafting import Drafter
 from seer_core.errors import ConfigError
-from seer_core.hookspecs import Startup
+from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.drafting import Drafter
 
 
 def make(base_dir=Path(), **settings):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from seer_grouped_spec.policy import EXPLORE_EVERY, EXPLORE_SHARE, MarginalBenefit
 from seer_grouped_spec.testing import FLAT, MEASURED, STEEP
 
-from seer_core.drafting import DraftPolicy, StepTimes
+from seer_core.ports.drafting import DraftPolicy, StepTimes
 
 
-def taught(step_times, beta, longest=None, **more):
+def trained(step_times, beta, longest=None, **more):
     """Return a policy that has seen so many drafts that it believes ``beta``."""
     policy = MarginalBenefit(step_times, len(beta) if longest is None else longest, refresh=1, **more)
     for _ in range(20):
-        policy.learn([1e4] * len(beta), [1e4 * share for share in beta])
+        policy.record_acceptance([1e4] * len(beta), [1e4 * share for share in beta])
     return policy
 
 
@@ -83,7 +83,7 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 @given(step_times(), betas, st.integers(0, 9), st.integers(0, 9), st.sampled_from([1.0, 2.0, 10.0]))
 def test_drafts_are_never_slower_than_none_and_probes_come_first(times, beta, probes, others, factor):
     assume(probes + others)
-    policy = taught(times, beta, priority_factor=factor)
+    policy = trained(times, beta, priority_factor=factor)
     ours, theirs = lengths = policy.lengths(probes, others)
     assert min(lengths) >= 0
     assert max(lengths) <= len(beta)
@@ -91,13 +91,13 @@ def test_drafts_are_never_slower_than_none_and_probes_come_first(times, beta, pr
     plain = policy.tokens_per_s(probes, others, (0, 0))
     assert policy.tokens_per_s(probes, others, lengths) >= plain
     assert lengths == (0, 0) or policy.tokens_per_s(probes, others, lengths) > 1.02 * plain
-    assert lengths == taught(times, beta, priority_factor=factor).lengths(probes, others)
+    assert lengths == trained(times, beta, priority_factor=factor).lengths(probes, others)
 
 
 @given(step_times(), betas, st.integers(0, 9), st.integers(0, 9), st.sampled_from([1.0, 2.0]))
 def test_lengths_are_the_optimum_by_brute_force(times, beta, probes, others, factor):
     assume(probes + others)
-    policy = taught(times, beta, priority_factor=factor, least_gain=0.0)
+    policy = trained(times, beta, priority_factor=factor, least_gain=0.0)
     known = policy.acceptance
     pairs = [
         pair
@@ -116,22 +116,22 @@ def test_more_acceptance_never_means_shorter_drafts(times, one, other, batch):
     low, high = sorted((one, other))
     assume(high - low > 1e-6)
     shorter, longer = (
-        taught(times, [a**j for j in range(1, 5)], least_gain=0.0).lengths(0, batch)[1] for a in (low, high)
+        trained(times, [a**j for j in range(1, 5)], least_gain=0.0).lengths(0, batch)[1] for a in (low, high)
     )
     assert shorter <= longer
 
 
 def test_speculation_is_off_where_nothing_is_accepted_and_where_steps_grow_with_tokens():
-    assert taught(FLAT, [0.0] * 8).lengths(2, 6) == (0, 0)
-    assert taught(STEEP, [0.9**j for j in range(1, 9)]).lengths(8, 56) == (0, 0)
+    assert trained(FLAT, [0.0] * 8).lengths(2, 6) == (0, 0)
+    assert trained(STEEP, [0.9**j for j in range(1, 9)]).lengths(8, 56) == (0, 0)
 
 
 def test_speculation_is_on_where_drafts_are_free():
-    assert taught(FLAT, [0.5**j for j in range(1, 9)]).lengths(2, 6) == (8, 8)
+    assert trained(FLAT, [0.5**j for j in range(1, 9)]).lengths(2, 6) == (8, 8)
 
 
 def test_measured_steps_give_long_drafts_in_the_tail_and_none_in_a_full_batch():
-    policy = taught(MEASURED, [0.35**j for j in range(1, 9)])
+    policy = trained(MEASURED, [0.35**j for j in range(1, 9)])
     alone, some, full = (policy.lengths(0, batch)[1] for batch in (1, 8, 32))
     assert alone > 2
     assert 0 < some < alone
@@ -139,13 +139,13 @@ def test_measured_steps_give_long_drafts_in_the_tail_and_none_in_a_full_batch():
 
 
 def test_a_probe_gets_a_longer_draft_than_the_others():
-    ours, theirs = taught(MEASURED, [0.6**j for j in range(1, 9)], priority_factor=4.0).lengths(1, 11)
+    ours, theirs = trained(MEASURED, [0.6**j for j in range(1, 9)], priority_factor=4.0).lengths(1, 11)
     assert ours > theirs
 
 
 def test_the_printed_algorithm_is_never_faster_and_prefers_the_larger_class():
     beta = [0.6**j for j in range(1, 9)]
-    policy = taught(MEASURED, beta, priority_factor=1.0, least_gain=0.0)
+    policy = trained(MEASURED, beta, priority_factor=1.0, least_gain=0.0)
     reversed_somewhere = False
     for probes, others in product(range(1, 9), range(1, 9)):
         printed = paper_lengths(MEASURED, beta, probes, others, 8, 1.0)
@@ -157,8 +157,8 @@ def test_the_printed_algorithm_is_never_faster_and_prefers_the_larger_class():
 
 
 def test_the_cost_of_drafting_counts():
-    assert taught(FLAT, [0.5] * 4, draft_s=1e-3).lengths(0, 8) != (0, 0)
-    assert taught(FLAT, [0.5] * 4, draft_s=1.0).lengths(0, 8) == (0, 0)
+    assert trained(FLAT, [0.5] * 4, draft_s=1e-3).lengths(0, 8) != (0, 0)
+    assert trained(FLAT, [0.5] * 4, draft_s=1.0).lengths(0, 8) == (0, 0)
 
 
 def test_nothing_to_run_or_to_draft_is_no_speculation():
@@ -167,10 +167,10 @@ def test_nothing_to_run_or_to_draft_is_no_speculation():
 
 
 def test_acceptance_is_learnt_forgotten_and_falls_with_position():
-    policy = taught(FLAT, [0.9, 0.8, 0.1])
+    policy = trained(FLAT, [0.9, 0.8, 0.1])
     assert policy.acceptance == pytest.approx((0.9, 0.8, 0.1), abs=0.03)
     for _ in range(100):
-        policy.learn([32.0], [3.2])
+        policy.record_acceptance([32.0], [3.2])
     first, second, third = policy.acceptance
     assert first == pytest.approx(0.1, abs=0.02)
     # Positions no longer drafted fall back on the one before.
@@ -182,14 +182,14 @@ def test_what_is_learnt_shows_after_so_many_calls():
     policy = MarginalBenefit(FLAT, 2, refresh=4)
     before = policy.acceptance
     for _ in range(3):
-        policy.learn([1000.0] * 2, [1000.0] * 2)
+        policy.record_acceptance([1000.0] * 2, [1000.0] * 2)
     assert policy.acceptance == before
-    policy.learn([], [])
+    policy.record_acceptance([], [])
     assert policy.acceptance[0] > 0.9
 
 
 def test_being_off_is_left_again_at_a_bounded_cost():
-    policy = taught(MEASURED, [0.0] * 4)
+    policy = trained(MEASURED, [0.0] * 4)
     asked = [policy.lengths(1, 3) for _ in range(EXPLORE_EVERY * 50)]
     explored = [lengths for lengths in asked if lengths != (0, 0)]
     assert set(explored) == {(1, 1)}
@@ -198,25 +198,25 @@ def test_being_off_is_left_again_at_a_bounded_cost():
     steps = 0
     while policy.lengths(1, 3) in ((0, 0), (1, 1)):
         steps += 1
-        policy.learn([4.0], [3.6])
+        policy.record_acceptance([4.0], [3.6])
         assert steps < 10_000
 
 
 def test_what_was_explored_shows_at_once_however_late_its_verdict_comes():
     policy = MarginalBenefit(MEASURED, 4, refresh=1000)
     for _ in range(1000):
-        policy.learn([4.0], [0.0])
+        policy.record_acceptance([4.0], [0.0])
     while not policy.exploring:
         policy.lengths(0, 4)
     before = policy.acceptance
-    policy.learn([0.0], [0.0])
-    policy.learn([], [])
+    policy.record_acceptance([0.0], [0.0])
+    policy.record_acceptance([], [])
     assert policy.exploring
-    policy.learn([4.0], [4.0])
+    policy.record_acceptance([4.0], [4.0])
     assert not policy.exploring
     assert policy.acceptance > before
 
 
 def test_exploring_is_spared_where_drafts_could_never_pay():
-    policy = taught(STEEP, [0.0] * 8)
+    policy = trained(STEEP, [0.0] * 8)
     assert {policy.lengths(0, 64) for _ in range(10_000)} == {(0, 0)}

@@ -10,10 +10,10 @@ from seer_grouped_spec.settings import SourceSettings
 from seer_grouped_spec.source import GroupedSource
 from seer_grouped_spec.testing import FLAT
 
-from seer_core.arrays import Tokens
-from seer_core.drafting import DraftBatch, DraftHost, SiblingText, StepTimes
 from seer_core.model import Sampling
-from seer_core.ports import ChunkJob
+from seer_core.model.arrays import Tokens
+from seer_core.ports.drafting import DraftBatch, DraftContext, SiblingTokens, StepTimes
+from seer_core.ports.engine import ChunkJob
 
 COSTLY = StepTimes((1, 64), (0, 8), ((1.0, 100.0), (1.0, 100.0)))
 PROMPT = [1, 2, 3, 4]
@@ -22,33 +22,33 @@ OTHER = list(range(130, 100, -1))
 
 
 class Rig:
-    """A source, and a row per open chunk: its length, and what the source has not been told of it."""
+    """A source, and a row per open chunk: its length, and the tokens that the source has not received."""
 
     def __init__(self, step_times=FLAT, paths=1, **settings):
         drafter = GroupedDrafter(Settings(**settings), None)
-        host = DraftHost("a", 8, 512, 1000, 8, step_times, paths)
+        host = DraftContext("a", 8, 512, 1000, 8, step_times, paths)
         self.source = GroupedSource(msgspec.to_builtins(drafter.source().settings), host)
         self.lengths = [0] * 8
-        self.untold = [[] for _ in self.lengths]
+        self.unsent = [[] for _ in self.lengths]
 
     def open(self, row, request, response=(), group="g", **more):
         ids = [*PROMPT, *response]
         job = ChunkJob(f"{request}#0", request, group, ids, len(PROMPT), 256, Sampling(), 7, 0, **more)
-        self.lengths[row], self.untold[row] = len(ids), []
+        self.lengths[row], self.unsent[row] = len(ids), []
         return self.source.open(job)
 
-    def learn(self, request, start, tokens, group="g", rollout=""):
-        self.source.learn(SiblingText(rollout, group, request, start, Tokens(tokens)))
+    def add_sibling_tokens(self, request, start, tokens, group="g", rollout=""):
+        self.source.add_sibling_tokens(SiblingTokens(rollout, group, request, start, Tokens(tokens)))
 
     def write(self, row, tokens):
-        self.untold[row] += tokens
+        self.unsent[row] += tokens
         self.lengths[row] += len(tokens)
 
     def propose(self, handles, rows, limits=8):
         size = len(handles)
-        written = [self.untold[row] for row in rows]
+        written = [self.unsent[row] for row in rows]
         for row in rows:
-            self.untold[row] = []
+            self.unsent[row] = []
         self.batch = batch = DraftBatch(
             handles=np.array(handles, np.int32),
             lengths=np.array([self.lengths[row] for row in rows], np.int32),
@@ -123,8 +123,8 @@ def test_what_a_sibling_writes_elsewhere_is_drafted_here(make_rig):
     rig = make_rig()
     handle = rig.open(0, "g/1", PHRASE[:6])
     assert rig.propose([handle], [0]) == [[]]
-    rig.learn("g/0", 0, PHRASE[:20])
-    rig.learn("g/0", 20, PHRASE[20:])
+    rig.add_sibling_tokens("g/0", 0, PHRASE[:20])
+    rig.add_sibling_tokens("g/0", 20, PHRASE[20:])
     assert rig.propose([handle], [0]) == [PHRASE[6:14]]
     assert rig.source.stats()["learnt_tokens"] == len(PHRASE)
 
@@ -132,45 +132,45 @@ def test_what_a_sibling_writes_elsewhere_is_drafted_here(make_rig):
 def test_a_sibling_that_moves_here_goes_on_where_it_was_elsewhere(make_rig):
     rig = make_rig()
     rig.source.close(rig.open(0, "g/1"))
-    rig.learn("g/0", 0, PHRASE[:30])
+    rig.add_sibling_tokens("g/0", 0, PHRASE[:30])
     handle = rig.open(0, "g/0", [*PHRASE, *PHRASE[:5]])
     assert rig.propose([handle], [0]) == [PHRASE[5:13]]
     rig.source.close(handle)
-    rig.learn("g/0", len(PHRASE) + 5, OTHER)  # and away again
+    rig.add_sibling_tokens("g/0", len(PHRASE) + 5, OTHER)  # and away again
     handle = rig.open(0, "g/2", OTHER[:6])
     assert rig.propose([handle], [0]) == [OTHER[6:14]]
     assert rig.source.stats()["index_mismatched"] == 0
 
 
-def test_what_was_written_here_before_a_sibling_moved_may_be_told_again(make_rig):
+def test_what_was_written_here_before_a_sibling_moved_may_be_sent_again(make_rig):
     rig = make_rig()
     rig.source.close(rig.open(0, "g/0", PHRASE[:30]))  # the chunk goes on to here, and is given up
-    rig.learn("g/0", 10, PHRASE[10:])
+    rig.add_sibling_tokens("g/0", 10, PHRASE[10:])
     handle = rig.open(0, "g/1", PHRASE[:40])
     assert rig.propose([handle], [0]) == [PHRASE[40:48]]
 
 
 def test_text_that_fits_nowhere_is_left_out(make_rig):
     rig = make_rig()
-    rig.learn("g/0", 0, PHRASE)  # before any chunk of its group
+    rig.add_sibling_tokens("g/0", 0, PHRASE)  # before any chunk of its group
     handle = rig.open(0, "g/1", PHRASE[:6], rollout_id="now")
-    rig.learn("g/0", 0, PHRASE, group="h", rollout="now")
-    rig.learn("g/0", 0, PHRASE, rollout="before")
-    rig.learn("g/2", 5, PHRASE[5:], rollout="now")  # what came before is missing
-    rig.learn("g/1", 3, OTHER, rollout="now")  # it has written something else here
+    rig.add_sibling_tokens("g/0", 0, PHRASE, group="h", rollout="now")
+    rig.add_sibling_tokens("g/0", 0, PHRASE, rollout="before")
+    rig.add_sibling_tokens("g/2", 5, PHRASE[5:], rollout="now")  # what came before is missing
+    rig.add_sibling_tokens("g/1", 3, OTHER, rollout="now")  # it has written something else here
     assert rig.propose([handle], [0]) == [[]]
     assert rig.source.stats()["learnt_tokens"] == 0
     rig.source.forget("g")
-    rig.learn("g/0", 0, PHRASE, rollout="now")
+    rig.add_sibling_tokens("g/0", 0, PHRASE, rollout="now")
     assert rig.source.stats()["index_groups"] == 0
 
 
-def test_a_gap_is_closed_when_the_whole_text_is_told(make_rig):
+def test_a_gap_is_closed_when_the_whole_text_is_sent(make_rig):
     rig = make_rig()
     handle = rig.open(0, "g/1", PHRASE[:26])
-    rig.learn("g/0", 20, PHRASE[20:])
+    rig.add_sibling_tokens("g/0", 20, PHRASE[20:])
     assert rig.propose([handle], [0]) == [[]]
-    rig.learn("g/0", 0, PHRASE)
+    rig.add_sibling_tokens("g/0", 0, PHRASE)
     assert rig.propose([handle], [0]) == [PHRASE[26:34]]
 
 

@@ -1,14 +1,16 @@
-"""Longest plausible remainder first: every response so far, finished or not, tells of its group's lengths."""
+"""Longest plausible remainder first, by the lengths of a group's responses so far, finished or not."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from seer_core.hookspecs import Startup, hookimpl
-from seer_length_posterior.bound import SHAPES, GroupLengths, Shapes
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_length_posterior.bound import SHAPES, GroupPosterior, Shapes
 from seer_length_posterior.prioritizer import LongestPlausible
 
-__all__ = ["SHAPES", "GroupLengths", "LongestPlausible", "Settings", "Shapes"]
+__all__ = ["SHAPES", "GroupPosterior", "LongestPlausible", "Settings", "Shapes"]
+
+TIER = "supported"
 
 
 class Settings(Struct, frozen=True):

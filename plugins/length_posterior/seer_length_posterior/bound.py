@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, inf, log
 
-__all__ = ["SHAPES", "GroupLengths", "Shapes"]
+__all__ = ["SHAPES", "GroupPosterior", "Shapes"]
 
 SHAPES = (0.7, 1.4, 2.8)
 """Weibull shapes that a group's lengths may have: their logarithms deviate by 1.8, 0.9 and 0.46.
@@ -40,8 +40,8 @@ class Shapes:
         return weights
 
 
-class GroupLengths:
-    """What a group has generated, and so how long its responses are.
+class GroupPosterior:
+    """The tokens that a group has generated, and the distribution of lengths that follows from them.
 
     Lengths are Weibull, so to the power of the shape k they are exponential, with a rate of which nothing is
     known beforehand.  Then a response that still runs counts for what it has, without being taken for short.

@@ -7,14 +7,15 @@ from heapq import heapify, heappop, heappush
 import attrs
 
 from seer_core.model import GroupContext, Request
-from seer_length_posterior.bound import GroupLengths, Shapes
+from seer_core.ports.policy import Prioritizer
+from seer_length_posterior.bound import GroupPosterior, Shapes
 
 __all__ = ["LongestPlausible"]
 
 
 @attrs.define(eq=False)
-class Group:
-    """A group's waiting requests, fewest turns first, those sent out, and what all of them tell.
+class WaitingGroup:
+    """A group's waiting requests, fewest turns first, those sent out, and the lengths of all.
 
     The heap holds (tokens before this turn, minus tokens, sequence number, request).  ``sent`` maps a request
     that is out to the tokens it left with.  ``finished`` is the context's, when last looked at.  ``key`` is
@@ -22,23 +23,23 @@ class Group:
     """
 
     context: GroupContext
-    lengths: GroupLengths
+    lengths: GroupPosterior
     heap: list[tuple[int, int, int, Request]] = attrs.Factory(list)
     sent: dict[Request, int] = attrs.Factory(dict)
     finished: int = 0
     key: float | None = None
 
 
-class LongestPlausible:
-    """Serves whatever may plausibly run longest from now on; O(log n) per decision.
+class LongestPlausible(Prioritizer):
+    """Serves the request that may plausibly run longest from now on; O(log n) per decision.
 
-    A request's remainder is its plausible length (see ``GroupLengths``), at most ``max_tokens``, less what it
-    has generated.  So groups that have taught nothing take turns, fewest tokens first, and groups that have
-    shown to be short wait.  A turn lasts ``turn_tokens``: until it has generated so many, a request keeps its
-    place.  In a batch nothing starves: what runs comes nearer to its end.
+    A request's remainder is its plausible length (see ``GroupPosterior``), at most ``max_tokens``, less what
+    it has generated.  So groups without a finished response take turns, fewest tokens first, and groups that
+    have shown to be short wait.  A turn lasts ``turn_tokens``: until it has generated so many, a request
+    keeps its place.  In a batch nothing starves, because a running request comes nearer to its end.
 
     Heaps hold stale entries, which are dropped when they surface, or when they outnumber the others.  The end
-    of a response looks at what its group has in flight.
+    of a response looks at its siblings in flight.
     """
 
     def __init__(self, surprise: float, turn_tokens: int = 1) -> None:
@@ -46,7 +47,7 @@ class LongestPlausible:
         self.turn_tokens = turn_tokens
         self._shapes = Shapes()
         self._waiting: set[int] = set()
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, WaitingGroup] = {}
         self._queue: list[tuple[float, int]] = []
 
     def push(self, request: Request) -> None:
@@ -54,7 +55,9 @@ class LongestPlausible:
         self._waiting.add(request.seq)
         group = self._groups.get(request.group.seq)
         if group is None:
-            group = self._groups[request.group.seq] = Group(request.group, GroupLengths(self._shapes))
+            group = self._groups[request.group.seq] = WaitingGroup(
+                request.group, GroupPosterior(self._shapes)
+            )
         generated = request.generated_tokens
         group.lengths.grow(group.sent.pop(request, generated), generated)
         before = generated - generated % self.turn_tokens
@@ -98,7 +101,7 @@ class LongestPlausible:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _enter(self, group: Group) -> None:
+    def _enter(self, group: WaitingGroup) -> None:
         """Stand in the queue of groups under the present key, or not at all if nothing waits."""
         heap, waiting = group.heap, self._waiting
         while heap and (heap[0][2] not in waiting or -heap[0][1] != heap[0][3].generated_tokens):
@@ -113,7 +116,7 @@ class LongestPlausible:
                 self._queue = [(each.key, seq) for seq, each in self._groups.items() if each.key is not None]
                 heapify(self._queue)
 
-    def _remainder(self, group: Group, before: int) -> float:
+    def _remainder(self, group: WaitingGroup, before: int) -> float:
         """Return how many tokens a request of the group may plausibly have had left when its turn began."""
         plausible = group.lengths.plausible_tokens(before, self.surprise)
         return min(group.context.max_tokens, plausible) - before

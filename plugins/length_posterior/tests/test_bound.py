@@ -7,12 +7,12 @@ from itertools import pairwise
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from seer_length_posterior import SHAPES, GroupLengths, Shapes
+from seer_length_posterior import SHAPES, GroupPosterior, Shapes
 
 
 def group_of(ended, running=(), shapes=None):
     """Return a group with responses that ended at so many tokens, and others that run."""
-    group = GroupLengths(shapes or Shapes())
+    group = GroupPosterior(shapes or Shapes())
     for tokens in running:
         group.grow(0, tokens)
     for tokens in ended:
@@ -82,14 +82,14 @@ def test_the_evidence_is_the_likelihood_averaged_over_scales(ended, running):
 @pytest.mark.parametrize(
     ("ended", "likeliest"), [([900, 950, 1000, 1050, 1100], 2.8), ([30, 90, 500, 600, 4000], 0.7)]
 )
-def test_a_groups_own_lengths_tell_how_alike_they_are(ended, likeliest):
+def test_a_groups_own_lengths_show_how_alike_they_are(ended, likeliest):
     weights = group_of(ended).weights
     assert SHAPES[weights.index(max(weights))] == likeliest
     assert sum(weights) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_groups_teach_each_other_how_alike_a_groups_lengths_are(shape):
+def test_groups_share_how_alike_a_groups_lengths_are(shape):
     rng = random.Random(0)
     shapes = Shapes()
     for _ in range(200):
@@ -114,7 +114,7 @@ def test_the_longer_siblings_have_run_the_more_is_plausible():
 
 
 def test_growing_bit_by_bit_is_growing_at_once():
-    piecemeal = GroupLengths(Shapes())
+    piecemeal = GroupPosterior(Shapes())
     for before, after in pairwise((0, 16, 100, 700)):
         piecemeal.grow(before, after)
     piecemeal.grow(700, 1234, over=True)
@@ -125,7 +125,7 @@ def test_growing_bit_by_bit_is_growing_at_once():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_predictions_are_calibrated_though_half_of_the_responses_are_cut_off(shape):
-    """Six responses of a scale that may be anything; what the first three to end tell of one more."""
+    """Six responses of a scale that may be anything; the first three to end predict one more."""
     rng = random.Random(0)
     surprises = 0
     for _ in range(20_000):

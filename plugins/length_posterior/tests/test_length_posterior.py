@@ -8,19 +8,20 @@ import msgspec
 import pytest
 import seer_length_posterior
 from hypothesis import given, settings
-from seer_length_posterior import SHAPES, GroupLengths, LongestPlausible, Settings, Shapes
+from seer_length_posterior import SHAPES, GroupPosterior, LongestPlausible, Settings, Shapes
 
 from seer_core import rollout
-from seer_core.config import make_config
 from seer_core.model import RequestState
-from seer_core.policy import Prioritizer
-from seer_core.testing import RolloutByHand
+from seer_core.plugins.config import make_config
+from seer_core.ports.contracts import flaw_of
+from seer_core.ports.policy import Prioritizer
+from seer_core.testing import QueueHarness
 
 MAX_TOKENS = 50
 
 
 class Reference:
-    """The same order, by looking at everything each time."""
+    """An order by the definition: it looks at everything each time."""
 
     def __init__(self, surprise, turn_tokens):
         self.surprise = surprise
@@ -38,7 +39,7 @@ class Reference:
 
     def learn(self, request, over=False):
         """Take note of what a request has generated since the last time."""
-        lengths = self.lengths.setdefault(request.group, GroupLengths(self.shapes))
+        lengths = self.lengths.setdefault(request.group, GroupPosterior(self.shapes))
         before = self.seen.setdefault(request, 0)
         self.seen[request] = request.generated_tokens
         lengths.grow(before, request.generated_tokens, over)
@@ -74,7 +75,7 @@ class Reference:
 
 
 def rollout_of(*queues):
-    return RolloutByHand(*queues, max_tokens=MAX_TOKENS)
+    return QueueHarness(*queues, max_tokens=MAX_TOKENS)
 
 
 def queue_of(surprise=0.05, turn_tokens=1):
@@ -82,7 +83,7 @@ def queue_of(surprise=0.05, turn_tokens=1):
 
 
 def test_it_is_a_prioritizer():
-    assert isinstance(queue_of(), Prioritizer)
+    assert flaw_of(queue_of(), Prioritizer) is None
 
 
 def test_an_empty_queue_offers_nothing():
@@ -91,7 +92,7 @@ def test_an_empty_queue_offers_nothing():
     assert len(queue) == 0
 
 
-def test_groups_that_have_taught_nothing_take_turns_fewest_tokens_first():
+def test_groups_without_a_finished_response_take_turns_fewest_tokens_first():
     rollout = rollout_of(queue_of())
     rollout.add(2)
     rollout.add(1)
@@ -144,7 +145,7 @@ def test_a_finished_response_counts_with_its_last_chunk():
 
 
 @pytest.mark.parametrize("cut_off", ["limit", "abort"])
-def test_a_response_that_was_cut_off_only_tells_that_it_would_have_been_longer(cut_off):
+def test_a_response_that_was_cut_off_only_shows_that_it_would_have_been_longer(cut_off):
     queue = queue_of()
     rollout = rollout_of(queue)
     rollout.add(2)
@@ -201,38 +202,7 @@ def test_nothing_starves_for_what_runs_comes_nearer_to_its_end():
     data=st.data(),
 )
 def test_nothing_is_lost_and_the_order_is_the_references(turn_tokens, surprise, data):
-    rollout = rollout_of(LongestPlausible(surprise, turn_tokens), Reference(surprise, turn_tokens))
-    for _ in range(data.draw(st.integers(5, 60))):
-        steps = ["add", "serve", "serve", "peek"]
-        if rollout.running:
-            steps += ["come back", "come back", "give back", "end", "end", "abort running"]
-        if rollout.waiting:
-            steps.append("abort waiting")
-        step = data.draw(st.sampled_from(steps))
-        if step == "add":
-            rollout.add(data.draw(st.integers(1, 4)), data.draw(st.sampled_from([5, 20, MAX_TOKENS])))
-        elif step == "serve":
-            rollout.serve()
-        elif step == "peek":
-            assert len({queue.peek() for queue in rollout.queues for _ in range(2)}) == 1
-        elif step == "abort waiting":
-            rollout.abort(data.draw(st.sampled_from(rollout.waiting)))
-        else:
-            request = data.draw(st.sampled_from(rollout.running))
-            if step == "come back":
-                rollout.come_back(request, data.draw(st.integers(1, 9)))
-            elif step == "give back":
-                rollout.come_back(request, 0)
-            elif step == "end":
-                rollout.end(request, data.draw(st.integers(0, 9)))
-            else:
-                rollout.abort(request)
-        assert {len(queue) for queue in rollout.queues} == {len(rollout.waiting)}
-    served = []
-    while (request := rollout.serve()) is not None:
-        served.append(request)
-    assert len(served) == len(set(served))
-    assert rollout.waiting == []
+    rollout_of(LongestPlausible(surprise, turn_tokens), Reference(surprise, turn_tokens)).play(data)
 
 
 def entries(queue):

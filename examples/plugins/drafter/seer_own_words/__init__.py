@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from seer_core.drafting import DraftBatch, Drafter, DraftHost, SiblingText, SourceSpec, StepTimes
-from seer_core.hookspecs import hookimpl
-from seer_core.ports import ChunkJob
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.drafting import DraftBatch, DraftContext, Drafter, SiblingTokens, SourceSpec, StepTimes
+from seer_core.ports.engine import ChunkJob
 
 
 class Settings(Struct, frozen=True):
@@ -18,7 +18,7 @@ class Settings(Struct, frozen=True):
 class Lookup:
     """DraftSource, the engine half: what followed the last token where the request has it before."""
 
-    def __init__(self, settings: Mapping[str, Any], host: DraftHost) -> None:
+    def __init__(self, settings: Mapping[str, Any], host: DraftContext) -> None:
         self._texts: dict[int, list[int]] = {}
         self._drafted = 0
 
@@ -28,8 +28,8 @@ class Lookup:
         self._texts[handle] = list(job.token_ids)
         return handle
 
-    def learn(self, text: SiblingText) -> None:
-        """Take in what a sibling has written elsewhere; never called, for the drafter does not share."""
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
+        """Do nothing; never called, because this drafter does not share tokens between instances."""
 
     def propose(self, batch: DraftBatch) -> None:
         """Take in what has been written, and write drafts for the next step: lines, so parents stay."""
@@ -72,8 +72,8 @@ class Steady:
         """Return the draft tokens per probe and per other request."""
         return (self.draft_tokens, self.draft_tokens) if probes + others <= 8 else (0, 0)
 
-    def learn(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
-        """Take in what became of drafts; this policy does not learn."""
+    def record_acceptance(self, drafted_at: Sequence[float], accepted_at: Sequence[float]) -> None:
+        """Ignore how many drafts were accepted: the length of drafts is fixed."""
 
 
 class OwnWords:

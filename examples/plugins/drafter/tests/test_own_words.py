@@ -2,7 +2,7 @@ from seer_core.testing import DrafterContract, DraftSourceContract
 
 import seer_own_words
 
-pytest_plugins = ["seer_core.testing.lab"]
+pytest_plugins = ["seer_core.testing.simulate"]
 
 
 class TestOwnWords(DrafterContract):
@@ -17,8 +17,8 @@ class TestLookup(DraftSourceContract):
         return seer_own_words.Lookup({}, host)
 
 
-def test_it_saves_time_and_changes_no_token(lab):
-    plain, drafted = lab.run(), lab.run(["own_words"])
+def test_it_saves_time_and_changes_no_token(simulation):
+    plain, drafted = simulation.run(), simulation.run(["own_words"])
     assert drafted.summary.drafted_tokens > 0
     assert drafted.makespan_s < plain.makespan_s
     assert drafted.tokens == plain.tokens

@@ -7,17 +7,16 @@ from typing import Any
 
 import attrs
 import torch
-from seer_host import checkpoint
-from seer_host.instance import Refusal, Row
-from seer_host.sampler import Sampler
-from seer_host.wire import Failed, Finished, Start, Telemetry
-from transformers import AutoModelForCausalLM, DynamicCache
-
-from seer_core.arrays import Logprobs, Tokens
-from seer_core.drafting import StepTimes
 from seer_core.model import InstanceInfo
-from seer_core.ports import ChunkJob, ChunkOutput
-from seer_core.weights import WeightSpec
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.ports.drafting import StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput
+from seer_core.ports.weights import WeightSpec
+from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.sampling.sampler import Sampler
+from seer_worker.weights import checkpoint
+from seer_worker.wire import Failed, Finished, Start, Telemetry
+from transformers import AutoModelForCausalLM, DynamicCache
 
 __all__ = ["TransformersInstance"]
 
@@ -61,7 +60,7 @@ class TransformersInstance:
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk."""
         if max(job.token_ids) >= self._model.config.vocab_size:
-            raise Refusal(f"there is no token {max(job.token_ids)}")
+            raise Rejected(f"there is no token {max(job.token_ids)}")
         self._chunks[job.id] = Running(job)
 
     def abort(self, job_id: str) -> None:
@@ -94,8 +93,8 @@ class TransformersInstance:
     def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
     ) -> StepTimes:
-        """Refuse: without drafts nobody needs it."""
-        raise Refusal("this engine does not measure its steps")
+        """Refuse: an engine without drafts has no use for step times."""
+        raise Rejected("this engine does not measure its steps")
 
     def reset_cache(self) -> None:
         """Do nothing: KV ends with its chunk."""
@@ -107,7 +106,7 @@ class TransformersInstance:
         self._model.load_state_dict(dict(weights.tensors()), strict=False)
         self._weight_version = version
 
-    def watch(self, on: bool) -> list[Row]:
+    def watch(self, on: bool) -> list[LogitRow]:
         """Keep the logits of every choice from now on, or no longer."""
         return self._sampler.watch.turn(on)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from seer_host.fleet import WorkerFleet, WorkerSettings, make_fleet
-
-from seer_core.hookspecs import Startup, hookimpl
+from seer_core.plugins.hookspecs import Startup, hookimpl
+from seer_worker.client.devices import worker_environment
+from seer_worker.client.fleet import WorkerFleet, WorkerSettings, make_fleet
 
 __all__ = ["Settings", "seer_make_engines"]
 
@@ -33,7 +33,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
             "max_running": settings.max_running,
             "max_model_tokens": settings.max_model_tokens,
         },
-        [{**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}] * settings.instances,
+        [worker_environment(os.environ, threads=1, devices=())] * settings.instances,
         cannot_draft="does not draft; drop the drafter from [seer].plugins",
         ignores_kv_pool=True,
     )

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from seer_core.arrays import Logprobs, Tokens
-from seer_core.clock import RealClock
-from seer_core.drafting import Drafter, SiblingText, StepTimes
 from seer_core.errors import EngineError
-from seer_core.hookspecs import hookimpl
-from seer_core.kv import KVPool
 from seer_core.model import InstanceInfo
-from seer_core.numbers import NotNegative
-from seer_core.ports import ChunkJob, ChunkOutput, EngineFleet, EngineSink, ModelInfo
-from seer_core.weights import WeightSpec
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.plugins.config_types import NotNegative
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.clock import RealClock
+from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput, EngineFleet, InstanceSink, ModelInfo
+from seer_core.ports.kv import KVPool
+from seer_core.ports.weights import WeightSpec
 
 MODEL = ModelInfo(vocab_size=1000, max_model_tokens=4096)
 END = 0
@@ -36,20 +36,20 @@ class NoModel:
         self.token_s = token_s
         self.weight_version = 0
         self._asleep = False
-        self._sink: EngineSink | None = None
+        self._sink: InstanceSink | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def draft_with(self, drafter: Drafter | None) -> bool:
+    def set_drafter(self, drafter: Drafter | None) -> bool:
         """Refuse to speculate."""
         if drafter is not None:
             raise EngineError(f"instance {self.id!r} cannot speculate; leave out the drafter: -p no:NAME")
         return False
 
-    def share_kv(self, pool: KVPool | None) -> bool:
+    def set_kv_pool(self, pool: KVPool | None) -> bool:
         """Share no KV: there is none."""
         return False
 
-    async def start(self, sink: EngineSink) -> InstanceInfo:
+    async def start(self, sink: InstanceSink) -> InstanceInfo:
         """Be ready; a real engine starts its process here, within a time limit."""
         self._sink, self.weight_version, self._asleep = sink, 0, False
         return InstanceInfo(
@@ -73,7 +73,7 @@ class NoModel:
         if timer is not None:
             timer.cancel()
 
-    def teach(self, text: SiblingText) -> None:
+    def push_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: nothing drafts here."""
 
     def forget_group(self, group_id: str) -> None:
@@ -146,13 +146,13 @@ class NoModel:
         if self._asleep:
             raise EngineError(f"instance {self.id!r} is asleep; wake it first")
 
-    def _answered(self, job: ChunkJob) -> EngineSink:
+    def _answered(self, job: ChunkJob) -> InstanceSink:
         del self._timers[job.id]
         assert self._sink is not None
         return self._sink
 
 
-class Fleet:
+class NoModelFleet:
     """EngineFleet on the machine's clock."""
 
     def __init__(self, settings: Settings) -> None:
@@ -168,4 +168,4 @@ class Fleet:
 @hookimpl
 def seer_make_engines(settings: Settings) -> EngineFleet:
     """Fill the slot; start nothing."""
-    return Fleet(settings)
+    return NoModelFleet(settings)

@@ -1,12 +1,12 @@
 from seer_core import rollout
 from seer_core.testing import EngineContract
 
-from seer_no_model import Fleet, Settings
+from seer_no_model import NoModelFleet, Settings
 
 
 class TestNoModel(EngineContract):
     def make(self):
-        return Fleet(Settings(instances=2))
+        return NoModelFleet(Settings(instances=2))
 
 
 def test_a_rollout_runs_on_it(tmp_path):

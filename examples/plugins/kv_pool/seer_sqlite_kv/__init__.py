@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
-from seer_core.hookspecs import hookimpl
-from seer_core.kv import KVPool, PoolStats, StoreHost, StoreSpec
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.kv import KVPool, PoolStats, StoreContext, StoreSpec
 
 TABLES = """
 CREATE TABLE blocks (key BLOB PRIMARY KEY, used INTEGER, data BLOB);
@@ -34,7 +34,7 @@ def connect(path: str) -> sqlite3.Connection:
 
 @contextmanager
 def changing(database: sqlite3.Connection) -> Iterator[None]:
-    """Do all of the block or nothing, while nobody else changes anything."""
+    """Run the block as one transaction, with the database locked against other writers."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -44,13 +44,13 @@ def changing(database: sqlite3.Connection) -> Iterator[None]:
     database.execute("COMMIT")
 
 
-class Store:
+class SqliteStore:
     """KVStore, the engine half, made in each engine's process; all of them use one database.
 
     What SQLite cannot do raises, and the instance goes on without the pool.
     """
 
-    def __init__(self, settings: Mapping[str, Any], host: StoreHost) -> None:
+    def __init__(self, settings: Mapping[str, Any], host: StoreContext) -> None:
         self._most_blocks = settings["capacity_bytes"] // host.block_bytes
         self._database = connect(settings["path"])
 
@@ -97,7 +97,7 @@ class Store:
         return copied
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Forget blocks that nobody will ask for again."""
+        """Delete blocks that no instance will load again."""
         with changing(self._database):
             before = self._database.total_changes
             self._database.executemany("DELETE FROM blocks WHERE key = ?", [(key,) for key in keys])
@@ -123,7 +123,7 @@ class Store:
         )
 
 
-class SqliteKv:
+class SqliteKv(KVPool):
     """KVPool, the half beside the runtime: a database in a directory of its own, gone with its stop."""
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -148,7 +148,7 @@ class SqliteKv:
     def store(self, instance_id: str) -> StoreSpec:
         """Return what an engine's process makes."""
         settings = {"path": self._path, "capacity_bytes": self.capacity_bytes}
-        return StoreSpec(f"{Store.__module__}:{Store.__name__}", settings)
+        return StoreSpec(f"{SqliteStore.__module__}:{SqliteStore.__name__}", settings)
 
     async def clear(self) -> None:
         """Forget all KV."""

@@ -1,5 +1,5 @@
-from seer_core.config import load_config
-from seer_core.plugins import assemble
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import assemble
 from seer_core.testing import KVPoolContract
 
 from seer_sqlite_kv import SqliteKv

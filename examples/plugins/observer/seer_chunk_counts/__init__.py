@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from seer_core.events import Command, Complete, Dispatch, Event
-from seer_core.hookspecs import hookimpl
-from seer_core.policy import Observer
+from seer_core.model.events import Command, Complete, Dispatch, Event
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.policy import Observer
 
 
-class ChunkCounts:
+class ChunkCounts(Observer):
     """Observer that counts what was dispatched to whom, and how responses ended."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@ from seer_core.testing import ObserverContract
 
 from seer_chunk_counts import ChunkCounts
 
-pytest_plugins = ["seer_core.testing.lab"]
+pytest_plugins = ["seer_core.testing.simulate"]
 
 
 class TestChunkCounts(ObserverContract):
@@ -10,8 +10,8 @@ class TestChunkCounts(ObserverContract):
         return ChunkCounts()
 
 
-def test_it_counts_every_chunk_and_every_response(lab):
-    result, counts = lab.run(["chunk_counts"]), ChunkCounts()
+def test_it_counts_every_chunk_and_every_response(simulation):
+    result, counts = simulation.run(["chunk_counts"]), ChunkCounts()
     for record in result.trace:
         counts.observe(record.now, record.event, record.commands)
     assert counts.chunks.total() == result.summary.chunks

@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 
-from seer_core.hookspecs import hookimpl
 from seer_core.model import InstanceStatus, Request
-from seer_core.policy import Placer
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.policy import Placer
 
 
-class MostRoom:
+class MostRoom(Placer):
     """Placer by free KV, among the instances whose batch has a slot and whose KV holds the whole chunk."""
-
-    def instance_changed(self, instance: InstanceStatus) -> None:
-        """Learn that an instance has started or that its load has changed; it is looked at when placing."""
-
-    def instance_lost(self, instance: InstanceStatus) -> None:
-        """Forget an instance; nothing is kept of it."""
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]

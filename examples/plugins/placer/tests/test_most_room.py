@@ -2,7 +2,7 @@ from seer_core.testing import PlacerContract
 
 from seer_most_room import MostRoom
 
-pytest_plugins = ["seer_core.testing.lab"]
+pytest_plugins = ["seer_core.testing.simulate"]
 
 
 class TestMostRoom(PlacerContract):
@@ -10,8 +10,8 @@ class TestMostRoom(PlacerContract):
         return MostRoom()
 
 
-def test_all_instances_work_and_none_preempts(lab):
-    result = lab.run(["most_room"], instances=3)
+def test_all_instances_work_and_none_preempts(simulation):
+    result = simulation.run(["most_room"], instances=3)
     busy = {name for completion in result.completions for name in completion.instances}
     assert busy == {"sim-0", "sim-1", "sim-2"}
     assert result.preemptions == 0

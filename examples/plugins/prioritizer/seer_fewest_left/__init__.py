@@ -2,12 +2,12 @@
 
 from heapq import heappop, heappush
 
-from seer_core.hookspecs import hookimpl
-from seer_core.model import GroupContext, Request
-from seer_core.policy import Prioritizer
+from seer_core.model import Request
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.policy import Prioritizer
 
 
-class FewestLeft:
+class FewestLeft(Prioritizer):
     """Prioritizer by tokens left; ties by arrival.  A decision costs O(log n) over n waiting requests."""
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class FewestLeft:
         self._heap: list[tuple[int, int]] = []
 
     def push(self, request: Request) -> None:
-        """Take a waiting request."""
+        """Queue a waiting request."""
         self._waiting[request.seq] = request
         heappush(self._heap, (request.remaining_tokens, request.seq))
 
@@ -32,9 +32,6 @@ class FewestLeft:
     def take(self, request: Request) -> None:
         """Remove a waiting request."""
         del self._waiting[request.seq]
-
-    def group_changed(self, group: GroupContext, request: Request) -> None:
-        """Learn that a response of the group is over; this order does not depend on it."""
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from seer_core.hookspecs import hookimpl
 from seer_core.model import Request
-from seer_core.policy import Splitter
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.policy import Splitter
 
 
 class Settings(Struct, frozen=True):
@@ -15,7 +15,7 @@ class Settings(Struct, frozen=True):
     factor: Annotated[int, Meta(ge=1)] = 2
 
 
-class GrowingChunks:
+class GrowingChunks(Splitter):
     """Splitter whose chunks grow."""
 
     def __init__(self, first_tokens: int, factor: int) -> None:

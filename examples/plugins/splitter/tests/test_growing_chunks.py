@@ -2,7 +2,7 @@ from seer_core.testing import SplitterContract
 
 from seer_growing_chunks import GrowingChunks
 
-pytest_plugins = ["seer_core.testing.lab"]
+pytest_plugins = ["seer_core.testing.simulate"]
 
 
 class TestGrowingChunks(SplitterContract):
@@ -10,9 +10,9 @@ class TestGrowingChunks(SplitterContract):
         return GrowingChunks(first_tokens=8, factor=2)
 
 
-def test_chunks_grow(lab):
+def test_chunks_grow(simulation):
     settings = {"growing_chunks": {"first_tokens": 8}}
-    result = lab.run(["growing_chunks"], settings=settings)
+    result = simulation.run(["growing_chunks"], settings=settings)
     for completion in result.completions:
         chunks = [chunk.tokens for chunk in completion.chunks]
         assert chunks[:-1] == [8 * 2**number for number in range(len(chunks) - 1)]

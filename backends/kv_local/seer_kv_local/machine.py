@@ -1,0 +1,59 @@
+"""What the pool needs of the machine: Linux, memory, and room on a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from seer_core.plugins.hookspecs import Check
+
+__all__ = ["available_bytes", "disk_checks", "memory_checks"]
+
+PART = "kv_pool"
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Return how much memory can still be taken: the machine's, or less where a cgroup allows less."""
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) << 10
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2 here, or no limit ("max")
+        return available
+    return min(available, limit - used)
+
+
+def memory_checks(capacity_bytes: int) -> list[Check]:
+    """Return the checks of the pool in memory."""
+    if not hasattr(os, "memfd_create"):
+        return [Check(PART, False, "this system has no memfd_create", 'use Linux, or set kv_pool = "none"')]
+    available = available_bytes()
+    return [
+        Check(
+            PART,
+            capacity_bytes <= available,
+            f"a pool of {capacity_bytes / 2**30:.2f} GiB, {available / 2**30:.1f} GiB of memory available",
+            "" if capacity_bytes <= available else "lower [kv_pool.local].capacity_bytes",
+        )
+    ]
+
+
+def disk_checks(disk_bytes: int, directory: Path) -> list[Check]:
+    """Return the checks of the pool's disk tier."""
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        finding = f"no disk tier in {str(directory)!r}: {error.strerror}"
+        return [Check(PART, False, finding, "name another [kv_pool.local].disk_path")]
+    return [
+        Check(
+            PART,
+            disk_bytes <= free,
+            f"a disk tier of {disk_bytes / 2**30:.2f} GiB, {free / 2**30:.1f} GiB free in {str(directory)!r}",
+            "" if disk_bytes <= free else "lower [kv_pool.local].disk_bytes, or name another disk_path",
+        )
+    ]

@@ -1,0 +1,175 @@
+"""The pool beside the runtime: it owns memory and files, which have no name and so leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from seer_core.errors import PluginError
+from seer_core.ports.kv import PoolStats, StoreSpec
+from seer_kv_local.machine import available_bytes
+from seer_kv_local.slot_table import PAGE, SlotTableHeader, Word
+
+__all__ = ["LocalPool"]
+
+STORE = "seer_kv_local.store:LocalStore"
+
+
+@attrs.frozen(eq=False)
+class Tier:
+    """One instance's part of a tier: an anonymous memory file, and a file for blocks that are on disk."""
+
+    memory_fd: int
+    memory: mmap.mmap
+    header: SlotTableHeader
+    disk_fd: int | None = None
+
+    def clear(self) -> None:
+        """Begin a new epoch, and give the memory of the last one back."""
+        self.header[Word.EPOCH] += 1
+        self.header[Word.USED] = 0
+        if len(self.memory) > PAGE:
+            with suppress(OSError):  # a kernel that will not: the slots are free all the same
+                self.memory.madvise(mmap.MADV_REMOVE, PAGE, len(self.memory) - PAGE)
+
+    def close(self) -> None:
+        """Close the files, which instances may still hold."""
+        os.close(self.memory_fd)
+        if self.disk_fd is not None:
+            os.close(self.disk_fd)
+
+
+class LocalPool:
+    """A ``KVPool`` of one anonymous memory file per instance, and of one without a name on disk if wanted.
+
+    Instances open the files by this process's ``/proc/<pid>/fd``.  The kernel frees them with the last
+    process that holds them, even one killed; while this one lives they outlast any instance.
+    """
+
+    def __init__(self, capacity_bytes: int, disk_bytes: int = 0, disk_path: Path | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.disk_bytes = disk_bytes
+        self.disk_path = disk_path or Path(tempfile.gettempdir())
+        self._memory: dict[str, Tier] = {}
+        self._disk: dict[str, Tier] = {}
+        self._last = PoolStats(capacity_bytes, disk_capacity_bytes=disk_bytes)
+
+    async def start(self, instances: Sequence[str]) -> None:
+        """Make empty files for each instance; memory is taken as it is written, room on disk at once.
+
+        Raises:
+            PluginError: the machine has not that much memory or room on disk, or cannot make such files.
+        """
+        await self.stop()
+        if not hasattr(os, "memfd_create"):
+            raise PluginError('the KV pool "local" needs memfd_create, which Linux has: set kv_pool = "none"')
+        available = available_bytes()
+        if self.capacity_bytes > available:
+            raise PluginError(
+                f"[kv_pool.local].capacity_bytes is {self.capacity_bytes}, but only {available} bytes of"
+                ' memory are available; lower it, or set kv_pool = "none"'
+            )
+        size = _share(self.capacity_bytes, instances)
+        disk_size = _share(self.disk_bytes, instances)
+        for instance in instances:
+            self._memory[instance] = _tier(f"seer-kv-{instance}", size)
+        if self.disk_bytes:
+            for instance in instances:
+                disk_fd = await asyncio.to_thread(self._reserve, disk_size)
+                # The table may be of any size: pages that are never written take no memory.
+                self._disk[instance] = _tier(f"seer-kv-{instance}-disk", disk_size, disk_fd)
+
+    async def stop(self) -> None:
+        """Free memory and room on disk, once the last instance has closed them too."""
+        self._last = self.stats()
+        for tiers in (self._memory, self._disk):
+            while tiers:
+                tiers.popitem()[1].close()
+
+    def store(self, instance_id: str) -> StoreSpec:
+        """Return what an instance needs to find its own files and all others."""
+        settings = {
+            "tables": {name: _path(tier.memory_fd) for name, tier in self._memory.items()},
+            "disks": {
+                name: (_path(tier.memory_fd), _path(tier.disk_fd))
+                for name, tier in self._disk.items()
+                if tier.disk_fd is not None
+            },
+            "capacity_bytes": self.capacity_bytes,
+            "disk_bytes": self.disk_bytes,
+        }
+        return StoreSpec(STORE, settings)
+
+    async def clear(self) -> None:
+        """Forget everything; the memory is given back, the room on disk stays reserved."""
+        for tier in (*self._memory.values(), *self._disk.values()):
+            tier.clear()
+
+    def stats(self) -> PoolStats:
+        """Add up what the instances have counted."""
+        if not self._memory:
+            return self._last
+
+        def memory(word: Word) -> int:
+            return sum(tier.header[word] for tier in self._memory.values())
+
+        def disk(word: Word) -> int:
+            return sum(tier.header[word] for tier in self._disk.values())
+
+        return PoolStats(
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=memory(Word.USED),
+            asked_blocks=memory(Word.ASKED),
+            hit_blocks=memory(Word.HIT),
+            torn_blocks=memory(Word.TORN),
+            evicted_blocks=memory(Word.EVICTED) + disk(Word.EVICTED),
+            put_bytes=memory(Word.PUT_BYTES),
+            got_bytes=memory(Word.GOT_BYTES),
+            released_blocks=memory(Word.RELEASED) + disk(Word.RELEASED),
+            disk_capacity_bytes=self.disk_bytes,
+            disk_used_bytes=disk(Word.USED),
+            disk_put_bytes=disk(Word.PUT_BYTES),
+            disk_got_bytes=memory(Word.DISK_GOT_BYTES),
+            disk_errors=memory(Word.ERRORS),
+        )
+
+    def _reserve(self, size: int) -> int:
+        """Open a file without a name, with all its room taken, so that it cannot run out of it later."""
+        try:
+            with tempfile.TemporaryFile(dir=self.disk_path, buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return os.dup(file.fileno())
+        except OSError as error:
+            raise PluginError(
+                f"the KV pool cannot take {size} bytes per instance in [kv_pool.local].disk_path ="
+                f" {str(self.disk_path)!r}: {error.strerror}; lower disk_bytes = {self.disk_bytes}, or name"
+                " another directory"
+            ) from error
+
+
+def _share(total_bytes: int, instances: Sequence[str]) -> int:
+    """Return what each instance gets, in whole pages."""
+    return max(PAGE, total_bytes // len(instances) // PAGE * PAGE)
+
+
+def _tier(name: str, size: int, disk_fd: int | None = None) -> Tier:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.fchmod(
+        fd, 0o600
+    )  # memfd_create lets all users in; the kernel already keeps others from our descriptors
+    os.ftruncate(fd, size)
+    memory = mmap.mmap(fd, 0 if disk_fd is None else PAGE)
+    header = SlotTableHeader(memory)
+    header[Word.EPOCH] = 1
+    return Tier(fd, memory, header, disk_fd)
+
+
+def _path(fd: int | None) -> str:
+    return f"/proc/{os.getpid()}/fd/{fd}"

@@ -1,0 +1,62 @@
+import asyncio
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+import seer_kv_local
+from seer_kv_local import machine
+
+from seer_core.plugins.hookspecs import Startup
+
+
+def test_the_factory_takes_no_memory(tmp_path):
+    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(1 << 40), Startup(0, tmp_path))
+    assert pool.stats().capacity_bytes == 1 << 40
+    asyncio.run(pool.clear())
+    asyncio.run(pool.stop())
+
+
+def test_a_capacity_below_a_mebibyte_is_no_setting():
+    with pytest.raises(msgspec.ValidationError, match="1048576"):
+        msgspec.convert({"capacity_bytes": 1000}, seer_kv_local.Settings)
+
+
+def test_the_disk_tier_lies_beside_the_config_or_where_temporary_files_go(tmp_path):
+    settings = seer_kv_local.Settings(disk_bytes=1 << 20, disk_path="tier")
+    pool = seer_kv_local.seer_make_kv_pool(settings, Startup(0, tmp_path))
+    assert (pool.disk_bytes, pool.disk_path) == (1 << 20, tmp_path / "tier")
+    assert pool.stats().disk_capacity_bytes == 1 << 20
+    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(), Startup(0, tmp_path))
+    assert pool.disk_path == Path(tempfile.gettempdir())
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes", "path", "fact"),
+    [(1, ".", "free in"), (1 << 60, ".", "free in"), (1, "nowhere", "No such file")],
+)
+def test_the_doctor_looks_for_room_on_the_disk(tmp_path, disk_bytes, path, fact):
+    settings = seer_kv_local.Settings(disk_bytes=disk_bytes, disk_path=path)
+    memory, disk = seer_kv_local.seer_doctor(settings, Startup(0, tmp_path))
+    assert memory.ok
+    assert disk.ok is (disk_bytes == 1 and path == ".")
+    assert fact in disk.finding
+    assert ("disk_path" in disk.remedy) is not disk.ok
+
+
+@pytest.mark.parametrize(("capacity", "ok"), [(1 << 20, True), (1 << 50, False)])
+def test_the_doctor_compares_the_pool_with_the_memory(capacity, ok):
+    [check] = seer_kv_local.seer_doctor(seer_kv_local.Settings(capacity), None)
+    assert check.ok is ok
+    assert ("lower [kv_pool.local].capacity_bytes" in check.remedy) is not ok
+    assert seer_kv_local.seer_doctor(None, None)[0].part == "kv_pool"
+
+
+def test_a_cgroup_may_allow_less_than_the_machine_has(monkeypatch, tmp_path):
+    free = machine.available_bytes()
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert machine.available_bytes() > 1 << 20
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert machine.available_bytes() == 4000 < free

@@ -1,0 +1,95 @@
+"""A master of ours is started again when it dies, and ends with the pool or the runtime; by a stand-in."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+import structlog
+from seer_mooncake import master as master_module
+from seer_mooncake.master import Master
+
+pytestmark = pytest.mark.no_mooncake
+
+STANDIN = f"""#!{sys.executable}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'"service_ready":true' if self.path == "/health" else b"# help\\nmaster_allocated_bytes 7\\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+port = next(each.split("=")[1] for each in sys.argv if each.startswith("--metrics_port="))
+HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def binary(tmp_path):
+    path = tmp_path / "standin"
+    path.write_text(STANDIN)
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def master(binary, tmp_path, monkeypatch):
+    monkeypatch.setattr(master_module, "RESTART_PAUSE_S", 0.0)
+    one = Master()
+    assert one.start(binary, tmp_path / "root" / "seer-mooncake-run", 60.0)
+    yield one
+    one.stop()
+
+
+def test_it_answers_and_stopping_it_leaves_no_process_and_no_directory(master, tmp_path):
+    assert master.stats() == {"master_allocated_bytes": 7.0}
+    mine = [
+        each for each in psutil.Process().children(recursive=True) if "standin" in " ".join(each.cmdline())
+    ]
+    assert len(mine) == 1
+    master.stop()
+    assert not mine[0].is_running()
+    assert list((tmp_path / "root").iterdir()) == []
+    master.stop()
+
+
+def test_it_is_started_again_when_it_dies_and_given_up_in_the_end(master, until, monkeypatch):
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(master_module.RESTARTS + 1):
+            until(lambda: master.stats() != {})
+            master._process.kill()
+            until(lambda: master.stats() == {} or len(logs) > 0)
+        until(lambda: logs[-1]["event"] == "kv_pool_master_not_kept")
+    events = [each["event"] for each in logs]
+    assert events.count("kv_pool_master_restarted") == master_module.RESTARTS
+    assert {each["reason"] for each in logs if each["event"] == "kv_pool_master_ended"} == {
+        "killed by SIGKILL"
+    }
+
+
+def test_one_that_cannot_be_run_does_not_answer(tmp_path):
+    assert not Master().start(tmp_path / "missing", None, 60.0)
+
+
+def test_it_and_its_directory_go_with_a_runtime_that_was_killed(binary, tmp_path):
+    directory = tmp_path / "root" / "seer-mooncake-run"
+    script = f"""
+import pathlib, time
+from seer_mooncake.master import Master
+assert Master().start(pathlib.Path({str(binary)!r}), pathlib.Path({str(directory)!r}), 60.0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as runtime:
+        assert runtime.stdout.readline() == "ready\n"
+        children = psutil.Process(runtime.pid).children(recursive=True)
+        assert len(children) == 2
+        assert directory.is_dir()
+        runtime.kill()
+    psutil.wait_procs(children, 60)
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children)
+    assert list(directory.parent.iterdir()) == []

@@ -1,0 +1,192 @@
+"""The forward pass of an emulated accelerator: steps timed by a cost model, tokens taken from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+
+import attrs
+import structlog
+from msgspec import structs
+from seer_sim.drafts import Drafts
+from seer_sim.profile import step_times
+from seer_sim.settings import cost_of
+from seer_worker.process.adapter import ScriptedTokens
+from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.wire import Degraded, Telemetry
+
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.ports.drafting import StepTimes
+from seer_core.ports.engine import ChunkJob
+from seer_core.ports.weights import WeightSpec
+from seer_paced.emulated_clock import EmulatedClock, SleepingClock
+from seer_paced.script import Script, ScriptError, TokenScript, read_script
+from seer_paced.settings import TABLE, Settings
+
+__all__ = ["LOGPROB", "Emulation"]
+
+log = structlog.get_logger("seer")
+
+LOGPROB = -1.0
+"""Of every token: there is no model that could give it another."""
+
+TYPICAL_RUNNING = 32
+"""Requests of the step whose time an instance reports (``InstanceInfo.step_s``)."""
+
+LATE_SHARE = 0.02
+"""An instance may fall behind by so much of the emulated time; more, and a run's times are this machine's."""
+
+LEAST_STEPS = 100
+"""Steps before an instance reports that it falls behind."""
+
+
+class Emulation:
+    """``Forward`` of one instance, and the time it lives on.
+
+    Args:
+        settings: ``[engine.paced]``.
+        clock: lets time pass; by default the machine's, at the ``speed`` of the settings.
+        script: the tokens; by default those that the settings name.
+    """
+
+    emulated = True
+
+    def __init__(
+        self, settings: Settings, clock: EmulatedClock | None = None, script: TokenScript | None = None
+    ) -> None:
+        self.settings = settings
+        self.cost = cost_of(settings, TABLE)
+        self.time: EmulatedClock = SleepingClock(settings.speed) if clock is None else clock
+        self.clock = self.time.now
+        self.script: TokenScript = _script_of(settings) if script is None else script
+        self.weight_version = 0
+        self._info: InstanceInfo | None = None
+        self._reported = False
+
+    def compute_hash(self) -> str:
+        """Return a constant; vLLM asks what it finds in its configuration for the key of compiled kernels."""
+        return "emulated"
+
+    def load_s(self, tokens: int) -> float:
+        """Return the seconds in which so many tokens' KV is loaded from the pool."""
+        return self.settings.moves.latency_s + self.save_s(tokens) if tokens else 0.0
+
+    def save_s(self, tokens: int) -> float:
+        """Return the seconds in which so many tokens' KV is saved to the pool."""
+        return tokens * self.cost.kv_bytes_per_token / self.settings.moves.bandwidth_bytes_per_s
+
+    def draft_s(self, drafted: int, verified: bool) -> float:
+        """Return the seconds of drafting for so many requests, after a step that ``verified`` drafts."""
+        drafts = self.settings.acceptance
+        return drafts.step_s * verified + drafts.request_s * drafted
+
+    def begin_step(self) -> None:
+        """Begin a step."""
+        self.time.begin_step()
+
+    def idle(self) -> None:
+        """Let the time until the next step count for nothing."""
+        self.time.idle()
+
+    def sample(self, job: ChunkJob) -> ScriptedTokens:
+        """Return what a chunk writes.
+
+        Raises:
+            Refusal: the script lacks it.
+        """
+        try:
+            return self.script.tokens_of(job)
+        except ScriptError as error:
+            raise Rejected(str(error)) from error
+
+    def describe(self, info: InstanceInfo) -> InstanceInfo:
+        """Add the accelerator's figures."""
+        settings, cost, running = self.settings, self.cost, min(TYPICAL_RUNNING, info.max_running)
+        self._info = structs.replace(
+            info,
+            kv_bytes_per_token=round(cost.kv_bytes_per_token),
+            step_s=cost.pass_s(running, running, running),
+            prefill_s_per_token=cost.pass_s(settings.max_batched_tokens) / settings.max_batched_tokens,
+            chunk_s=settings.chunk_s,
+            chunk_s_per_token=settings.chunk_s_per_token,
+        )
+        return self._info
+
+    def measure_moves(self, shares_kv: bool) -> Mapping[str, float]:
+        """Return what the settings have of a load."""
+        return {"fetch_s_per_token": self.save_s(1)} if shares_kv else {}
+
+    def measure_steps(
+        self,
+        batch: Sequence[int],
+        draft_tokens: Sequence[int],
+        context_tokens: int | None,
+        cell_s: float = inf,
+    ) -> StepTimes:
+        """Return the times of the cost model.
+
+        Raises:
+            Refusal: no step of these sizes fits.
+        """
+        assert self._info is not None
+        times = self.settings.acceptance
+        drafts = Drafts(step_s=times.step_s, request_s=times.request_s)
+        try:
+            return step_times(self.cost, drafts, self._info, batch, draft_tokens, context_tokens)
+        except EngineError as error:
+            raise Rejected(str(error)) from error
+
+    def load_weights(self, source: WeightSpec, version: int) -> str:
+        """Return no fingerprint: there are no weights, and ``source`` is not read."""
+        return ""
+
+    def kv_dropped(self, weight_version: int) -> None:
+        """Take the version, of which fingerprints of KV are made from now on."""
+        self.weight_version = weight_version
+
+    def release(self) -> int:
+        """Return the bytes that all KV stands for."""
+        assert self._info is not None
+        return self._info.kv_capacity_tokens * self._info.kv_bytes_per_token
+
+    def restore(self) -> None:
+        """Do nothing."""
+
+    def watch(self, on: bool) -> list[LogitRow]:
+        """Return nothing: there are no logits."""
+        return []
+
+    def telemetry(self, telemetry: Telemetry) -> Telemetry:
+        """Add, in real time, how far steps fell behind."""
+        overrun = self.time.overrun()
+        if overrun is None:
+            return telemetry
+        return structs.replace(telemetry, paced_s=overrun.emulated_s, overrun_s=overrun.lost_s)
+
+    def degradations(self) -> list[Degraded]:
+        """Return once that the machine is too slow."""
+        overrun = self.time.overrun()
+        if self._reported or overrun is None or overrun.steps < LEAST_STEPS or overrun.share <= LATE_SHARE:
+            return []
+        self._reported = True
+        return [
+            Degraded(
+                "pace",
+                f"this machine is too slow or too busy for the pace: {overrun.late} of {overrun.steps} steps"
+                f" ended late, and {overrun.share:.1%} of the time was lost, so the run's times are not"
+                ' valid: lower speed, or write clock = "virtual"',
+            )
+        ]
+
+    def close(self) -> None:
+        """Log how far steps fell behind."""
+        overrun = self.time.overrun()
+        if overrun is not None and self._info is not None:
+            log.info("emulated", instance=self._info.id, **attrs.asdict(overrun))
+
+
+def _script_of(settings: Settings) -> Script:
+    recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
+    return Script(settings.vocab_size, settings.lengths, recorded)

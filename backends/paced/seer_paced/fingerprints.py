@@ -1,0 +1,87 @@
+"""Fingerprints in the place of KV: every block holds bytes that only its text could have put there.
+
+A block's fingerprint is a hash of its tokens, of all before them, and of the weights' version; the block is
+filled with bytes made of it.  So every byte of a block that is loaded, found or overwritten can be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import torch
+
+from seer_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Words = NDArray[np.uint64]
+
+__all__ = ["Chain", "Fingerprints", "WrongKVError"]
+
+WORD_BYTES = 8
+
+
+class WrongKVError(EngineError):
+    """A block holds something else than what was computed for its text."""
+
+
+@attrs.define(eq=False)
+class Chain:
+    """The fingerprints of a request's first blocks, in order."""
+
+    seed: bytes
+    prints: list[int] = attrs.Factory(list)
+
+    def extend(self, tokens: NDArray[np.int32], blocks: int, block_tokens: int) -> None:
+        """Add what is missing up to so many blocks."""
+        for block in range(len(self.prints), blocks):
+            before = self.prints[-1].to_bytes(WORD_BYTES) if self.prints else self.seed
+            text = tokens[block * block_tokens : (block + 1) * block_tokens].tobytes()
+            self.prints.append(int.from_bytes(blake2b(before + text, digest_size=WORD_BYTES).digest()))
+
+
+class Fingerprints:
+    """The blocks of an instance, in main memory; ``layer`` is the same as a tensor, uint8 [blocks, bytes]."""
+
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        self._words: Words = np.zeros((blocks, block_bytes // WORD_BYTES), np.uint64)
+        self._places: Words = np.arange(block_bytes // WORD_BYTES, dtype=np.uint64) * np.uint64(
+            0x9E37_79B9_7F4A_7C15
+        )
+        self.layer = torch.from_numpy(self._words.view(np.uint8))
+        self.checked_blocks = 0
+
+    def write(self, block_ids: Sequence[int], prints: Sequence[int]) -> None:
+        """Fill blocks with what these fingerprints stand for."""
+        self._words[list(block_ids)] = self._filled(prints)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a block."""
+        self._words[target] = self._words[source]
+
+    def clear(self) -> None:
+        """Write zeros over all blocks."""
+        self._words.fill(0)
+
+    def check(self, block_ids: Sequence[int], prints: Sequence[int], request: str) -> None:
+        """Compare every byte of blocks with what these fingerprints stand for.
+
+        Raises:
+            WrongKVError: one does not.
+        """
+        self.checked_blocks += len(prints)
+        there = (self._words[list(block_ids)] == self._filled(prints)).all(axis=1)
+        if not there.all():
+            bad = int(np.flatnonzero(~there)[0])
+            raise WrongKVError(
+                f"KV block {bad} of {len(prints)} of request {request!r} does not hold the KV of its text;"
+                " what moved, evicted or overwrote it is at fault"
+            )
+
+    def _filled(self, prints: Sequence[int]) -> Words:
+        return np.array(prints, np.uint64)[:, None] ^ self._places

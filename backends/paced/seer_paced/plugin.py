@@ -1,0 +1,197 @@
+"""The plug-in ``paced``: settings, and instances made from them.  Imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import attrs
+import msgspec
+from seer_sim.clock import VirtualClock
+from seer_sim.settings import schedule_losses
+from seer_sim.tokens import ByteTokenizer
+from seer_worker.client.devices import worker_environment
+from seer_worker.client.engine import InstanceSpec
+from seer_worker.client.fleet import ProcessSettings, read_model_info
+from seer_worker.client.process_transport import process_client
+from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.wire import Start
+
+from seer_core.errors import ConfigError, EngineError
+from seer_core.plugins.hookspecs import Check, Startup, hookimpl
+from seer_core.plugins.labels import labels_of
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
+from seer_paced.script import Script, read_script
+from seer_paced.settings import TABLE, Settings, check
+from seer_paced.stepper import Stepper
+from seer_paced.virtual_transport import VirtualEngine, VirtualTransport
+
+__all__ = ["EmulatedFleet", "ScaledClock", "Settings", "make_fleet", "seer_doctor", "seer_make_engines"]
+
+VLLM = "seer_paced.vllm_instance:EmulatedVllm"
+SGLANG = "seer_paced.sglang_instance:EmulatedSglang"
+CANNOT_DRAFT = (
+    "does not draft on SGLang's scheduler: take the drafter out of [seer].plugins, or write"
+    ' scheduler = "vllm" in [engine.paced]'
+)
+CANNOT_WIRE = 'is on a virtual clock and has no wire to its pool; set kv_pool = "local"'
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+@attrs.frozen
+class EmulatedFleet:
+    """Emulated instances, and the time they live on."""
+
+    engines: Sequence[InstanceClient]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+
+
+class ScaledClock(RealClock):
+    """The machine's time, so many times as fast."""
+
+    def __init__(self, speed: float) -> None:
+        super().__init__()
+        self._speed = speed
+
+    def now(self) -> float:
+        """Return emulated seconds since the first call."""
+        return super().now() * self._speed
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run ``callback`` at an emulated time."""
+        return super().call_at(when_s / self._speed, callback)
+
+
+@hookimpl
+def seer_make_engines(settings: Settings, startup: Startup) -> EmulatedFleet:
+    """Return the instances, not yet started."""
+    changes: dict[str, str | int | ProcessSettings] = {"worker": settings.worker.resolve(startup)}
+    tokenizer: Tokenizer | None = ByteTokenizer()
+    if settings.model:
+        model_dir = startup.path(settings.model)
+        info = read_model_info(model_dir, settings.max_model_tokens, TABLE)
+        changes["vocab_size"] = info.vocab_size
+        tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
+    if settings.script:
+        changes["script"] = str(startup.path(settings.script))
+    return make_fleet(msgspec.structs.replace(settings, **changes), tokenizer)
+
+
+@hookimpl
+def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Check]:
+    """Look for SGLang where its scheduler is wanted; vLLM's is looked for by its own backend."""
+    if settings is None or startup is None or settings.scheduler != "sglang":
+        return []
+    try:
+        from seer_sglang.doctor import NEEDED, installation, interpreter
+    except ImportError as error:
+        return [Check("paced", False, f"seer-sglang is not here: {error}", "install it")]
+    python = settings.worker.resolve(startup).python or interpreter()
+    return installation(python, (*NEEDED, "seer-paced", "seer-sglang", "seer-sim"))
+
+
+def make_fleet(
+    settings: Settings, tokenizer: Tokenizer | None = None, script: Script | None = None
+) -> EmulatedFleet:
+    """Return the instances that settings describe; a ``script`` of one's own is for the virtual clock.
+
+    Raises:
+        ConfigError: settings contradict each other, or the script cannot be used.
+    """
+    check(settings)
+    labels = labels_of(settings.labels, settings.instances, TABLE)
+    model = ModelInfo(settings.vocab_size, settings.max_model_tokens)
+    recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
+    sglang = _sglang(settings) if settings.scheduler == "sglang" else None
+    environment = _environment(sglang)
+    spec = InstanceSpec(
+        VLLM if sglang is None else SGLANG,
+        msgspec.to_builtins(settings),
+        cannot_draft=None if sglang is None else CANNOT_DRAFT,
+        cannot_wire=CANNOT_WIRE,
+    )
+    names = [f"paced-{number}" for number in range(settings.instances)]
+    if settings.clock == "real":
+        process = msgspec.structs.replace(settings.worker, python=sglang)
+        launch = process.launch(
+            "paced", spec.instance, spec.settings, environment, cannot_draft=spec.cannot_draft
+        )
+        processes = [process_client(name, launch, labels[number]) for number, name in enumerate(names)]
+        return EmulatedFleet(processes, ScaledClock(settings.speed), model, tokenizer)
+    script = script or Script(settings.vocab_size, settings.lengths, recorded)
+    if sglang is None:
+        os.environ.update(environment | QUIET)  # before vLLM is imported, which reads some of it only then
+        make = partial(_make_vllm, settings, script)
+    else:
+        make = partial(_make_sglang, settings, script, sglang, environment)
+    clock = VirtualClock()
+    engines = {
+        name: VirtualEngine(name, VirtualTransport(spec, clock, make), labels[number])
+        for number, name in enumerate(names)
+    }
+    schedule_losses(settings.kill_at_s, engines, clock, TABLE)
+    return EmulatedFleet(list(engines.values()), clock, model, tokenizer)
+
+
+def _sglang(settings: Settings) -> str:
+    """Return the interpreter that has SGLang."""
+    try:
+        from seer_sglang.doctor import beside, interpreter
+    except ImportError as error:
+        raise ConfigError(
+            f'{TABLE}: scheduler = "sglang" needs seer-sglang ({error}); install it, or write "vllm"'
+        ) from error
+    found = settings.worker.python or interpreter()
+    if found is None:
+        raise ConfigError(
+            f"{TABLE}: SGLang is neither here nor in {beside()}; run `make setup-sglang`, or name in"
+            f" [{TABLE}.worker].python an interpreter that has it"
+        )
+    return found
+
+
+def _environment(sglang: str | None) -> dict[str, str]:
+    """Return what a process with the scheduler needs: no device, one thread, no network."""
+    if sglang is not None:
+        return worker_environment(os.environ, 1, ())
+    try:
+        from seer_vllm import plugin
+    except ImportError as error:
+        raise ConfigError(f'{TABLE}: scheduler = "vllm" needs seer-vllm ({error}); install it') from error
+    return plugin.vllm_environment(os.environ, 1, ())
+
+
+def _make_vllm(settings: Settings, script: Script, start: Start) -> Stepper:
+    """Make an instance of vLLM here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what vLLM warns of itself
+        from seer_paced.stepper import LocalStepper
+        from seer_paced.vllm_instance import EmulatedVllm
+
+        return LocalStepper(lambda clock: EmulatedVllm(start, clock, script), settings.report_interval_s)
+
+
+def _make_sglang(
+    settings: Settings, script: Script, python: str, environment: dict[str, str], start: Start
+) -> Stepper:
+    """Make an instance of SGLang in a process of its own."""
+    from seer_paced.fork_server import fork_server
+    from seer_paced.remote_stepper import RemoteStepper
+
+    server = fork_server(python, environment)
+    connection = server.connect()
+    limits_s = settings.worker.start_timeout_s, settings.worker.silence_timeout_s
+    try:
+        return RemoteStepper(connection, start, script, *limits_s)
+    except EngineError as error:
+        connection.close()
+        raise EngineError(
+            f"instance {start.instance_id!r} did not start: {error}; the last words of SGLang's process:"
+            f" {server.last_words() or 'none'}; `make setup-sglang` puts its environment right"
+        ) from error

@@ -1,0 +1,128 @@
+"""What SGLang's scheduler gets in place of a model: emulated steps, and tokens of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import numpy as np
+import torch
+from seer_sglang.blocks import SglangLayers
+from seer_sglang.engine import SglangEngine
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from seer_paced.emulation import LOGPROB, Emulation
+from seer_paced.slots import Slots, prints_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = ["BatchForward", "TimedLayers"]
+
+
+@attrs.frozen
+class Text:
+    """A request's whole text, and the fingerprint of every token."""
+
+    name: str
+    tokens: Sequence[int]
+    prints: NDArray[np.uint64]
+
+
+class TimedLayers(SglangLayers):
+    """KV that takes its time to move: saved in the step under way, loaded in the one that follows."""
+
+    def __init__(self, engine: SglangEngine, emulation: Emulation) -> None:
+        super().__init__(engine.kv_layers, engine.scheduler.page_size)
+        self.loaded_tokens = 0
+        self._emulation = emulation
+
+    def read(self, slots: Tensor) -> NDArray[np.uint8]:
+        """Return blocks for the pool."""
+        self._emulation.time.spend(self._emulation.save_s(len(slots)))
+        return super().read(slots)
+
+    def write(self, slots: Tensor, blocks: NDArray[np.uint8]) -> None:
+        """Fill slots from the pool."""
+        self.loaded_tokens += len(slots)
+        super().write(slots, blocks)
+
+
+class BatchForward:
+    """Takes the place of the method by which SGLang computes a batch."""
+
+    def __init__(self, engine: SglangEngine, emulation: Emulation) -> None:
+        self.layers = TimedLayers(engine, emulation)
+        self._engine, self._emulation = engine, emulation
+        self._texts: WeakKeyDictionary[Any, Text] = WeakKeyDictionary()
+        self._version = emulation.weight_version
+        self._kv = Slots(*map(_words, engine.kv_layers))
+        self._rows = engine.scheduler.req_to_token_pool.req_to_token.numpy()
+        engine.scheduler.model_worker.forward_batch_generation = self._compute
+
+    def _compute(self, batch: Any, **_: Any) -> GenerationBatchResult:
+        """Make a step."""
+        if self._version != self._emulation.weight_version:
+            self._version = self._emulation.weight_version
+            self._kv.clear()
+        reqs, cost, time = batch.reqs, self._emulation.cost, self._emulation.time
+        texts = [self._text(req) for req in reqs]
+        if batch.forward_mode.is_extend():
+            befores = batch.prefix_lens
+            ends = [before + new for before, new in zip(befores, batch.extend_lens, strict=True)]
+            self._prefill(reqs, texts, befores, ends)
+            attention_s = sum(
+                cost.prefill_attention_s(before, end - before)
+                for before, end in zip(befores, ends, strict=True)
+            )
+            positions = sum(ends) - sum(befores)
+            time.admit([text.name for text in texts])
+        else:
+            ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
+            self._decode(reqs, texts, ends)
+            attention_s = sum(ends) * cost.attention_s(1)
+            positions = len(reqs)
+        loaded, self.layers.loaded_tokens = self.layers.loaded_tokens, 0
+        step_s = cost.pass_s(positions, len(reqs), len(reqs)) + attention_s
+        time.spend(step_s + self._emulation.load_s(loaded))
+        for req, end in zip(reqs, ends, strict=True):
+            chunk = self._engine.chunks.get(req.rid)  # None: it was dropped, and SGLang makes one more step
+            if chunk is not None:
+                chunk.writing.wrote(end, LOGPROB)
+        return GenerationBatchResult(
+            next_token_ids=torch.tensor([text.tokens[end] for text, end in zip(texts, ends, strict=True)])
+        )
+
+    def _text(self, req: Any) -> Text:
+        text = self._texts.get(req)
+        if text is None:
+            job, script = (req.sampling_params.custom_params[name] for name in ("job", "script"))
+            tokens = [*job.token_ids, *script.token_ids]
+            text = self._texts[req] = Text(job.request_id, tokens, prints_of(tokens, self._version))
+        return text
+
+    def _prefill(
+        self, reqs: Sequence[Any], texts: Sequence[Text], befores: Sequence[int], ends: Sequence[int]
+    ) -> None:
+        for req, text, before, end in zip(reqs, texts, befores, ends, strict=True):
+            slots = self._rows[req.kv.req_pool_idx, :end]
+            self._kv.check(slots[:before], text.prints[:before], [text.name])
+            self._kv.write(slots[before:], text.prints[before:end])
+
+    def _decode(self, reqs: Sequence[Any], texts: Sequence[Text], ends: Sequence[int]) -> None:
+        """Write the KV of each request's last token, and check that of the one before."""
+        rows, places = [req.kv.req_pool_idx for req in reqs], np.array(ends)
+        before, last = (
+            np.array([text.prints[end - back] for text, end in zip(texts, ends, strict=True)])
+            for back in (2, 1)
+        )
+        self._kv.check(self._rows[rows, places - 2], before, [text.name for text in texts])
+        self._kv.write(self._rows[rows, places - 1], last)
+
+
+def _words(layer: Tensor) -> NDArray[np.uint64]:
+    """Return KV memory as the words in it, one for each slot."""
+    return layer.view(torch.int64).numpy().view(np.uint64).reshape(-1)

@@ -1,0 +1,147 @@
+"""The transport to an emulated instance on a virtual clock: exact, repeatable, and without a wait.
+
+A step is computed at the moment when it begins, and its results are delivered when it ends, so much later
+as it takes.  What arrives meanwhile takes effect between two steps, as with a worker that reads its socket
+there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+
+import msgspec
+from seer_sim.clock import VirtualClock
+from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
+from seer_worker.wire import Called, ControlCall, FromWorker, Start, ToWorker
+
+from seer_core.model import InstanceInfo
+from seer_paced.stepper import Stepper, TurnResult
+
+__all__ = ["VirtualEngine", "VirtualTransport"]
+
+
+class VirtualTransport:
+    """Takes turns with an instance that ``make`` returns.
+
+    ``first_steps_s`` holds when the first step of each request here began.
+    """
+
+    worker = None
+    log = "in the runtime's process"
+
+    def __init__(self, spec: InstanceSpec, clock: VirtualClock, make: Callable[[Start], Stepper]) -> None:
+        self.spec = spec
+        self.first_steps_s: dict[str, float] = {}
+        self.steps = 0
+        self._clock = clock
+        self._make = make
+        self._not_before_s = 0.0
+        self._stepper: Stepper | None = None
+        self._scratch: str | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._peer: Peer | None = None
+        self._inbox: list[ToWorker] = []
+        self._results: Sequence[FromWorker] = ()
+        self._cancel_timer: Callable[[], None] | None = None
+
+    async def open(self, start: Start, peer: Peer) -> InstanceInfo:
+        """Make the instance, which takes some seconds of this process and none of the clock."""
+        if self._not_before_s > self._clock.now():
+            await self._clock.sleep_until(self._not_before_s)
+        self._scratch = tempfile.mkdtemp(prefix="seer-paced-")
+        self._stepper = self._make(msgspec.structs.replace(start, scratch=self._scratch))
+        self._peer = peer
+        return self._stepper.info
+
+    def send(self, message: ToWorker) -> None:
+        """Hand a message to the next step, which begins now if none is under way."""
+        if self._peer is not None:
+            self._inbox.append(message)
+            if self._cancel_timer is None:
+                self._begin_later()
+
+    async def call(self, message: ControlCall) -> Called:
+        """Hand over a control message and return the answer, at no cost in time."""
+        self._inbox.append(message)
+        [answer] = [each for each in self._turn(step=False).answers if isinstance(each, Called)]
+        return answer
+
+    async def close(self) -> None:
+        """Drop everything."""
+        self._stop_timer()
+        self._clear()
+        stepper, self._stepper = self._stepper, None
+        scratch, self._scratch = self._scratch, None
+        if stepper is not None:
+            stepper.close()
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def kill(self, reason: str, down_s: float = 0.0) -> None:
+        """Die now if alive, and start again no sooner than ``down_s`` later."""
+        peer = self._peer
+        if peer is not None:
+            self._stop_timer()
+            self._clear()
+            self._not_before_s = self._clock.now() + down_s
+            peer.lost(reason)
+            self._clock.settle()
+
+    def _stop_timer(self) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+
+    def _begin_later(self) -> None:
+        """Begin a step after everything else that happens at this instant."""
+        self._cancel_timer = self._clock.call_at(self._clock.now(), self._begin, last=True)
+
+    def _begin(self) -> None:
+        self._cancel_timer = None
+        now_s = self._clock.now()
+        try:
+            result = self._turn(step=True)
+        except Exception as error:
+            self.kill(f"{type(error).__name__}: {error}")
+            return
+        if result.results is not None:
+            self.steps += 1
+            for request_id in result.admitted:
+                self.first_steps_s.setdefault(request_id, now_s)
+            self._results = result.results
+            self._cancel_timer = self._clock.call_at(now_s + result.step_s, self._end)
+        self._deliver(result.answers)
+
+    def _end(self) -> None:
+        self._begin_later()
+        results, self._results = self._results, ()
+        self._deliver(results)
+
+    def _turn(self, *, step: bool) -> TurnResult:
+        inbox, self._inbox = self._inbox, []
+        assert self._stepper is not None
+        return self._stepper.turn(self._clock.now(), inbox, step=step)
+
+    def _deliver(self, messages: Sequence[FromWorker]) -> None:
+        peer = self._peer
+        assert peer is not None
+        for message in messages:
+            peer.receive(message)
+
+
+class VirtualEngine(WorkerClient):
+    """An instance on a virtual clock, with what the laboratory asks of it besides."""
+
+    transport: VirtualTransport
+
+    @property
+    def first_steps_s(self) -> dict[str, float]:
+        """When the first step of each request here began."""
+        return self.transport.first_steps_s
+
+    def kill(self, reason: str, down_s: float = 0.0) -> None:
+        """Die now if alive, and start again no sooner than ``down_s`` later."""
+        self.transport.kill(reason, down_s)

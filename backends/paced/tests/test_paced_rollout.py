@@ -1,0 +1,205 @@
+"""Rollouts on paced vLLM: repeatable, the simulator's own tokens, and held to every byte that moves."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from seer_core.errors import EngineError
+from seer_core.model import PromptGroup
+from seer_core.plugins.config import make_config
+from seer_core.plugins.loading import assemble
+from seer_core.runtime.runtime import Runtime
+
+pytestmark = pytest.mark.engine
+
+INSTANCES = {"instances": 2, "kv_capacity_tokens": 1024, "max_model_tokens": 512, "max_running": 16}
+GPU = {"preset": "h800-qwen2-vl-72b-tp8"}
+LENGTHS = {"mean_tokens": 120, "cap_tokens": 400}
+
+
+class Trace:
+    def __init__(self):
+        self.lines = []
+
+    def observe(self, now, event, commands):
+        self.lines.append(repr((now, event, commands)))
+
+
+class Reader:
+    """Reads each token that a running chunk has written, with its place."""
+
+    rollout = None
+
+    def __init__(self):
+        self.read = []
+
+    def observe(self, now, event, commands):
+        pass
+
+    def streamed(self, now, request_id):
+        for token in enumerate(zip(*self.rollout.written(request_id), strict=True)):
+            self.read.append((request_id, *token))
+
+    def check(self, result):
+        """Check that completions hold what was read, also of chunks that were lost and repeated."""
+        found = {each.request_id: each for each in result.completions}
+        for name, place, written in self.read:
+            assert (found[name].token_ids[place], found[name].logprobs[place]) == written
+
+
+def groups():
+    return [
+        PromptGroup(
+            id=f"g{g}",
+            prompt_token_ids=tuple(range(10 + g, 60 + g)),
+            n=4,
+            max_tokens=400,
+            seed=g,
+            streams=True,
+        )
+        for g in range(4)
+    ]
+
+
+def roll_out(engine="paced", observer=None, attempts=3, killing=False, drafter=(), **settings):
+    pytest.importorskip("vllm")
+    tables = {
+        "seer": {"engine": engine, "kv_pool": "none", "restarts": {"attempts": attempts}},
+        "engine": {engine: {**INSTANCES, "lengths": LENGTHS, **settings}},
+        "plugin": {"divided_rollout": {"chunk_tokens": 48}},
+    }
+    tables["seer"]["plugins"] = ["divided_rollout", "context_sched", *drafter]
+    if engine == "paced":
+        tables["seer"]["kv_pool"] = "local"
+        tables["kv_pool"] = {"local": {"capacity_bytes": 1 << 24}}
+    config = make_config(tables, base_dir=Path(), origin="test")
+    reader = Reader()
+    assembly = assemble(config).with_observer(reader, *([] if observer is None else [observer]))
+
+    async def run():
+        async with Runtime(assembly, config.seer, config.rollout) as runtime:
+            rollout = reader.rollout = runtime.rollout(groups())
+            if killing:
+                await anext(rollout)
+                os.kill(assembly.fleet.engines[0].worker.pid, signal.SIGKILL)
+            return await asyncio.wait_for(rollout.wait(), 120)
+
+    result = asyncio.run(run())
+    reader.check(result)
+    assert (len(reader.read) > 0) == (engine == "paced")
+    return result
+
+
+def said(result):
+    return {each.request_id: each.token_ids.tolist() for each in result.completions}
+
+
+def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens():
+    traces = Trace(), Trace()
+    first, second = (roll_out(observer=trace) for trace in traces)
+    assert traces[0].lines == traces[1].lines
+    assert first.summary == second.summary
+    assert first.summary.pool_tokens > 0
+    simulated = roll_out("sim")
+    assert said(first) == said(simulated) == said(second)
+
+
+def test_a_killed_instance_costs_time_and_no_token():
+    result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
+    assert result.summary.instances_lost == 1
+    assert said(result) == said(roll_out())
+
+
+def shifted(blocks):
+    return np.roll(blocks, 1, 0) if len(blocks) > 1 else np.roll(blocks, 8, 1)
+
+
+def corrupted(blocks):
+    blocks = blocks.copy()
+    blocks[-1, -1] ^= 1
+    return blocks
+
+
+@pytest.mark.parametrize("damage", [shifted, corrupted, np.zeros_like], ids=["shifted", "corrupted", "empty"])
+def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
+    blocks = pytest.importorskip("seer_vllm.blocks")
+    write = blocks.VllmLayers.write
+    monkeypatch.setattr(blocks.VllmLayers, "write", lambda self, ids, rows: write(self, ids, damage(rows)))
+    trace = Trace()
+    with pytest.raises(EngineError, match="no instance is left"):
+        roll_out(observer=trace, attempts=0)
+    assert any("does not hold the KV of its text" in line for line in trace.lines)
+
+
+def test_in_real_time_a_process_each_says_the_same_also_if_one_is_killed():
+    result = roll_out(clock="real", speed=0.5, killing=True)
+    assert result.summary.instances_lost == 1
+    assert said(result) == said(roll_out("sim"))
+
+
+def test_a_machine_that_cannot_keep_the_pace_says_that_the_times_are_not_valid():
+    trace = Trace()
+    result = roll_out(clock="real", speed=10_000.0, observer=trace)
+    assert result.summary.degradations["pace"] == 2
+    assert result.summary.overrun_share > 0.02
+    assert any("too slow or too busy for the pace" in line for line in trace.lines)
+    assert said(result) == said(roll_out("sim"))
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Responses of which siblings say nearly the same."""
+    words = np.random.default_rng(0).integers(3, 1000, (4, 200))
+    path = tmp_path / "completions.jsonl"
+    with path.open("w") as file:
+        for group in range(4):
+            for index in range(4):
+                text = words[group, : 120 + 20 * index].copy()
+                text[10 + index :: 17] = 1000 + index
+                line = {"request_id": f"g{group}/{index}", "token_ids": [*text.tolist(), 2]}
+                file.write(json.dumps(line) + "\n")
+    return path
+
+
+def test_drafts_of_recorded_text_are_accepted_as_far_as_it_goes(script):
+    traces = Trace(), Trace()
+    first, second = (
+        roll_out(**GPU, script=str(script), drafter=["grouped_spec"], observer=trace) for trace in traces
+    )
+    assert traces[0].lines == traces[1].lines
+    plain = roll_out(**GPU, script=str(script))
+    lines = map(json.loads, script.read_text().splitlines())
+    recorded = {line["request_id"]: line["token_ids"] for line in lines}
+    assert said(first) == said(second) == said(plain) == recorded
+    assert first.summary.acceptance_length > plain.summary.acceptance_length == 1.0
+    assert first.summary.total_time_s < plain.summary.total_time_s
+    assert first.summary.drafting_share > 0
+
+
+def test_a_drafter_on_made_up_text_is_refused():
+    with pytest.raises(EngineError, match="drafts of made-up text mean nothing: name a recorded text"):
+        roll_out(drafter=["grouped_spec"])
+    with pytest.raises(EngineError, match="draft source 'vllm:ngram' cannot be imported"):
+        roll_out(drafter=["vllm_ngram"])
+
+
+def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_dropped():
+    pytest.importorskip("vllm")
+    from seer_worker.process.adapter import CoreAdapter
+
+    instance = object.__new__(CoreAdapter)
+    idles, dropped = [], []
+    instance._forward = SimpleNamespace(idle=lambda: idles.append(True))
+    instance._core = SimpleNamespace(drop=dropped.extend)
+    instance._jobs = {"a": None, "b": None}
+    instance.abort("a")
+    assert not idles
+    instance.abort("b")
+    assert idles == [True]
+    assert dropped == ["a", "b"]

@@ -1,0 +1,100 @@
+"""Paced SGLang: its own scheduler, the simulator's tokens, and every byte that moves is looked at."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from seer_core.errors import EngineError
+from seer_core.model import PromptGroup
+from seer_core.plugins.config import make_config
+from seer_core.plugins.loading import assemble
+from seer_core.runtime.runtime import Runtime
+
+pytestmark = pytest.mark.engine
+
+INSTANCES = {"instances": 2, "kv_capacity_tokens": 1024, "max_model_tokens": 512, "max_running": 16}
+LENGTHS = {"mean_tokens": 120, "cap_tokens": 400}
+PLUGINS = ["divided_rollout", "context_sched"]
+
+
+class Trace:
+    def __init__(self):
+        self.lines = []
+
+    def observe(self, now, event, commands):
+        self.lines.append(repr((now, event, commands)))
+
+
+def roll_out(engine="paced", observer=None, kv_pool="local", plugins=PLUGINS, **settings):
+    table = {**INSTANCES, "lengths": LENGTHS} | settings
+    if engine == "paced":
+        table["scheduler"] = "sglang"
+    tables = {
+        "seer": {"engine": engine, "kv_pool": kv_pool, "plugins": plugins},
+        "engine": {engine: table},
+    }
+    if kv_pool == "local":
+        tables["kv_pool"] = {"local": {"capacity_bytes": 1 << 24}}
+    if "divided_rollout" in plugins:
+        tables["plugin"] = {"divided_rollout": {"chunk_tokens": 48}}
+    config = make_config(tables, base_dir=Path(), origin="test")
+    assembly = assemble(config).with_observer(*([] if observer is None else [observer]))
+    groups = [
+        PromptGroup(f"g{g}", tuple(range(10 + g, 60 + g)), 4, table["lengths"]["cap_tokens"], seed=g)
+        for g in range(4)
+    ]
+
+    async def run():
+        async with Runtime(assembly, config.seer, config.rollout) as runtime:
+            return await asyncio.wait_for(runtime.rollout(groups).wait(), 240)
+
+    return asyncio.run(run())
+
+
+def said(result):
+    return {each.request_id: each.token_ids.tolist() for each in result.completions}
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return said(roll_out("sim", kv_pool="none"))
+
+
+def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens(simulated):
+    traces = Trace(), Trace()
+    first, second = (roll_out(observer=trace) for trace in traces)
+    assert traces[0].lines == traces[1].lines
+    assert first.summary == second.summary
+    assert first.summary.pool_tokens > 0
+    assert said(first) == simulated
+
+
+def test_what_sglang_retracts_is_written_to_the_same_tokens():
+    """SGLang expects that running requests write 70 % of what they may; these write nearly all."""
+    long = {
+        "instances": 1,
+        "kv_pool": "none",
+        "plugins": ["group_round_robin"],
+        "lengths": {"mean_tokens": 580, "sigma": 0.05, "cap_tokens": 600},
+        "kv_capacity_tokens": 4096,
+        "max_model_tokens": 1024,
+    }
+    result = roll_out(**long)
+    assert result.summary.preemptions > 0
+    assert said(result) == said(roll_out("sim", **long))
+
+
+def test_a_killed_instance_costs_time_and_no_token(simulated):
+    result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
+    assert result.summary.instances_lost == 1
+    assert said(result) == simulated
+
+
+def test_in_real_time_a_process_of_its_own_says_the_same(simulated):
+    assert said(roll_out(clock="real", instances=1)) == simulated
+
+
+def test_a_drafter_is_refused():
+    with pytest.raises(EngineError, match="does not draft on SGLang's scheduler: take the drafter out"):
+        roll_out(plugins=[*PLUGINS, "grouped_spec"])

@@ -1,0 +1,328 @@
+"""The Engine port over a worker whose messages a transport carries: a socket, or a call in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.model.events import InstanceDegraded, InstanceReported
+from seer_core.ports.contracts import implemented
+from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
+from seer_core.ports.engine import ChunkJob, InstanceSink
+from seer_core.ports.kv import KVPool
+from seer_core.ports.weights import WeightSpec, directory
+from seer_worker.client.launcher import RunningWorker
+from seer_worker.wire import (
+    AbortChunk,
+    Called,
+    ControlCall,
+    Degraded,
+    Failed,
+    Finished,
+    ForgetGroup,
+    FromWorker,
+    MeasureSteps,
+    PoolMessage,
+    PushSiblingTokens,
+    ResetCache,
+    Sleep,
+    Start,
+    Streamed,
+    Submit,
+    Telemetry,
+    ToWorker,
+    UpdateWeights,
+    Wake,
+)
+
+__all__ = ["InstanceSpec", "Peer", "Transport", "WorkerClient"]
+
+
+@attrs.frozen
+class InstanceSpec:
+    """What an instance is, wherever its worker runs.
+
+    ``instance`` is the import path of its class, or of a function that makes it, and ``settings`` plain data
+    for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
+    ``cannot_draft``, ``cannot_share_kv`` and ``cannot_wire`` (a pool that exchanges notes with its stores)
+    are the reason why this instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no
+    error.  ``model`` stands for the model's files.
+    """
+
+    instance: str
+    settings: Mapping[str, Any]
+    own_methods: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    cannot_draft: str | None = attrs.field(default=None, kw_only=True)
+    cannot_share_kv: str | None = attrs.field(default=None, kw_only=True)
+    cannot_wire: str | None = attrs.field(default=None, kw_only=True)
+    ignores_kv_pool: bool = attrs.field(default=False, kw_only=True)
+    model: str = attrs.field(default="", kw_only=True)
+
+
+class Peer(Protocol):
+    """Where a transport delivers what its worker sends."""
+
+    @property
+    def chunks(self) -> set[str]:
+        """The chunks that the worker has not answered."""
+        ...
+
+    def receive(self, message: FromWorker) -> None:
+        """Take a message, in order; not ``Ready`` nor ``Called``."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """Take note, once, that the worker is gone without having been asked to end."""
+        ...
+
+
+class Transport(Protocol):
+    """Starts one worker at a time and carries its messages."""
+
+    @property
+    def spec(self) -> InstanceSpec:
+        """What the instance is."""
+        ...
+
+    @property
+    def worker(self) -> RunningWorker | None:
+        """The worker's process; None while it is down, or if it has none of its own."""
+        ...
+
+    @property
+    def log(self) -> str:
+        """Where the worker's log is: a path, or a sentence."""
+        ...
+
+    async def open(self, start: Start, peer: Peer) -> InstanceInfo:
+        """Start the worker, which takes ``start`` with a scratch directory of its own.
+
+        Raises:
+            EngineError: it died while it started, or took too long.
+        """
+        ...
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message; without effect while the worker is down."""
+        ...
+
+    async def call(self, message: ControlCall) -> Called:
+        """Send a control message; return its answer, or why there is none as a refusal.
+
+        Raises:
+            EngineError: it did not answer in time, and was ended.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the worker, bounded; the peer receives nothing any more."""
+        ...
+
+
+class WorkerClient:
+    """One instance of an engine, as the runtime has it."""
+
+    def __init__(self, id: str, transport: Transport, labels: Mapping[str, str] | None = None) -> None:
+        self.id = id
+        self.transport = transport
+        self.chunks: set[str] = set()
+        self._labels = dict(labels or {})
+        self._drafter: Drafter | None = None
+        self._shares_text = False
+        self._kv_pool: KVPool | None = None
+        self._wired: KVPool | None = None
+        self._sink: InstanceSink | None = None
+        self._up = False
+
+    @property
+    def worker(self) -> RunningWorker | None:
+        """The worker's process; None while it is down, or if it has none of its own."""
+        return self.transport.worker
+
+    def set_drafter(self, drafter: Drafter | None) -> bool:
+        """Speculate with this drafter, or not at all, from the next ``start`` on; return whether it shares.
+
+        Raises:
+            EngineError: its engine does not draft.
+        """
+        rejection = self.transport.spec.cannot_draft
+        if drafter is not None and rejection is not None:
+            raise EngineError(f"instance {self.id!r} {rejection}")
+        self._drafter = drafter
+        self._shares_text = drafter is not None and drafter.shares()
+        return self._shares_text
+
+    def set_kv_pool(self, pool: KVPool | None) -> bool:
+        """Share KV through this pool, or not at all, from the next ``start`` on; return whether it will.
+
+        Raises:
+            EngineError: it cannot as it is configured.
+        """
+        spec = self.transport.spec
+        if pool is not None:
+            rejection = spec.cannot_share_kv or (
+                spec.cannot_wire if implemented(pool, "connect") is not None else None
+            )
+            if rejection is not None:
+                raise EngineError(f"instance {self.id!r} {rejection}")
+        self._kv_pool = None if spec.ignores_kv_pool else pool
+        return self._kv_pool is not None
+
+    async def start(self, sink: InstanceSink) -> InstanceInfo:
+        """Start the worker and load the model, as weight version 0; end an older worker first.
+
+        Raises:
+            EngineError: it died while loading, or took too long.
+        """
+        await self.stop()
+        self._wired = self._kv_pool if implemented(self._kv_pool, "connect") is not None else None
+        self._sink = sink
+        spec = self.transport.spec
+        start = Start(
+            spec.instance,
+            self.id,
+            dict(spec.settings),
+            "",
+            None if self._drafter is None else self._drafter.source(),
+            None if self._kv_pool is None else self._kv_pool.store(self.id),
+            spec.own_methods,
+        )
+        info = await self.transport.open(start, self)
+        self._up = True
+        if self._wired is not None:
+            self._wired.connect(self.id, self._send_note)
+        return msgspec.structs.replace(info, labels=self._labels, model=spec.model)
+
+    def submit(self, job: ChunkJob) -> None:
+        """Queue a chunk; on an instance just lost it is void with the others."""
+        if self._up:
+            self.chunks.add(job.id)
+            self._send(Submit(job))
+
+    def abort(self, job_id: str) -> None:
+        """Drop a chunk."""
+        self.chunks.discard(job_id)
+        self._send(AbortChunk(job_id))
+
+    def push_sibling_tokens(self, text: SiblingTokens) -> None:
+        """Send the drafter what a response has written on another instance."""
+        if self._shares_text:
+            self._send(PushSiblingTokens(text))
+
+    def forget_group(self, group_id: str) -> None:
+        """Drop what drafting and the KV pool keep of a group."""
+        if not (self._drafter is None and self._kv_pool is None):
+            self._send(ForgetGroup(group_id))
+
+    async def measure_steps(
+        self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
+    ) -> StepTimes:
+        """Measure the duration of decoding steps on this grid; without a drafter, of 0 draft tokens only.
+
+        Raises:
+            EngineError: the instance is busy or down, or can run no size of the grid.
+        """
+        answer = await self._call(MeasureSteps(tuple(batch), tuple(draft_tokens), context_tokens))
+        assert answer.step_times is not None
+        return answer.step_times
+
+    async def reset_cache(self) -> None:
+        """Drop all cached KV and all drafts; an EngineError if the instance is busy or down."""
+        await self._call(ResetCache())
+
+    async def update_weights(self, source: WeightSpec, version: int) -> str | None:
+        """Load what ``source`` names as weight version ``version``.
+
+        Raises:
+            EngineError: the instance is down, chunks are running, or the source does not hold the model's
+                tensors, finite and of their shapes: then nothing has changed.  Or a layer does not answer by
+                what was loaded: then the instance ends.
+        """
+        if source.directory is not None:  # the worker may have another working directory
+            source = directory(Path(source.directory).absolute())
+        answer = await self._call(UpdateWeights(source, version))
+        return answer.fingerprint
+
+    async def sleep(self) -> int:
+        """Give memory back until ``wake``; return the bytes, 0 from an engine without ``sleep``.
+
+        Raises:
+            EngineError: the instance is busy or down, or refuses.
+        """
+        return (await self._call(Sleep())).freed_bytes
+
+    async def wake(self) -> None:
+        """Take the memory again; an EngineError if the instance is down."""
+        await self._call(Wake())
+
+    async def stop(self) -> None:
+        """End the worker and all it started, bounded; the sink gets nothing any more."""
+        self._down()
+        await self.transport.close()
+
+    def receive(self, message: FromWorker) -> None:
+        """Pass a message of the worker on to the sink; results of chunks that were dropped are not."""
+        sink = self._sink
+        if sink is None:
+            return
+        match message:
+            case Finished(output) if output.job_id in self.chunks:
+                self.chunks.discard(output.job_id)
+                sink.chunk_finished(self.id, output)
+            case Failed(job_id, reason) if job_id in self.chunks:
+                self.chunks.discard(job_id)
+                sink.chunk_failed(self.id, job_id, reason)
+            case Streamed(piece) if piece.job_id in self.chunks:
+                sink.chunk_streamed(self.id, piece)
+            case Telemetry():
+                sink.reported(InstanceReported(self.id, **msgspec.structs.asdict(message)))
+            case Degraded(what, reason):
+                sink.degraded(InstanceDegraded(self.id, what, reason, self.transport.log))
+            case PoolMessage(note) if self._wired is not None:
+                try:
+                    self._wired.receive(self.id, note)
+                except Exception as error:
+                    self._wired = None  # until the next start
+                    reason = f"the KV pool failed: {type(error).__name__}: {error}"
+                    sink.degraded(InstanceDegraded(self.id, "kv_pool", reason, self.transport.log))
+            case _:
+                pass
+
+    def lost(self, reason: str) -> None:
+        """Report the loss of the worker to the sink."""
+        sink = self._sink
+        self._down()
+        if sink is not None:
+            sink.lost(self.id, reason)
+
+    def _down(self) -> None:
+        self._up = False
+        self._sink = None
+        self.chunks.clear()
+
+    def _send(self, message: ToWorker) -> None:
+        if self._up:
+            self.transport.send(message)
+
+    def _send_note(self, note: Mapping[str, int]) -> None:
+        self._send(PoolMessage(dict(note)))
+
+    async def _call(self, message: ControlCall) -> Called:
+        name = type(message).__name__
+        rejection: str | None = None
+        if not self._up:
+            rejection = "it is not running"
+        elif self.chunks:
+            rejection = f"{len(self.chunks)} chunks are running"
+        if rejection is None:
+            answer = await self.transport.call(message)
+            rejection = answer.rejection
+        if rejection is not None:
+            raise EngineError(f"{name} on instance {self.id!r}: {rejection}")
+        return answer

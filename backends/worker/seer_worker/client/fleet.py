@@ -1,0 +1,224 @@
+"""An engine plug-in's half in the runtime's process: settings that all engines have, and the fleet."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import attrs
+import msgspec
+from msgspec import Meta, Struct
+
+from seer_core.errors import ConfigError
+from seer_core.json_files import UNREADABLE, describe_flaw
+from seer_core.plugins.config_types import Seconds
+from seer_core.plugins.hookspecs import Startup
+from seer_core.plugins.labels import InstanceLabels, labels_of
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import Clock, ModelInfo
+from seer_worker.client.digest import digest_of
+from seer_worker.client.engine import WorkerClient
+from seer_worker.client.local import LocalLauncher
+from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.tokenizer import ModelTokenizer
+
+__all__ = [
+    "Few",
+    "Positive",
+    "ProcessSettings",
+    "WorkerFleet",
+    "WorkerSettings",
+    "make_fleet",
+    "read_model_info",
+]
+
+Positive = Annotated[int, Meta(ge=1)]
+Few = Annotated[int, Meta(ge=1, le=10_000)]
+
+NAME_A_MODEL = "give a directory with a Hugging Face model's files; nothing is downloaded"
+
+
+class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the workers of an engine run, and how long they may take for what.
+
+    ``python`` is the interpreter that runs the workers, where the engine lives in an environment of its own.
+    Without ``log_dir`` the workers' logs go to a temporary directory and stay only if something goes
+    wrong.  An instance that sends nothing for ``silence_timeout_s`` while it has chunks counts as lost.
+    """
+
+    python: str | None = None
+    start_timeout_s: Seconds = 180.0
+    stop_timeout_s: Seconds = 10.0
+    control_timeout_s: Seconds = 120.0
+    silence_timeout_s: Seconds = 300.0
+    log_dir: str | None = None
+
+    def resolve(self, startup: Startup) -> Self:
+        """Return them with absolute paths."""
+        paths = {
+            name: str(startup.path(value))
+            for name in ("python", "log_dir")
+            if (value := getattr(self, name)) is not None
+        }
+        return msgspec.structs.replace(self, **paths)
+
+    def launch(
+        self,
+        name: str,
+        instance: str,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+        **spec: Any,
+    ) -> Launch:
+        """Return how workers on this machine are launched for the engine ``name``.
+
+        ``instance``, ``settings`` and ``spec`` are as ``InstanceSpec`` has them; paths are absolute.
+        """
+        temporary = Path(tempfile.gettempdir(), f"seer-{name}-{secrets.token_hex(8)}")
+        return Launch(
+            instance=instance,
+            settings=settings,
+            environment=environment,
+            launcher=LocalLauncher(Path(self.log_dir or temporary), keep_logs=self.log_dir is not None),
+            start_timeout_s=self.start_timeout_s,
+            stop_timeout_s=self.stop_timeout_s,
+            control_timeout_s=self.control_timeout_s,
+            silence_timeout_s=self.silence_timeout_s,
+            interpreter=self.python or sys.executable,
+            **spec,
+        )
+
+
+class WorkerSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The keys that the table of every engine in worker processes has.
+
+    ``model`` is a directory, relative to the config file; ``max_model_tokens`` 0 means the model's own limit.
+    Placers see ``labels``, one table for all instances or a list with one for each.
+    """
+
+    model: str
+    instances: Few = 1
+    max_model_tokens: Annotated[int, Meta(ge=0)] = 0
+    max_running: Positive = 64
+    labels: InstanceLabels = {}
+
+
+@attrs.frozen
+class WorkerFleet:
+    """Instances in worker processes, on the machine's clock."""
+
+    engines: Sequence[WorkerClient]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: ModelTokenizer | None
+
+
+def make_fleet(
+    name: str,
+    settings: WorkerSettings,
+    startup: Startup,
+    instance: str,
+    arguments: Mapping[str, Any],
+    environments: Sequence[Mapping[str, str]],
+    *,
+    max_temperature: float | None = None,
+    own_methods: tuple[str, ...] = (),
+    cannot_draft: str | None = None,
+    cannot_share_kv: str | None = None,
+    ignores_kv_pool: bool = False,
+) -> WorkerFleet:
+    """Return the instances of the table ``[engine.<name>]``, not yet started.
+
+    Args:
+        name: the plug-in's.
+        settings: the table's.
+        startup: where relative paths start.
+        instance: the import path of the class that a worker makes.
+        arguments: plain data for it, its ``start.settings``.
+        environments: one for each instance's worker.
+        max_temperature: the highest that the engine samples with, None without a limit.
+        own_methods: as ``Launch`` has it, like the arguments that follow.
+        cannot_draft: likewise.
+        cannot_share_kv: likewise.
+        ignores_kv_pool: likewise.
+
+    Raises:
+        ConfigError: there is no such model, or a setting does not fit it.
+    """
+    table = f"engine.{name}"
+    model_dir = startup.path(settings.model)
+    model = read_model_info(model_dir, settings.max_model_tokens, table, max_temperature)
+    digest = digest_of(model_dir)
+    launch = settings.resolve(startup).launch(
+        name,
+        instance,
+        arguments,
+        {},
+        own_methods=own_methods,
+        cannot_draft=cannot_draft,
+        cannot_share_kv=cannot_share_kv,
+        ignores_kv_pool=ignores_kv_pool,
+        model=digest,
+    )
+    labels = labels_of(settings.labels, settings.instances, table)
+    engines = [
+        process_client(f"{name}-{index}", attrs.evolve(launch, environment=environment), labels[index])
+        for index, environment in enumerate(environments)
+    ]
+    tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
+    return WorkerFleet(engines, RealClock(), msgspec.structs.replace(model, digest=digest), tokenizer)
+
+
+class TextConfig(Struct, frozen=True):
+    """What is needed of a language model's ``config.json``."""
+
+    vocab_size: Positive | None = None
+    max_position_embeddings: Positive | None = None
+
+
+class ModelConfig(TextConfig, frozen=True):
+    """The same, of a model that may see as well."""
+
+    text_config: TextConfig | None = None
+
+
+def read_model_info(
+    model_dir: Path, max_model_tokens: int, table: str, max_temperature: float | None = None
+) -> ModelInfo:
+    """Read the vocabulary size and the length limit from the model's ``config.json``.
+
+    Raises:
+        ConfigError: there is no such model, or ``max_model_tokens`` is more than it can take.
+    """
+    path = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise ConfigError(f"{table}.model: {model_dir} is no directory; {NAME_A_MODEL}")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{table}.model: {path} cannot be read: {describe_flaw(error)}; {NAME_A_MODEL}"
+        ) from error
+    try:
+        config = msgspec.json.decode(raw, type=ModelConfig)
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"{table}.model: {path} is no model's configuration: {describe_flaw(error, raw)}; {NAME_A_MODEL}"
+        ) from error
+    text = config.text_config or config
+    for name in ("vocab_size", "max_position_embeddings"):
+        if getattr(text, name) is None:
+            raise ConfigError(f"{table}.model: {path} lacks {name!r}; {NAME_A_MODEL}")
+    assert text.vocab_size is not None
+    assert text.max_position_embeddings is not None
+    limit = text.max_position_embeddings
+    if max_model_tokens > limit:
+        raise ConfigError(
+            f"{table}.max_model_tokens = {max_model_tokens}, but the model in {model_dir} takes {limit};"
+            " lower it"
+        )
+    return ModelInfo(text.vocab_size, max_model_tokens or limit, max_temperature)

@@ -1,0 +1,124 @@
+"""Workers as child processes of the runtime, each on one end of a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from seer_core.process import ChildProcess, log_tail
+from seer_worker.client.channel import Channel
+from seer_worker.wire import FromWorker, Shutdown, ToWorker
+
+__all__ = ["LocalLauncher", "LocalWorker"]
+
+LOG_TAIL_LINES = 15
+
+
+@attrs.frozen
+class LocalLauncher:
+    """Starts child processes; each appends what it writes to a file in ``log_dir``.
+
+    Without ``keep_logs`` a log may be discarded once its worker has ended without a failure.
+    """
+
+    log_dir: Path
+    keep_logs: bool = True
+
+    async def launch(self, name: str, interpreter: str, environment: Mapping[str, str]) -> LocalWorker:
+        """Start a worker in a process group of its own."""
+        self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log_path = self.log_dir / f"{name}.log"
+        ours, theirs = socket.socketpair()
+        # -P: nothing is imported from where it runs
+        command = (interpreter, "-P", "-m", "seer_worker.process.child", str(theirs.fileno()))
+        try:
+            with theirs, log_path.open("ab") as log:
+                log_start = log.tell()
+                process = ChildProcess(command, environment=environment, log=log, pass_fds=[theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        channel = Channel(*await asyncio.open_unix_connection(sock=ours))
+        scratch = Path(tempfile.mkdtemp(prefix="seer-worker-"))
+        return LocalWorker(process, channel, log_path, log_start, scratch, self.keep_logs)
+
+
+class LocalWorker:
+    """A ``RunningWorker`` in a child process, which leads a process group of its own."""
+
+    def __init__(
+        self,
+        process: ChildProcess,
+        channel: Channel,
+        log_path: Path,
+        log_start: int,
+        scratch: Path,
+        keep_log: bool,
+    ) -> None:
+        self._process = process
+        self._channel = channel
+        self._log_path, self._log_start, self._keep_log = log_path, log_start, keep_log
+        self._scratch = scratch
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, which is also its process group."""
+        return self._process.pid
+
+    @property
+    def scratch(self) -> str:
+        """The worker's own directory, which ``end`` removes."""
+        return str(self._scratch)
+
+    @property
+    def log(self) -> str:
+        """The path of its log."""
+        return str(self._log_path)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received from it so far."""
+        return self._channel.received_bytes
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message at the end of this turn of the event loop."""
+        self._channel.send(message)
+
+    async def receive(self) -> list[FromWorker]:
+        """Wait for the next messages."""
+        return await self._channel.receive()
+
+    async def end(self, grace_s: float = 0.0) -> str:
+        """Ask, wait ``grace_s``, terminate, wait, kill."""
+        if grace_s > 0:
+            self.send(Shutdown())
+        thread = ThreadPoolExecutor(1, "seer-worker-end")  # of its own: all workers end at the same time
+        ended = asyncio.wrap_future(thread.submit(self._process.end, grace_s))
+        thread.shutdown(wait=False)
+        reason = await ended
+        self._channel.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return reason if self._channel.fatal is None else self._channel.fatal
+
+    def last_words(self) -> str:
+        """Return the last lines of its log, unless the worker has sent the reason of its end."""
+        if self._channel.fatal is not None:
+            return f"its log is {self._log_path}"
+        with self._log_path.open("rb") as log:
+            lines = log_tail(log, self._log_start)
+        return "\n".join([f"the last lines of {self._log_path}:", *lines[-LOG_TAIL_LINES:]])
+
+    def discard_log(self) -> None:
+        """Remove the log, and the directory with the last one in it."""
+        if not self._keep_log:
+            self._log_path.unlink(missing_ok=True)
+            with suppress(OSError):  # another instance's log is still there
+                self._log_path.parent.rmdir()

@@ -1,0 +1,229 @@
+"""The transport to a worker in a process of its own: a socket, time limits, and how the process ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from time import monotonic
+
+import attrs
+import msgspec
+
+from seer_core.errors import EngineError
+from seer_core.frames import WireError
+from seer_core.json_files import describe_flaw
+from seer_core.model import InstanceInfo
+from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
+from seer_worker.client.launcher import Launcher, RunningWorker
+from seer_worker.wire import (
+    Called,
+    ControlCall,
+    Degraded,
+    FromWorker,
+    Ready,
+    Start,
+    Submit,
+    ToWorker,
+)
+
+__all__ = ["Launch", "ProcessTransport", "process_client"]
+
+LOSS_GRACE_S = 2.0
+LONGEST_TURN_S = 1.0
+"""A wait for the worker is cut into turns, so that one in which the event loop was blocked is noticed."""
+
+
+@attrs.frozen(kw_only=True)
+class Launch(InstanceSpec):
+    """How an instance's worker is started, and how long it may take for what.
+
+    ``launcher`` decides where the worker runs, with exactly this ``environment``, under ``interpreter``:
+    another one than this process has, where the engine lives in another environment, which then has
+    ``seer_worker`` too.  ``silence_timeout_s`` bounds how long it may send nothing while it has chunks.
+    """
+
+    environment: Mapping[str, str]
+    launcher: Launcher
+    start_timeout_s: float
+    stop_timeout_s: float
+    control_timeout_s: float
+    silence_timeout_s: float
+    interpreter: str = sys.executable
+
+
+def process_client(id: str, launch: Launch, labels: Mapping[str, str] | None = None) -> WorkerClient:
+    """Return an instance in a worker process, not yet started."""
+    return WorkerClient(id, ProcessTransport(launch), labels)
+
+
+class ProcessTransport:
+    """Carries the messages of a worker that ``launch`` starts."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.worker: RunningWorker | None = None
+        self._peer: Peer | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._calls: deque[asyncio.Future[Called]] = deque()
+        self._busy_since_s = 0.0
+        self._keeps_log = False
+
+    @property
+    def spec(self) -> Launch:
+        """What the instance is, and how its worker is started."""
+        return self.launch
+
+    @property
+    def log(self) -> str:
+        """Where the worker's log is."""
+        return "" if self.worker is None else self.worker.log
+
+    async def open(self, start: Start, peer: Peer) -> InstanceInfo:
+        """Launch a worker and wait until it is ready.
+
+        Raises:
+            EngineError: it died while it started, or took longer than ``start_timeout_s``.
+        """
+        launch, id = self.launch, start.instance_id
+        try:
+            worker = await launch.launcher.launch(id, launch.interpreter, launch.environment)
+        except OSError as error:
+            raise EngineError(
+                f"instance {id!r} did not start: {launch.interpreter} cannot be run: {describe_flaw(error)};"
+                " correct `python` in its engine's table"
+            ) from error
+        self.worker, self._peer = worker, peer
+        try:
+            worker.send(msgspec.structs.replace(start, scratch=worker.scratch))
+            async with asyncio.timeout(launch.start_timeout_s):
+                info = await self._ready(worker, peer)
+        except (EOFError, WireError, TimeoutError) as error:
+            self._keeps_log = True
+            how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
+            if isinstance(error, WireError):
+                how = f"its worker and it do not understand each other: {error}"
+            elif isinstance(error, TimeoutError):
+                how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
+            self.worker = None
+            raise EngineError(f"instance {id!r} did not start: {how}\n{worker.last_words()}") from error
+        except BaseException:
+            await worker.end()
+            self.worker = None
+            raise
+        self._listener = asyncio.create_task(self._listen(worker, peer))
+        return info
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message at the end of this turn of the event loop."""
+        if self.worker is not None:
+            assert self._peer is not None
+            if isinstance(message, Submit) and len(self._peer.chunks) == 1:
+                self._busy_since_s = monotonic()
+            self.worker.send(message)
+
+    async def call(self, message: ControlCall) -> Called:
+        """Send a control message and wait for its answer; answers come in order."""
+        worker, limit_s = self.worker, self.launch.control_timeout_s
+        assert worker is not None
+        call: asyncio.Future[Called] = asyncio.get_running_loop().create_future()
+        self._calls.append(call)
+        worker.send(message)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call
+        except TimeoutError:
+            # It may obey yet, with weights that the runtime does not count on; so it is lost.
+            if self.worker is not None and self._listener is not None:
+                listener = self._listener
+                await worker.end()
+                await asyncio.wait({listener})  # which reports the loss first
+            return Called(f"no answer after {limit_s:g} s; the instance was ended")
+
+    async def close(self) -> None:
+        """End the worker and all it started, within ``stop_timeout_s`` and a few seconds more."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            with suppress(asyncio.CancelledError):
+                await listener
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            self._fail_calls("it was stopped")
+            await worker.end(self.launch.stop_timeout_s)
+            if not self._keeps_log:
+                worker.discard_log()
+
+    async def _ready(self, worker: RunningWorker, peer: Peer) -> InstanceInfo:
+        info = None
+        while info is None:
+            for message in await worker.receive():
+                if isinstance(message, Ready):
+                    info = message.info
+                else:
+                    self._deliver(message, peer)
+        return info
+
+    async def _listen(self, worker: RunningWorker, peer: Peer) -> None:
+        """Deliver messages until the worker is gone, and then its loss, once."""
+        try:
+            while True:
+                for message in await self._receive(worker, peer):
+                    self._deliver(message, peer)
+        except EOFError:
+            reason = await worker.end(LOSS_GRACE_S)
+        except WireError as error:
+            await worker.end()
+            reason = f"its worker sent no message of Seer's: {error}"
+        except TimeoutError:
+            await worker.end()
+            limit_s, chunks = self.launch.silence_timeout_s, len(peer.chunks)
+            reason = f"silent for silence_timeout_s = {limit_s:g} with {chunks} chunks"
+        self._keeps_log = True
+        self.worker = self._listener = None
+        self._fail_calls(reason)
+        peer.lost(reason)
+
+    async def _receive(self, worker: RunningWorker, peer: Peer) -> list[FromWorker]:
+        """Wait for the next messages.
+
+        Only time in which the worker has chunks, and in which this loop would have received something, is
+        silence: a turn that took longer than it should is not counted, for the loop was blocked, and what the
+        worker sent meanwhile is read next.
+
+        Raises:
+            TimeoutError: the worker has sent no byte for ``silence_timeout_s``.
+        """
+        silence_s = self.launch.silence_timeout_s
+        turn_s = min(LONGEST_TURN_S, silence_s / 4)
+        silent_s = 0.0
+        while True:
+            begun_s, received = monotonic(), worker.received_bytes
+            try:
+                # Not wait_for: on Python 3.11 it can swallow the cancellation that ``close`` relies on.
+                async with asyncio.timeout(turn_s if silent_s < silence_s else 0):
+                    return await worker.receive()
+            except TimeoutError:
+                if not peer.chunks or worker.received_bytes != received:
+                    silent_s = 0.0
+                elif silent_s >= silence_s:
+                    raise
+                elif monotonic() - begun_s < 2 * turn_s:
+                    silent_s += monotonic() - max(begun_s, self._busy_since_s)
+
+    def _deliver(self, message: FromWorker, peer: Peer) -> None:
+        if isinstance(message, Called):
+            call = self._calls.popleft()
+            if not call.done():
+                call.set_result(message)
+            return
+        self._keeps_log |= isinstance(message, Degraded)
+        peer.receive(message)
+
+    def _fail_calls(self, reason: str) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            if not call.done():
+                call.set_result(Called(reason))

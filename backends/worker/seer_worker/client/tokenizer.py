@@ -1,0 +1,155 @@
+"""The model's tokenizer and chat template without transformers, whose import takes seconds.
+
+A template is rendered in the environment, and with the variables, that transformers 5 gives it; a test holds
+both against each other, template by template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from seer_core.errors import ConfigError, PromptError, SeerError
+from seer_core.json_files import JsonFormat, describe_flaw, read_bytes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+__all__ = ["ModelTokenizer"]
+
+
+REMEDY = "copy the model's files anew"
+
+_CONFIG = JsonFormat[dict[str, Any]](dict[str, Any], "no tokenizer's configuration", REMEDY, ConfigError)
+
+
+class ModelTokenizer:
+    """Reads ``tokenizer.json`` and the chat template beside it, when first used."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._dir = model_dir
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the ids of a chat, with the model's template and the generation prompt."""
+        text = self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._special_tokens,
+        )
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except SeerError:
+            raise
+        except Exception as error:  # the library raises no other kind
+            raise PromptError(
+                f"the tokenizer in {self._dir} refused the text: {describe_flaw(error)}"
+            ) from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        path = self._dir / "tokenizer.json"
+        raw = read_bytes(path, REMEDY, ConfigError)
+        try:
+            return Tokenizer.from_buffer(raw)
+        # The library raises bare exceptions, and where Rust panics what is no Exception.
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ConfigError(f"{path} is no tokenizer: {describe_flaw(error, raw)}; {REMEDY}") from error
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        path = self._dir / "tokenizer_config.json"
+        return _CONFIG.read(path) if path.exists() else {}
+
+    @property
+    def _special_tokens(self) -> dict[str, str]:
+        """The named special tokens, which chat templates refer to."""
+        named = {key: value for key, value in self._config.items() if key.endswith("_token")}
+        plain = {
+            key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()
+        }
+        return {key: value for key, value in plain.items() if isinstance(value, str)}
+
+    @cached_property
+    def _template(self) -> Template:
+        """The chat template, in the environment transformers gives it."""
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        from seer_worker.client.generation import Generation
+
+        def raise_exception(message: str) -> NoReturn:
+            raise TemplateError(message)
+
+        source = self._source()
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+        try:
+            return environment.from_string(source)
+        # Jinja raises TemplateSyntaxError, or what Python's own compiler makes of what it generates.
+        except Exception as error:
+            raise ConfigError(
+                f"{self._dir}: its chat template is broken: {describe_flaw(error)}; {REMEDY}"
+            ) from error
+
+    def _source(self) -> str:
+        """Return the template; of several named ones the one named ``default``."""
+        path = self._dir / "chat_template.jinja"
+        try:
+            source = path.read_text("utf-8") if path.exists() else self._config.get("chat_template")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is no chat template: {describe_flaw(error)}; {REMEDY}") from error
+        if isinstance(source, list):
+            try:
+                named = {each["name"]: each["template"] for each in source}
+            except (TypeError, KeyError) as error:
+                raise ConfigError(
+                    f"{self._dir}: its chat templates are no list of names and templates; {REMEDY}"
+                ) from error
+            if "default" not in named:
+                raise PromptError(
+                    f"{self._dir} has chat templates named {', '.join(map(str, named))}, and none named"
+                    " default; give prompts as text or token ids"
+                )
+            source = named["default"]
+        if not isinstance(source, str):
+            raise PromptError(f"{self._dir} has no chat template; give prompts as text or token ids")
+        return source
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as transformers' filter does, without escaping it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -1,0 +1,270 @@
+"""What drafts in a worker: a ``DraftSource``, or a method that the engine brings itself.
+
+An engine asks for drafts after each step, with the tokens just sampled.  ``Drafting`` is what both kinds
+share: the time they take, the switch to made-up drafts while steps are measured, and what happens when they
+fail.  A method that fails is not called again; the instance goes on without drafts, and reports it to the
+runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
+from operator import add
+from time import perf_counter
+from typing import Any
+
+import attrs
+import numpy as np
+import structlog
+
+from seer_core.errors import EngineError
+from seer_core.ports.drafting import DraftBatch, DraftSource, SiblingTokens, SourceSpec, tree_flaw
+from seer_core.ports.engine import ChunkJob
+from seer_worker.process.loader import ImportedClass
+from seer_worker.process.troubles import DegradationLog
+
+__all__ = ["SOURCE", "Drafting", "SourceProposer", "check_source"]
+
+log = structlog.get_logger("seer")
+
+SOURCE: ImportedClass[DraftSource] = ImportedClass(
+    "draft source", DraftSource, "correct what the drafter in [seer].plugins names, or drop that plug-in"
+)
+
+Drafts = list[list[int]]
+Text = Callable[[int, int, int], list[int]]
+
+
+def check_source(spec: SourceSpec, own_methods: Sequence[str]) -> None:
+    """Make sure that a source is one of the engine's own methods, or a class that can be imported.
+
+    Raises:
+        EngineError: there is no such source.
+    """
+    if spec.draft_tokens < 1:
+        raise EngineError(
+            f"draft source {spec.path!r}: {spec.draft_tokens} draft tokens; it must be 1 at least"
+        )
+    if spec.path in own_methods:
+        return
+    engine, _, _ = spec.path.partition(":")
+    own = [method for name, _, method in (each.partition(":") for each in own_methods) if name == engine]
+    if own:
+        raise EngineError(f"draft source {spec.path!r}: of {engine}'s methods only {', '.join(own)} will do")
+    SOURCE.load(spec.path)
+
+
+class Drafting:
+    """Drafts for a batch, timed; without any once the method behind it has failed."""
+
+    def __init__(self, draft_tokens: int, vocab_size: int) -> None:
+        self.draft_tokens = draft_tokens
+        self.seconds = 0.0
+        self.failed = False
+        self.degradations = DegradationLog("drafting")
+        self.made_up: int | None = None
+        """While it is not None: so many tokens of no meaning for everyone, instead of drafts."""
+        self._nonsense: list[int] = np.random.default_rng(0).integers(0, vocab_size, 1 << 12).tolist()
+        self._offset = 0
+
+    def draft(self, sampled: Sequence[Sequence[int]], propose: Callable[[], Drafts]) -> Drafts:
+        """Return drafts, a list for each request: what ``propose`` returns, if all is well."""
+        if self.made_up is not None:
+            return [self._make_up(self.made_up) if tokens else [] for tokens in sampled]
+        if self.failed:
+            return [[] for _ in sampled]
+        begun = perf_counter()
+        try:
+            return propose()
+        except Exception as error:
+            self.fail(error)
+            return [[] for _ in sampled]
+        finally:
+            self.seconds += perf_counter() - begun
+
+    def fail(self, error: Exception) -> None:
+        """Draft no more, and report the reason."""
+        self.failed = True
+        log.error("draft_source_failed", exc_info=error)
+        self.degradations.report(f"the draft source failed: {type(error).__name__}: {error}")
+
+    def _make_up(self, tokens: int) -> list[int]:
+        self._offset = (self._offset + tokens) % (len(self._nonsense) - self.draft_tokens)
+        return self._nonsense[self._offset : self._offset + tokens]
+
+
+@attrs.define(eq=False)
+class _Chunk:
+    """An open chunk: the source's handle of it, its length at most, and how many tokens the source has."""
+
+    handle: int
+    end: int
+    known: int
+
+
+class SourceProposer:
+    """Asks a source once per step for the whole batch.
+
+    Chunks have to be opened before they run, by the ids the engine has for them, and closed.  Until
+    ``attach``, and in processes without a source, no request gets a draft.  Engines that verify more than one
+    of a draft's ``paths`` at once ask for trees.
+    """
+
+    def __init__(self, draft_tokens: int, vocab_size: int, max_running: int, paths: int = 1) -> None:
+        self.drafting = Drafting(draft_tokens, vocab_size)
+        self._vocab_size = vocab_size
+        self._paths = paths
+        self._source: DraftSource | None = None
+        self._request_ids: Callable[[], list[str]] = list
+        self._batched: list[str] = []
+        self._open: dict[str, _Chunk] = {}
+        self._batch: DraftBatch | None = None
+        self._chunks: list[_Chunk] = []
+        self._ends: list[int] = []
+        self._known: list[int] = []
+        self._handles, self._lengths, self._written, self._limits, self._counts = (
+            np.zeros(max_running, np.int32) for _ in range(5)
+        )
+        self._drafts = np.zeros((max_running, draft_tokens), np.int32)
+        self._line = np.arange(-1, draft_tokens - 1, dtype=np.int32)
+        self._parents = np.tile(self._line, (max_running, 1))
+
+    def attach(self, source: DraftSource, request_ids: Callable[[], list[str]]) -> None:
+        """Draft with ``source``; ``request_ids`` returns the batch's, in order."""
+        self._source, self._request_ids = source, request_ids
+
+    def open(self, request_id: str, job: ChunkJob) -> None:
+        """Open a chunk in the source, and remember where it ends."""
+        handle = self._tell("open", job)
+        if handle is not None:
+            tokens = len(job.token_ids)
+            self._open[request_id] = _Chunk(handle, tokens + job.max_tokens, tokens)
+
+    def close(self, request_id: str) -> None:
+        """Close a chunk in the source."""
+        opened = self._open.pop(request_id, None)
+        if opened is not None:
+            self._tell("close", opened.handle)
+
+    def add_sibling_tokens(self, text: SiblingTokens) -> None:
+        """Pass on to the source what a response has written on another instance."""
+        self._tell("add_sibling_tokens", text)
+
+    def forget(self, group_id: str) -> None:
+        """Have the source drop a group that is over."""
+        self._tell("forget", group_id)
+
+    def reset(self) -> None:
+        """Have the source drop everything."""
+        self._tell("reset")
+
+    def stats(self) -> dict[str, float]:
+        """Return the source's figures."""
+        try:
+            return {str(name): float(value) for name, value in (self._tell("stats") or {}).items()}
+        except Exception as error:
+            self.drafting.fail(error)
+            return {}
+
+    def stop(self) -> None:
+        """End what the source started."""
+        if self._source is not None:
+            with suppress(Exception):
+                self._source.stop()
+
+    def propose_for(
+        self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
+    ) -> Drafts:
+        """Return drafts for the next step, a list for each request of the batch.
+
+        Args:
+            sampled: the tokens that each request got in the step just made.
+            lengths: tokens of its prompt and response so far.
+            text: ``text(b, start, stop)`` returns tokens of request b; asked for those of steps that went by
+                without this call.
+            most: draft tokens of a request at most, where the engine has not room for as many as ever.
+        """
+        most = self.drafting.draft_tokens if most is None else most
+        drafts = self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, text, most))
+        return [draft[:most] for draft in drafts]
+
+    def propose_trees(
+        self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
+    ) -> tuple[Drafts, Drafts]:
+        """Return trees for the next step: each request's tokens, and each token's parent (``DraftBatch``)."""
+        self._parents[:] = self._line
+        drafts = self.propose_for(sampled, lengths, text, most)
+        parents = self._parents[: len(drafts)].tolist()
+        return drafts, [row[: len(draft)] for row, draft in zip(parents, drafts, strict=True)]
+
+    def _ask(self, sampled: list[list[int]], lengths: list[int], text: Text, most: int) -> Drafts:
+        if self._source is None:
+            return [[] for _ in sampled]
+        batch = self._arrange()
+        # Lists, not numpy: on batches of this size it takes half the time.
+        counts = list(map(len, sampled))
+        limits = [
+            min(max(end - length - 1, 0), most) if count else 0  # 0 in the middle of a prefill
+            for count, end, length in zip(counts, self._ends, lengths, strict=True)
+        ]  # the token after the last draft may be the chunk's last
+        if list(map(add, self._known, counts)) != lengths:
+            sampled = [text(b, known, lengths[b]) for b, known in enumerate(self._known)]
+            counts = list(map(len, sampled))
+        self._known = lengths
+        batch.lengths[:] = lengths
+        batch.written[:] = counts
+        batch.new_tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
+        batch.limits[:] = limits
+        batch.counts.fill(0)
+        self._source.propose(batch)
+        counts = batch.counts.tolist()
+        if not any(counts):
+            return [[] for _ in sampled]
+        if not all(0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
+            raise ValueError(f"drafts of {counts} tokens for limits {limits}")
+        drafts = [row[:count] for row, count in zip(batch.drafts.tolist(), counts, strict=True)]
+        least, highest = min(map(min, filter(None, drafts))), max(map(max, filter(None, drafts)))
+        if least < 0 or highest >= self._vocab_size:
+            raise ValueError(f"drafts with tokens from {least} to {highest}")
+        if self._paths > 1:
+            for draft, parents in zip(drafts, batch.parents.tolist(), strict=True):
+                flaw = tree_flaw(draft, parents[: len(draft)], self._paths)
+                if flaw is not None:
+                    raise ValueError(f"a draft with {flaw}")
+        return drafts
+
+    def _arrange(self) -> DraftBatch:
+        """Return the batch's arrays; made anew only where requests have come, gone or moved."""
+        ids = self._request_ids()
+        if self._batch is None or ids != self._batched:
+            for chunk, known in zip(self._chunks, self._known, strict=True):
+                chunk.known = known
+            size = len(ids)
+            self._chunks = chunks = [self._open[id] for id in ids]
+            self._handles[:size] = [chunk.handle for chunk in chunks]
+            self._ends = [chunk.end for chunk in chunks]
+            self._known = [chunk.known for chunk in chunks]
+            self._batched = list(ids)
+            self._batch = DraftBatch(
+                handles=self._handles[:size],
+                lengths=self._lengths[:size],
+                written=self._written[:size],
+                new_tokens=self._written[:0],
+                limits=self._limits[:size],
+                drafts=self._drafts[:size],
+                parents=self._parents[:size],
+                counts=self._counts[:size],
+            )
+        return self._batch
+
+    def _tell(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the source; None without a source that works."""
+        if self._source is None or self.drafting.failed:
+            return None
+        try:
+            return getattr(self._source, method)(*arguments)
+        except Exception as error:
+            self.drafting.fail(error)
+            return None

@@ -1,0 +1,79 @@
+"""What an instance has in the KV pool of its requests and groups; blocks are named by the engine's keys.
+
+Blocks are copied out of the store, and checked, before the engine is promised a single token of them, so that
+what is promised can always be loaded.  They are written to the store before their request's end, or
+preemption, is reported, so that the instance that goes on with the request finds them.  A response that is
+over is dropped from the store at once, its prompt with the last of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from seer_core.ports.kv import KVStore
+from seer_worker.process.stores import FailsafeStore, PrefetchedBlocks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+__all__ = ["PooledRequests"]
+
+
+class PooledRequests:
+    """The requests of an instance whose KV may be in the pool, and the prompts of their groups."""
+
+    def __init__(self, store: FailsafeStore, block_bytes: int) -> None:
+        self.store = store
+        self._block_bytes = block_bytes
+        self._staged: dict[str, PrefetchedBlocks] = {}
+        self._prompts: dict[str, Sequence[bytes]] = {}
+
+    def stage(self, request_id: str, first: int, keys: Sequence[bytes]) -> int:
+        """Copy out what the store has of ``keys``, those of a request from its block ``first`` on.
+
+        Return the number of blocks that ``take`` will return.  A second call for the same ``first`` copies
+        nothing.
+        """
+        staged = self._staged.get(request_id)
+        if staged is None or staged.first != first:
+            staged = self._staged[request_id] = PrefetchedBlocks(
+                first, self.store.fetch(keys, self._block_bytes)
+            )
+        return len(staged.blocks)
+
+    def take(self, request_id: str) -> PrefetchedBlocks | None:
+        """Return what is staged, to be loaded, and stage nothing any more."""
+        return self._staged.pop(request_id, None)
+
+    def save(self, keys: Sequence[bytes], read: Callable[[list[int]], Bytes]) -> None:
+        """Put the blocks that the store lacks; ``read`` returns those of these positions in ``keys``."""
+
+        def save(store: KVStore) -> None:
+            lacking = store.lacks(keys)
+            if lacking:
+                store.put([keys[i] for i in lacking], read(lacking))
+
+        self.store.ask(save, None)
+
+    def beyond_prompt(self, group_id: str, keys: Sequence[bytes], prompt_blocks: int) -> Sequence[bytes]:
+        """Keep the keys of a group's prompt until ``forget_group``; return the other keys of a request."""
+        self._prompts.setdefault(group_id, keys[:prompt_blocks])
+        return keys[prompt_blocks:]
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks that no request needs any more."""
+        if keys:
+            self.store.ask(lambda store: store.drop(keys), None)
+
+    def forget_group(self, group_id: str) -> None:
+        """Drop the prompt of a group that is over."""
+        self.drop(self._prompts.pop(group_id, []))
+
+    def reset(self) -> None:
+        """Forget all groups; their blocks stay."""
+        self._prompts.clear()

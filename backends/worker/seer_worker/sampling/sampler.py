@@ -1,0 +1,79 @@
+"""Keyed sampling for an engine that has a batch of chunks and a row of logits for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from seer_core.ports.engine import ChunkJob
+from seer_worker.process.instance import LogitRow
+from seer_worker.sampling.keyed import keyed_choices, noise_steps
+
+__all__ = ["LogitRecorder", "Sampler"]
+
+
+class LogitRecorder:
+    """Keeps the logits that tokens are chosen from, while they are asked for."""
+
+    def __init__(self) -> None:
+        self._rows: list[LogitRow] | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether they are asked for."""
+        return self._rows is not None
+
+    def turn(self, on: bool) -> list[LogitRow]:
+        """Begin or end to keep rows; return those kept so far."""
+        kept, self._rows = self._rows, [] if on else None
+        return kept or []
+
+    def see(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> None:
+        """Keep these rows, if they are asked for."""
+        if self._rows is not None:
+            rows = zip(seeds.tolist(), positions.tolist(), logits.float().cpu().clone().numpy(), strict=True)
+            self._rows += [LogitRow(*row) for row in rows]
+
+
+class Sampler:
+    """Chooses one token for each chunk of a batch."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.watch = LogitRecorder()
+        self._device = device
+        self._vocab_size = vocab_size
+        self._steps = noise_steps(vocab_size, device)
+
+    def choose(
+        self, logits: Tensor, jobs: Sequence[ChunkJob], positions: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
+        """Return the next token of each chunk, and its log-prob in the model's own distribution.
+
+        Args:
+            logits: one row for each chunk, [jobs, vocab].
+            jobs: the chunks.
+            positions: how many tokens each has so far, prompt included.
+        """
+        logits = logits.to(torch.float32)
+        sampling = [job.sampling for job in jobs]
+        seeds, places = self._column([job.seed for job in jobs]), self._column(positions)
+        top_k = [min(each.top_k, self._vocab_size) or self._vocab_size for each in sampling]
+        self.watch.see(logits, seeds, places)
+        chosen = keyed_choices(
+            logits,
+            torch.tensor([each.temperature for each in sampling], device=self._device),
+            self._column(top_k) if min(top_k) < self._vocab_size else None,
+            torch.tensor([each.top_p for each in sampling], device=self._device)
+            if any(each.top_p < 1 for each in sampling)
+            else None,
+            seeds,
+            places,
+            self._steps,
+        )
+        logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+        return chosen.tolist(), logprobs.tolist()
+
+    def _column(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)

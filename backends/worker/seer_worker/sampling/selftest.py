@@ -1,0 +1,117 @@
+"""Does this engine sample by key?  Asked of every instance before it is ready, by recomputing what it chose.
+
+Two short responses are run, and the instance returns the logits from which each token was chosen.  What
+the key of the request chooses from these logits must be the token that came out, and the log-prob must be
+theirs.  So an engine whose sampling hook was not called, or that takes other seeds or positions, is refused
+before it has written a token that cannot be reproduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from seer_core.errors import EngineError
+from seer_core.model import Sampling
+from seer_core.ports.engine import ChunkJob, ChunkOutput
+from seer_worker.process.instance import EngineAdapter, LogitRow
+from seer_worker.sampling.keyed import gumbel, mask_top_k_top_p, noise_steps
+from seer_worker.wire import Failed
+
+__all__ = ["check_keyed"]
+
+GROUP = "self-test"
+TOKENS = 6
+STEPS = 100
+"""More than that, for two responses of six tokens, and the engine does nothing."""
+NEAR = 1e-3
+"""How far below the highest a chosen token's score may lie: another device rounds in another way."""
+LOGPROB_NEAR = 0.05
+"""How far a log-prob may be from that of the logits; engines may compute it in bfloat16."""
+
+JOBS = tuple(
+    ChunkJob(
+        id=f"{GROUP}-{number}",
+        request_id=f"{GROUP}-{number}",
+        group_id=f"{GROUP}-{number}",  # a group has one prompt
+        token_ids=prompt,
+        prompt_tokens=len(prompt),
+        max_tokens=TOKENS,
+        sampling=sampling,
+        seed=seed,
+        weight_version=0,
+        last=True,
+        rollout_id=GROUP,
+    )
+    for number, (prompt, seed, sampling) in enumerate(
+        (
+            ([1, 2, 3, 1], 0x0123_4567_89AB_CDEF, Sampling()),
+            ([3, 2, 1, 2, 3], 0x0FED_CBA9_8765_4321, Sampling(top_p=0.9, top_k=3)),
+        )
+    )
+)
+
+
+def check_keyed(instance: EngineAdapter) -> None:
+    """Run the probes on an idle instance, and forget them.
+
+    Raises:
+        EngineError: its tokens are not those that their keys choose.
+    """
+    instance.watch(True)
+    try:
+        outputs = _run(instance)
+    finally:
+        rows = instance.watch(False)
+    instance.reset_cache()
+    for job in JOBS:
+        _compare(job, outputs[job.id], rows)
+
+
+def _run(instance: EngineAdapter) -> dict[str, ChunkOutput]:
+    for job in JOBS:
+        instance.submit(job)
+    outputs: dict[str, ChunkOutput] = {}
+    for _ in range(STEPS):
+        for result in instance.step():
+            if isinstance(result, Failed):
+                raise EngineError(f"the engine failed its self-test: {result.reason}")
+            outputs[result.output.job_id] = result.output
+        if len(outputs) == len(JOBS):
+            return outputs
+    raise EngineError(f"the engine failed its self-test: {STEPS} steps did not write {TOKENS} tokens")
+
+
+def _compare(job: ChunkJob, output: ChunkOutput, rows: Iterable[LogitRow]) -> None:
+    given = {row.position: row.logits for row in rows if row.seed == job.seed}  # a later row counts
+    for place, (token, logprob) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
+        position = len(job.token_ids) + place
+        if position not in given:
+            raise EngineError(
+                f"the engine does not sample by key: the token at position {position} of a response was not"
+                " chosen where Seer chooses tokens"
+            )
+        logits = torch.from_numpy(given[position]).to(torch.float32)
+        scores = _scores(job, position, logits[None])[0]
+        if scores[token] < scores.max() - NEAR:
+            raise EngineError(
+                f"the engine does not sample by key: at position {position} of a response it chose token"
+                f" {token}, and the key chooses {int(scores.argmax())}"
+            )
+        expected = float(logits.log_softmax(-1)[token])
+        if abs(expected - logprob) > LOGPROB_NEAR:
+            raise EngineError(
+                f"the engine gives wrong log-probs: {logprob:.3f} at position {position} of a response, and"
+                f" its logits give {expected:.3f}"
+            )
+
+
+def _scores(job: ChunkJob, position: int, logits: torch.Tensor) -> torch.Tensor:
+    """Return what the chosen token has most of, [1, vocab]."""
+    vocab = logits.shape[1]
+    top_k = torch.tensor([min(job.sampling.top_k, vocab) or vocab])
+    masked = mask_top_k_top_p(
+        logits / job.sampling.temperature, top_k, torch.tensor([job.sampling.top_p], dtype=torch.float32)
+    )
+    return masked + gumbel(torch.tensor([job.seed]), torch.tensor([position]), noise_steps(vocab))

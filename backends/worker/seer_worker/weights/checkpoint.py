@@ -1,0 +1,204 @@
+"""New weights for a running model, checked before any is loaded, and the source that reads a directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+
+from seer_core.errors import EngineError
+from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSource, WeightSpec
+from seer_worker.process.instance import Rejected
+from seer_worker.process.loader import ImportedClass
+
+__all__ = ["WEIGHTS", "Directory", "TensorHeader", "headers_of", "open_checked", "ties"]
+
+log = structlog.get_logger("seer")
+
+WEIGHTS: ImportedClass[WeightSource] = ImportedClass(
+    "weight source",
+    WeightSource,
+    "correct what update_weights was given",
+    {DIRECTORY: f"{__name__}:Directory", SHARED_MEMORY: "seer_worker.weights.shared_weights:SharedMemory"},
+)
+
+INDEX = "model.safetensors.index.json"
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What engines convert into one another while they load."""
+
+
+class TensorHeader(NamedTuple):
+    """What a tensor is, without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Directory:
+    """The safetensors of a directory that an engine would load: those of its index, or else all."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._directory = Path(settings["directory"])
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensor after tensor, file by file; they are mapped, not copied.
+
+        Raises:
+            EngineError: a file cannot be read, or two files hold a tensor of one name.
+        """
+        found: dict[str, Path] = {}
+        try:
+            for path in _files(self._directory):
+                with safe_open(path, "pt") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118, it is no mapping
+                        if name in found:
+                            raise EngineError(
+                                f"tensor {name!r} is in both {found[name].name} and {path.name};"
+                                f" remove one, or write {INDEX}"
+                            )
+                        found[name] = path
+                        yield name, tensors.get_tensor(name)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise EngineError(f"its safetensors cannot be read: {error}") from error
+
+
+def headers_of(directory: str) -> dict[str, TensorHeader]:
+    """Return what the tensors of a model's directory are; none if it holds no safetensors."""
+    return _headers(Directory({"directory": directory}))
+
+
+def open_checked(
+    spec: WeightSpec, wanted: Mapping[str, TensorHeader], ties: Sequence[Sequence[str]], dtype: torch.dtype
+) -> WeightSource:
+    """Make a source and check its names, shapes and values, in one pass over its tensors.
+
+    Args:
+        spec: names the source.
+        wanted: the tensors of the directory from which the model was started; none of them: names and shapes
+            are the engine's to judge.
+        ties: names that stand for one tensor in the model.  One of them is enough; several must be equal.
+        dtype: what the model computes in, which must be able to hold every value.
+
+    Raises:
+        Refusal: it cannot be made or read, or a tensor will not do, the first of which is named.
+    """
+    try:
+        source = WEIGHTS.make(spec.path, spec.settings)
+        values = _Values(ties, dtype)
+        new = _headers(source, values.check)
+        if not new:
+            what = "tensors" if spec.directory is None else "safetensors"
+            raise EngineError(f"no {what} in {str(spec)!r}")
+        if wanted:
+            _check_names(new, wanted, ties)
+        values.expect_sound()
+    except EngineError as error:
+        raise Rejected(str(error)) from error
+    except Exception as error:
+        log.exception("weight_source_failed", path=spec.path)
+        raise Rejected(f"weight source {spec.path!r} failed: {type(error).__name__}: {error}") from error
+    return source
+
+
+def ties(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names of parameters that are one and the same."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.numel():
+            names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _check_names(
+    new: Mapping[str, TensorHeader], wanted: Mapping[str, TensorHeader], ties: Sequence[Sequence[str]]
+) -> None:
+    shapes = dict(wanted)
+    for tie in ties:
+        known = next((wanted[name] for name in tie if name in wanted), None)
+        if known is not None:
+            shapes |= dict.fromkeys(tie, known)
+    missing = [
+        name
+        for name in wanted
+        if name not in new and not any(name in tie and any(twin in new for twin in tie) for tie in ties)
+    ]
+    foreign = [name for name in new if name not in shapes]
+    for names, fact in ((missing, "is missing"), (foreign, "is none of the model's")):
+        if names:
+            more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+            raise EngineError(
+                f"tensor {names[0]!r} {fact}{more}; save all tensors of the model, and no other"
+            )
+    for name, header in new.items():
+        shape, dtype = shapes[name].shape, shapes[name].dtype
+        if header.shape != shape:
+            raise EngineError(f"tensor {name!r} has the shape {[*header.shape]}, the model's has {[*shape]}")
+        if header.dtype != dtype and not (header.dtype in PLAIN and dtype in PLAIN):
+            raise EngineError(f"tensor {name!r} holds {_plain(header.dtype)}, the model's {_plain(dtype)}")
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+            return [directory / name for name in sorted(names)]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise EngineError(f"its {INDEX} has no weight_map of names and files") from error
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _headers(
+    source: WeightSource, check: Callable[[str, torch.Tensor], None] = lambda *_: None
+) -> dict[str, TensorHeader]:
+    found: dict[str, TensorHeader] = {}
+    for name, tensor in source.tensors():
+        if name in found:
+            raise EngineError(f"tensor {name!r} is there twice")
+        found[name] = TensorHeader(tuple(tensor.shape), tensor.dtype)
+        check(name, tensor)
+    return found
+
+
+class _Values:
+    """Checks values; the first flaw is kept for later, for errors in names and shapes come first."""
+
+    def __init__(self, ties: Sequence[Sequence[str]], dtype: torch.dtype) -> None:
+        self._ties, self._dtype = ties, dtype
+        self._tied: dict[str, torch.Tensor | None] = {name: None for tie in ties for name in tie}
+        self._flaw = ""
+
+    def check(self, name: str, tensor: torch.Tensor) -> None:
+        if name in self._tied:
+            self._tied[name] = tensor
+        if self._flaw or not tensor.is_floating_point() or not tensor.numel():
+            return
+        most = torch.finfo(self._dtype).max
+        plain = tensor.dtype in PLAIN
+        low, high = (tensor if plain else tensor.to(torch.float32)).aminmax()
+        if not (low.isfinite() and high.isfinite()):  # either is NaN if there is one
+            self._flaw = f"tensor {name!r} has values that are no finite numbers"
+        elif plain and (float(high) > most or float(low) < -most):
+            self._flaw = f"tensor {name!r} has values beyond {most:g}, too large for {self._dtype}"
+
+    def expect_sound(self) -> None:
+        """Raise EngineError with the first flaw, or where tied tensors differ."""
+        if self._flaw:
+            raise EngineError(self._flaw)
+        for tie in self._ties:
+            twins = [(name, tensor) for name in tie if (tensor := self._tied[name]) is not None]
+            for name, tensor in twins[1:]:
+                if not torch.equal(twins[0][1], tensor):
+                    raise EngineError(
+                        f"tensor {name!r} differs from {twins[0][0]!r}, but the engine was started on a model"
+                        " in which they are one; leave it out, or start the engine on an untied model"
+                    )

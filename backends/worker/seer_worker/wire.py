@@ -1,0 +1,195 @@
+"""The messages between the runtime and an engine's worker, in the frames of ``seer_core.frames``.
+
+Both directions are tagged unions, checked on arrival; anything else is a ``WireError`` and ends the
+connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from seer_core.model import InstanceInfo
+from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.ports.kv import StoreSpec
+from seer_core.ports.weights import WeightSpec
+
+__all__ = [
+    "AbortChunk",
+    "Called",
+    "ControlCall",
+    "Degraded",
+    "Failed",
+    "Fatal",
+    "Finished",
+    "ForgetGroup",
+    "FromWorker",
+    "MeasureSteps",
+    "PoolMessage",
+    "PushSiblingTokens",
+    "Ready",
+    "ResetCache",
+    "Shutdown",
+    "Sleep",
+    "Start",
+    "Streamed",
+    "Submit",
+    "Telemetry",
+    "ToWorker",
+    "UpdateWeights",
+    "Wake",
+]
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message: make the instance; files that need not outlive it belong into ``scratch``.
+
+    ``instance`` is ``package.module:Class``, an ``EngineAdapter`` called with this message; ``settings`` is
+    plain data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``,
+    which a source may name instead of a class.
+    """
+
+    instance: str
+    instance_id: str
+    settings: dict[str, Any]
+    scratch: str
+    source: SourceSpec | None = None
+    store: StoreSpec | None = None
+    own_methods: tuple[str, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run a chunk."""
+
+    job: ChunkJob
+
+
+class AbortChunk(msgspec.Struct, frozen=True, tag=True):
+    """Drop a chunk, silently."""
+
+    job_id: str
+
+
+class PushSiblingTokens(msgspec.Struct, frozen=True, tag=True):
+    """Give drafting what a response has written on another instance, silently."""
+
+    text: SiblingTokens
+
+
+class ForgetGroup(msgspec.Struct, frozen=True, tag=True):
+    """Drop what drafting and the KV pool remember of a group, silently."""
+
+    group_id: str
+
+
+class ResetCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget all cached KV and all that drafting remembers; answered by ``Called``."""
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """Load what ``source`` names as weight ``version``; answered by ``Called``."""
+
+    source: WeightSpec
+    version: int
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give memory back; answered by ``Called``, with the bytes."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Take the memory again; answered by ``Called``."""
+
+
+class MeasureSteps(msgspec.Struct, frozen=True, tag=True):
+    """Measure steps on this grid; answered by ``Called``, with the times."""
+
+    batch: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    context_tokens: int | None
+
+
+class PoolMessage(msgspec.Struct, frozen=True, tag=True):
+    """A note between the KV pool and an instance's store, both ways; silently."""
+
+    note: dict[str, int]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process."""
+
+
+ControlCall = ResetCache | UpdateWeights | Sleep | Wake | MeasureSteps
+"""What is answered by ``Called``."""
+
+ToWorker = (
+    Start | Submit | AbortChunk | PushSiblingTokens | ForgetGroup | PoolMessage | ControlCall | Shutdown
+)
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine is up."""
+
+    info: InstanceInfo
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """A chunk came to its end."""
+
+    output: ChunkOutput
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A chunk was refused."""
+
+    job_id: str
+    reason: str
+
+
+class Streamed(msgspec.Struct, frozen=True, tag=True):
+    """A running chunk has written more."""
+
+    piece: ChunkPiece
+
+
+class Telemetry(msgspec.Struct, frozen=True, tag=True):
+    """What an instance is doing, as ``InstanceReported`` has it; ``stepping_s`` comes from the worker."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    stepping_s: float = 0.0
+    drafting_s: float = 0.0
+    drafting: dict[str, float] = {}
+    paced_s: float = 0.0
+    overrun_s: float = 0.0
+
+
+class Called(msgspec.Struct, frozen=True, tag=True):
+    """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked.
+
+    ``fingerprint`` stands for the weights just loaded, ``freed_bytes`` is what sleeping gave back.
+    """
+
+    rejection: str | None = None
+    step_times: StepTimes | None = None
+    fingerprint: str | None = None
+    freed_bytes: int = 0
+
+
+class Degraded(msgspec.Struct, frozen=True, tag=True):
+    """A part of the instance, ``drafting`` or ``kv_pool``, fails; the instance works on without it."""
+
+    what: str
+    reason: str
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot go on and is about to exit."""
+
+    reason: str
+
+
+FromWorker = Ready | Finished | Failed | Streamed | Telemetry | Called | PoolMessage | Degraded | Fatal

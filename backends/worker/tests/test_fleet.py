@@ -1,0 +1,59 @@
+"""Settings of an engine's plug-in, its fleet, and a model that is named if it is none."""
+
+import json
+import sys
+
+import msgspec
+import pytest
+from seer_worker.client.fleet import WorkerSettings, make_fleet
+
+from seer_core.errors import ConfigError
+from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.engine import EngineFleet, InstanceClient
+
+
+@pytest.fixture
+def model(tmp_path):
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 10, "max_position_embeddings": 100}))
+    return directory
+
+
+def fleet(directory, **settings):
+    read = msgspec.convert({"model": "model", "instances": 2, **settings}, WorkerSettings)
+    environments = [{"INDEX": str(index)} for index in range(read.instances)]
+    return make_fleet("mine", read, Startup(0, directory), "mine.instance:Mine", {"a": 1}, environments)
+
+
+def test_a_fleet_has_an_instance_for_each_environment(model, tmp_path):
+    made = fleet(tmp_path)
+    assert isinstance(made, EngineFleet)
+    assert all(isinstance(engine, InstanceClient) for engine in made.engines)
+    assert [engine.id for engine in made.engines] == ["mine-0", "mine-1"]
+    assert [engine.transport.launch.environment for engine in made.engines] == [
+        {"INDEX": "0"},
+        {"INDEX": "1"},
+    ]
+    assert (made.model.vocab_size, made.model.max_model_tokens) == (10, 100)
+    assert made.tokenizer is None
+    assert made.engines[0].transport.launch.interpreter == sys.executable
+    assert {engine.transport.launch.model for engine in made.engines} == {made.model.digest} != {""}
+
+
+def test_another_interpreter_is_taken_relative_to_the_config(model, tmp_path):
+    made = fleet(tmp_path, python="other/bin/python", instances=1)
+    assert made.engines[0].transport.launch.interpreter == str(tmp_path / "other/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"model": "nowhere"}, r"engine.mine.model: .*nowhere is no directory"),
+        ({"max_model_tokens": 101}, r"engine.mine.max_model_tokens = 101, but the model in .* takes 100"),
+        ({"labels": [{"gpu": "a"}]}, r"engine.mine.labels lists 1 tables for 2 instances"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_named_in_its_table(model, tmp_path, settings, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        fleet(tmp_path, **settings)

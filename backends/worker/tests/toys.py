@@ -1,0 +1,231 @@
+"""Engines without a model, imported by workers."""
+
+import os
+import time
+from math import nan
+
+import torch
+from seer_worker.process.instance import Rejected
+from seer_worker.sampling.sampler import Sampler
+from seer_worker.wire import Degraded, Failed, Finished, Telemetry
+
+from seer_core.errors import EngineError
+from seer_core.model import InstanceInfo
+from seer_core.ports.engine import ChunkOutput
+
+VOCAB, LONGEST = 64, 256
+
+
+class Toy:
+    """Writes a token a step, by key, from logits that depend on the last token."""
+
+    def __init__(self, start):
+        self.start = start
+        self.info = InstanceInfo(start.instance_id, 4096, 16, 8, LONGEST)
+        self.running = {}
+        self.sampler = Sampler(VOCAB)
+        self.version = 0
+        self.told = [Degraded("drafting", "no idea yet")] if start.settings.get("degraded") else []
+        if "refuses" in start.settings:
+            raise EngineError(start.settings["refuses"])
+        with open(os.path.join(start.scratch, "scratched"), "w"):
+            pass
+
+    def submit(self, job):
+        if job.token_ids and max(job.token_ids) >= VOCAB:
+            raise Rejected("there is no such token")
+        self.running[job.id] = (job, [])
+
+    def abort(self, job_id):
+        del self.running[job_id]
+
+    def step(self):
+        ended = []
+        for job, written in list(self.running.values()):
+            if job.group_id == "fatal":
+                raise RuntimeError("the toy is broken")
+            if job.group_id == "mute":
+                time.sleep(60)
+            if job.group_id == "held":
+                continue
+            if job.group_id == "failing":
+                ended.append(Failed(job.id, "no luck"))
+            else:
+                text = job.token_ids + [token for token, _ in written]
+                logits = torch.sin(torch.arange(VOCAB) * (text[-1] + 1.0))[None] * 3
+                [token], [logprob] = self.sampler.choose(logits, [job], [len(text)])
+                written.append(self.spoil(token, logprob))
+                if len(written) == job.max_tokens:
+                    ended.append(Finished(self.output(job, written)))
+        for result in ended:
+            del self.running[result.job_id if isinstance(result, Failed) else result.output.job_id]
+        return ended
+
+    def output(self, job, written):
+        size = len(job.token_ids)
+        return ChunkOutput(
+            job_id=job.id,
+            token_ids=[token for token, _ in written],
+            logprobs=[logprob for _, logprob in written],
+            stopped=False,
+            cached_tokens=0,
+            prefilled_tokens=size,
+            computed_tokens=size + len(written) - 1,
+            preemptions=0,
+            weight_version=self.version,
+        )
+
+    def telemetry(self):
+        return Telemetry(len(self.running), 0, 0.0)
+
+    def degradations(self):
+        told, self.told = self.told, []
+        return told
+
+    def push_sibling_tokens(self, text):
+        self.told.append(Degraded("drafting", f"{text.request_id} goes on with {text.token_ids.tolist()}"))
+
+    def forget_group(self, group_id):
+        self.told.append(Degraded("drafting", f"{group_id} is forgotten"))
+
+    def measure_steps(self, batch, draft_tokens, context_tokens):
+        raise Rejected("it has no clock")
+
+    def reset_cache(self):
+        pass
+
+    def update_weights(self, source, version):
+        if "bad" in str(source):
+            raise Rejected("these weights are bad")
+        self.version = version
+        return f"weights {version}"
+
+    def spoil(self, token, logprob):
+        return token, logprob
+
+    def watch(self, on):
+        return self.sampler.watch.turn(on)
+
+    def close(self):
+        pass
+
+
+class Streaming(Toy):
+    """Tells what a running chunk has written; one of group ``poisoned`` comes to what is no number."""
+
+    def written(self, job_id, start):
+        job, written = self.running[job_id]
+        spoilt = [(token, nan if job.group_id == "poisoned" else logprob) for token, logprob in written[5:]]
+        told = (written[:5] + spoilt)[start:]
+        return [token for token, _ in told], [logprob for _, logprob in told]
+
+
+class Hesitant(Streaming):
+    """Begins a chunk anew once it has written 4 tokens, as after values that are not finite."""
+
+    def step(self):
+        for job_id, (job, written) in self.running.items():
+            if len(written) == 4 and job_id not in self.begun_anew:
+                self.begun_anew.add(job_id)
+                self.running[job_id] = (job, [])
+        return super().step()
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.begun_anew = set()
+
+
+class Sleepy(Toy):
+    """Gives memory back, if it is not told to refuse, and cannot wake from bad weights."""
+
+    def sleep(self):
+        if "sleepless" in self.start.settings:
+            raise Rejected("it has coffee")
+        self.told.append(Degraded("drafting", "good night"))
+        return 4096
+
+    def wake(self):
+        self.told.append(Degraded("drafting", "good morning"))
+        if self.version == 13:
+            raise RuntimeError("the toy had a nightmare")
+
+
+class Bare(Toy):
+    """Has neither a draft source nor a KV store to help it, and no methods for them."""
+
+    degradations = push_sibling_tokens = forget_group = None
+
+
+class Pooling(Toy):
+    """Shares KV, it says: counts its steps for the pool, and repeats what the pool has told."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.pooled = {"made": 1}
+
+    def step(self):
+        self.pooled["steps"] = self.pooled.get("steps", 0) + 1
+        return super().step()
+
+    def receive_pool_message(self, note):
+        self.pooled.update(note)
+
+    def take_pool_message(self):
+        note, self.pooled = self.pooled, {}
+        return note
+
+
+class Slow(Toy):
+    """Takes its time over weights."""
+
+    def update_weights(self, source, version):
+        time.sleep(30)
+        return super().update_weights(source, version)
+
+
+class Unheard(Toy):
+    """Chooses its tokens elsewhere."""
+
+    def watch(self, on):
+        return []
+
+
+class Greedy(Toy):
+    """Takes other tokens than were chosen."""
+
+    def spoil(self, token, logprob):
+        return (token + 1) % VOCAB, logprob
+
+
+class Warm(Toy):
+    """Gives log-probs of another temperature."""
+
+    def spoil(self, token, logprob):
+        return token, logprob / 2
+
+
+class Late(Toy):
+    """Takes every position for the next one."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        choose = self.sampler.choose
+        self.sampler.choose = lambda logits, jobs, positions: choose(logits, jobs, [positions[0] + 1])
+
+
+class Idle(Toy):
+    """Never writes a token."""
+
+    def step(self):
+        return []
+
+
+class Failing(Toy):
+    """Fails every chunk."""
+
+    def step(self):
+        return [Failed(job_id, "no luck at all") for job_id in list(self.running)]
+
+
+class Unfinished:
+    """Lacks methods."""

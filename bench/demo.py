@@ -1,0 +1,113 @@
+"""What does each technique buy on real engines: the demo, arm by arm against the baseline?
+
+The bundled example's prompts on two instances of a real engine, under the baseline and under each technique
+on top of the last, as `make demo` runs them: `seer compare examples/tiny_reasoner/demo.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.frame import EXAMPLE, Row, markdown
+
+ROOMS = (
+    "seer_core",
+    "backends/worker",
+    "backends/vllm",
+    "backends/sglang",
+    "backends/kv_local",
+    "plugins",
+    "examples/tiny_reasoner",
+)
+ROUNDS = 2
+
+FIGURES = {
+    "throughput_tokens_per_s": ("tokens per second", ",.0f"),
+    "total_time_s": ("total time, s", ",.1f"),
+    "tail_time_s": ("tail time, s", ",.1f"),
+    "preemptions": ("preemptions", ",.0f"),
+    "recomputed_tokens": ("recomputed tokens", ",.0f"),
+    "pool_tokens": ("tokens from the KV pool", ",.0f"),
+    "chunks": ("chunks", ",.0f"),
+    "migrations": ("migrations", ",.0f"),
+    "acceptance_length": ("tokens per request and step", ".2f"),
+    "drafting_share": ("step time spent drafting", ".1%"),
+}
+WITH_RATIOS = ("throughput_tokens_per_s", "total_time_s", "tail_time_s", "recomputed_tokens")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument("--engine", default="vllm", help="vllm or sglang (default vllm)")
+    parser.add_argument("--config", type=Path, default=EXAMPLE / "demo.toml", help="as for seer compare")
+    parser.add_argument("--prompts", type=Path, help="as for seer compare")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Compare, and return a row for each arm."""
+    command = [
+        Path(sys.executable).with_name("seer"),
+        "compare",
+        options.config,
+        "--repeat",
+        str(options.rounds),
+    ]
+    for override in (f"seer.engine={options.engine}", *options.set):
+        command += ["--set", override]
+    if options.prompts:
+        command += ["--prompts", options.prompts]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "arms.json"
+        subprocess.run([*command, "--json", file], check=True)
+        arms: list[Row] = msgspec.json.decode(file.read_bytes())
+    return [
+        {
+            "engine": options.engine,
+            "name": arm["name"],
+            "tokens": arm["tokens"],
+            "tokens_equal_to_baseline": arm["tokens_equal_to_baseline"],
+            "rounds": arm["repeats"],
+            "figures": {
+                figure: {
+                    "median": arm[figure],
+                    "least": arm["spread"][figure][0],
+                    "most": arm["spread"][figure][1],
+                }
+                for figure in FIGURES
+            },
+            "ratio_to_baseline": arm["ratio_to_baseline"],
+        }
+        for arm in arms
+    ]
+
+
+def table(rows: Sequence[Row], spreads: bool = True) -> str:
+    """Return a column for each arm."""
+    lines = []
+    for figure, (title, form) in FIGURES.items():
+        if figure not in rows[0]["figures"]:
+            continue
+        cells = [title]
+        for row in rows:
+            found = row["figures"][figure]
+            text = f"{found['median']:{form}}"
+            ratio = row["ratio_to_baseline"].get(figure)
+            if figure in WITH_RATIOS and row is not rows[0] and ratio is not None:
+                text += f" ({ratio:.2f}x)"
+            least, most = f"{found['least']:{form}}", f"{found['most']:{form}}"
+            cells.append(f"{text} [{least}, {most}]" if spreads and least != most else text)
+        lines.append(cells)
+    lines.append(["same tokens", *("yes" if row["tokens_equal_to_baseline"] else "no" for row in rows)])
+    return markdown(["", *(row["name"] for row in rows)], lines)
+
+
+def short_table(rows: Sequence[Row]) -> str:
+    """Return the table without spreads, for a first page."""
+    return table(rows, spreads=False)

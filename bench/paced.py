@@ -1,0 +1,278 @@
+"""What does each technique buy on an emulated accelerator, under a real scheduler, beside the simulator?
+
+The scheduler is vLLM's, or with ``--engine paced-sglang`` SGLang's, which does not draft.  Steps take as long
+as those of Qwen2-VL-72B on H800s.
+
+``tiny-reasoner`` repeats the recorded responses of the bundled model (bench/data): 1,024 responses on four
+instances, with KV for a quarter of the text.  They are about ten times shorter than a reasoning model's, so a
+token of context costs ten times as much.  Drafts come from the real index and from the text itself; the
+simulator gets the acceptance that these drafts had.
+
+Of the others, the paper's workloads and recorded lengths, contexts and KV are smaller by the factor in a
+row's name, and a token of context costs as many times more, so a step takes as long as before.  Data for
+deepcoder-14b, dapo-32b, recorded-text and whole-text is not published: --data names a folder that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from seer_cli.stats import ratios
+from seer_lab.lengths import DrawnLengths, GroupLengths
+from seer_lab.paced import SCHEDULERS
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import Simulation, simulate
+from seer_lab.texts import Text
+from seer_lab.traces import read_lengths
+from seer_lab.twin import drafts_of
+from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
+from seer_sim.cost import PRESETS
+from seer_sim.pool import Settings as PoolSettings
+
+from bench.frame import DATA, Row, cell, markdown
+from seer_core.model import Completion
+from seer_core.model.events import Command, Event
+
+ROOMS = (
+    "seer_core",
+    "plugins",
+    "backends/sim",
+    "backends/vllm",
+    "backends/sglang",
+    "backends/worker",
+    "backends/paced",
+    "lab",
+    "bench/data",
+)
+ROUNDS = 1
+
+UNPUBLISHED = "grouped_responses.npz"
+BASELINE = "verl"
+POLICY_NAMES = (BASELINE, "divided", "context", "oracle")
+BLOCK_TOKENS = 16
+PRESSURE = 4.0
+TEXT_INSTANCES = 4
+TINY_FACTOR = 10
+"""How many times shorter the bundled model's responses are than a reasoning model's."""
+END_ID, FIRST_ID = 2, 3
+"""Of recorded text: the token that ends it, and the least id of a word."""
+
+
+def shrunk(workload: Workload, by: int) -> Workload:
+    """Return the workload with contexts and KV so many times smaller, and each of their tokens dearer."""
+    lengths: Any = workload.lengths
+    if isinstance(lengths, DrawnLengths):
+        lengths = msgspec.structs.replace(
+            lengths,
+            mean_tokens=lengths.mean_tokens / by,
+            cap_tokens=lengths.cap_tokens // by,
+            prompt_tokens=max(BLOCK_TOKENS, lengths.prompt_tokens // by),
+        )
+    else:
+        lengths = [[_shorter(group, by) for group in groups] for groups in lengths]
+    tables = _dearer(workload.tables, by)
+    engine = tables["engine"]["sim"]
+    for name in ("kv_capacity_tokens", "max_model_tokens"):
+        engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
+    return Workload(f"{workload.name} / {by}", lengths, tables)
+
+
+def _dearer(tables: Mapping[str, Any], by: int) -> dict[str, Any]:
+    """Return tables in which a token of context costs so many times as much."""
+    engine = dict(tables["engine"]["sim"])
+    cost = PRESETS[engine["preset"]]
+    engine["cost"] = {
+        name: getattr(cost, name) * by
+        for name in ("kv_bytes_per_token", "attention_flops", "prefill_attention_flops")
+    }
+    engine["report_interval_s"] = 1.0
+    pool = dict(tables["kv_pool"]["sim_pool"])
+    pool["bandwidth_bytes_per_s"] *= by  # as many bytes in so much less time
+    pool["latency_s"] = PoolSettings().latency_s / by
+    return {**tables, "engine": {"sim": engine}, "kv_pool": {"sim_pool": pool}}
+
+
+def _shorter(group: GroupLengths, by: int) -> GroupLengths:
+    return GroupLengths(
+        group.id,
+        max(BLOCK_TOKENS, group.prompt_tokens // by),
+        tuple(max(1, tokens // by) for tokens in group.output_tokens),
+        max(1, group.max_tokens // by),
+    )
+
+
+def recorded(data: Path, name: str, instances: int, by: int) -> Workload:
+    """Return the recorded lengths of a workload on so many instances."""
+    lengths = read_lengths(data / "rollout_lengths.jsonl", [f"workload={name}"])
+    return shrunk(crowded(name, lengths, CLUSTERS["qwen2-vl-72b"], instances, PRESSURE), by)
+
+
+def recorded_text(file: Path, name: str, keep: int, by: int) -> Workload:
+    """Return recorded responses, one ``keep``-th of each, with tokens of context ``by`` times as dear."""
+    found = np.load(file)
+    ends = found["offsets"]
+    prompts: dict[str, tuple[int, ...]] = {}
+    responses: dict[str, tuple[int, ...]] = {}
+    for number, (group, index) in enumerate(zip(found["group"], found["response"], strict=True)):
+        tokens = (found["tokens"][ends[number] : ends[number + 1]].astype(int) + FIRST_ID).tolist()
+        if index < 0:
+            prompts[f"g{group}"] = tuple(tokens)
+        else:
+            responses[f"g{group}/{index}"] = (*tokens[: max(1, len(tokens) // keep)], END_ID)
+    lengths: dict[str, list[int]] = {group: [] for group in prompts}
+    for request, text in responses.items():
+        lengths[request.rpartition("/")[0]].append(len(text))
+    longest = max(map(max, lengths.values()))
+    groups = [GroupLengths(each, len(prompts[each]), tuple(lengths[each]), longest) for each in prompts]
+    load = crowded(name, [groups], CLUSTERS["qwen2-vl-72b"], TEXT_INSTANCES, PRESSURE)
+    return msgspec.structs.replace(load, tables=_dearer(load.tables, by), text=Text(prompts, responses))
+
+
+LOADS: Mapping[str, Callable[[Path], Workload]] = {
+    "tiny-reasoner": lambda data: recorded_text(DATA, "tiny reasoner's text", 1, TINY_FACTOR),
+    "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 40),
+    "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 40),
+    "qwen2-vl-72b-full": lambda data: shrunk(WORKLOADS["qwen2-vl-72b"], 40),
+    "kimi-k2": lambda data: shrunk(scaled(WORKLOADS["kimi-k2"], 1 / 4), 200),
+    "deepcoder-14b": lambda data: recorded(data, "deepcoder-14b", 2, 8),
+    "dapo-32b": lambda data: recorded(data, "dapo-32b", 2, 2),
+    "recorded-text": lambda data: recorded_text(data / UNPUBLISHED, "recorded text / 5", 5, 5),
+    "whole-text": lambda data: recorded_text(data / UNPUBLISHED, "recorded text", 1, 1),
+}
+
+
+def measure(
+    load: Workload, policy: str, seed: int, overrides: Sequence[str], engine: str = "paced"
+) -> dict[str, Any]:
+    """Roll out one iteration on both engines and return their figures."""
+    notes = Notes()
+    paced = simulate(load, POLICIES[policy], seed, overrides, notes, engine)
+    measured = load
+    if paced.summary.drafted_tokens:
+        measured = msgspec.structs.replace(load, tables=_with_drafts(load.tables, notes))
+    simulated = simulate(measured, POLICIES[policy], seed, overrides)
+    row = {"case": load.name, "policy": policy, "seed": seed, "engine": engine}
+    return row | {"paced": figures(paced), "sim": figures(simulated)}
+
+
+class Notes:
+    """An observer that keeps the completions of a run."""
+
+    def __init__(self) -> None:
+        self.completions: list[Completion] = []
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Ignore events."""
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Keep a response."""
+        self.completions.append(completion)
+
+
+def _with_drafts(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+    """Return tables in which drafts are accepted, and cost, as on the paced engine."""
+    drafts = drafts_of(notes.completions, 0.0, selective=True)
+    assert drafts is not None
+    engine = tables["engine"]["sim"]
+    rows = ("siblings",) if drafts.tokens is None else ("siblings", "tokens")
+    worth = {name: getattr(drafts, name) for name in (*rows, "rates", "verified")}
+    return {**tables, "engine": {"sim": {**engine, "acceptance": {**engine["acceptance"], **worth}}}}
+
+
+def figures(run: Simulation) -> dict[str, Any]:
+    """Return the figures that are compared."""
+    names = ("total_time_s", "tail_time_s", "throughput_tokens_per_s", "tokens", "chunks", "preemptions")
+    names += ("recomputed_tokens", "pool_tokens", "migrations", "acceptance_length")
+    found = {name: getattr(run.summary, name) for name in names}
+    return found | {"wall_s": run.wall_s}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    names = list(LOADS)
+    parser.add_argument("--only", nargs="+", choices=names, default=names[:1], help=f"(default {names[0]})")
+    parser.add_argument("--policy", nargs="+", help="these policies only; ratios are to the first")
+    parser.add_argument("--engine", choices=list(SCHEDULERS), default="paced", help="whose scheduler it is")
+    parser.add_argument("--data", type=Path, default=DATA.parent, help="folder of data that is not published")
+    parser.add_argument("--first-seed", type=int, default=0, help="rounds are seeds from this one on")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Roll out every workload under every policy and every seed; a seed chooses lengths or prompts."""
+    rows = []
+    for name in options.only:
+        load = LOADS[name](options.data)
+        policies = options.policy or POLICY_NAMES
+        if load.text is not None and not options.policy and options.engine == "paced":
+            policies = (*POLICY_NAMES[:-1], "seer", POLICY_NAMES[-1])
+        for policy in policies:
+            for seed in range(options.first_seed, options.first_seed + options.rounds):
+                rows.append(measure(load, policy, seed, options.set, options.engine))
+                total_s, wall_s = (rows[-1]["paced"][each] for each in ("total_time_s", "wall_s"))
+                print(
+                    f"{name}, {policy}: {total_s:.1f} s emulated in {wall_s:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return rows
+
+
+def grouped(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
+    """Return rows by workload and policy; the first policy of a workload is its baseline."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        found.setdefault(row["case"], {}).setdefault(row["policy"], []).append(row)
+    return found
+
+
+def compared(rows: Sequence[Row], first: Sequence[Row], engine: str, figure: str) -> list[float]:
+    """Return a figure's ratios to the baseline, seed by seed."""
+    return ratios((row[engine][figure] for row in rows), (row[engine][figure] for row in first))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return one line for each workload and policy: paced, simulated, and how far apart they are."""
+    columns = ["workload", "policy"]
+    for engine in ("paced", "simulated"):
+        columns += [f"{engine}: total, s", "speed-up", "tail"]
+    lines = []
+    for case, policies in grouped(rows).items():
+        first = next(iter(policies.values()))
+        for policy, mine in policies.items():
+            line = [case if mine is first else "", policy]
+            for engine in ("paced", "sim"):
+                line.append(cell([row[engine]["total_time_s"] for row in mine]))
+                for figure in ("throughput_tokens_per_s", "tail_time_s"):
+                    line.append(cell(compared(mine, first, engine, figure), ".2f", "x"))
+            for figure in ("total_time_s", "tail_time_s"):
+                line.append(cell([row["sim"][figure] / row["paced"][figure] - 1 for row in mine], "+.1%"))
+            lines.append(line)
+    return markdown([*columns, "total differs", "tail differs"], lines, left=2)
+
+
+TITLES = {
+    "verl": "veRL's policy",
+    "divided": "+ divided_rollout",
+    "context": "+ context_sched",
+    "seer": "+ grouped_spec",
+    "oracle": "oracle, no drafts",
+}
+
+
+def short_table(rows: Sequence[Row]) -> str:
+    """Return the first workload on the emulated accelerator alone, a column for each policy."""
+    policies = next(iter(grouped(rows).values()))
+    first = next(iter(policies.values()))
+    totals, tails = ["total time, s"], ["tail time to the baseline's"]
+    for mine in policies.values():
+        total = cell([row["paced"]["total_time_s"] for row in mine])
+        speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
+        totals.append(total if mine is first else f"{total} ({speed})")
+        tails.append(cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x"))
+    return markdown(["", *(TITLES.get(policy, policy) for policy in policies)], [totals, tails])

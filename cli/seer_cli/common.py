@@ -1,0 +1,222 @@
+"""Parts of every command: options, errors without tracebacks, logs on standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import structlog
+from rich.console import Console
+
+from seer_cli.output import InputPath
+from seer_core.errors import ConfigError, EngineError, SeerError, printable
+from seer_core.plugins.config import Config, load_config
+
+__all__ = [
+    "FiniteRange",
+    "Terminated",
+    "config_options",
+    "debugged",
+    "degradation_line",
+    "interruptible",
+    "load",
+    "main_options",
+    "run_async",
+    "table_console",
+]
+
+PLAIN_WIDTH = 130
+
+PACE = "pace"
+"""The part that fails when an emulated accelerator is faster than the machine: times mean nothing then."""
+
+LINE_END = "\n"
+
+LONGEST_MESSAGE = 8000
+"""Characters of an error that are shown; those of a prompts file list ten lines."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: as Ctrl-C, but for the exit status."""
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; click's own takes NaN, which is below and above nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail as click does."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+class _Stderr:
+    """Standard error as it is now; the live display puts itself in its place for a while."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def main_options(command: F) -> F:
+    """Add ``--debug`` and ``--log-level``, and turn errors into one line and an exit status."""
+
+    @click.option(
+        "--debug", is_flag=True, help="Show tracebacks; end a run where a plug-in changes what it was given."
+    )
+    @click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Least level of the events logged on standard error.",
+    )
+    @wraps(command)
+    def wrapped(*arguments: Any, debug: bool, log_level: str, **options: Any) -> Any:
+        _configure_logs(log_level)
+        with interruptible():
+            try:
+                return command(*arguments, **options)
+            except SeerError as error:
+                if debug:
+                    raise
+                click.echo(f"error: {printable(str(error), LONGEST_MESSAGE, keep=LINE_END)}", err=True)
+                sys.exit(1 if isinstance(error, EngineError) else 2)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def config_options(command: F) -> F:
+    """Add the CONFIG argument with ``--set`` and ``-p``, resolved into a ``Config``."""
+
+    @click.argument("config", type=InputPath())
+    @click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat."
+    )
+    @click.option("-p", "disabled", multiple=True, metavar="no:NAME", help="Leave out a plug-in; may repeat.")
+    @wraps(command)
+    def wrapped(
+        *arguments: Any, config: Path, overrides: tuple[str, ...], disabled: tuple[str, ...], **options: Any
+    ) -> Any:
+        return command(*arguments, config=load(config, debugged(overrides), disabled), **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def debugged(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``--set`` options, with the setting of ``--debug`` where the running command has that flag."""
+    return (*overrides, "seer.debug=true") if click.get_current_context().params.get("debug") else overrides
+
+
+def load(path: Path, overrides: tuple[str, ...] = (), disabled: tuple[str, ...] = ()) -> Config:
+    """Load a config as the command line changes it."""
+    for text in disabled:
+        if not text.startswith("no:"):
+            raise ConfigError(f"-p {text}: only no:NAME is understood; enable plug-ins in [seer].plugins")
+    return load_config(path, overrides, [text.removeprefix("no:") for text in disabled])
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into one line and an exit status, as shells have it: 130 and 143."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminate) if on_main_thread else None
+    try:
+        yield
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        click.echo("interrupted; what had finished is kept", err=True)
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        sys.exit(128 + number)
+    finally:
+        if on_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; SIGTERM ends it like Ctrl-C, so that engines are always stopped.
+
+    Raises:
+        Terminated: SIGTERM came.
+        KeyboardInterrupt: Ctrl-C came.
+    """
+    terminated = False
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel() -> None:
+            nonlocal terminated
+            terminated = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, cancel)
+        return await main
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        if terminated:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)  # the loop leaves the system's default
+        main.close()  # it was never started if a signal came first
+
+
+def table_console() -> Console:
+    """Return a console for tables on standard output, wide where no terminal sets a width."""
+    return Console(
+        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH
+    )
+
+
+def _harmless(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write out what a terminal would obey: ids and reasons come from files, plug-ins and other processes."""
+    return {
+        key: printable(value, LONGEST_MESSAGE, keep=LINE_END) if isinstance(value, str) else value
+        for key, value in event.items()
+    }
+
+
+def _configure_logs(level: str) -> None:
+    structlog.configure(
+        processors=[
+            _harmless,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]
+        cache_logger_on_first_use=False,
+    )
+
+
+def degradation_line(degradations: Mapping[str, int], where: str = "") -> str:
+    """Return what to say of a run's troubles, which were counted by part."""
+    told = ", ".join(f"{printable(what)} ({count})" for what, count in degradations.items())
+    if PACE in degradations:
+        return f"NOT VALID{where}: TROUBLE with {told}: its times are not those it emulates; see above"
+    return f"TROUBLE{where} with {told}: instances went on without; see instance_degraded above"

@@ -1,0 +1,139 @@
+"""``seer compare``: what each technique buys, on the same prompts, seeds and engines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import click
+from rich.table import Table
+
+from seer_cli.common import config_options, degradation_line, main_options, run_async, table_console
+from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out
+from seer_cli.display import Display
+from seer_cli.output import InputPath, check_writable, write_json
+from seer_core.plugins.config import Config
+from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
+from seer_core.ports.policy import Observer
+from seer_core.runtime.prompts import PromptsFile, read_prompts
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Policies, Slot
+
+__all__ = ["compare_command"]
+
+TITLES = {
+    "throughput_tokens_per_s": "tokens per second",
+    "total_time_s": "total time, s",
+    "tail_time_s": "tail time, s",
+    "preemptions": "preemptions",
+    "recomputed_tokens": "recomputed tokens",
+    "pool_tokens": "tokens from the KV pool",
+    "chunks": "chunks",
+    "migrations": "migrations",
+    "acceptance_length": "tokens per request and step",
+    "drafting_share": "step time spent drafting",
+    "overrun_share": "steps overran their pace by",
+}
+
+DRAFTING = ("acceptance_length", "drafting_share")
+"""Figures shown only where an arm drafts."""
+
+RARE = ("pool_tokens", "overrun_share")
+"""Figures shown only where an arm has some."""
+
+FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": ".1%"}
+"""How figures are shown that have no ratio to the baseline."""
+
+
+@click.command("compare")
+@main_options
+@config_options
+@click.option("--prompts", type=InputPath(), help="Instead of [compare].prompts.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
+def compare_command(config: Config, prompts: Path | None, repeat: int, json_file: Path | None) -> None:
+    """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
+
+    Arms share the engines where they can; caches are cold for each.  Engines start anew where drafting
+    or the KV pool changes: one that can speculate is a little slower than one that cannot, and the
+    baseline shares no KV.  Plug-ins that only watch do so in every arm.  Checks that every arm gives the
+    baseline's tokens: exit status 1 if one does not.
+
+    \b
+    Example:
+      seer compare examples/tiny_reasoner/demo.toml --repeat 3 --json out/compare.json
+    """
+    path = prompts if prompts is not None else config.base_dir / config.compare.prompts
+    check_writable(json_file, inputs=[path])
+    assembly = assemble(config)
+    for arm in arms_of(config):
+        fill_slots(config.with_plugins(arm.enabled))
+    for name in left_out(config):
+        click.echo(f"not compared: {name!r}; to compare it too, name it in [compare].techniques", err=True)
+    fleet = assembly.fleet
+    read = read_prompts(path, config.rollout, fleet.model, fleet.tokenizer, seed=config.seer.seed)
+    results = run_async(_compare(config, assembly, read, repeat))
+    baseline = results[0]
+    if json_file is not None:
+        write_json(json_file, [result.to_json(baseline) for result in results])
+    _print(results, read, repeat)
+    if not all(result.tokens_equal for result in results):
+        sys.exit(1)
+
+
+async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat: int) -> list[ArmResult]:
+    count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
+    click.echo(f"starting {count} {engine} instances ...", err=True)
+    assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
+
+    @contextmanager
+    def watch(arm: Arm, number: int) -> Iterator[Slot[Observer]]:
+        title = arm.name if repeat == 1 else f"{arm.name} ({number + 1}/{repeat})"
+        with Display(title) as display:
+            yield display.slot
+
+    async with Runtime(assembly, config.seer, config.rollout) as runtime:
+        return await compare(runtime, config, read.groups, repeat=repeat, watch=watch)
+
+
+def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None:
+    baseline = results[0]
+    requests = sum(group.n for group in read.groups)
+    runs = f"; medians of {repeat} runs [least, most]" if repeat > 1 else ""
+    table = Table(title=f"{requests} responses of {len(read.groups)} groups{runs}", title_justify="left")
+    table.add_column("")
+    for result in results:
+        table.add_column(result.arm.name, justify="right", no_wrap=True)
+    drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
+    for figure in FIGURES:
+        if figure in DRAFTING and not drafted:
+            continue
+        if figure in RARE and not any(any(result.stats.values[figure]) for result in results):
+            continue
+        table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
+    table.add_row(
+        "same tokens",
+        *("yes" if result.tokens_equal else f"{len(result.differing)} differ" for result in results),
+    )
+    console = table_console()
+    console.print(table)
+    console.print(f"{baseline.summaries[0].tokens:,} tokens per arm; (x): ratio to the baseline")
+    for result in results:
+        for summary in result.summaries:
+            if summary.degradations:
+                console.print(
+                    degradation_line(summary.degradations, f" in {result.arm.name}"), soft_wrap=True
+                )
+
+
+def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:
+    value, least, most = result.stats.spread(figure)
+    form = FORMS.get(figure, ",.1f" if figure.endswith("time_s") else ",.0f")
+    text = format(value, form)
+    ratio = result.stats.ratio(figure, baseline.stats)
+    if result is not baseline and ratio is not None and figure not in FORMS:
+        text += f" ({ratio:.2f}x)"
+    return text if least == most else f"{text}\n[{least:,.4g}, {most:,.4g}]"

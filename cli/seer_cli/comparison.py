@@ -1,0 +1,221 @@
+"""The comparison: the same prompts and seeds under a baseline and under each cumulative technique."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import attrs
+import msgspec
+
+from seer_cli.stats import Stats
+from seer_core.errors import ConfigError
+from seer_core.model import Completion, PromptGroup
+from seer_core.model.results import RolloutResult, Summary
+from seer_core.plugins.config import Config
+from seer_core.plugins.loading import fill_slots, installed, load, unknown_plugin
+from seer_core.ports.kv import KVPool
+from seer_core.ports.policy import Observer
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Slot
+
+__all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare", "left_out", "plugins_of", "with_lengths"]
+
+FIGURES = (
+    "throughput_tokens_per_s",
+    "total_time_s",
+    "tail_time_s",
+    "preemptions",
+    "recomputed_tokens",
+    "pool_tokens",
+    "chunks",
+    "migrations",
+    "acceptance_length",
+    "drafting_share",
+    "overrun_share",
+)
+"""Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too."""
+
+
+Watch = Callable[["Arm", int], AbstractContextManager[Slot[Observer] | None]]
+
+
+class ArmPlugins(msgspec.Struct, frozen=True):
+    """The plug-ins of the arms, where ``[compare]`` names no others."""
+
+    baseline: tuple[str, ...] = ("group_round_robin",)
+    techniques: tuple[str, ...] = ("divided_rollout", "context_sched", "grouped_spec")
+    oracle: tuple[str, ...] = ("divided_rollout", "oracle_longest_first")
+
+
+def plugins_of(config: Config) -> ArmPlugins:
+    """Return the plug-ins of the arms as ``[compare]`` has them."""
+    table = config.compare
+    given = {"baseline": table.baseline, "techniques": table.techniques, "oracle": table.oracle}
+    return ArmPlugins(**{name: names for name, names in given.items() if names is not None})
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One configuration of a comparison: a name, the plug-ins that decide, and whether instances share KV.
+
+    ``observers`` are plug-ins that only watch: the same in every arm.
+    """
+
+    name: str
+    plugins: tuple[str, ...]
+    has_lengths: bool = False
+    shares_kv: bool = True
+    observers: tuple[str, ...] = ()
+
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """All its plug-ins."""
+        return (*self.plugins, *self.observers)
+
+
+@attrs.define(eq=False)
+class ArmResult:
+    """One arm's summaries, one per repeat, and whether its tokens were the baseline's."""
+
+    arm: Arm
+    summaries: list[Summary] = attrs.Factory(list)
+    differing: list[str] = attrs.Factory(list)
+
+    @property
+    def tokens_equal(self) -> bool:
+        """Whether no response differed from the baseline's in any repeat."""
+        return not self.differing
+
+    @property
+    def stats(self) -> Stats:
+        """The arm's figures, repeat by repeat."""
+        return Stats({name: [getattr(each, name) for each in self.summaries] for name in FIGURES})
+
+    def to_json(self, baseline: ArmResult) -> dict[str, object]:
+        """Return the object that ``seer compare --json`` writes for this arm."""
+        return {
+            "name": self.arm.name,
+            "plugins": list(self.arm.enabled),
+            **self.stats.to_json(),
+            "tokens": self.summaries[0].tokens,
+            "tokens_equal_to_baseline": self.tokens_equal,
+            "repeats": len(self.summaries),
+            "ratio_to_baseline": self.stats.ratios(baseline.stats),
+        }
+
+
+def arms_of(config: Config) -> list[Arm]:
+    """Return the arms of ``[compare]``: the baseline, each technique on top of the last, the oracle.
+
+    A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too; a
+    misspelt one is an error.  Plug-ins of ``[seer].plugins`` that only watch are in every arm; for others
+    that no arm has see ``left_out``.
+
+    Raises:
+        ConfigError: no technique is left to compare, or one is not installed.
+    """
+    table = plugins_of(config)
+    techniques = []
+    for name in table.techniques:
+        if name in config.seer.plugins:
+            techniques.append(name)
+        elif name not in installed() and "compare.techniques" in config.origins:
+            raise unknown_plugin(name, "[compare].techniques")
+    if not techniques:
+        raise ConfigError(
+            "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
+        )
+    observers = tuple(name for name in _unnamed(config) if _only_watches(config, name))
+    arms = [Arm("baseline", table.baseline, shares_kv=False, observers=observers)]
+    for count, name in enumerate(techniques, 1):
+        arms.append(Arm(f"+ {name}", tuple(techniques[:count]), observers=observers))
+    if table.oracle:
+        arms.append(Arm("oracle", table.oracle, has_lengths=True, observers=observers))
+    return arms
+
+
+def left_out(config: Config) -> list[str]:
+    """Return the plug-ins of ``[seer].plugins`` that decide something, and that no arm has."""
+    return [name for name in _unnamed(config) if not _only_watches(config, name)]
+
+
+def _unnamed(config: Config) -> list[str]:
+    """Return the plug-ins of ``[seer].plugins`` of which ``[compare]`` says nothing."""
+    table = plugins_of(config)
+    named = {*table.baseline, *table.techniques, *table.oracle}
+    return [name for name in config.seer.plugins if name not in named]
+
+
+def _only_watches(config: Config, name: str) -> bool:
+    plugin = load(name, config.plugin.get(name, {}), f"plugin.{name}")
+    return set(plugin.hooks) <= {"observer"}
+
+
+async def compare(
+    runtime: Runtime,
+    config: Config,
+    groups: Sequence[PromptGroup],
+    *,
+    repeat: int = 1,
+    watch: Watch = lambda arm, number: nullcontext(),
+) -> list[ArmResult]:
+    """Roll out ``groups`` under every arm, ``repeat`` times, on the same engines, caches cold.
+
+    The baseline goes without the KV pool, as what it stands for does.  The arms' order turns by one with
+    each repeat, so that a drift of the machine hits all alike.
+    ``watch`` makes, per arm and repeat, a context in which it runs and whose observer sees it.
+    """
+    results = {arm.name: ArmResult(arm) for arm in arms_of(config)}
+    kv_pool = runtime.kv_pool
+    arms = [result.arm for result in results.values()]
+    expected: Mapping[str, Sequence[int]] = {}
+    first: Sequence[Completion] = ()
+    for number in range(repeat):
+        turn = number % len(arms)
+        for arm in [*arms[turn:], *arms[:turn]]:
+            chosen = with_lengths(groups, first) if arm.has_lengths else groups
+            with watch(arm, number) as observer:
+                pool = kv_pool if arm.shares_kv else None
+                result = await _roll_out(runtime, config, arm, chosen, observer, pool)
+            tokens: Mapping[str, Sequence[int]] = {
+                completion.request_id: completion.token_ids for completion in result.completions
+            }
+            expected = expected or tokens
+            first = first or result.completions
+            outcome = results[arm.name]
+            outcome.summaries.append(result.summary)
+            differing = {name for name in expected if tokens.get(name) != expected[name]}
+            outcome.differing = sorted(differing.union(outcome.differing))
+    return list(results.values())
+
+
+async def _roll_out(
+    runtime: Runtime,
+    config: Config,
+    arm: Arm,
+    groups: Sequence[PromptGroup],
+    observer: Slot[Observer] | None,
+    kv_pool: Slot[KVPool] | None,
+) -> RolloutResult:
+    strategies = fill_slots(config.with_plugins(arm.enabled))
+    if observer is not None:
+        strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
+    await runtime.use(strategies, kv_pool)
+    await runtime.reset_caches()
+    return await runtime.rollout(groups).wait()
+
+
+def with_lengths(groups: Sequence[PromptGroup], completions: Sequence[Completion]) -> list[PromptGroup]:
+    """Return the groups with the length of each response, for an oracle.
+
+    A response that was cut counts one token more, since it would have gone on.
+    """
+    lengths = {
+        each.request_id: len(each.token_ids) + (each.finish_reason == "length") for each in completions
+    }
+    return [
+        msgspec.structs.replace(
+            group, known_lengths=tuple(lengths[f"{group.id}/{index}"] for index in range(group.n))
+        )
+        for group in groups
+    ]

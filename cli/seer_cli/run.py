@@ -1,0 +1,196 @@
+"""``seer run``: roll out a prompts file and write what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from seer_cli.common import config_options, degradation_line, main_options, run_async
+from seer_cli.display import Display
+from seer_cli.installed import describe
+from seer_cli.output import RUN_FILES, InputPath, OutputDir, check_apart, check_writable, write_json
+from seer_core.errors import SeerError, printable
+from seer_core.model.results import Summary
+from seer_core.plugins.config import Config
+from seer_core.plugins.loading import Assembly, assemble
+from seer_core.ports.kv import PoolStats
+from seer_core.runtime.prompts import PromptsFile, read_prompts
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import CORE
+
+__all__ = ["run_command"]
+
+Ending = tuple[Summary, PoolStats | None, dict[str, Any]]
+"""A rollout's summary, what the pool did meanwhile, and the document written of both."""
+
+
+@click.command("run")
+@main_options
+@config_options
+@click.option("--prompts", required=True, type=InputPath(), help="JSON lines: one prompt group each.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
+@click.option("--overwrite", is_flag=True, help="Replace the results of an earlier run in --out.")
+@click.option(
+    "--iteration",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Number of the training step; enters the seeds that are not in the file.",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out bad prompt lines, list them, roll out the rest.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the summary here too.")
+def run_command(
+    config: Config,
+    prompts: Path,
+    out: Path,
+    overwrite: bool,
+    iteration: int,
+    skip_bad: bool,
+    json_file: Path | None,
+) -> None:
+    """Roll out the prompts of a file under CONFIG.
+
+    \b
+    Writes into --out, as the responses finish:
+      completions.jsonl  tokens, text, log-probs, finish reason, chunks, instances
+      trace.jsonl        every event and every decision; replays
+      summary.json       throughput, tail time, preemptions, recomputed tokens, ...
+
+    The same prompts with the same --iteration repeat their responses, with another they do not.
+
+    Ctrl-C (exit status 130) and SIGTERM (143) keep what has finished, and the summary says so.
+
+    \b
+    Example:
+      seer run examples/tiny_reasoner/demo.toml \\
+          --prompts examples/tiny_reasoner/prompts.jsonl --out out/first
+    """
+    check_apart(json_file, *(out / name for name in RUN_FILES))
+    assembly = assemble(config)
+    fleet = assembly.fleet
+    read = read_prompts(
+        prompts,
+        config.rollout,
+        fleet.model,
+        fleet.tokenizer,
+        seed=config.seer.seed,
+        iteration=iteration,
+        skip_bad=skip_bad,
+    )
+    for bad in read.skipped:
+        click.echo(f"skipped {printable(str(prompts))}:{bad.line}: {bad.reason}", err=True)
+    check_writable(json_file)
+    with OutputDir(out, _requested(read), overwrite) as output:
+        summary, pool_stats, document = run_async(_roll_out(config, assembly, read, iteration, output))
+    if json_file is not None:
+        write_json(json_file, document)
+    _print(summary, pool_stats, out)
+
+
+async def _roll_out(
+    config: Config, assembly: Assembly, read: PromptsFile, iteration: int, output: OutputDir
+) -> Ending:
+    """Roll out, and write down what has finished and how it ended, however it ends."""
+    display = Display("rollout")
+    assembly = assembly.with_observer(output.trace, display, owner=CORE)
+    engine = " and ".join(config.seer.engines)
+    click.echo(f"starting {len(assembly.fleet.engines)} {engine} instances ...", err=True)
+    kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
+    async with Runtime(assembly, config.seer, config.rollout) as runtime:
+        before = None if kv_pool is None else kv_pool.stats()
+        rollout = runtime.rollout(read.groups, keep=False)
+        output.begin()
+
+        def finish(ended: str, error: str | None = None) -> Ending:
+            for completion in rollout.unread():
+                output.completion(completion)
+            summary = rollout.result.summary
+            stats = None if kv_pool is None or before is None else kv_pool.stats().since(before)
+            how = {"ended": ended, "error": error, "requested": _requested(read), "iteration": iteration}
+            document = {**how, **_document(config, read, summary, stats)}
+            output.summary(document)
+            return summary, stats, document
+
+        try:
+            with display:
+                async for completion in rollout:
+                    output.completion(completion)
+        except asyncio.CancelledError:
+            finish("interrupted")
+            raise
+        except Exception as error:
+            with contextlib.suppress(SeerError):  # the first error is the one to report
+                finish("failed", str(error))
+            raise
+        return finish("finished")
+
+
+def _requested(read: PromptsFile) -> int:
+    return sum(group.n for group in read.groups)
+
+
+def _document(
+    config: Config, read: PromptsFile, summary: Summary, pool_stats: PoolStats | None
+) -> dict[str, Any]:
+    return {
+        **msgspec.to_builtins(summary),
+        "engine": config.seer.engine,
+        "kv_pool": {"name": config.seer.kv_pool, **msgspec.to_builtins(pool_stats or {})},
+        "plugins": [describe(name) for name in config.seer.plugins],
+        "seed": config.seer.seed,
+        "skipped_prompts": msgspec.to_builtins(read.skipped),
+    }
+
+
+def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
+    click.echo(
+        f"{summary.requests} responses of {summary.groups} groups, {summary.tokens:,} tokens in"
+        f" {summary.total_time_s:.1f} s ({summary.throughput_tokens_per_s:,.0f} tok/s);"
+        f" the last tenth took {summary.tail_time_s:.1f} s"
+    )
+    click.echo(
+        f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
+        f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
+    )
+    if summary.instances_failed:
+        click.echo(f"{summary.instances_failed} instances GIVEN UP; see instance_failed above")
+    if pool_stats is not None and pool_stats.put_bytes:
+        click.echo(
+            f"KV of {summary.pool_tokens:,} tokens came from the pool, of {summary.cached_tokens:,} from the"
+            f" instance itself; {summary.prefilled_tokens:,} tokens were prefilled"
+        )
+        click.echo(
+            f"pool: {_mib(pool_stats.used_bytes)} of {_mib(pool_stats.capacity_bytes)} in use,"
+            f" {pool_stats.hit_blocks:,} of {pool_stats.asked_blocks:,} blocks found"
+            f" ({pool_stats.hit_blocks / max(1, pool_stats.asked_blocks):.1%}),"
+            f" {_mib(pool_stats.put_bytes)} in, {_mib(pool_stats.got_bytes)} out,"
+            f" {pool_stats.released_blocks:,} blocks released, {pool_stats.evicted_blocks:,} evicted,"
+            f" {pool_stats.torn_blocks:,} torn"
+        )
+    if pool_stats is not None and pool_stats.disk_capacity_bytes:
+        click.echo(
+            f"its disk: {_mib(pool_stats.disk_used_bytes)} of {_mib(pool_stats.disk_capacity_bytes)} in use,"
+            f" {_mib(pool_stats.disk_put_bytes)} in, {_mib(pool_stats.disk_got_bytes)} out,"
+            f" {pool_stats.disk_errors:,} errors"
+        )
+    if summary.drafted_tokens:
+        click.echo(
+            f"{summary.drafted_tokens:,} tokens drafted, {summary.accepted_tokens:,} accepted:"
+            f" {summary.acceptance_length:.2f} tokens per request and step;"
+            f" {summary.drafting_share:.1%} of the step time spent drafting"
+        )
+    if summary.overrun_share:
+        click.echo(f"steps overran the pace that they emulate by {summary.overrun_share:.1%}")
+    if summary.degradations:
+        click.echo(degradation_line(summary.degradations))
+    click.echo(f"results in {printable(str(out))}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,32 @@
+"""The environment of verl, which excludes Seer's: its adapter is not installed here, and answers no hook."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from seer_core.errors import SeerError
+from seer_core.plugins.hookspecs import Check
+from seer_core.plugins.interpreters import versions_under
+
+__all__ = ["examine_verl"]
+
+NEEDED = ("verl", "seer-verl", "seer-client", "torch")
+"""Of the environment of verl."""
+
+
+def examine_verl(python: Path) -> Check:
+    """Look into the environment of verl, which excludes that of Seer's engines."""
+    own = "or, in an environment of verl: pip install ./serving/client ./training/verl (docs/verl.md)"
+    if not os.access(python, os.X_OK):
+        finding = f"no environment of verl's at {python.parent.parent}; only who trains with verl needs it"
+        return Check("verl", True, finding, f"make setup-verl; {own}")
+    try:
+        found = versions_under(python, NEEDED)
+    except SeerError as error:
+        return Check("verl", False, str(error), "rm -r .venv-verl; make setup-verl")
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        finding = f"{', '.join(missing)} not in {python.parent.parent}"
+        return Check("verl", False, finding, f"make setup-verl; {own}")
+    return Check("verl", True, f"verl {found['verl']}, seer-verl {found['seer-verl']} under {python}", "")

@@ -1,1 +1,0 @@
-"""What every real engine's process needs to work for Seer, whatever the engine."""

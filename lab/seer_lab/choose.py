@@ -1,0 +1,110 @@
+"""From what the command line says to a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer_core.errors import ConfigError, quote
+from seer_core.json_files import UNREADABLE, is_text
+from seer_core.plugins.config import nearest, structure
+from seer_lab.lengths import DrawnLengths
+from seer_lab.traces import read_lengths
+from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
+
+__all__ = ["choose_workload"]
+
+INSTANCES = 4
+MOST_RESPONSES = 10_000_000
+"""Ten times as many as have ever been simulated."""
+
+PRESSURE = 3.0
+"""Where a user says nothing: between the paper's 1.8 (Moonlight) and 3.9 (Qwen2-VL-72B)."""
+
+
+def choose_workload(
+    name: str,
+    *,
+    where: Sequence[str] = (),
+    lengths: Sequence[str] = (),
+    scale: float | None = None,
+    on: str | None = None,
+    instances: int | None = None,
+    pressure: float | None = None,
+) -> Workload:
+    """Return the workload of that name, ``synthetic``, or one of recorded lengths from a file.
+
+    ``lengths`` are KEY=VALUE for ``DrawnLengths``; ``on``, ``instances`` and ``pressure`` are for workloads
+    that bring no engines of their own, ``scale`` is for those that do.
+
+    Raises:
+        ConfigError: something is not known, or does not go together.
+        PromptError: the file cannot be used.
+    """
+    if name in WORKLOADS:
+        _not_for(
+            name,
+            "brings its own engines; change them by --set",
+            on=on,
+            instances=instances,
+            pressure=pressure,
+        )
+        _not_for(name, "is drawn, not recorded", where=where)
+        workload = WORKLOADS[name]
+        drawn = _changed(workload.lengths, lengths)
+        workload = msgspec.structs.replace(workload, lengths=drawn)
+        return workload if scale is None else scaled(workload, scale)
+    _not_for(name, "has no size of its own; use --instances", scale=scale)
+    known = (*WORKLOADS, "synthetic")
+    if name != "synthetic" and not _exists(name):
+        raise ConfigError(f"{quote(name)} is neither a workload nor a file{nearest(name, known)}")
+    if on is not None and on not in CLUSTERS:
+        raise ConfigError(f"--on {on}: no such engines{nearest(on, CLUSTERS)}")
+    cluster = CLUSTERS[on or "qwen2-vl-72b"]
+    if name == "synthetic":
+        _not_for(name, "is drawn, not recorded", where=where)
+        drawn = _changed(SYNTHETIC, lengths)
+        return crowded(name, drawn, cluster, instances or INSTANCES, pressure or PRESSURE)
+    _not_for(name, "has lengths of its own", lengths=lengths)
+    recorded = read_lengths(name, where)
+    return crowded(Path(name).name, recorded, cluster, instances or INSTANCES, pressure or PRESSURE)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
+def _changed(lengths: Any, changes: Sequence[str]) -> DrawnLengths:
+    fields: dict[str, Any] = msgspec.structs.asdict(lengths)
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or not is_text(change):
+            raise ConfigError(f"--lengths {quote(change)}: give KEY=VALUE, such as sigma=1.2")
+        try:
+            fields[key] = msgspec.json.decode(value)
+        except UNREADABLE:
+            fields[key] = value
+    drawn = structure(fields, DrawnLengths, "lengths")
+    if drawn.mean_tokens > drawn.cap_tokens:
+        raise ConfigError(
+            f"--lengths: mean_tokens = {drawn.mean_tokens:g} exceeds cap_tokens = {drawn.cap_tokens};"
+            " lower it"
+        )
+    if drawn.groups * drawn.group_size > MOST_RESPONSES:
+        raise ConfigError(
+            f"--lengths: {drawn.groups:,} groups of {drawn.group_size:,} are more than {MOST_RESPONSES:,}"
+            " responses; lower groups or group_size"
+        )
+    return drawn
+
+
+def _not_for(name: str, why: str, **options: object) -> None:
+    for option, value in options.items():
+        if value is not None and value != ():
+            raise ConfigError(f"--{option} does not go with {name}, which {why}")

@@ -1,0 +1,99 @@
+"""How long the responses of one iteration are, by group: drawn from a distribution."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from math import exp, log, sqrt
+from statistics import NormalDist
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from seer_sim.lengths import Lengths, Sigma
+
+from seer_core.plugins.config_types import MOST, Share
+from seer_core.ports.engine import ChunkJob
+
+__all__ = ["DrawnLengths", "GroupLengths", "TrueLengths"]
+
+_NORMAL = NormalDist()
+
+
+class GroupLengths(msgspec.Struct, frozen=True):
+    """One prompt group: its prompt, and how long each of its responses is, at most ``max_tokens``."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: tuple[int, ...]
+    max_tokens: int
+
+
+class TrueLengths(Lengths, frozen=True):
+    """Each response's length by request id, which simulated engines have and policies must not see."""
+
+    by_request: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def of(self, job: ChunkJob) -> int:
+        """Return the response's true length in tokens."""
+        return self.by_request[job.request_id]
+
+
+class DrawnLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Log-normal lengths, correlated within a group, cut at ``cap_tokens``.
+
+    ``mean_tokens`` is the mean after the cut; ``sigma`` the standard deviation of the logarithm before it,
+    so the weight of the tail; ``group_share`` the part of its variance that a group's responses share.
+    """
+
+    groups: Annotated[int, Meta(ge=1)]
+    group_size: Annotated[int, Meta(ge=1)]
+    mean_tokens: Annotated[float, Meta(ge=1, le=MOST)]
+    cap_tokens: Annotated[int, Meta(ge=1)]
+    sigma: Sigma
+    group_share: Share
+    prompt_tokens: Annotated[int, Meta(ge=1)] = 1024
+
+    def draw(self, seed: int) -> list[GroupLengths]:
+        """Return one iteration's groups, which depend on the seed alone."""
+        mu = _log_median(self.mean_tokens, self.sigma, self.cap_tokens)
+        shared, own = sqrt(self.group_share), sqrt(1 - self.group_share)
+
+        def length(group: int, index: int, common: float) -> int:
+            z = shared * common + own * _normal(f"{seed} {group} {index}")
+            return min(max(1, round(exp(mu + self.sigma * z))), self.cap_tokens)
+
+        drawn = []
+        for group in range(self.groups):
+            common = _normal(f"{seed} {group}")
+            lengths = tuple(length(group, index, common) for index in range(self.group_size))
+            drawn.append(GroupLengths(f"g{group}", self.prompt_tokens, lengths, self.cap_tokens))
+        return drawn
+
+
+def _log_median(mean: float, sigma: float, cap: int) -> float:
+    """Return the mu for which the mean of min(X, cap) is ``mean``, X log-normal; bisected.
+
+    The mean of min(X, c) is exp(mu + sigma^2 / 2) Phi((ln c - mu) / sigma - sigma) + c (1 - Phi((ln c - mu)
+    / sigma)).
+    """
+    if sigma == 0:
+        return log(mean)
+
+    def capped(mu: float) -> float:
+        z = (log(cap) - mu) / sigma
+        return exp(mu + sigma**2 / 2) * _NORMAL.cdf(z - sigma) + cap * (1 - _NORMAL.cdf(z))
+
+    low, high = 0.0, log(cap) + 8 * sigma
+    for _ in range(80):
+        middle = (low + high) / 2
+        if capped(middle) < mean:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _normal(text: str) -> float:
+    """Return a standard normal number that depends on ``text`` only."""
+    bits = int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
+    return _NORMAL.inv_cdf((bits + 0.5) / 2**48)

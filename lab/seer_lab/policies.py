@@ -1,0 +1,103 @@
+"""Policies to compare: named stacks of plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from seer_core.errors import ConfigError, quote
+from seer_core.plugins.config import nearest
+
+__all__ = ["POLICIES", "PolicySet", "parse_policy"]
+
+
+class PolicySet(msgspec.Struct, frozen=True):
+    """A name, the plug-ins enabled, and what else sets it apart.
+
+    ``has_lengths``: it receives each response's true length, which no real run has.  ``shares_kv``:
+    instances share a KV pool.  ``over_issue``: so many times the iteration's groups are started, and the
+    rest is put off once as many as the iteration has are over; then the rollout is not strictly
+    synchronous.
+    """
+
+    name: str
+    plugins: tuple[str, ...]
+    about: str = ""
+    has_lengths: bool = False
+    shares_kv: bool = True
+    over_issue: int = 1
+
+
+POLICIES: Mapping[str, PolicySet] = {
+    policy.name: policy
+    for policy in (
+        PolicySet("verl", ("group_round_robin",), "whole groups in turn, as veRL", shares_kv=False),
+        PolicySet("divided", ("divided_rollout",), "chunks, first come first served"),
+        PolicySet("no-context", ("divided_rollout",), "the same: divided rollout that learns nothing"),
+        PolicySet(
+            "context", ("divided_rollout", "context_sched"), "and groups longest first, by their probes"
+        ),
+        PolicySet("seer", ("divided_rollout", "context_sched", "grouped_spec"), "and drafts from the group"),
+        PolicySet(
+            "oracle",
+            ("divided_rollout", "oracle_longest_first"),
+            "longest first by true lengths",
+            has_lengths=True,
+        ),
+        PolicySet(
+            "streamrl-oracle",
+            ("streamrl_oracle",),
+            "whole groups in buckets by true length",
+            True,
+            False,
+        ),
+        PolicySet(
+            "streamrl-oracle+sd",
+            ("streamrl_oracle", "vanilla_sd"),
+            "and drafts without group context",
+            has_lengths=True,
+            shares_kv=False,
+        ),
+        PolicySet(
+            "partial",
+            ("group_round_robin",),
+            "veRL with twice the groups, the rest put off (not strictly synchronous)",
+            shares_kv=False,
+            over_issue=2,
+        ),
+        PolicySet(
+            "verl+sd",
+            ("group_round_robin", "vanilla_sd"),
+            "veRL with drafts, without group context",
+            shares_kv=False,
+        ),
+        PolicySet(
+            "grouped-sd-on-verl",
+            ("group_round_robin", "grouped_spec"),
+            "veRL with drafts from the group",
+            shares_kv=False,
+        ),
+    )
+}
+"""By name."""
+
+
+def parse_policy(text: str, *, has_lengths: bool = False) -> PolicySet:
+    """Return the policy of that name, or the one that ``NAME=PLUGIN,PLUGIN`` describes.
+
+    Raises:
+        ConfigError: no policy has that name, or no plug-in is named.
+    """
+    name, equals, plugins = text.partition("=")
+    if not equals:
+        if name not in POLICIES:
+            raise ConfigError(
+                f"--policy {quote(text)}: no policy is called {quote(name)}{nearest(name, POLICIES)};"
+                " for one of your own give its plug-ins, such as mine=divided_rollout,my_plugin"
+            )
+        return POLICIES[name]
+    names = tuple(plugin.strip() for plugin in plugins.split(",") if plugin.strip())
+    if not name or len(set(names)) < len(names):
+        raise ConfigError(f"--policy {quote(text)}: give a name and plug-ins, each once: NAME=PLUGIN,PLUGIN")
+    return PolicySet(name, names, has_lengths=has_lengths)

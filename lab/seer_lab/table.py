@@ -1,0 +1,121 @@
+"""Simulations side by side: one row per policy, one column per figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from seer_cli.stats import Stats, spread
+
+from seer_lab.simulate import Simulation
+
+__all__ = ["FIGURES", "TableRow", "rows_of", "table_of", "to_json"]
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One column: its title, its value, how it is shown, and whether only where ``shown_if``."""
+
+    title: str
+    of: Callable[[Simulation], float]
+    form: str = ",.0f"
+    shown_if: Callable[[Simulation], object] = lambda run: True
+
+
+FIGURES = {
+    "total_time_s": Figure("total\ntime, s", lambda run: run.summary.total_time_s),
+    "throughput_tokens_per_s": Figure("tokens\nper s", lambda run: run.throughput_tokens_per_s),
+    "tail_time_s": Figure("tail\ntime, s", lambda run: run.summary.tail_time_s),
+    "preemptions": Figure("preemp-\ntions", lambda run: run.summary.preemptions),
+    "recomputed_tokens": Figure("recomputed\ntokens", lambda run: run.summary.recomputed_tokens),
+    "pool_tokens": Figure(
+        "tokens from\nthe KV pool",
+        lambda run: run.summary.pool_tokens,
+        shown_if=lambda run: run.summary.pool_tokens,
+    ),
+    "idle_share": Figure("idle", lambda run: run.idle_share, ".1%"),
+    "kv_usage": Figure("KV in\nuse", lambda run: run.kv_usage, ".1%"),
+    "acceptance_length": Figure(
+        "acceptance\nlength",
+        lambda run: run.summary.acceptance_length,
+        ".2f",
+        shown_if=lambda run: run.summary.drafted_tokens,
+    ),
+    "mean_tokens": Figure(
+        "mean\nresponse",
+        lambda run: run.summary.mean_tokens,
+        shown_if=lambda run: run.deferred_requests,
+    ),
+    "deferred_requests": Figure(
+        "put\noff", lambda run: run.deferred_requests, shown_if=lambda run: run.deferred_requests
+    ),
+}
+"""By the name under which ``--json`` writes them."""
+
+THROUGHPUT = "throughput_tokens_per_s"
+
+
+class TableRow(msgspec.Struct, frozen=True):
+    """One policy: its simulations, one per seed, in the order of the seeds."""
+
+    runs: list[Simulation]
+
+    @property
+    def stats(self) -> Stats:
+        """The row's figures, run by run."""
+        return Stats({name: [figure.of(run) for run in self.runs] for name, figure in FIGURES.items()})
+
+
+def rows_of(simulations: Sequence[Simulation]) -> list[TableRow]:
+    """Gather simulations by policy, in the order of their first."""
+    by_policy: dict[str, list[Simulation]] = {}
+    for run in simulations:
+        by_policy.setdefault(run.policy.name, []).append(run)
+    return [TableRow(runs) for runs in by_policy.values()]
+
+
+def table_of(rows: Sequence[TableRow]) -> Table:
+    """Return the table that ``seer sim`` prints."""
+    runs = [run for row in rows for run in row.runs]
+    shown = {name: figure for name, figure in FIGURES.items() if any(figure.shown_if(run) for run in runs)}
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    for name, figure in shown.items():
+        table.add_column(figure.title, justify="right")
+        if name == THROUGHPUT:
+            table.add_column("ratio", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row.runs[0].policy.name]
+        for name, figure in shown.items():
+            cells.append(_cell(row.stats.values[name], figure.form))
+            if name == THROUGHPUT:
+                cells.append(f"{row.stats.ratio(name, rows[0].stats):.2f}x")
+        table.add_row(*cells)
+    return table
+
+
+def to_json(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
+    """Return one object per policy: medians, spreads, ratios to the first, and every run's summary."""
+    documents = []
+    for row in rows:
+        policy = row.runs[0].policy
+        documents.append(
+            {
+                "name": policy.name,
+                "plugins": list(policy.plugins),
+                "workload": row.runs[0].workload,
+                "engine": row.runs[0].engine,
+                "seeds": [run.seed for run in row.runs],
+                **row.stats.to_json(),
+                "ratio_to_first": row.stats.ratios(rows[0].stats),
+                "summaries": [msgspec.to_builtins(run.summary) for run in row.runs],
+            }
+        )
+    return documents
+
+
+def _cell(values: Sequence[float], form: str) -> str:
+    median, least, most = spread(values)
+    text = format(median, form)
+    return text if least == most else f"{text}\n[{least:{form}},\n {most:{form}}]"

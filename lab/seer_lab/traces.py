@@ -1,0 +1,196 @@
+"""Recorded lengths: JSON lines, or the trace of a finished ``seer run``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from seer_core.errors import PromptError, quote
+from seer_core.json_files import UNREADABLE, describe_flaw, read_bytes
+from seer_core.model.events import ChunkFinished, Complete, GroupSpec, GroupsSubmitted
+from seer_core.scheduling.trace import read_trace
+from seer_lab.lengths import GroupLengths
+
+__all__ = ["read_lengths"]
+
+SHOWN_PROBLEMS = 10
+
+Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
+"""Of a prompt or a response; more than any model takes."""
+
+
+class LengthsLine(msgspec.Struct, frozen=True):
+    """One line: a group, its prompt, its responses; other keys are allowed and can be selected by.
+
+    ``max_tokens`` is the limit under which the lengths came about; without it, the file's longest response.
+    Groups of one ``iteration`` are rolled out together.
+    """
+
+    group: str | int
+    prompt_tokens: Tokens
+    output_tokens: Annotated[tuple[Tokens, ...], Meta(min_length=1)]
+    max_tokens: Tokens | None = None
+    iteration: int = 0
+    workload: str = ""
+
+
+def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[GroupLengths]]:
+    """Return the groups of each iteration that a file holds; a directory is that of a ``seer run``.
+
+    ``where`` are KEY=VALUE: only lines that say so count.
+
+    Raises:
+        PromptError: it cannot be read, holds bad lines, no line that counts, or several workloads.
+    """
+    path = Path(path)
+    path = path / "trace.jsonl" if path.is_dir() else path
+    remedy = "name a workload, a JSON-lines file or a run's directory"
+    lines = read_bytes(path, remedy, PromptError).split(b"\n")
+    first = next((line for line in lines if line.strip()), b"")
+    if b'"event":' in first:
+        return [_of_run(path)]
+    selected = [_selection(text) for text in where]
+    problems: list[str] = []
+    found: list[tuple[int, LengthsLine]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if all(keep(line) for keep in selected):
+                found.append((number, _decode(line)))
+        except PromptError as error:
+            problems.append(f"{path}:{number}: {error}")
+    problems += [f"{path}:{number}: {problem}" for number, problem in _contradictions(found)]
+    if problems:
+        more = f"\n... and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
+        raise PromptError("\n".join(problems[:SHOWN_PROBLEMS]) + more + "\nMend them, then run again")
+    if not found:
+        why = f"no line says {' and '.join(where)}" if where else "it holds no line"
+        raise PromptError(f"{path}: nothing to simulate: {why}")
+    workloads = sorted({line.workload for _, line in found})
+    if len(workloads) > 1:
+        raise PromptError(
+            f"{path} holds several workloads: {', '.join(workloads)}; choose one:"
+            f" --where workload={workloads[0]}"
+        )
+    return _iterations([line for _, line in found])
+
+
+def _selection(text: str) -> Callable[[bytes], bool]:
+    """Return a predicate of lines that have VALUE at KEY, from the text KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise PromptError(f"--where {quote(text)}: give KEY=VALUE, such as workload=mine or iteration=0")
+
+    def keep(line: bytes) -> bool:
+        record = _json(line)
+        said = record.get(key) if isinstance(record, dict) else None
+        return (said if isinstance(said, str) else msgspec.json.encode(said).decode()) == value
+
+    return keep
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except UNREADABLE as error:
+        raise PromptError(f"not valid JSON: {describe_flaw(error, line)}") from error
+
+
+def _decode(line: bytes) -> LengthsLine:
+    try:
+        return msgspec.convert(_json(line), LengthsLine)
+    except msgspec.ValidationError as error:
+        raise PromptError(describe_flaw(error)) from error
+
+
+def _contradictions(found: Sequence[tuple[int, LengthsLine]]) -> Iterator[tuple[int, str]]:
+    """Yield number and problem of lines that are well-formed and cannot be."""
+    seen: dict[tuple[str, int, str | int], int] = {}
+    for number, line in found:
+        name = (line.workload, line.iteration, line.group)
+        if name in seen:
+            yield (
+                number,
+                f"group {quote(line.group)} of iteration {line.iteration} is in line {seen[name]} already",
+            )
+        seen.setdefault(name, number)
+        longest = max(line.output_tokens)
+        if line.max_tokens is not None and longest > line.max_tokens:
+            yield (
+                number,
+                (
+                    f"output_tokens[{line.output_tokens.index(longest)}] is {longest}, above max_tokens ="
+                    f" {line.max_tokens}"
+                ),
+            )
+
+
+def _iterations(lines: Sequence[LengthsLine]) -> list[list[GroupLengths]]:
+    longest = max(max(line.output_tokens) for line in lines)
+    iterations: dict[int, list[GroupLengths]] = {}
+    for line in lines:
+        limit = longest if line.max_tokens is None else line.max_tokens
+        group = GroupLengths(str(line.group), line.prompt_tokens, line.output_tokens, limit)
+        iterations.setdefault(line.iteration, []).append(group)
+    return [iterations[number] for number in sorted(iterations)]
+
+
+def _of_run(path: Path) -> list[GroupLengths]:
+    """Return the groups of a run, by its trace."""
+    lengths: dict[str, int] = {}
+    over: dict[str, str] = {}
+    specs: list[GroupSpec] = []
+    known: set[str] = set()
+    for record in read_trace(path):
+        match record.event:
+            case GroupsSubmitted():
+                for spec in record.event.groups:
+                    if spec.id in known:
+                        raise PromptError(
+                            f"{path}: group {quote(spec.id)} was submitted twice, so lengths are mixed;"
+                            " use a run that gave each group its own id"
+                        )
+                    known.add(spec.id)
+                specs += record.event.groups
+            case ChunkFinished():
+                name = record.event.request_id
+                lengths[name] = lengths.get(name, 0) + record.event.tokens
+            case _:
+                pass
+        over |= {
+            command.request_id: command.finish_reason
+            for command in record.commands
+            if isinstance(command, Complete)
+        }
+    groups = []
+    for spec in specs:
+        names = []
+        for index in range(spec.n):
+            names.append(f"{spec.id}/{index}")
+            reason = over.get(names[-1], "unfinished")
+            if reason not in ("stop", "length"):
+                raise PromptError(
+                    f"{path}: request {quote(names[-1])} is {reason}, so its length is unknown; use a run"
+                    " that finished"
+                )
+        tokens = [lengths.get(name, 0) for name in names]
+        fields = {
+            "prompt_tokens": spec.prompt_tokens,
+            "output_tokens": tokens,
+            "max_tokens": spec.max_tokens,
+        }
+        try:
+            line = msgspec.convert({"group": spec.id, **fields}, LengthsLine)
+        except msgspec.ValidationError as error:
+            raise PromptError(
+                f"{path}: group {quote(spec.id)}: {describe_flaw(error)}; use a run that finished"
+            ) from error
+        groups.append(GroupLengths(spec.id, line.prompt_tokens, line.output_tokens, spec.max_tokens))
+    if not groups:
+        raise PromptError(f"{path}: nothing to simulate: no group was submitted")
+    return groups

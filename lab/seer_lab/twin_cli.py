@@ -1,0 +1,204 @@
+"""``seer twin``: predict the arms of ``seer compare`` on one's own engines, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+from seer_cli.common import config_options, main_options, table_console
+from seer_cli.comparison import Arm, arms_of
+from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.profiles import read_profile
+from seer_cli.stats import Stats
+
+from seer_core.errors import ConfigError, quote
+from seer_core.json_files import JsonFormat
+from seer_core.plugins.config import Config, nearest
+from seer_core.plugins.config_types import NotNegative
+from seer_core.plugins.loading import fill_slots
+from seer_lab.calibrate import calibrated, plugins_of
+from seer_lab.policies import PolicySet
+from seer_lab.simulate import ENGINES, simulate
+from seer_lab.twin import Twin, make_twin
+
+__all__ = ["FIGURES", "predict", "predict_arm", "twin_command"]
+
+FIGURES = {
+    "total_time_s": ("total\ntime, s", ",.1f"),
+    "tail_time_s": ("tail\ntime, s", ",.1f"),
+    "throughput_tokens_per_s": ("tokens\nper s", ",.0f"),
+    "preemptions": ("preemp-\ntions", ",.0f"),
+    "recomputed_tokens": ("recomputed\ntokens", ",.0f"),
+    "acceptance_length": ("tokens per\nstep", ".2f"),
+}
+"""What is predicted, how it is called and how shown."""
+
+
+class _MeasuredArm(msgspec.Struct, frozen=True):
+    """The figures of an arm of ``seer compare --json`` that are compared."""
+
+    name: str
+    total_time_s: NotNegative
+    tail_time_s: NotNegative
+    throughput_tokens_per_s: NotNegative
+    preemptions: NotNegative
+    recomputed_tokens: NotNegative
+    acceptance_length: NotNegative
+
+
+_MEASURED = JsonFormat[list[_MeasuredArm]](
+    list[_MeasuredArm], "no comparison", "write one with `seer compare --json`", ConfigError
+)
+
+
+@click.command("twin", context_settings={"default_map": {"log_level": "warning"}})
+@main_options
+@config_options
+@click.option(
+    "--profile",
+    required=True,
+    type=InputPath(),
+    help="Of `seer profile CONFIG`, with several --context.",
+)
+@click.option(
+    "--lengths",
+    required=True,
+    type=InputPath(),
+    help="Directory of a finished `seer run CONFIG`, or a file as for `seer sim`.",
+)
+@click.option("--compare", "measured_file", type=InputPath(), help="Measured: `seer compare --json`.")
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Slow all steps by one factor: the recorded run then takes as long as it did.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="sim",
+    show_default=True,
+    help="paced: vLLM's own scheduler; it repeats the recorded text, and really drafts from it."
+    "  SGLang's does not draft.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
+def twin_command(
+    config: Config,
+    profile: Path,
+    lengths: Path,
+    measured_file: Path | None,
+    calibrate: bool,
+    engine: str,
+    json_file: Path | None,
+) -> None:
+    """Predict what `seer compare CONFIG` would show, from measured step times and recorded lengths.
+
+    Fits the simulator's cost model to the profile, and rolls the recorded lengths out under every arm.  What
+    drafts were worth is taken from the recorded run: an input, not a prediction.
+
+    \b
+    Example:
+      seer profile CONFIG --together --context 64 --context 1024 --out profile.json
+      seer run CONFIG --prompts prompts.jsonl --out out/first
+      seer twin CONFIG --profile profile.json --lengths out/first
+    """
+    check_writable(json_file)
+    measured = None if measured_file is None else _read_measured(config, measured_file)
+    rows, about = predict(config, profile, lengths, measured, calibrate=calibrate, engine=engine)
+    if json_file is not None:
+        write_json(json_file, rows)
+    _print(rows, about)
+
+
+def predict(
+    config: Config,
+    profile: Path,
+    lengths: Path,
+    measured: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    calibrate: bool = False,
+    engine: str = "sim",
+) -> tuple[list[dict[str, Any]], str]:
+    """Return one object per arm, with figures predicted, measured and the error, and a line on the fit.
+
+    With ``calibrate`` the total time of the recorded run's own arm is no prediction any more: it says so.
+    ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.
+
+    Raises:
+        ConfigError, PromptError: see ``make_twin``.
+    """
+    twin, fitted = make_twin(config, read_profile(profile), lengths)
+    factor = 1.0
+    if calibrate:
+        twin, factor = calibrated(twin, lengths)
+    recorded = set(plugins_of(lengths)) if calibrate else set()
+    arms = arms_of(config)
+    for arm in arms:
+        fill_slots(twin.config(arm.plugins))
+    rows: list[dict[str, Any]] = []
+    for arm in arms:
+        predicted = predict_arm(twin, arm, engine)
+        row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
+        if calibrate:
+            row["slowed_by"] = factor
+            row["is_recorded_run"] = set(arm.plugins) == recorded.difference(arm.observers)
+        if measured is not None and arm.name in measured:
+            row["measured"] = {name: measured[arm.name][name] for name in FIGURES}
+            found = _of_one_run(predicted).ratios(_of_one_run(row["measured"]))
+            row["error"] = {name: ratio - 1 for name, ratio in found.items()}
+        rows.append(row)
+    about = (
+        f"fitted step times are {fitted.median_error:.1%} off the profile's in the median,"
+        f" {fitted.worst_error:.1%} at worst"
+    )
+    if calibrate:
+        about += f"; all are slowed by {factor:.3f}, so that the recorded run takes as long as it did"
+    return rows, about
+
+
+def _of_one_run(figures: Mapping[str, float]) -> Stats:
+    return Stats({name: [value] for name, value in figures.items()})
+
+
+def predict_arm(twin: Twin, arm: Arm, engine: str = "sim") -> dict[str, float]:
+    """Return the figures of a twin's rollout under one arm, by name."""
+    policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
+    summary = simulate(twin, policy, engine=engine).summary
+    return {name: float(getattr(summary, name)) for name in FIGURES}
+
+
+def _read_measured(config: Config, path: Path) -> dict[str, dict[str, float]]:
+    """Return what ``seer compare --json`` wrote, by arm.
+
+    Raises:
+        ConfigError: it is no such file, or speaks of an arm that CONFIG has not.
+    """
+    measured = {arm.name: {name: getattr(arm, name) for name in FIGURES} for arm in _MEASURED.read(path)}
+    known = [arm.name for arm in arms_of(config)]
+    for name in measured:
+        if name not in known:
+            raise ConfigError(f"--compare {path}: the config has no arm {quote(name)}{nearest(name, known)}")
+    return measured
+
+
+def _print(rows: Sequence[Mapping[str, Any]], about: str) -> None:
+    table = Table()
+    table.add_column("arm", no_wrap=True)
+    table.add_column("")
+    for title, _ in FIGURES.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        for kind in ("predicted", "measured", "error"):
+            if kind not in row:
+                continue
+            forms = {name: "+.1%" if kind == "error" else form for name, (_, form) in FIGURES.items()}
+            cells = (
+                format(row[kind][name], form) if name in row[kind] else "" for name, form in forms.items()
+            )
+            table.add_row(row["name"] if kind == "predicted" else "", kind, *cells)
+    console = table_console()
+    console.print(table)
+    console.print(f"{about}; lengths, and what drafts were worth, are the recorded run's")

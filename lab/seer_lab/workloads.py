@@ -1,0 +1,254 @@
+"""Workloads: how long responses are, and the engines that generate them.
+
+The paper's three (arXiv 2511.14617, evaluation) and those of a user's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from seer_sim.cost import PRESETS
+
+from seer_core.errors import ConfigError
+from seer_core.plugins.config import Config, make_config
+from seer_lab.lengths import DrawnLengths, GroupLengths
+from seer_lab.texts import Text
+
+__all__ = ["CLUSTERS", "SYNTHETIC", "WORKLOADS", "Cluster", "Workload", "crowded", "scaled"]
+
+GPU_BYTES = 80e9
+"""Memory of one H800."""
+
+GPUS_PER_NODE = 8
+NODE_DRAM_BYTES = 2e12
+NODE_SSD_BYTES = 4e12
+"""The paper's nodes; all of both are the KV pool's."""
+
+GPU_WIRE_BYTES_PER_S = 25e9
+"""What a GPU's share of its node's network moves: half of 400 Gbit/s (assumed)."""
+
+MEMORY_SHARE = 0.8
+"""Part of it that an engine uses for weights and KV, fitted to veRL on Qwen2-VL-72B."""
+
+MAX_RUNNING = 192
+"""Requests that a rank runs at a time, by the same fit."""
+
+BLOCK_TOKENS = 16
+"""vLLM's default ``block_size``."""
+
+LONGEST_PROMPT_TOKENS = 4096
+"""Room for a prompt beside the longest response (assumed; the paper does not say)."""
+
+
+DRAFTING_S = 10e-3
+"""What a step that drafts takes longer: it waits on the host for the tokens of the last one, leaves CUDA
+graphs, and samples again.  Assumed, see docs/reproduction.md."""
+
+LATER_SEEDS = 1 << 20
+"""Added to a seed for an iteration to come; far from those that users repeat over."""
+
+NOT_HERE = {
+    "rollout": "prompts come with the workload",
+    "compare": "name policies with --policy",
+    "seer.plugins": "name policies with --policy",
+    "engine.sim.lengths": "change them with --lengths",
+}
+"""Keys of a config that a workload settles itself, and how else to say it."""
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """Instances of one model: ``preset`` names the constants of ``seer_sim.cost``.
+
+    ``weight_bytes`` count as often as they are replicated.
+    ``vanilla_sd`` is the way of speculation without group context that the paper compares with there.
+    """
+
+    preset: str
+    instances: int
+    gpus_per_instance: int
+    weight_bytes: float
+    kv_bytes_per_token: float
+    max_running: int
+    max_batched_tokens: int
+    vanilla_sd: str
+    memory_share: float = MEMORY_SHARE
+
+    @property
+    def nodes(self) -> float:
+        """Machines that the instances fill."""
+        return self.instances * self.gpus_per_instance / GPUS_PER_NODE
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """KV tokens of one instance: what weights leave of its memory, in whole blocks."""
+        free = self.gpus_per_instance * GPU_BYTES * self.memory_share - self.weight_bytes
+        return _whole_blocks(int(free / self.kv_bytes_per_token))
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Lengths and engines under a name.
+
+    ``lengths`` are drawn anew for each seed, or recorded: one list of groups per iteration, which seeds
+    take in turn.  ``tables`` are those of a config file and describe the engines.  ``text`` is what is said,
+    where an engine reads it.
+    """
+
+    name: str
+    lengths: DrawnLengths | Sequence[Sequence[GroupLengths]]
+    tables: Mapping[str, Any]
+    text: Text | None = None
+
+    def groups(self, seed: int, later: int = 0) -> Sequence[GroupLengths]:
+        """Return the groups of one iteration, or of one ``later``."""
+        if isinstance(self.lengths, DrawnLengths):
+            return self.lengths.draw(seed + LATER_SEEDS * later)
+        return self.lengths[(seed + later) % len(self.lengths)]
+
+    def config(self, plugins: Sequence[str], overrides: Sequence[str] = (), seed: int = 0) -> Config:
+        """Return the configuration of a run with these plug-ins; ``overrides`` are KEY=VALUE.
+
+        ``[seer.slots]`` counts as far as it names plug-ins that are among them.
+
+        Raises:
+            ConfigError: a key or value is not what it must be.
+        """
+        seer = {**self.tables.get("seer", {}), "plugins": list(plugins), "seed": seed}
+        config = make_config(
+            {**self.tables, "seer": seer}, overrides, base_dir=Path(), origin=f"workload {self.name}"
+        )
+        for key, remedy in NOT_HERE.items():
+            for override in overrides:
+                if f"{override.partition('=')[0].strip()}.".startswith(f"{key}."):
+                    raise ConfigError(f"--set {override} has no effect here; {remedy}")
+        if config.seer.engines != ("sim",):
+            raise ConfigError(
+                f"seer.engine = {config.seer.engine!r}: workloads run on simulated engines; leave it 'sim',"
+                " and use `seer compare` for real ones"
+            )
+        return config.with_plugins(plugins)
+
+
+def _whole_blocks(tokens: int) -> int:
+    return tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
+    """Return the tables of a config with the instances of ``cluster``, for contexts so long."""
+    return {
+        "seer": {"engine": "sim", "kv_pool": "sim_pool"},
+        "kv_pool": {
+            "sim_pool": {
+                "dram_bytes": int(NODE_DRAM_BYTES * cluster.nodes),
+                "ssd_bytes": int(NODE_SSD_BYTES * cluster.nodes),
+                "bandwidth_bytes_per_s": GPU_WIRE_BYTES_PER_S * cluster.gpus_per_instance,
+            }
+        },
+        "engine": {
+            "sim": {
+                "preset": cluster.preset,
+                "instances": cluster.instances,
+                "kv_capacity_tokens": cluster.kv_capacity_tokens,
+                "block_tokens": BLOCK_TOKENS,
+                "max_running": cluster.max_running,
+                "max_batched_tokens": cluster.max_batched_tokens,
+                "max_model_tokens": context_tokens,
+                "report_interval_s": 5.0,
+                "acceptance": {"step_s": DRAFTING_S},
+                "drafts": {cluster.vanilla_sd: {"step_s": DRAFTING_S}},
+            }
+        },
+        "plugin": {
+            "vanilla_sd": {"method": cluster.vanilla_sd},
+        },
+    }
+
+
+def crowded(
+    name: str,
+    lengths: DrawnLengths | Sequence[Sequence[GroupLengths]],
+    cluster: Cluster,
+    instances: int,
+    pressure: float,
+) -> Workload:
+    """Return a workload on so many instances of ``cluster``, with as much KV as makes it as crowded.
+
+    ``pressure``: the KV that all responses of the first iteration fill in the end, over what there is.
+    An instance has room for the longest context at least.
+    """
+    first = Workload(name, lengths, {}).groups(0)
+    contexts = [group.prompt_tokens + tokens for group in first for tokens in group.output_tokens]
+    recorded = lengths if not isinstance(lengths, DrawnLengths) else [first]
+    longest = max(group.prompt_tokens + group.max_tokens for groups in recorded for group in groups)
+    capacity = max(sum(contexts) / pressure / instances, longest)
+    tables = on(cluster, longest)
+    tables["engine"]["sim"] |= {
+        "instances": instances,
+        "kv_capacity_tokens": -(-int(capacity) // BLOCK_TOKENS) * BLOCK_TOKENS,
+    }
+    return Workload(name, lengths, tables)
+
+
+def scaled(workload: Workload, share: float) -> Workload:
+    """Return a smaller one of the same kind: so much of its groups and of its instances, at least 1 each."""
+    assert isinstance(workload.lengths, DrawnLengths)
+    engine = workload.tables["engine"]["sim"]
+    instances = max(1, round(engine["instances"] * share))
+    groups = max(1, round(workload.lengths.groups * instances / engine["instances"]))
+    tables = {**workload.tables, "engine": {"sim": {**engine, "instances": instances}}}
+    lengths = msgspec.structs.replace(workload.lengths, groups=groups)
+    return Workload(f"{workload.name} x {share:g}", lengths, tables)
+
+
+# Sizes: model cards.  The limit on batched tokens is assumed.
+CLUSTERS = {
+    "moonlight": Cluster(
+        preset="h800-moonlight",
+        instances=32,
+        gpus_per_instance=1,
+        weight_bytes=32e9,
+        kv_bytes_per_token=27 * 576 * 2,  # layers x MLA's values x bf16
+        max_running=MAX_RUNNING,
+        max_batched_tokens=8192,
+        vanilla_sd="suffix",
+    ),
+    "qwen2-vl-72b": Cluster(
+        preset="h800-qwen2-vl-72b-tp8",
+        instances=16,
+        gpus_per_instance=8,
+        weight_bytes=146e9,
+        kv_bytes_per_token=80 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
+        max_running=MAX_RUNNING,
+        max_batched_tokens=8192,
+        vanilla_sd="draft_model",
+    ),
+    "kimi-k2": Cluster(
+        preset="h800-kimi-k2",
+        instances=8,
+        gpus_per_instance=32,
+        weight_bytes=PRESETS["h800-kimi-k2"].weight_bytes + PRESETS["h800-kimi-k2"].expert_bytes,
+        kv_bytes_per_token=61 * 576 * 2,
+        max_running=32 * MAX_RUNNING,
+        max_batched_tokens=65536,
+        vanilla_sd="mtp",
+    ),
+}
+
+# Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see
+# docs/reproduction.md).
+LENGTHS = {
+    "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.6, group_share=0.8),
+    "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=1.0, group_share=0.8),
+    "kimi-k2": DrawnLengths(800, 8, 38959, 98304, sigma=0.5, group_share=0.8),
+}
+
+WORKLOADS: Mapping[str, Workload] = {
+    name: Workload(name, lengths, on(CLUSTERS[name], lengths.cap_tokens + LONGEST_PROMPT_TOKENS))
+    for name, lengths in LENGTHS.items()
+}
+"""The paper's, by name."""
+
+SYNTHETIC = DrawnLengths(64, 8, 4096, 16384, sigma=0.9, group_share=0.5, prompt_tokens=512)
+"""Lengths of the workload ``synthetic``, where nothing else is said."""

@@ -1,0 +1,321 @@
+"""``seer sim``: policies on simulated engines, from the command line and as a function."""
+
+import json
+import sys
+
+import msgspec
+import pytest
+from seer_lab.choose import choose_workload
+from seer_lab.policies import POLICIES, PolicySet, parse_policy
+from seer_lab.simulate import simulate
+from seer_lab.table import rows_of, to_json
+
+from seer_core.errors import ConfigError, PluginError, PromptError, StalledError
+
+SMALL = ("groups=12", "group_size=4", "mean_tokens=300", "cap_tokens=1200", "prompt_tokens=20")
+
+QUEUE = """
+from seer_core.plugins.hookspecs import hookimpl
+
+class Queue:
+    def __init__(self):
+        self.waiting, self.gone = [], []
+    def push(self, request):
+        self.waiting.append(request)
+    def peek(self):
+        {peek}
+    def take(self, request):
+        self.waiting.remove(request)
+        self.gone.append(request)
+    def group_changed(self, group, request):
+        pass
+    def __len__(self):
+        return len(self.waiting)
+
+@hookimpl
+def seer_make_prioritizer():
+    return Queue()
+"""
+
+PLACER = """
+from seer_core.plugins.hookspecs import hookimpl
+
+class Nowhere:
+    def instance_changed(self, instance):
+        pass
+    def instance_lost(self, instance):
+        pass
+    def place(self, request, chunk_tokens, instances):
+        return {answer}
+
+@hookimpl
+def seer_make_placer():
+    return Nowhere()
+"""
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A workload of 48 short responses on two crowded instances."""
+    return choose_workload("synthetic", lengths=SMALL, instances=2, pressure=3.0)
+
+
+@pytest.fixture
+def sim(seer):
+    """Return a function that runs ``seer sim`` on the small workload, or on another."""
+
+    def run(*arguments, workload="synthetic", lengths=SMALL, instances=2):
+        shape = [part for change in lengths for part in ("--lengths", change)]
+        return seer("sim", workload, *shape, "--instances", instances, *arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_gives_every_response_its_length(small, name):
+    run = simulate(small, POLICIES[name], seed=1)
+    groups = small.groups(1)
+    assert run.summary.groups == len(groups)
+    assert run.summary.requests == 48
+    if not POLICIES[name].over_issue > 1:
+        assert run.summary.tokens == sum(sum(group.output_tokens) for group in groups)
+        assert run.deferred_requests == run.deferred_tokens == 0
+    assert 0 <= run.idle_share < 1
+    assert 0 < run.kv_usage <= 1
+    assert len(run.finish_times_s) == 48
+    assert run.finish_times_s[-1] == pytest.approx(run.summary.total_time_s)
+
+
+def test_equal_arguments_give_equal_results(small):
+    first, second = (simulate(small, POLICIES["context"], seed=3) for _ in range(2))
+    assert msgspec.structs.replace(first, wall_s=0.0) == msgspec.structs.replace(second, wall_s=0.0)
+
+
+def test_seeds_and_overrides_change_the_result(small):
+    total = simulate(small, POLICIES["verl"], 0).summary.total_time_s
+    assert simulate(small, POLICIES["verl"], 1).summary.total_time_s != total
+    slow = simulate(small, POLICIES["verl"], 0, ["engine.sim.cost.overhead_s=1.0"])
+    assert slow.summary.total_time_s > 2 * total
+
+
+def test_divided_rollout_never_preempts_where_the_baseline_does(small):
+    assert simulate(small, POLICIES["verl"]).summary.preemptions > 0
+    assert simulate(small, POLICIES["divided"]).summary.preemptions == 0
+
+
+def test_an_instance_that_always_has_work_is_not_idle():
+    workload = choose_workload("synthetic", lengths=["sigma=0", "mean_tokens=100"], instances=1)
+    assert simulate(workload, POLICIES["verl"]).idle_share == pytest.approx(0, abs=1e-9)
+
+
+def test_an_instance_without_work_is_idle():
+    lengths = ["groups=1", "sigma=0", "mean_tokens=100"]
+    workload = choose_workload("synthetic", lengths=lengths, instances=4)
+    run = simulate(workload, POLICIES["verl"])
+    assert run.idle_share == pytest.approx(0.75)
+    assert [each.busy_s > 0 for each in run.instances] == [True, False, False, False]
+
+
+def test_a_lost_instance_counts_as_idle_while_it_is_down(small):
+    kill = 'engine.sim.kill_at_s=[{instance="sim-0",at_s=5.0,restart_after_s=1e4}]'
+    run = simulate(small, POLICIES["verl"], 0, [kill])
+    assert run.instances[0].busy_s == pytest.approx(5.0)
+    assert run.summary.requests == 48
+
+
+def test_partial_rollout_keeps_whole_groups_and_skews_them_short(small):
+    whole, partial = (simulate(small, POLICIES[name]) for name in ("verl", "partial"))
+    assert (partial.summary.groups, partial.summary.requests, partial.deferred_requests) == (12, 48, 48)
+    assert partial.deferred_tokens > 0
+    assert partial.summary.mean_tokens < whole.summary.mean_tokens
+    assert partial.summary.finish_reasons == {"stop": 48}
+
+
+def test_true_lengths_are_hidden_from_policies_and_shown_to_oracles(small, distribution):
+    longest = "return max(self.waiting, key=lambda each: each.group.known_lengths[each.index], default=None)"
+    distribution("spy", QUEUE.format(peek=longest))
+    with pytest.raises(PluginError, match=r"plug-in 'spy', slot 'prioritizer'.*'NoneType' object"):
+        simulate(small, parse_policy("mine=spy"))
+    assert simulate(small, parse_policy("mine=spy", has_lengths=True)).summary.requests == 48
+
+
+@pytest.mark.parametrize(
+    ("peek", "words"),
+    [
+        ("return next(iter(self.gone + self.waiting), None)", "offered a request that does not wait"),
+        ("return 'g0/0'", "offered 'g0/0', which is no request"),
+        ("return None", "offers none of 48 waiting requests"),
+    ],
+    ids=["twice", "unknown", "none"],
+)
+def test_a_prioritizer_that_breaks_its_contract_is_named(small, distribution, peek, words):
+    distribution("bad", QUEUE.format(peek=peek))
+    with pytest.raises(PluginError, match=f"plug-in 'bad', slot 'prioritizer'.*{words}"):
+        simulate(small, parse_policy("mine=bad"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ("None", StalledError, "48 requests wait and nothing runs: plug-in 'nowhere' places no chunk"),
+        ("'sim-0'", PluginError, "plug-in 'nowhere', slot 'placer'.*'sim-0', which is no living instance"),
+    ],
+)
+def test_a_placer_that_places_nowhere_is_named(small, distribution, answer, error, words):
+    distribution("nowhere", PLACER.format(answer=answer))
+    with pytest.raises(error, match=words):
+        simulate(small, parse_policy("mine=nowhere"))
+
+
+def test_a_workload_that_cannot_fit_is_refused(small):
+    with pytest.raises(ConfigError, match=r"cannot hold one response of max_model_tokens = 1220"):
+        simulate(small, POLICIES["verl"], 0, ["engine.sim.kv_capacity_tokens=640"])
+    with pytest.raises(PromptError, match=r"group 'g0': prompt \(20\) and max_tokens \(1200\) exceed"):
+        simulate(small, POLICIES["verl"], 0, ["engine.sim.max_model_tokens=640"])
+
+
+# The command.
+
+
+def test_policies_stand_side_by_side(sim):
+    result = sim("--policy", "verl", "--policy", "context", "--policy", "own=divided_rollout")
+    assert result.exit_code == 0, result.output
+    assert "synthetic: 48 responses of 12 groups" in result.stdout
+    assert "which they fill 3.0 times" in result.stdout
+    lines = result.stdout.splitlines()
+    assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == [
+        "verl",
+        "context",
+        "own",
+    ]
+    assert "1.00x" in result.stdout
+
+
+def test_figures_are_written_as_json(sim, tmp_path):
+    path = tmp_path / "deep" / "sim.json"
+    result = sim("--policy", "verl", "--policy", "seer", "--repeat", "2", "--json", path)
+    assert result.exit_code == 0, result.output
+    assert "medians of 2 runs" in result.stdout
+    verl, ours = json.loads(path.read_text())
+    assert (verl["name"], ours["plugins"]) == ("verl", list(POLICIES["seer"].plugins))
+    assert verl["seeds"] == [0, 1]
+    assert verl["ratio_to_first"]["total_time_s"] == 1.0
+    least, most = verl["spread"]["total_time_s"]
+    assert least <= verl["total_time_s"] <= most
+    assert ours["acceptance_length"] > 1
+    assert len(ours["summaries"]) == 2
+
+
+def test_ratios_are_medians_of_those_of_each_seed(small):
+    runs = [simulate(small, POLICIES[name], seed) for seed in range(3) for name in ("verl", "context")]
+    first, second = rows_of(runs)
+    ratios = sorted(
+        theirs.summary.total_time_s / ours.summary.total_time_s
+        for ours, theirs in zip(first.runs, second.runs, strict=True)
+    )
+    assert to_json([first, second])[1]["ratio_to_first"]["total_time_s"] == pytest.approx(ratios[1])
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_a_plot_is_drawn(sim, tmp_path, suffix):
+    pytest.importorskip("matplotlib", reason="the extra 'plot' of seer-sim is not installed")
+    path = tmp_path / f"sim{suffix}"
+    result = sim("--policy", "verl", "--policy", "context", "--plot", path)
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes().startswith({".svg": b"<?xml", ".png": b"\x89PNG"}[suffix])
+
+
+def test_a_plot_without_matplotlib_says_how_to_get_it(sim, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "seer_lab.plots", None)
+    result = sim("--plot", tmp_path / "sim.svg")
+    assert result.exit_code == 2
+    assert "pip install matplotlib" in result.stderr
+    assert not (tmp_path / "sim.svg").exists()
+
+
+def test_a_finished_run_can_be_simulated_again(seer, write_config, write_prompts, tmp_path):
+    config = write_config(["divided_rollout"], "[engine.sim.lengths]\nmean_tokens = 100\ncap_tokens = 300")
+    prompts = write_prompts(*({"prompt": f"count to {n}", "n": 3, "max_tokens": 200} for n in range(5)))
+    assert seer("run", config, "--prompts", prompts, "--out", tmp_path / "out").exit_code == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    path = tmp_path / "sim.json"
+    result = seer("sim", tmp_path / "out", "--policy", "verl", "--policy", "oracle", "--json", path)
+    assert result.exit_code == 0, result.output
+    for row in json.loads(path.read_text()):
+        assert row["summaries"][0]["tokens"] == summary["tokens"]
+        assert row["summaries"][0]["requests"] == 15
+
+
+def test_a_run_that_did_not_finish_cannot_be_simulated(seer, write_config, write_prompts, tmp_path):
+    config = write_config(["divided_rollout"])
+    prompts = write_prompts({"prompt": "hi", "n": 2, "max_tokens": 200})
+    assert seer("run", config, "--prompts", prompts, "--out", tmp_path / "out").exit_code == 0
+    trace = tmp_path / "out" / "trace.jsonl"
+    lines = trace.read_text().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if '"Complete"' in line)
+    trace.write_text("".join(lines[:last]))
+    result = seer("sim", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "is unfinished, so its length is unknown" in result.stderr
+
+
+def test_a_trace_has_so_many_iterations_and_no_more(seer, tmp_path):
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"group": 1, "prompt_tokens": 3, "output_tokens": [5]}\n')
+    result = seer("sim", path, "--repeat", "2")
+    assert result.exit_code == 2
+    assert "holds 1 iterations" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "velr"], "no policy is called 'velr'; did you mean 'verl'?"),
+        (["--policy", "mine=velr"], "no installed plug-in is called 'velr'"),
+        (["--policy", "=verl"], "give a name and plug-ins"),
+        (["--policy", "a=divided_rollout,divided_rollout"], "each once"),
+        (["--policy", "a=divided_rollout,group_round_robin"], "slot 'placer' is claimed by"),
+        (["--policy", "verl", "--policy", "verl"], "two policies are called 'verl'"),
+        (["--policy", "a=oracle_longest_first"], "--oracle in `seer sim`"),
+        (["--set", "engine.sim.instances=0"], "[engine.sim].instances: expected `int` >= 1"),
+        (["--set", "engine.sim.presett=x"], "unknown key 'presett' in [engine.sim]"),
+        (["--plot", "sim.pdf"], "name a .svg or a .png file"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named_before_any_work(sim, arguments, words):
+    result = sim(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_the_help_shows_an_example_and_every_policy(seer):
+    result = seer("sim", "--help")
+    assert "seer sim qwen2-vl-72b --scale 0.25" in result.stdout
+    for policy in POLICIES.values():
+        assert policy.name in result.stdout
+
+
+def test_a_policy_without_plug_ins_is_the_core_alone():
+    assert parse_policy("core=") == PolicySet("core", ())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("moonlight", "--scale", "nan"),
+        ("moonlight", "--scale", "inf"),
+        ("synthetic", "--pressure", "inf"),
+        ("synthetic", "--pressure", "nan"),
+        ("synthetic", "--pressure", "1e-300"),
+        ("synthetic", "--lengths", "sigma=40"),
+        ("synthetic", "--lengths", "sigma=\udcff"),
+        ("synthetic", "--instances", "1000000000000"),
+    ],
+    ids=ascii,
+)
+def test_numbers_that_cannot_be_meant_are_refused_before_any_work(seer, arguments):
+    result = seer("sim", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.lower().count("error: ") == 1

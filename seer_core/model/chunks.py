@@ -1,0 +1,81 @@
+"""A chunk as an engine gets it, and what it answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.requests import Sampling
+
+__all__ = ["ChunkJob", "ChunkOutput", "ChunkPiece"]
+
+
+class ChunkJob(msgspec.Struct, frozen=True, gc=False):
+    """One chunk, complete: an engine needs nothing else and remembers nothing between chunks.
+
+    ``token_ids`` is the prompt followed by everything generated so far.  ``seed`` is the request's:
+    the noise behind the token at absolute position p depends on (seed, p) and on nothing else.
+    ``known_tokens`` is the response's true length where it is known (simulated engines).  ``probe``: the
+    group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
+    responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
+    chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
+    requests may come again; what is kept between chunks beside the engine goes by it.  ``streams``: somebody
+    reads the response while it is written; an engine that can tells of the chunk in ``ChunkPiece``s.
+    """
+
+    id: str
+    request_id: str
+    group_id: str
+    token_ids: list[int]
+    prompt_tokens: int
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    weight_version: int
+    known_tokens: int | None = None
+    probe: bool = False
+    siblings_finished: int = 0
+    last: bool = False
+    rollout_id: str = ""
+    streams: bool = False
+
+
+class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
+    """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order; lists will do.
+
+    ``stopped``: the model ended the response.  The token with which it did, the end token or another that
+    the model's configuration names, is the last of ``token_ids``, with its log-prob, and counts in the
+    response's length; an engine that is not given that token may leave it out.  ``cached_tokens`` of the
+    job's tokens were found in the instance's cache, ``pool_tokens`` in the KV pool; ``prefilled_tokens`` were
+    computed before the first new token.
+    ``computed_tokens`` counts every position run through the model for this chunk, with what
+    preemptions made it repeat, but without drafts that were rejected.  ``steps`` is the number of engine
+    steps that gave it tokens; ``drafted_at[j]`` counts those that verified at least j + 1 draft tokens, and
+    ``accepted_at[j]`` those that accepted as many.
+    """
+
+    job_id: str
+    token_ids: Tokens
+    logprobs: Logprobs
+    stopped: bool
+    cached_tokens: int
+    prefilled_tokens: int
+    computed_tokens: int
+    preemptions: int
+    weight_version: int
+    steps: int = 0
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
+    pool_tokens: int = 0
+
+
+class ChunkPiece(msgspec.Struct, frozen=True, gc=False):
+    """What a running chunk has written since its last piece: ``start`` new tokens of the chunk came before.
+
+    It holds what ``ChunkOutput`` will say at those places, so no log-prob of it is infinite or not a number.
+    """
+
+    job_id: str
+    start: int
+    token_ids: Tokens
+    logprobs: Logprobs

@@ -1,0 +1,331 @@
+"""The nouns of a rollout: what a user submits, what the scheduler knows, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Literal
+
+import attrs
+import msgspec
+
+from seer_core.model.arrays import Logprobs, Tokens
+
+__all__ = [
+    "MOST_RESPONSES",
+    "MOST_TOP_K",
+    "ChunkRecord",
+    "Completion",
+    "FinishReason",
+    "GroupContext",
+    "InstanceInfo",
+    "InstanceStatus",
+    "PromptGroup",
+    "Request",
+    "RequestState",
+    "Sampling",
+    "request_seed",
+]
+
+MOST_RESPONSES = 65_536
+"""Of one group: beyond any group that is trained on, and still no danger to the machine's memory."""
+
+MOST_TOP_K = 2**31 - 1
+"""What engines' 32-bit integers hold."""
+
+FinishReason = Literal["stop", "length", "error", "aborted"]
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How tokens are drawn: ``temperature`` 0 is greedy, ``top_k`` 0 means no limit."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
+        """Return the sampling of a framework in which a negative ``top_k`` means no limit."""
+        return cls(temperature, top_p, max(top_k, 0))
+
+    @property
+    def raw(self) -> bool:
+        """Whether tokens are drawn from the model's own distribution, of which log-probs are reported."""
+        return self == DEFAULT_SAMPLING
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a prompt's record."""
+        return msgspec.structs.asdict(self)
+
+
+DEFAULT_SAMPLING = Sampling()
+
+
+class PromptGroup(msgspec.Struct, frozen=True):
+    """One prompt and the ``n`` responses wanted for it (GRPO's group).
+
+    ``max_tokens`` bounds each response, prompt excluded.  ``known_lengths`` are response lengths
+    known beforehand, in tokens; only an oracle or a simulated engine reads them.  Strategies see ``labels``,
+    such as a tenant or a priority, and the trace keeps them; ``metadata`` is the user's own, and comes back
+    with each completion.  Responses that are not over ``timeout_s`` after their submission are aborted.
+    ``streams``: somebody reads them while they are written, so engines that can tell of pieces of a chunk do.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    n: int
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    metadata: Mapping[str, Any] = {}
+    known_lengths: tuple[int, ...] | None = None
+    labels: Mapping[str, str] = {}
+    timeout_s: float | None = None
+    streams: bool = False
+
+
+def request_seed(group_seed: int, index: int) -> int:
+    """Return the 63-bit sampling seed of response ``index``, by SplitMix64 (Steele et al. 2014)."""
+    z = (group_seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 1
+
+
+class RequestState(Enum):
+    """Where a request stands; ``WAITING`` and ``RUNNING`` alternate, once per chunk."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@attrs.define(eq=False)
+class GroupContext:
+    """What has been learnt about one prompt group so far; shared by its requests.
+
+    All lengths are in tokens.  ``finished`` counts the responses that ended by themselves or at
+    their limit; ``left`` counts those not over yet.  ``longest_finished_tokens`` is 0 until one has
+    finished.  ``steps`` engine steps verified ``drafted`` draft tokens for it and accepted ``accepted``.
+    ``in_flight`` counts its requests in flight by instance, by id, where there are any: there is its prompt.
+    ``sampling`` and ``labels`` are the prompt's; it was submitted at ``arrived_s``, on the run's clock.
+    """
+
+    id: str
+    seq: int
+    size: int
+    prompt_tokens: int
+    max_tokens: int
+    known_lengths: tuple[int, ...] | None = None
+    left: int = 0
+    finished: int = 0
+    longest_finished_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    in_flight: dict[str, int] = attrs.Factory(dict)
+    sampling: Sampling = DEFAULT_SAMPLING
+    labels: Mapping[str, str] = attrs.Factory(dict)
+    arrived_s: float = 0.0
+
+    @property
+    def estimate_tokens(self) -> int:
+        """Longest finished response; ``max_tokens`` while none has finished (paper, Algorithm 2)."""
+        return self.longest_finished_tokens if self.finished else self.max_tokens
+
+
+@attrs.define(eq=False)
+class Request:
+    """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there).
+
+    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the whole footprint of its last chunk.
+    """
+
+    id: str
+    seq: int
+    index: int
+    group: GroupContext
+    state: RequestState = RequestState.WAITING
+    generated_tokens: int = 0
+    chunk_tokens: int = 0
+    chunk_kv_tokens: int = 0
+    chunks: int = 0
+    migrations: int = 0
+    failures: int = 0
+    instance: str | None = None
+
+    def __lt__(self, other: Request) -> bool:
+        """Sort by arrival, so that a heap may hold a request twice: queues often drop stale entries late."""
+        return self.seq < other.seq
+
+    @property
+    def probe(self) -> bool:
+        """Whether it is the group's speculative request, whose length tells the others' (paper)."""
+        return self.index == 0
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and generated tokens: what the next chunk starts from."""
+        return self.group.prompt_tokens + self.generated_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Output tokens the request may still generate."""
+        return self.group.max_tokens - self.generated_tokens
+
+
+class InstanceInfo(msgspec.Struct, frozen=True):
+    """What an engine instance can hold; fixed while it lives.
+
+    ``kv_capacity_tokens`` is a multiple of ``block_tokens``; ``max_running`` bounds the sequences
+    decoded in one step; ``max_model_tokens`` bounds prompt plus response.  ``kv_bytes_per_token`` and
+    ``prefill_s_per_token`` are 0 where unknown; ``fetch_s_per_token`` is the time to bring a token's KV from
+    another instance, None where instances share no KV.  ``fingerprint`` stands for the weights the instance
+    started with, as ``InstanceClient.update_weights`` has it; empty if the engine does not say.
+    ``shares_prompts``: requests of one group that run there at a time hold the full blocks of their prompt,
+    its last token left out, once.
+    ``step_s`` is a step that decodes 32 requests (``max_running`` if fewer) of short contexts; ``chunk_s``,
+    and ``chunk_s_per_token`` for each token of context, is what a chunk whose KV is there delays the others
+    by when it comes in.  All three are 0 where unknown.  ``labels``, such as the kind of GPU, are those that
+    the engine's config gives it.  ``kv_kind`` stands for how its KV is laid out: only instances of one kind
+    fetch each other's.  ``model`` stands for the files of its model, as ``ModelInfo.digest`` has it; empty if
+    the engine does not say.
+    """
+
+    id: str
+    kv_capacity_tokens: int
+    block_tokens: int
+    max_running: int
+    max_model_tokens: int
+    kv_bytes_per_token: int = 0
+    prefill_s_per_token: float = 0.0
+    fetch_s_per_token: float | None = None
+    fingerprint: str = ""
+    shares_prompts: bool = False
+    step_s: float = 0.0
+    chunk_s: float = 0.0
+    chunk_s_per_token: float = 0.0
+    labels: dict[str, str] = {}
+    kv_kind: str = ""
+    model: str = ""
+
+    @property
+    def move_cost(self) -> float:
+        """What it costs to take over a request's KV from its kind, in 0..1 of prefilling all of it again."""
+        if self.fetch_s_per_token is None:
+            return 1.0
+        if self.prefill_s_per_token <= 0.0:
+            return 0.0
+        return min(1.0, self.fetch_s_per_token / self.prefill_s_per_token)
+
+    def move_cost_from(self, other: InstanceInfo) -> float:
+        """The same for a request from there; one of another kind, or from no pool, prefills all of it."""
+        shared = self.kv_kind == other.kv_kind and other.fetch_s_per_token is not None
+        return self.move_cost if shared else 1.0
+
+
+@attrs.define(eq=False)
+class InstanceStatus:
+    """One instance as the scheduler sees it: its limits and the load the scheduler gave it.
+
+    ``reserved_kv_tokens`` sums the whole-block footprints of the chunks in flight, a prompt that siblings
+    share counted once, so it is known before the engine knows it; ``reported_*`` is the engine's own word,
+    as fresh as its last report.
+    """
+
+    info: InstanceInfo
+    seq: int
+    running: int = 0
+    reserved_kv_tokens: int = 0
+    reported_kv_usage: float = 0.0
+    reported_running: int = 0
+    reported_waiting: int = 0
+    id: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.id = self.info.id
+
+    @property
+    def free_kv_tokens(self) -> int:
+        """KV tokens that no chunk in flight may need; negative when over-committed."""
+        return self.info.kv_capacity_tokens - self.reserved_kv_tokens
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that could still join the running batch."""
+        return self.info.max_running - self.running
+
+    def footprint(self, request: Request, chunk_tokens: int) -> int:
+        """KV tokens, in whole blocks, that such a chunk adds to what is reserved here.
+
+        It is what ``request`` needs to the chunk's end, without the prompt's blocks that siblings in flight
+        here have reserved already.
+        """
+        block = self.info.block_tokens
+        group = request.group
+        tokens = group.prompt_tokens + request.generated_tokens + chunk_tokens
+        return -(-tokens // block) * block - self.shared_kv_tokens(group)
+
+    def shared_kv_tokens(self, group: GroupContext) -> int:
+        """KV tokens of the group's prompt that its requests in flight hold here, for one more as well."""
+        return self.prompt_kv_tokens(group) if self.id in group.in_flight else 0
+
+    def prompt_kv_tokens(self, group: GroupContext) -> int:
+        """KV tokens of the group's prompt that its requests hold once while they are in flight here together.
+
+        These are its full blocks, but for the last token, which every request computes for itself.
+        """
+        block = self.info.block_tokens
+        return (group.prompt_tokens - 1) // block * block if self.info.shares_prompts else 0
+
+
+class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
+    """One finished chunk: where and when it ran and what it cost.
+
+    ``cached_tokens`` were found in the instance's prefix cache, ``pool_tokens`` in the KV pool,
+    ``prefilled_tokens`` computed before the first new token; ``recomputed_tokens`` is the work done a
+    second time, be it on re-entry or after a preemption.  Times are seconds on the run's clock.  ``steps``,
+    ``drafted_at`` and ``accepted_at`` are those of ``ChunkOutput``.
+    """
+
+    instance: str
+    tokens: int
+    dispatched_s: float
+    finished_s: float
+    cached_tokens: int
+    prefilled_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    weight_version: int
+    steps: int = 0
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
+    pool_tokens: int = 0
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """One finished response: ``token_ids`` and ``logprobs`` have equal length.
+
+    ``logprobs`` are those of the sampled tokens under the raw model distribution (temperature 1, no
+    top-k or top-p), in nats.  ``text`` is None without a tokenizer.
+    """
+
+    request_id: str
+    group_id: str
+    index: int
+    seed: int
+    token_ids: Tokens
+    logprobs: Logprobs
+    text: str | None
+    finish_reason: FinishReason
+    weight_version: int
+    chunks: list[ChunkRecord]
+    instances: list[str]
+    finished_s: float
+    metadata: Mapping[str, Any]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the response ended by itself or at its limit, and neither failed nor was aborted."""
+        return self.finish_reason in ("stop", "length")

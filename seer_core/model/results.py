@@ -1,0 +1,250 @@
+"""The result of a rollout: its completions, and the statistics that users compare."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+
+import msgspec
+
+from seer_core.errors import EngineError
+from seer_core.model.events import (
+    ChunkFailed,
+    Event,
+    InstanceDegraded,
+    InstanceFailed,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+)
+from seer_core.model.requests import Completion
+
+__all__ = ["RolloutResult", "Summary", "Tally", "tail_time_s"]
+
+TAIL_FRACTION = 0.1
+"""Share of requests, last to finish, that make the tail (paper, evaluation)."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Statistics of a rollout; times are in seconds on the run's clock, tokens are output tokens.
+
+    ``migrations`` counts chunks that ran on another instance than the one before;
+    ``recomputed_tokens`` the positions run through the model a second time, because KV was evicted,
+    preempted, left behind or lost.  Of speculation: ``steps`` sums, over requests, the engine steps that
+    gave them tokens, so ``acceptance_length`` is tokens per step, the bonus token included (paper, and
+    arXiv 2211.17192); ``acceptance_at[j]`` is the share of drafts of at least j + 1 tokens that were accepted
+    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.
+    ``overrun_share`` is the part by which steps that emulate an accelerator in real time took longer than
+    they should have, on the instance where it is largest.  ``degradations`` counts the failed parts of
+    instances, by part: in this rollout, or before it if not restarted since.
+    ``instances_failed`` are down for good: lost too often, in this rollout or before it.
+    ``observers_failed`` counts those that raised, and were not called from then on.
+    """
+
+    requests: int
+    groups: int
+    tokens: int
+    total_time_s: float
+    tail_time_s: float
+    throughput_tokens_per_s: float
+    mean_tokens: float
+    max_tokens: int
+    chunks: int
+    migrations: int
+    preemptions: int
+    cached_tokens: int
+    prefilled_tokens: int
+    recomputed_tokens: int
+    instances_lost: int
+    finish_reasons: dict[str, int]
+    weight_version: int
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    acceptance_length: float = 0.0
+    acceptance_at: list[float] = []
+    drafting_share: float = 0.0
+    pool_tokens: int = 0
+    overrun_share: float = 0.0
+    degradations: dict[str, int] = {}
+    instances_failed: int = 0
+    observers_failed: int = 0
+
+
+class RolloutResult(msgspec.Struct, frozen=True):
+    """All completions of a rollout, in order of their finish, and its statistics."""
+
+    completions: list[Completion]
+    summary: Summary
+
+    def in_order(self, names: Iterable[tuple[str, int]]) -> list[Completion]:
+        """Return the completions of these groups and indices, in their order.
+
+        Raises:
+            KeyError: one is missing.
+        """
+        found = {(each.group_id, each.index): each for each in self.completions}
+        return [found[name] for name in names]
+
+    def __repr__(self) -> str:  # asyncio.run shows its result to the signal module: all tokens, in seconds
+        return f"<RolloutResult of {len(self.completions)} completions>"
+
+
+def tail_time_s(finish_times_s: Sequence[float]) -> float:
+    """Return the time spent solely on the last tenth of the requests to finish."""
+    times = sorted(finish_times_s)
+    if not times:
+        return 0.0
+    early = len(times) - int(len(times) * TAIL_FRACTION)
+    return times[-1] - times[early - 1]
+
+
+class Tally:
+    """Adds a rollout up while it runs, so that completions need not be kept.
+
+    It began at ``started_s``, when ``reports`` were the instances' last ones, with ``degradations`` since
+    their starts, and ``instances_failed`` were down for good.
+    """
+
+    def __init__(
+        self,
+        started_s: float,
+        reports: Mapping[str, InstanceReported] = {},
+        degradations: Mapping[str, Sequence[InstanceDegraded]] = {},
+        instances_failed: int = 0,
+    ) -> None:
+        self.started_s = started_s
+        self._reports_before = dict(reports)
+        self._reports = dict(reports)
+        self._degradations = Counter(
+            degradation.what for since_start in degradations.values() for degradation in since_start
+        )
+        self._instances_failed = instances_failed
+        self._instances_lost = 0
+        self._first_failure = ""
+        self._groups: set[str] = set()
+        self._groups_over = 0
+        self._finishes_s = array("d")
+        self._tokens = self._max_tokens = 0
+        self._finish_reasons: Counter[str] = Counter()
+        self._chunks = self._migrations = self._preemptions = 0
+        self._cached = self._prefilled = self._recomputed = self._pooled = 0
+        self._steps = self._stepped = 0
+        self._drafted: list[int] = []
+        self._accepted: list[int] = []
+
+    @property
+    def requests(self) -> int:
+        """Requests that are over."""
+        return len(self._finishes_s)
+
+    @property
+    def failure(self) -> EngineError | None:
+        """The error to end with if all requests ended in one."""
+        if self._finish_reasons["error"] < self.requests:
+            return None
+        return EngineError(
+            f"all {self.requests} requests ended in an error, the first on {self._first_failure};"
+            " mend that, then run again"
+        )
+
+    def see(self, event: Event) -> None:
+        """Count an event of an instance."""
+        match event:
+            case InstanceReported():
+                self._reports[event.instance_id] = event
+            case InstanceStarted():
+                self._reports.pop(event.info.id, None)
+                self._reports_before.pop(event.info.id, None)
+            case InstanceLost():
+                self._instances_lost += 1
+            case InstanceFailed():
+                self._instances_failed += 1
+            case InstanceDegraded():
+                self._degradations[event.what] += 1
+            case ChunkFailed():
+                self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
+
+    def add(self, completion: Completion, group_over: bool = False) -> None:
+        """Count a completion; ``group_over``: it was its group's last."""
+        tokens = len(completion.token_ids)
+        self._groups.add(completion.group_id)
+        if group_over:
+            self._groups.remove(completion.group_id)
+            self._groups_over += 1
+        self._finishes_s.append(completion.finished_s)
+        self._tokens += tokens
+        self._max_tokens = max(self._max_tokens, tokens)
+        self._finish_reasons[completion.finish_reason] += 1
+        before = None
+        for chunk in completion.chunks:
+            self._chunks += 1
+            self._migrations += before is not None and before != chunk.instance
+            before = chunk.instance
+            self._preemptions += chunk.preemptions
+            self._cached += chunk.cached_tokens
+            self._prefilled += chunk.prefilled_tokens
+            self._recomputed += chunk.recomputed_tokens
+            self._pooled += chunk.pool_tokens
+            if chunk.steps:
+                self._steps += chunk.steps
+                self._stepped += chunk.tokens
+            if chunk.drafted_at:
+                self._drafted = _sum(self._drafted, chunk.drafted_at)
+                self._accepted = _sum(self._accepted, chunk.accepted_at)
+
+    def summary(self, weight_version: int = 0, observers_failed: int = 0) -> Summary:
+        """Return the statistics as they are now."""
+        requests = self.requests
+        total = max(self._finishes_s, default=self.started_s) - self.started_s
+        return Summary(
+            requests=requests,
+            groups=self._groups_over + len(self._groups),
+            tokens=self._tokens,
+            total_time_s=total,
+            tail_time_s=tail_time_s(self._finishes_s),
+            throughput_tokens_per_s=self._tokens / total if total else 0.0,
+            mean_tokens=self._tokens / requests if requests else 0.0,
+            max_tokens=self._max_tokens,
+            chunks=self._chunks,
+            migrations=self._migrations,
+            preemptions=self._preemptions,
+            cached_tokens=self._cached,
+            prefilled_tokens=self._prefilled,
+            recomputed_tokens=self._recomputed,
+            instances_lost=self._instances_lost,
+            finish_reasons=dict(self._finish_reasons),
+            weight_version=weight_version,
+            steps=self._steps,
+            drafted_tokens=sum(self._drafted),
+            accepted_tokens=sum(self._accepted),
+            acceptance_length=self._stepped / self._steps if self._steps else 0.0,
+            acceptance_at=[a / d for a, d in zip(self._accepted, self._drafted, strict=True) if d],
+            drafting_share=self._drafting_share(),
+            pool_tokens=self._pooled,
+            overrun_share=max(map(self._overrun_share, self._reports.values()), default=0.0),
+            degradations=dict(self._degradations),
+            instances_failed=self._instances_failed,
+            observers_failed=observers_failed,
+        )
+
+    def _drafting_share(self) -> float:
+        """Return the share of the engines' stepping time since the start that was spent on drafts."""
+        stepping = drafting = 0.0
+        for name, report in self._reports.items():
+            before = self._reports_before.get(name) or InstanceReported(name, 0, 0, 0.0)
+            stepping += report.stepping_s - before.stepping_s
+            drafting += report.drafting_s - before.drafting_s
+        return drafting / stepping if stepping else 0.0
+
+    def _overrun_share(self, report: InstanceReported) -> float:
+        """Return by what part an instance's steps took longer than they should have."""
+        before = self._reports_before.get(report.instance_id) or InstanceReported("", 0, 0, 0.0)
+        paced_s = report.paced_s - before.paced_s
+        return max(0.0, report.overrun_s - before.overrun_s) / paced_s if paced_s else 0.0
+
+
+def _sum(*counts: Sequence[int]) -> list[int]:
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]

@@ -1,0 +1,1 @@
+"""Config, hooks and slots: how a run is put together from plug-ins."""

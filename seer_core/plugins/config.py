@@ -1,0 +1,363 @@
+"""The configuration: strict TOML, every value checked, every origin remembered."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from seer_core.errors import ConfigError, printable, quote
+from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw, explain_error, is_text, read_bytes
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K
+from seer_core.plugins.config_types import NotNegative, Positive
+from seer_core.scheduling.scheduler import CORE
+
+__all__ = [
+    "CompareTable",
+    "Config",
+    "RestartsTable",
+    "RolloutTable",
+    "SeerTable",
+    "SlotsTable",
+    "load_config",
+    "make_config",
+    "nearest",
+    "structure",
+]
+
+T = TypeVar("T", bound=Struct)
+
+MISSING = re.compile("object missing required field `(.*)`")
+"""How msgspec says it."""
+LONGEST_NAME = 100
+"""Characters of a name that are compared with those known, which takes long for long ones."""
+
+MOST_NESTED = 100
+"""Tables within tables; Python's own recursion ends at a thousand calls."""
+
+LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
+"""TOML's own limits, which Python's reader does not know."""
+
+
+Names = str | tuple[str, ...]
+
+
+class SlotsTable(Struct, frozen=True):
+    """``[seer.slots]``: which enabled plug-in fills a slot that several offer; empty: the one that offers it.
+
+    ``seer-core`` names what the core does without a plug-in.  Of a list, each strategy wraps the next one.
+    """
+
+    splitter: Names = ""
+    prioritizer: Names = ""
+    placer: Names = ""
+    drafter: str = ""
+
+    def chain(self, slot: str) -> tuple[str, ...]:
+        """Return the names that fill a slot, the outermost first; none where nothing is said."""
+        names: Names = getattr(self, slot)
+        if isinstance(names, str):
+            return (names,) if names else ()
+        return names
+
+    def only(self, kept: Callable[[str], bool]) -> SlotsTable:
+        """Return the same choice among the plug-ins that are kept."""
+
+        def left(slot: str) -> tuple[str, ...]:
+            return tuple(name for name in self.chain(slot) if name == CORE or kept(name))
+
+        return SlotsTable(left("splitter"), left("prioritizer"), left("placer"), "".join(left("drafter")))
+
+
+class RestartsTable(Struct, frozen=True):
+    """``[seer.restarts]``: how often, and how soon, a lost instance is started again.
+
+    An instance that is lost more than ``attempts`` times within ``window_s`` seconds of its work stays down.
+    The first restart within the window comes at once, the second after ``backoff_s``, each further one after
+    twice as long.
+    """
+
+    attempts: Annotated[int, Meta(ge=0)] = 3
+    window_s: Positive = 600.0
+    backoff_s: NotNegative = 1.0
+
+
+class SeerTable(Struct, frozen=True):
+    """``[seer]``: which plug-ins and engine a run uses.
+
+    ``engine`` is the plug-in that makes the instances, or several that make some each, of one model; it has
+    to be named.
+    ``max_chunk_failures`` bounds how often a
+    chunk of one request may fail on living instances.  ``kv_pool`` is the plug-in through which
+    instances share KV, or ``none``.  ``weights_dir`` is where a copy of updated weights is kept for instances
+    that start later: relative to the config file, empty for the temporary directory, ``none`` for no copy.
+    ``debug`` (``--debug``) ends a run where a plug-in changes what it was given, or an observer raises.
+    """
+
+    plugins: tuple[str, ...] = ()
+    engine: Names = ()
+    kv_pool: str = "none"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    restarts: RestartsTable = RestartsTable()
+    max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
+    weights_dir: str = ""
+    debug: bool = False
+    slots: SlotsTable = SlotsTable()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names in ``engine``, as a tuple also where it is one."""
+        if isinstance(self.engine, str):
+            return (self.engine,) if self.engine else ()
+        return self.engine
+
+
+class RolloutTable(Struct, frozen=True):
+    """``[rollout]``: what a prompt gets where its line says nothing; ``top_k`` 0 means no limit."""
+
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 8
+    max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    temperature: NotNegative = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
+
+
+class CompareTable(Struct, frozen=True):
+    """``[compare]``: the arms of ``seer compare``, lists of plug-ins; None stands for the command's own.
+
+    ``techniques`` are added one by one; ``oracle``, if not empty, is an arm of its own that is given the
+    lengths that the baseline found.  ``prompts`` is relative to the config file.  Of ``[seer].plugins`` that
+    none of these names, observers see every arm, and others are left out, which ``seer compare`` reports.
+    """
+
+    prompts: str = "prompts.jsonl"
+    baseline: tuple[str, ...] | None = None
+    techniques: tuple[str, ...] | None = None
+    oracle: tuple[str, ...] | None = None
+
+
+class Config(Struct, frozen=True):
+    """A whole configuration.  ``origins`` maps dotted keys that were set to where they were."""
+
+    seer: SeerTable
+    rollout: RolloutTable
+    compare: CompareTable
+    engine: Mapping[str, Mapping[str, Any]]
+    plugin: Mapping[str, Mapping[str, Any]]
+    kv_pool: Mapping[str, Mapping[str, Any]]
+    base_dir: Path
+    origins: Mapping[str, str]
+
+    def with_plugins(self, plugins: Sequence[str]) -> Config:
+        """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""
+        slots = self.seer.slots.only(lambda name: name in plugins)
+        seer = msgspec.structs.replace(self.seer, plugins=tuple(plugins), slots=slots)
+        return msgspec.structs.replace(self, seer=seer)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> Config:
+    """Read a TOML file, apply ``KEY=VALUE`` overrides, and leave out the plug-ins in ``without``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is not what it must be.
+    """
+    path = Path(path)
+    raw = read_bytes(path, "name an existing TOML file", ConfigError)
+    try:
+        tree = tomllib.loads(raw.decode())
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"{path} is not valid TOML: {describe_flaw(error, raw)}; mend it, then run again"
+        ) from error
+    return make_config(tree, overrides, without, base_dir=path.parent, origin=str(path))
+
+
+def make_config(
+    tree: dict[str, Any],
+    overrides: Iterable[str] = (),
+    without: Iterable[str] = (),
+    *,
+    base_dir: Path,
+    origin: str,
+) -> Config:
+    """Check the tables of a config, as ``tomllib`` reads them; ``origin`` says where they are from.
+
+    Otherwise as ``load_config``.
+    """
+    _check_values(tree, origin)
+    tree = deepcopy(tree)
+    origins = dict.fromkeys(_leaves(tree), origin)
+    for override in overrides:
+        key = _override(tree, override)
+        origins = {known: where for known, where in origins.items() if not f"{known}.".startswith(f"{key}.")}
+        origins |= {
+            known: f"--set {override}" for known in _leaves(tree) if f"{known}.".startswith(f"{key}.")
+        }
+    _known_keys(tree, ("seer", "rollout", "compare", "engine", "kv_pool", "plugin"), "")
+    seer = structure(_table(tree, "seer"), SeerTable, "seer")
+    gone = tuple(without)
+    for name in gone:
+        if name not in seer.plugins:
+            raise ConfigError(
+                f"-p no:{name}: {quote(name)} is not in [seer].plugins{nearest(name, seer.plugins)}"
+            )
+    if gone:
+        seer = msgspec.structs.replace(
+            seer,
+            plugins=tuple(name for name in seer.plugins if name not in gone),
+            slots=seer.slots.only(lambda name: name not in gone),
+        )
+        origins["seer.plugins"] = " ".join(f"-p no:{name}" for name in gone)
+    _no_duplicates(seer.plugins, "[seer].plugins")
+    _no_duplicates(seer.engines, "[seer].engine")
+    for slot in SlotsTable.__struct_fields__:
+        _no_duplicates(seer.slots.chain(slot), f"[seer.slots].{slot}")
+    compare = structure(_table(tree, "compare"), CompareTable, "compare")
+    for name in ("baseline", "techniques", "oracle"):
+        _no_duplicates(getattr(compare, name) or (), f"[compare].{name}")
+    return Config(
+        seer,
+        structure(_table(tree, "rollout"), RolloutTable, "rollout"),
+        compare,
+        _tables(tree, "engine"),
+        _tables(tree, "plugin"),
+        _tables(tree, "kv_pool"),
+        base_dir.absolute(),
+        origins,
+    )
+
+
+def structure(table: Mapping[str, Any], into: type[T], where: str) -> T:
+    """Build ``into`` (a msgspec Struct) from a table; ``where`` is its dotted name for messages.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a value out of range, or a required key missing.
+    """
+    _known_fields(table, into, where)
+    try:
+        return msgspec.convert(table, into)
+    except msgspec.ValidationError as error:
+        key, fact = explain_error(error)
+        value: Any = table.get(key.split("[")[0]) if key else None
+        got = f" (got {quote(value)})" if value is not None else ""
+        name = f"[{where}].{key}" if key else f"[{where}]"
+        if missing := MISSING.fullmatch(fact):
+            field = missing.group(1)
+            raise ConfigError(
+                f"{name} lacks `{field}`, which has no default; add a line: {field} = ..."
+            ) from error
+        raise ConfigError(f"{name}: {fact}{got}") from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that ends an error about an unknown name."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name[:LONGEST_NAME], known, 1, 0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def _override(tree: dict[str, Any], text: str) -> str:
+    if not is_text(text):
+        raise ConfigError(f"--set {quote(text)} is not UTF-8; type it anew")
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts) or len(parts) < 2:
+        raise ConfigError(
+            f"--set {quote(text)} is not KEY=VALUE with a dotted key;"
+            " for example: --set plugin.divided_rollout.chunk_tokens=512"
+        )
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"--set {printable(key, SHOWN)}: {describe_flaw(error)}; give a value that can be meant"
+        ) from error
+    _check_values({key: parsed}, "--set")
+    if len(parts) > MOST_NESTED:
+        raise ConfigError(
+            f"--set {printable(parts[0], SHOWN)}...: its key has {len(parts)} parts; give one of"
+            f" {MOST_NESTED} at most"
+        )
+    table = tree
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {quote(text)}: {quote(part)} is a value, not a table")
+    table[parts[-1]] = parsed
+    return ".".join(parts)
+
+
+def _check_values(tree: Mapping[str, Any], origin: str) -> None:
+    """Refuse what Python's reader lets pass and what comes later trips over."""
+    left: list[tuple[Any, str, int]] = [(tree, "", 0)]
+    while left:
+        value, key, depth = left.pop()
+        if depth > MOST_NESTED:
+            top = printable(key.split(".")[0], SHOWN)
+            raise ConfigError(f"{origin}: {top} is nested more than {MOST_NESTED} deep; write it flatter")
+        if isinstance(value, Mapping):
+            prefix = f"{key}." if key else ""
+            left += [(inner, f"{prefix}{name}", depth + 1) for name, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            left += [(inner, key, depth + 1) for inner in value]
+        elif isinstance(value, int) and not LEAST_INTEGER <= value <= MOST_INTEGER:
+            where = f"{origin}: {printable(key, SHOWN)}"
+            raise ConfigError(f"{where} is an integer beyond 64 bits; write a smaller one")
+
+
+def _known_fields(table: Mapping[str, Any], into: type[Struct], where: str) -> None:
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(into)}
+    _known_keys(table, list(fields), where)
+    for key, value in table.items():
+        kind = fields[key]
+        if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(value, dict):
+            _known_fields(value, kind, f"{where}.{key}")
+
+
+def _known_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            place = f"in [{where}]" if where else "at the top level"
+            raise ConfigError(f"unknown key {quote(key)} {place}{nearest(key, known)}")
+
+
+def _no_duplicates(names: Sequence[str], where: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{where} lists {quote(name)} twice; keep one")
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = tree.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name} must be a table, not {quote(table)}; write [{name}]")
+    return table
+
+
+def _tables(tree: Mapping[str, Any], name: str) -> Mapping[str, Mapping[str, Any]]:
+    tables = _table(tree, name)
+    for key, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{name}.{printable(key, SHOWN)} must be a table, not {quote(table)}; write [{name}.NAME]"
+            )
+    return tables
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -1,0 +1,243 @@
+"""Plug-ins: discover what is installed, load only what the config names, fill the slots."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from typing import Any
+
+import attrs
+from msgspec import Struct
+
+from seer_core.error_origin import describe_error
+from seer_core.errors import ConfigError, PluginError, printable, quote
+from seer_core.plugins.config import Config, nearest, structure
+from seer_core.plugins.hooks import HOOKS, read_hooks
+from seer_core.plugins.hookspecs import PROJECT, Startup
+from seer_core.plugins.merge_fleets import merge_fleets
+from seer_core.plugins.slots import SLOTS, Factories, Plugin, Strategies, fill
+from seer_core.ports.contracts import flaw_of
+from seer_core.ports.engine import EngineFleet, InstanceClient
+from seer_core.ports.kv import KVPool
+from seer_core.ports.policy import Observer
+from seer_core.scheduling.scheduler import CORE, Slot
+
+__all__ = [
+    "HOOKS",
+    "SLOTS",
+    "Assembly",
+    "Plugin",
+    "Strategies",
+    "assemble",
+    "fill_slots",
+    "installed",
+    "load",
+    "load_enabled",
+    "unknown_plugin",
+]
+
+NO_POOL = "none"
+"""What ``[seer].kv_pool`` says where instances are to share no KV."""
+
+
+class NoSettings(Struct, frozen=True):
+    """Settings of a plug-in that has none."""
+
+
+@attrs.frozen
+class Assembly:
+    """All slots filled; nothing started."""
+
+    fleet: EngineFleet
+    strategies: Strategies
+    kv_pool: Slot[KVPool] | None = None
+
+    def with_observer(self, *observers: Observer, owner: str = "") -> Assembly:
+        """Return the same with further observers; see ``Strategies.with_observer``."""
+        return attrs.evolve(self, strategies=self.strategies.with_observer(*observers, owner=owner))
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return every plug-in that an installed distribution offers, by name; imports none."""
+    return {point.name: point for point in sorted(_entry_points(), key=lambda each: each.name)}
+
+
+def _entry_points() -> EntryPoints:
+    return _entry_points_on(tuple(sys.path))
+
+
+@cache
+def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
+    """Return our entry points of everything installed on ``path``, read once: 20 ms each time."""
+    return entry_points(group=PROJECT)
+
+
+def unknown_plugin(name: str, where: str) -> ConfigError:
+    """Return the error for a name, standing at ``where``, that no installed plug-in has."""
+    place = printable(where, 100)
+    return ConfigError(f"{place}: no installed plug-in is called {quote(name)}{nearest(name, installed())}")
+
+
+def _entry_point(name: str, where: str) -> EntryPoint:
+    """Find the one plug-in of that name."""
+    points = {point.value: point for point in _entry_points().select(name=name)}
+    if not points:
+        raise unknown_plugin(name, where)
+    if len(points) > 1:
+        owners = " and ".join(sorted(_distribution(point) for point in points.values()))
+        raise PluginError(f"plug-in name {name!r} is offered by {owners}; uninstall one")
+    return points.popitem()[1]
+
+
+def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
+    """Import a plug-in and check its settings against its ``Settings``; a table of None checks none.
+
+    Raises:
+        ConfigError: unknown name, one that stands where its hooks do not belong, or settings that do not fit.
+        PluginError: two distributions offer the name, it cannot be imported, or a hook of it is none of
+            ours.
+    """
+    point = _entry_point(name, where)
+    try:
+        namespace = point.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"plug-in {name!r} cannot be imported: {describe_error(error, point.module)};"
+            f" mend or reinstall {_distribution(point)}, or run with -p no:{name}"
+        ) from error
+    kind = getattr(namespace, "Settings", NoSettings)
+    if not (isinstance(kind, type) and issubclass(kind, Struct)):
+        raise PluginError(
+            f"plug-in {name!r}: its `Settings` is {quote(kind)}; make it a class of msgspec.Struct"
+        )
+    hooks = read_hooks(name, namespace)
+    doctor = hooks.pop("doctor", None)
+    settings = None
+    if table is not None:
+        # Before the settings: an error about those would hide that the plug-in stands in the wrong place.
+        _check_place(name, hooks, where.partition(".")[0])
+        settings = structure(table, kind, where)
+    return Plugin(name, point.module, settings, hooks, doctor)
+
+
+def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
+    """Refuse a plug-in that stands where the config names what makes something else."""
+    if kind == "engine" and "engines" not in hooks:
+        raise ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+    if kind == "kv_pool" and "kv_pool" not in hooks:
+        raise ConfigError(
+            f"plug-in {name!r} makes no KV pool; [seer].kv_pool must name one that does, or {NO_POOL!r}"
+        )
+    for slot, key, what in (("engines", "engine", "engines"), ("kv_pool", "kv_pool", "a KV pool")):
+        if kind == "plugin" and set(hooks) == {slot}:
+            raise ConfigError(f'{name!r} in [seer].plugins makes {what} only; write {key} = "{name}" instead')
+
+
+def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
+    """Load what a config enables: the engines, the KV pool, the plug-ins, each with its kind of table."""
+    _known_tables(config)
+    kv_pool = _load_kv_pool(config)
+    return [
+        *(("engine", plugin) for plugin in _load_engines(config)),
+        *([] if kv_pool is None else [("kv_pool", kv_pool)]),
+        *(("plugin", plugin) for plugin in _load_plugins(config)),
+    ]
+
+
+def _load_engines(config: Config) -> list[Plugin]:
+    if not config.seer.engines:
+        raise ConfigError(
+            "[seer].engine names no engine; write `engine =` with the plug-in that makes the instances, or a"
+            " list of several; `seer plugins` lists those installed"
+        )
+    return [load(name, config.engine.get(name, {}), f"engine.{name}") for name in config.seer.engines]
+
+
+def _load_kv_pool(config: Config) -> Plugin | None:
+    name = config.seer.kv_pool
+    if name == NO_POOL:
+        return None
+    if name not in installed():
+        error = unknown_plugin(name, "[seer].kv_pool")
+        raise ConfigError(f"{error}; install the one you mean, or write kv_pool = {NO_POOL!r}")
+    return load(name, config.kv_pool.get(name, {}), f"kv_pool.{name}")
+
+
+def _load_plugins(config: Config) -> list[Plugin]:
+    return [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
+
+
+def fill_slots(config: Config) -> Strategies:
+    """Call the factory hooks of every enabled plug-in and return the filled slots.
+
+    Raises:
+        ConfigError: a slot has two owners, ``[seer.slots]`` names what cannot fill one, or a plug-in is
+            configured wrongly.
+        PluginError: a factory raised, or returned something its slot does not take.
+    """
+    _known_tables(config)
+    return fill(config.seer.slots, _load_plugins(config), Startup(config.seer.seed, config.base_dir))
+
+
+def assemble(config: Config) -> Assembly:
+    """Fill every slot, engines included; see ``fill_slots`` for the errors."""
+    factories = Factories(Startup(config.seer.seed, config.base_dir))
+    fleets = {plugin.name: _make_engines(plugin, factories) for plugin in _load_engines(config)}
+    _check_engines(fleets)
+    return Assembly(merge_fleets(fleets), fill_slots(config), _make_kv_pool(config, factories))
+
+
+def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
+    fleet = factories.make(plugin, "engines")
+    if fleet is None:
+        raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
+    made: EngineFleet = fleet.strategy
+    return made
+
+
+def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
+    plugin = _load_kv_pool(config)
+    if plugin is None:
+        return None
+    answer = factories.make(plugin, "kv_pool")
+    if answer is None:
+        raise ConfigError(
+            f"plug-in {plugin.name!r} makes no KV pool; [seer].kv_pool must name one that does,"
+            f" or {NO_POOL!r}"
+        )
+    return answer
+
+
+def _check_engines(fleets: Mapping[str, EngineFleet]) -> None:
+    owners: dict[str, str] = {}
+    for owner, fleet in fleets.items():
+        for engine in fleet.engines:
+            if flaw := flaw_of(engine, InstanceClient):
+                raise PluginError(
+                    f"plug-in {owner!r} answered hook 'seer_make_engines' with a {type(engine).__name__}"
+                    f" among its engines, which is no Engine: {flaw}"
+                )
+            if (other := owners.get(engine.id)) == owner:
+                raise PluginError(
+                    f"plug-in {owner!r} made two engines with the id {engine.id!r}; number them"
+                )
+            if other is not None:
+                raise PluginError(
+                    f"plug-ins {other!r} and {owner!r} each made an engine with the id {engine.id!r};"
+                    " let ids begin with the plug-in's name"
+                )
+            owners[engine.id] = owner
+
+
+def _known_tables(config: Config) -> None:
+    known = installed()
+    for kind, tables in (("engine", config.engine), ("kv_pool", config.kv_pool), ("plugin", config.plugin)):
+        for name in tables:
+            if name not in known:
+                raise unknown_plugin(name, f"[{kind}.{name}]")
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else CORE

@@ -1,0 +1,68 @@
+"""Engines of several kinds in one fleet, so that a request may go on on either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from seer_core.errors import ConfigError
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import Clock, EngineFleet, InstanceClient, ModelInfo, Tokenizer
+
+__all__ = ["merge_fleets"]
+
+
+@attrs.frozen
+class MixedFleet:
+    """The engines of several fleets."""
+
+    engines: Sequence[InstanceClient]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+
+
+def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
+    """Return one fleet with the engines of all, which are given by the names of their plug-ins.
+
+    Its prompts respect the limits of each.  Its tokenizer is the first that there is.
+
+    Raises:
+        ConfigError: the fleets do not serve one model, or do not all live on the machine's clock.
+    """
+    first, *others = fleets
+    if not others:
+        return fleets[first]
+    for name, fleet in fleets.items():
+        if not isinstance(fleet.clock, RealClock):
+            raise ConfigError(
+                f"[seer].engine: {name!r} lives on a clock of its own, and engines of several kinds need"
+                f" the machine's; name {name!r} alone, or leave it out"
+            )
+    _agree(fleets, "vocabularies", lambda model: model.vocab_size)
+    _agree(fleets, "model files", lambda model: model.digest)
+    models = [fleet.model for fleet in fleets.values()]
+    temperatures = [model.max_temperature for model in models if model.max_temperature is not None]
+    model = msgspec.structs.replace(
+        models[0],
+        max_model_tokens=min(model.max_model_tokens for model in models),
+        max_temperature=min(temperatures, default=None),
+    )
+    tokenizers = (fleet.tokenizer for fleet in fleets.values() if fleet.tokenizer is not None)
+    engines = [engine for fleet in fleets.values() for engine in fleet.engines]
+    return MixedFleet(engines, fleets[first].clock, model, next(tokenizers, None))
+
+
+def _agree(fleets: Mapping[str, EngineFleet], what: str, of: Callable[[ModelInfo], Any]) -> None:
+    """Refuse fleets of different models; what one does not know of its own, as 0 or "", agrees with all."""
+    known = {name: of(fleet.model) for name, fleet in fleets.items() if of(fleet.model)}
+    for name in known:
+        one = next(iter(known))
+        if known[name] != known[one]:
+            raise ConfigError(
+                f"[seer].engine: {one!r} and {name!r} have different {what}; a request can move between"
+                f" them only if [engine.{one}] and [engine.{name}] name the same model"
+            )

@@ -1,0 +1,251 @@
+"""Slots: which strategy fills each, and how plug-ins are asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from seer_core.error_origin import describe_error
+from seer_core.errors import ConfigError, PluginError, SeerError, quote
+from seer_core.plugins.config import SlotsTable, nearest
+from seer_core.plugins.hooks import Hook
+from seer_core.plugins.hookspecs import Check, Startup
+from seer_core.ports.contracts import flaw_of
+from seer_core.ports.drafting import Drafter
+from seer_core.ports.engine import EngineFleet
+from seer_core.ports.kv import KVPool
+from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
+from seer_core.scheduling.scheduler import CORE, Policies, Slot
+
+__all__ = ["SLOTS", "Factories", "Plugin", "Strategies", "check_enabled", "fill"]
+
+SLOTS: Mapping[str, type] = {
+    "engines": EngineFleet,
+    "kv_pool": KVPool,
+    "splitter": Splitter,
+    "prioritizer": Prioritizer,
+    "placer": Placer,
+    "drafter": Drafter,
+    "observer": Observer,
+}
+"""Slot name to the Protocol its strategy satisfies."""
+
+INNER = "inner"
+"""The argument by which a hook asks for the strategy that its own is to wrap."""
+
+
+@attrs.frozen
+class Plugin:
+    """A loaded plug-in: its name in the config, its module, its checked settings, and its hooks by slot."""
+
+    name: str
+    module: str
+    settings: Any
+    hooks: Mapping[str, Hook]
+    doctor: Callable[..., list[Check]] | None
+
+
+@attrs.frozen
+class Strategies:
+    """Every slot but the engines' and the KV pool's, filled; the drafter's may stay empty.
+
+    ``passed_over`` are the plug-ins, by slot, whose strategies the config does not want.
+    """
+
+    policies: Policies
+    observers: tuple[Slot[Observer], ...] = ()
+    drafter: Slot[Drafter] | None = None
+    passed_over: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, kw_only=True)
+
+    @property
+    def slots(self) -> list[Slot[Any]]:
+        """All that are filled, the core's defaults and what is wrapped included."""
+        policies = self.policies
+        drafters = () if self.drafter is None else (self.drafter,)
+        filled: list[Slot[Any]] = [
+            policies.splitter,
+            policies.prioritizer,
+            policies.placer,
+            *drafters,
+            *self.observers,
+        ]
+        return [link for slot in filled for link in slot.links]
+
+    @property
+    def shares_drafter(self) -> bool:
+        """Whether the object that drafts fills another slot as well."""
+        drafter = self.drafter
+        return drafter is not None and sum(slot.strategy is drafter.strategy for slot in self.slots) > 1
+
+    def with_observer(self, *observers: Observer, owner: str = "") -> Strategies:
+        """Return the same with further observers, each named by its class unless ``owner`` names them.
+
+        Raises:
+            PluginError: one lacks a method, or has one that would never be called.
+        """
+        for each in observers:
+            if flaw := flaw_of(each, Observer):
+                raise PluginError(f"the observer {type(each).__name__} is no Observer: {flaw}")
+        slots = (Slot("observer", owner or type(each).__name__, each) for each in observers)
+        return attrs.evolve(self, observers=(*self.observers, *slots))
+
+
+class Factories:
+    """Calls the plug-ins' factory hooks, each function once.
+
+    A function that stands under the names of several hooks fills all of these slots with one object.
+    """
+
+    def __init__(self, startup: Startup) -> None:
+        self._startup = startup
+        self._made: dict[tuple[str, Callable[..., Any]], Any] = {}
+
+    def make(self, plugin: Plugin, slot: str, inner: Slot[Any] | None = None) -> Slot[Any] | None:
+        """Return a plug-in's strategy, wrapped around ``inner`` if its hook asks for that; None: it abstains.
+
+        Raises:
+            PluginError: the factory raised, or returned something its slot does not take.
+        """
+        hook = plugin.hooks[slot]
+        wraps = INNER in hook.accepts
+        key = (plugin.name, hook.function)
+        if not wraps and key in self._made:
+            strategy = self._made[key]
+        else:
+            strategy = self._made[key] = self._call(plugin, slot, inner)
+        if strategy is None:
+            return None
+        _check_type(plugin.name, slot, strategy)
+        return Slot(slot, plugin.name, strategy, inner if wraps else None)
+
+    def _call(self, plugin: Plugin, slot: str, inner: Slot[Any] | None) -> Any:
+        try:
+            return plugin.hooks[slot](
+                settings=plugin.settings,
+                startup=self._startup,
+                inner=None if inner is None else inner.strategy,
+            )
+        except SeerError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
+                f" {describe_error(error, plugin.module)}; run without it: {_without(plugin.name, slot)}"
+            ) from error
+
+
+def fill(chosen: SlotsTable, plugins: Sequence[Plugin], startup: Startup) -> Strategies:
+    """Call the factory hooks of these plug-ins and return the filled slots.
+
+    Raises:
+        ConfigError: a slot has two owners, or ``chosen`` names what cannot fill one.
+        PluginError: see ``Factories.make``.
+    """
+    offers = {
+        slot: {plugin.name: plugin for plugin in plugins if slot in plugin.hooks}
+        for slot in SlotsTable.__struct_fields__
+    }
+    check_enabled(chosen, [plugin.name for plugin in plugins])
+    for slot, offering in offers.items():
+        _check_chain(chosen.chain(slot), slot, offering)
+    factories = Factories(startup)
+    owned: dict[str, Slot[Any]] = {}
+    passed_over: dict[str, tuple[str, ...]] = {}
+    for slot, offering in offers.items():
+        names = chosen.chain(slot)
+        if names:
+            filled = _named(names, slot, offering, factories)
+            passed_over[slot] = tuple(name for name in offering if name not in names)
+        else:
+            filled = _only(slot, offering, factories)
+        if filled is not None:
+            owned[slot] = filled
+    observers = [factories.make(plugin, "observer") for plugin in plugins if "observer" in plugin.hooks]
+    drafter = owned.pop("drafter", None)
+    return Strategies(
+        Policies(**owned),
+        tuple(observer for observer in observers if observer is not None),
+        drafter,
+        passed_over=passed_over,
+    )
+
+
+def check_enabled(chosen: SlotsTable, enabled: Sequence[str]) -> None:
+    """Raise ConfigError where a name in ``[seer.slots]`` is none of the enabled plug-ins'."""
+    for slot in SlotsTable.__struct_fields__:
+        for name in chosen.chain(slot):
+            if name != CORE and name not in enabled:
+                raise ConfigError(
+                    f"[seer.slots].{slot} names {quote(name)}, which is not in [seer].plugins"
+                    f"{nearest(name, [*enabled, CORE])}"
+                )
+
+
+def _check_chain(names: Sequence[str], slot: str, offering: Mapping[str, Plugin]) -> None:
+    """Refuse a name that offers nothing for its slot, and one before others that wraps none."""
+    for name in names:
+        if name != CORE and name not in offering:
+            hint = nearest(name, [*offering, CORE])
+            raise ConfigError(f"[seer.slots].{slot} names {quote(name)}, which offers none{hint}")
+    for name in names[:-1]:
+        if name == CORE or INNER not in offering[name].hooks[slot].accepts:
+            raise ConfigError(f"[seer.slots].{slot}: {name!r} wraps no other; name it last, or alone")
+
+
+def _only(slot: str, offering: Mapping[str, Plugin], factories: Factories) -> Slot[Any] | None:
+    """Return the strategy of the only plug-in that offers one."""
+    inner = _default(slot)
+    made = [factories.make(plugin, slot, inner) for plugin in offering.values()]
+    answers = [answer for answer in made if answer is not None]
+    if len(answers) > 1:
+        names = " and ".join(repr(answer.owner) for answer in answers)
+        raise ConfigError(
+            f"slot {slot!r} is claimed by {names}; keep one in [seer].plugins, or say which fills it:"
+            f" [seer.slots] {slot} = {answers[-1].owner!r}"
+        )
+    return answers[0] if answers else None
+
+
+def _named(
+    names: Sequence[str], slot: str, offering: Mapping[str, Plugin], factories: Factories
+) -> Slot[Any] | None:
+    """Return the strategies of the named plug-ins, each wrapped around the next."""
+    filled: Slot[Any] | None = _default(slot)
+    for name in reversed(names):
+        if name == CORE:
+            continue
+        filled = factories.make(offering[name], slot, filled)
+        if filled is None:
+            raise ConfigError(
+                f"[seer.slots].{slot} names {name!r}, which abstains as it is configured; name another"
+            )
+    return filled
+
+
+def _default(slot: str) -> Slot[Any] | None:
+    """Return what the core fills a slot with."""
+    default: Slot[Any] | None = getattr(Policies(), slot, None)
+    return default
+
+
+def _without(name: str, slot: str) -> str:
+    """Return the option that leaves a plug-in out, or what to name instead of it."""
+    if slot == "engines":
+        return "name another one in [seer].engine"
+    return "--set seer.kv_pool=none" if slot == "kv_pool" else f"-p no:{name}"
+
+
+def _check_type(name: str, slot: str, strategy: Any) -> None:
+    if isinstance(strategy, type):
+        raise PluginError(
+            f"plug-in {name!r} answered hook 'seer_make_{slot}' with the class {strategy.__name__};"
+            " return an object of it"
+        )
+    protocol = SLOTS[slot]
+    if flaw := flaw_of(strategy, protocol):
+        raise PluginError(
+            f"plug-in {name!r} answered hook 'seer_make_{slot}' with a {type(strategy).__name__}, which"
+            f" is no {protocol.__name__}: {flaw}"
+        )

@@ -1,0 +1,67 @@
+"""New weights for engines: the contract of trainers, engines and the core.
+
+A ``WeightSpec`` names the weights of one version.  Each engine's process makes a ``WeightSource`` of it, once
+for an update, and reads the tensors; an engine depends on this Protocol alone.  ``versions`` counts the
+updates, ``copies`` keep the tensors of a directory, ``shared`` memory carries them without a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+__all__ = ["DIRECTORY", "SHARED_MEMORY", "WeightSource", "WeightSpec", "directory"]
+
+DIRECTORY = "directory"
+"""Short name of the source that reads a directory of safetensors, of which the runtime makes a copy."""
+
+SHARED_MEMORY = "shared_memory"
+"""Short name of the source that reads what ``SharedWeights`` has written."""
+
+
+class WeightSpec(msgspec.Struct, frozen=True):
+    """A source of weights, by name, and its settings.
+
+    ``path`` is ``package.module:Class``, a ``WeightSource`` called with ``(settings)``, or the short name of
+    a built-in one; ``settings`` is plain data.
+    """
+
+    path: str
+    settings: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return self.path if self.directory is None else self.directory
+
+    @property
+    def directory(self) -> str | None:
+        """The directory of safetensors that holds the weights; None if they are elsewhere."""
+        return self.settings["directory"] if self.path == DIRECTORY else None
+
+
+def directory(path: str | Path) -> WeightSpec:
+    """Return the spec of a directory of safetensors."""
+    return WeightSpec(DIRECTORY, {"directory": str(path)})
+
+
+class WeightSource(Protocol):
+    """The weights of one version, in an engine's process; used by one thread.
+
+    Made by ``Class(settings)`` for an update, in each process of the engine that holds weights; an
+    ``EngineError`` says why it cannot be made or read, and is a refusal as long as nothing has been loaded.
+
+    Tensors are read twice: all names, shapes and values are checked before the first is loaded.  Every
+    instance that starts before the next update, after a loss say, reads them again.  So they must stay as
+    they are until then, which the caller of ``update_weights`` has to ensure; of a directory of safetensors
+    the runtime makes a copy.  Values that pass once, as in a broadcast, must be stored where they can be read
+    again before ``update_weights`` is called: in memory that the engines' processes share, or in a directory.
+    """
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield every tensor of the model, a torch tensor on any device, with its name in checkpoints.
+
+        Each call begins with the first tensor; tensors must not be written to.
+        """
+        ...

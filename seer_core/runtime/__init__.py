@@ -1,0 +1,1 @@
+"""What drives a rollout: the fleet of instances, the controller, transcripts, sessions."""

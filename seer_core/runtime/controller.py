@@ -1,0 +1,253 @@
+"""The controller: engines' events go to the scheduler, and its commands to the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from secrets import token_hex
+
+import structlog
+
+from seer_core.errors import EngineError, SeerError
+from seer_core.model import PromptGroup
+from seer_core.model.events import (
+    Abort,
+    ChunkFailed,
+    ChunkFinished,
+    Complete,
+    Dispatch,
+    Event,
+    GroupsSubmitted,
+    InstanceLost,
+    InstanceStarted,
+    InstanceStopped,
+    RequestsAborted,
+)
+from seer_core.model.results import Tally
+from seer_core.plugins.config import SeerTable
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.ports.contracts import implemented
+from seer_core.ports.engine import ChunkOutput, ChunkPiece
+from seer_core.runtime.fleet import Fleet
+from seer_core.runtime.observers import ObserverHub
+from seer_core.runtime.prompts import check_groups
+from seer_core.runtime.rollout import Rollout
+from seer_core.runtime.transcripts import Transcripts
+from seer_core.scheduling.scheduler import Scheduler
+
+__all__ = ["RolloutController"]
+
+log = structlog.get_logger("seer")
+
+
+class RolloutController:
+    """Joins a fleet, a scheduler, observers and at most one rollout; it waits for nothing itself.
+
+    ``strategies_failed``: a rollout failed midway, so the strategies' state is undefined, and the scheduler
+    gets no more events until ``use``.  ``iteration`` counts the closed rollouts that had groups.
+    """
+
+    def __init__(self, assembly: Assembly, settings: SeerTable) -> None:
+        strategies = assembly.strategies
+        self._settings = settings
+        self.fleet = Fleet(assembly.fleet, settings, self, strategies.drafter, assembly.kv_pool)
+        self.use(strategies)
+        self.rollout: Rollout | None = None
+        self.iteration = 0
+        self._transcripts = Transcripts()
+        self._tally = Tally(0.0)
+        self._chunk_numbers = count()
+
+    def use(self, strategies: Strategies) -> None:
+        """Replace the strategies and the observers, and start none of them."""
+        self.observers = ObserverHub(
+            strategies.observers, debug=self._settings.debug, kv_pool=self.fleet.kv_pool
+        )
+        self.scheduler = Scheduler(
+            strategies.policies, self._settings.max_chunk_failures, debug=self._settings.debug
+        )
+        self.strategies_failed = False
+
+    def log_chunk_lengths(self) -> None:
+        """Log the splitters' reasons for the length of their chunks."""
+        for slot in self.scheduler.policies.splitter.links:
+            explain = implemented(slot.strategy, "explain")
+            if explain is not None and (why := explain()):
+                log.info("chunk_tokens", plugin=slot.owner, why=why)
+
+    def introduce_instances(self) -> None:
+        """Give the running instances to a scheduler that was made after their start."""
+        for info in self.fleet.alive.values():
+            if info.id not in self.scheduler.instances:
+                self.apply(InstanceStarted(info))
+        self.log_chunk_lengths()
+
+    def begin(self, keep: bool, most_requests: int | None) -> Rollout:
+        """Begin a rollout, which is open and has no group yet; raises as ``Runtime.open``."""
+        self.require_idle("start another rollout")
+        self.expect_healthy()
+        fleet = self.fleet
+        self._transcripts = Transcripts(
+            fleet.weights.current.version,
+            token_hex(6),  # random: several runs may share what is kept beside the engines
+            None if fleet.tokenizer is None else fleet.tokenizer.decode,
+            sharing=fleet.shares_sibling_tokens,
+            chunk_numbers=self._chunk_numbers,
+        )
+        self._tally = Tally(fleet.clock.now(), fleet.reports, fleet.degradations, len(fleet.failed))
+        self.rollout = Rollout(
+            self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests
+        )
+        return self.rollout
+
+    def expect_healthy(self) -> None:
+        """Raise SeerError if a rollout that failed midway has left the strategies in an undefined state."""
+        if self.strategies_failed:
+            raise SeerError(
+                "the last rollout failed midway; give the runtime fresh strategies with use(), a session by"
+                " reset_strategies()"
+            )
+
+    def require_idle(self, what: str, error: type[SeerError] = SeerError) -> None:
+        """Raise ``error`` if something is under way beside which ``what`` is impossible."""
+        if self.fleet.asleep:
+            raise SeerError(f"cannot {what} while the instances are asleep; wake them first")
+        if self.fleet.weights.changing:
+            raise error(f"cannot {what} while weights are being updated; await that first")
+        if self.rollout is not None:
+            raise error(
+                f"cannot {what} while a rollout is under way; close it if it is open and take its last"
+                " completion first, or leave it with `await rollout.abort()`"
+            )
+
+    # Calls from the rollout.
+
+    def submit(self, groups: Sequence[PromptGroup]) -> None:
+        """Roll out these groups as well; raises as ``Rollout.add``."""
+        fleet, transcripts = self.fleet, self._transcripts
+        fleet.require_alive()
+        check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
+        specs = tuple(transcripts.add(group) for group in groups)
+        log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
+        try:
+            self.apply(GroupsSubmitted(specs))
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Abort requests; each completes at once."""
+        self.apply_guarded(RequestsAborted(tuple(request_ids)))
+
+    def closed(self, rollout: Rollout) -> None:
+        """Count a rollout that takes no more groups."""
+        self.iteration += bool(rollout.submitted)
+        self._end_if_over(rollout)
+
+    # Calls from the fleet and its engines.
+
+    def apply(self, event: Event) -> None:
+        """Give an event to the scheduler, show it to the observers, carry out the commands."""
+        now = self.fleet.clock.now()
+        if self.rollout is not None:
+            self._tally.see(event)
+        if isinstance(event, InstanceLost | InstanceStopped):
+            self._transcripts.lost(event.instance_id)
+        commands = [] if self.strategies_failed else self.scheduler.handle(event, now)
+        self.observers.notify(now, event, tuple(commands))
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self.fleet.engines[command.instance_id].submit(self._transcripts.job(command, now))
+                    self._share_text(command.request_id)
+                case Complete():
+                    self._complete(command, now)
+                case Abort():
+                    job_id = self._transcripts.drop(command.request_id)
+                    self.fleet.engines[command.instance_id].abort(job_id)
+
+    def apply_guarded(self, event: Event) -> None:
+        """Apply an event that an instance caused; an error ends the rollout and is not raised."""
+        with self._guard():
+            self.apply(event)
+
+    def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
+        """Take a finished chunk; an answer to a chunk that was dropped is ignored."""
+        with self._guard():
+            event = self._transcripts.finished(instance_id, output, self.fleet.clock.now())
+            if isinstance(event, ChunkFailed):
+                log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
+            if isinstance(event, ChunkFinished):
+                self._share_text(event.request_id)
+            if event is not None:
+                self.apply(event)
+
+    def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
+        """Take back a chunk."""
+        log.warning("chunk_failed", instance=instance_id, chunk=job_id, reason=reason)
+        event = self._transcripts.failed(instance_id, job_id, reason)
+        if event is not None:
+            self.apply_guarded(event)
+
+    def chunk_streamed(self, instance_id: str, piece: ChunkPiece) -> None:
+        """Keep what a running chunk has written and notify the observers; the scheduler has no use for it."""
+        with self._guard():
+            request_id = self._transcripts.streamed(piece)
+            if request_id is not None:
+                self.observers.streamed(self.fleet.clock.now(), request_id)
+
+    def no_instances_left(self) -> None:
+        """End the rollout: all instances were given up."""
+        self.fail(
+            EngineError(
+                "no instance is left, and none could be started again; what had finished is kept."
+                " Look into the instances' logs, then run again"
+            )
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """End the rollout and abort its chunks; its strategies are not used again."""
+        rollout, self.rollout = self.rollout, None
+        if rollout is None:
+            return
+        self.strategies_failed = True
+        self.iteration += rollout.open and bool(rollout.submitted)
+        rollout.fail(error)
+        for instance_id, job_id in self._transcripts.under_way:
+            self.fleet.abort(instance_id, job_id)
+        self._transcripts = Transcripts()
+
+    def _share_text(self, request_id: str) -> None:
+        """Send instances that work on a request's group what its siblings have written elsewhere."""
+        for instance_id, text in self._transcripts.pending(request_id):
+            self.fleet.engines[instance_id].push_sibling_tokens(text)
+
+    def _complete(self, command: Complete, now: float) -> None:
+        rollout = self.rollout
+        assert rollout is not None
+        closed = self._transcripts.complete(command, now)
+        self._tally.add(closed.completion, closed.group_over)
+        rollout.take(closed.completion, closed.group_over)
+        self.observers.completed(now, closed.completion)
+        self.fleet.forget_group(closed.completion.group_id, closed.instances)
+        self._end_if_over(rollout)
+
+    def _end_if_over(self, rollout: Rollout) -> None:
+        """Let go of a rollout that is closed and has no unfinished requests."""
+        if not rollout.over:
+            return
+        self.rollout = None
+        if rollout.submitted:
+            log.info("rollout_finished", requests=self._tally.requests)
+            if (error := self._tally.failure) is not None:
+                rollout.fail(error)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if self.rollout is None:
+                log.error("event_failed", error=str(error))
+            self.fail(error)

@@ -1,0 +1,467 @@
+"""The fleet: a run's instances from start to stop, their weights, and their KV pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import structlog
+
+from seer_core.error_origin import describe_error
+from seer_core.errors import EngineError, PluginError, SeerError
+from seer_core.model import InstanceInfo
+from seer_core.model.events import (
+    Event,
+    InstanceDegraded,
+    InstanceFailed,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    InstanceStopped,
+)
+from seer_core.plugins.config import SeerTable
+from seer_core.ports.drafting import Drafter
+from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient
+from seer_core.ports.kv import KVPool
+from seer_core.ports.weights import WeightSpec
+from seer_core.runtime.restarts import RestartBudget
+from seer_core.scheduling.scheduler import Slot
+from seer_core.weights.versions import WeightVersions
+
+__all__ = ["Fleet", "FleetListener"]
+
+log = structlog.get_logger("seer")
+
+
+class FleetListener(ChunkReceiver, Protocol):
+    """Receives a fleet's events and its engines' chunks."""
+
+    def apply(self, event: Event) -> None:
+        """Take an event of a start; an error in a plug-in is raised and ends the start."""
+        ...
+
+    def apply_guarded(self, event: Event) -> None:
+        """Take an event that an instance caused; an error ends the rollout and is not raised."""
+        ...
+
+    def no_instances_left(self) -> None:
+        """End the rollout: no instance is alive, and none is being started again."""
+        ...
+
+
+class Fleet:
+    """Keeps instances alive: starts them, starts lost ones again, and gives them new weights.
+
+    It is the sink of the engines; what they report of chunks goes to the listener directly.  ``alive`` are
+    the instances that take chunks; ``failed`` holds the reasons why others stay down.  ``reports`` are the
+    latest ones, and ``degradations`` all since an instance's start.  ``shares_sibling_tokens``: some
+    instances draft from the tokens that siblings write on others.
+    """
+
+    def __init__(
+        self,
+        engines: EngineFleet,
+        settings: SeerTable,
+        listener: FleetListener,
+        drafter: Slot[Drafter] | None = None,
+        kv_pool: Slot[KVPool] | None = None,
+    ) -> None:
+        self.engines: dict[str, InstanceClient] = {engine.id: engine for engine in engines.engines}
+        self.clock = engines.clock
+        self.model = engines.model
+        self.tokenizer = engines.tokenizer
+        self.drafter = drafter
+        self.kv_pool = kv_pool
+        self.shares_sibling_tokens = False
+        self.alive: dict[str, InstanceInfo] = {}
+        self.failed: dict[str, str] = {}
+        self.reports: dict[str, InstanceReported] = {}
+        self.degradations: dict[str, list[InstanceDegraded]] = {}
+        self.weights = WeightVersions(settings.weights_dir)
+        self._listener = listener
+        self.chunk_finished = listener.chunk_finished
+        self.chunk_failed = listener.chunk_failed
+        self.chunk_streamed = listener.chunk_streamed
+        self._settings = settings
+        self._budget = RestartBudget(self._settings.restarts)
+        self._lives = 0
+        self._lost_early: dict[str, str] = {}
+        self._restarts: dict[str, asyncio.Task[None]] = {}
+        self._restart_over = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._sleep_lock = asyncio.Lock()
+        self._adding = 0
+
+    @property
+    def restarting(self) -> bool:
+        """Whether a lost instance is being started again."""
+        return bool(self._restarts)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the instances sleep, or are about to, or about to wake."""
+        return not self._awake.is_set()
+
+    # Lives.
+
+    async def start(self) -> None:
+        """Start the KV pool, then all engines in parallel; after an error the caller stops the rest.
+
+        Raises:
+            EngineError: an engine did not start, or cannot draft or share KV.
+            PluginError: the KV pool did not start.
+            ConfigError: a plug-in finds that an instance does not suit its settings.
+        """
+        self._lost_early.clear()
+        self.failed.clear()
+        self._budget = RestartBudget(self._settings.restarts)
+        await self._start_kv_pool()
+        self._set_drafter()
+        engines = self.engines.values()
+        starts = await asyncio.gather(*map(self._start, engines), return_exceptions=True)
+        for answer in starts:
+            if isinstance(answer, BaseException):
+                raise answer
+            self._admit(answer)
+            log.info("instance_started", instance=answer.id, kv_tokens=answer.kv_capacity_tokens)
+            self._listener.apply(InstanceStarted(answer))
+        for name, reason in self._lost_early.items():
+            self.lost(name, reason)
+
+    async def stop(self) -> None:
+        """End all engines and the KV pool; idempotent."""
+        self._lives += 1
+        tasks = list(self._restarts.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._awake.set()
+        names = list(self.alive)
+        self.alive.clear()  # before they stop, so that none lost meanwhile is started again
+        for name in names:
+            self._listener.apply_guarded(InstanceStopped(name))
+        answers = await asyncio.gather(
+            *(engine.stop() for engine in self.engines.values()), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                log.error("instance_stop_failed", error=str(answer))
+        if (slot := self.kv_pool) is not None:
+            try:
+                await slot.strategy.stop()
+            except Exception as error:
+                log.error(
+                    "stop_failed",
+                    slot=slot.name,
+                    plugin=slot.owner,
+                    error=describe_error(error, slot.strategy),
+                )
+
+    async def add(self, engine: InstanceClient) -> InstanceInfo:
+        """Start one more engine, also while a rollout runs; it shares no KV until the fleet starts anew.
+
+        Raises:
+            EngineError: its id is taken, it did not start, the fleet is asleep or was stopped meanwhile.
+        """
+        if self.asleep:
+            raise EngineError(f"the instances are asleep; wake them before {engine.id!r} joins them")
+        if engine.id in self.engines:
+            raise EngineError(f"there is an instance {engine.id!r} already; give the new one another id")
+        life = self._lives
+        self._adding += 1
+        self.engines[engine.id] = engine
+        self._lost_early.pop(engine.id, None)
+        try:
+            engine.set_kv_pool(None)  # pools make room for those they are started with
+            drafter = None if self.drafter is None else self.drafter.strategy
+            self.shares_sibling_tokens = engine.set_drafter(drafter) or self.shares_sibling_tokens
+            info = await self._start(engine)
+            if life != self._lives or self.engines.get(engine.id) is not engine:
+                raise EngineError(f"instance {engine.id!r} was taken away before it had started")
+        except BaseException:
+            if self.engines.get(engine.id) is engine:
+                del self.engines[engine.id]
+            await engine.stop()
+            raise
+        finally:
+            self._adding -= 1
+        self._admit(info)
+        log.info("instance_started", instance=info.id, kv_tokens=info.kv_capacity_tokens)
+        self._listener.apply_guarded(InstanceStarted(info))
+        if (reason := self._lost_early.pop(info.id, None)) is not None:
+            self.lost(info.id, reason)
+        return info
+
+    async def remove(self, name: str) -> None:
+        """End an instance for good, also while a rollout runs; others take over its chunks.
+
+        Raises:
+            EngineError: there is no such instance.
+        """
+        engine = self.engines.pop(name, None)
+        if engine is None:
+            raise EngineError(f"there is no instance {name!r}; there are {', '.join(self.engines) or 'none'}")
+        restart = self._restarts.get(name)
+        if restart is not None:
+            restart.cancel()
+            await asyncio.gather(restart, return_exceptions=True)
+        if self.alive.pop(name, None) is not None:
+            self._listener.apply_guarded(InstanceStopped(name))
+        for table in (self.failed, self.reports, self.degradations, self._lost_early):
+            table.pop(name, None)
+        self.weights.forget(name)
+        self._budget.forget(name)
+        try:
+            await engine.stop()
+        finally:
+            log.info("instance_removed", instance=name)
+            self._check_instances()
+
+    def require_alive(self) -> None:
+        """Raise EngineError unless an instance is alive or is being started again."""
+        if self.alive or self._restarts:
+            return
+        if self.failed:
+            name, reason = next(iter(self.failed.items()))
+            raise EngineError(
+                f"no instance is alive: each was given up, {name!r} for: {reason}; look into its log,"
+                " then stop and start the runtime"
+            )
+        raise EngineError("no instance is alive; enter the runtime before rolling out")
+
+    def _admit(self, info: InstanceInfo) -> None:
+        self.alive[info.id] = info
+        self._budget.started(info.id, self.clock.now())
+
+    async def _start_kv_pool(self) -> None:
+        slot = self.kv_pool
+        pool = None if slot is None else slot.strategy
+        shared = [engine.id for engine in self.engines.values() if engine.set_kv_pool(pool)]
+        if slot is not None and not shared:
+            log.info("kv_pool_unused", pool=slot.owner, why="no engine shares its KV through it")
+        if slot is not None and shared:
+            with _naming_plugin(slot):
+                await slot.strategy.start(shared)
+            log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
+
+    def _set_drafter(self) -> None:
+        drafter = None if self.drafter is None else self.drafter.strategy
+        answers = [engine.set_drafter(drafter) for engine in self.engines.values()]
+        self.shares_sibling_tokens = any(answers)
+
+    async def _start(self, engine: InstanceClient) -> InstanceInfo:
+        """Start an engine with the latest weights; an error names it."""
+        self.degradations.pop(engine.id, None)
+        try:
+            info = await engine.start(self)
+            self.reports.pop(engine.id, None)
+            if (files := getattr(info, "model", "")) and self.model.digest not in ("", files):
+                raise EngineError(
+                    f"instance {engine.id!r} has other model files than the prompts are made for; give it the"
+                    " model that the others have"
+                )
+            await self.weights.load_current(engine, getattr(info, "fingerprint", ""))
+        except SeerError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"instance {engine.id!r} did not start: {type(error).__name__}: {error};"
+                " report it to the author of its plug-in, or see `seer doctor`"
+            ) from error
+        if not isinstance(info, InstanceInfo) or info.id != engine.id:
+            raise EngineError(
+                f"instance {engine.id!r} answered its start with {info!r}, not with an InstanceInfo of that"
+                " id; report it to the author of its plug-in"
+            )
+        return info
+
+    # Losses.
+
+    async def restarts_over(self) -> None:
+        """Let time pass until no instance is being started again."""
+        while self._restarts:
+            self._restart_over.clear()
+            if not await self.clock.advance(self._restart_over):
+                await asyncio.sleep(0)
+
+    async def _restart(self, engine: InstanceClient, reason: str) -> None:
+        """Start a lost instance again, as often as it is allowed to; then give it up.
+
+        An instance that was lost asleep waits: its memory belongs to another program until the others wake.
+        """
+        await self._awake.wait()
+        while (pause_s := self._budget.take(engine.id)) is not None:
+            if pause_s:
+                log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
+                await self._pause(pause_s)
+            try:
+                info = await self._start(engine)
+            except Exception as error:
+                log.error("instance_restart_failed", instance=engine.id, error=str(error))
+                reason = str(error).partition("\n")[0]
+                await engine.stop()
+                continue
+            self._admit(info)
+            log.info("instance_restarted", instance=info.id)
+            self._listener.apply_guarded(InstanceStarted(info))
+            return
+        log.error(
+            "instance_failed",
+            instance=engine.id,
+            reason=reason,
+            attempts=self._settings.restarts.attempts,
+            window_s=self._settings.restarts.window_s,
+        )
+        self.failed[engine.id] = reason
+        self._listener.apply_guarded(InstanceFailed(engine.id, reason))
+
+    async def _pause(self, seconds: float) -> None:
+        over = asyncio.Event()
+        cancel = self.clock.call_at(self.clock.now() + seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            cancel()
+
+    def _restarted(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._restarts.get(name) is task:  # it may have been lost again just after its start
+            del self._restarts[name]
+        self._restart_over.set()
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                log.error("instance_restart_failed", error=repr(error))
+            self._check_instances()
+
+    async def _end(self, name: str, reason: str) -> None:
+        await self.engines[name].stop()
+        self.lost(name, reason)
+
+    def _check_instances(self) -> None:
+        if not self.alive and not self._restarts:
+            self._listener.no_instances_left()
+
+    # Weights and caches.
+
+    async def update_weights(self, source: WeightSpec, version: int | None = None) -> int:
+        """Load new weights into every instance and return their version; see ``Runtime.update_weights``."""
+        number = self.weights.next(version)
+        with self.weights.change():
+            engines = {name: self.engines[name] for name in self.alive}
+            refused = await self.weights.update(source, number, engines)
+            # The pool's keys carry the version, so old blocks are never read; clearing it frees their room.
+            await self._clear_kv_pool()
+            for name in [name for name in self.alive if not self.weights.served_by(name)]:
+                await self._end(name, f"could not load weights: {refused[name]}")
+        return number
+
+    async def sleep(self) -> int:
+        """Let all instances, none of which is being started, give memory back; see ``Runtime.sleep``."""
+        if self._adding:
+            raise EngineError("an instance is being added; wait for that before the others sleep")
+        async with self._sleep_lock:
+            self._awake.clear()
+            names = list(self.alive)
+            answers = await asyncio.gather(
+                *(self.engines[name].sleep() for name in names), return_exceptions=True
+            )
+            freed: dict[str, int] = {}
+            refused: dict[str, str] = {}
+            for name, answer in zip(names, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    freed[name] = answer
+                elif name in self.alive:  # the others died, and start again when all wake
+                    refused[name] = str(answer)
+            if refused:
+                await self._rouse()
+                raise EngineError(f"the instances stay awake: {next(iter(refused.values()))}")
+            log.info("instances_asleep", freed_bytes=freed)
+            return sum(freed.values())
+
+    async def wake(self) -> None:
+        """Let all instances take their memory again; see ``Runtime.wake``."""
+        async with self._sleep_lock:
+            if self.asleep:
+                await self._rouse()
+                log.info("instances_awake", instances=list(self.alive))
+
+    async def _rouse(self) -> None:
+        names = list(self.alive)
+        answers = await asyncio.gather(*(self.engines[name].wake() for name in names), return_exceptions=True)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException) and name in self.alive:
+                await self._end(name, f"it did not wake: {answer}")
+        self._awake.set()
+
+    async def reset_caches(self) -> None:
+        """Let every instance, and the KV pool, forget all KV."""
+        await self.restarts_over()
+        await asyncio.gather(*(self.engines[name].reset_cache() for name in self.alive))
+        await self._clear_kv_pool()
+
+    async def _clear_kv_pool(self) -> None:
+        if self.kv_pool is not None:
+            with _naming_plugin(self.kv_pool):
+                await self.kv_pool.strategy.clear()
+
+    def forget_group(self, group_id: str, instances: Iterable[str]) -> None:
+        """Let these instances drop a finished group from their drafting and KV pool."""
+        if self.drafter is not None or self.kv_pool is not None:
+            for name in instances:
+                if name in self.alive:
+                    self.engines[name].forget_group(group_id)
+
+    def abort(self, instance_id: str, job_id: str) -> None:
+        """Drop a chunk, if its instance is alive."""
+        if instance_id in self.alive:
+            self.engines[instance_id].abort(job_id)
+
+    # The rest of the sink: engines call these on the event loop's thread.
+
+    def reported(self, report: InstanceReported) -> None:
+        """Keep an instance's latest telemetry and pass it on."""
+        if report.instance_id in self.alive:
+            self.reports[report.instance_id] = report
+            self._listener.apply_guarded(report)
+
+    def degraded(self, degradation: InstanceDegraded) -> None:
+        """Log and pass on that a part of an instance has failed."""
+        log.warning(
+            "instance_degraded",
+            instance=degradation.instance_id,
+            what=degradation.what,
+            reason=degradation.reason,
+            log=degradation.log,
+        )
+        self.degradations.setdefault(degradation.instance_id, []).append(degradation)
+        self._listener.apply_guarded(degradation)
+
+    def lost(self, instance_id: str, reason: str) -> None:
+        """Give a dead instance's chunks to others, and start it again in the background."""
+        if instance_id not in self.alive:
+            self._lost_early[instance_id] = reason
+            return
+        log.error("instance_lost", instance=instance_id, reason=reason)
+        del self.alive[instance_id]
+        self._budget.lost(instance_id, self.clock.now())
+        self._listener.apply_guarded(InstanceLost(instance_id, reason))
+        task = asyncio.ensure_future(self._restart(self.engines[instance_id], reason))
+        self._restarts[instance_id] = task
+        task.add_done_callback(lambda task: self._restarted(instance_id, task))
+
+
+@contextmanager
+def _naming_plugin(slot: Slot[Any]) -> Iterator[None]:
+    """Turn a plug-in's unexpected error into a ``PluginError`` that names it and the way around it."""
+    try:
+        yield
+    except SeerError:
+        raise
+    except Exception as error:
+        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
+        raise PluginError(
+            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {describe_error(error, slot.strategy)};"
+            f" run without it: {without}"
+        ) from error

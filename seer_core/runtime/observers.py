@@ -1,0 +1,163 @@
+"""The observers of a rollout, from their start to their stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from seer_core.error_origin import describe_error
+from seer_core.errors import PluginError, SeerError
+from seer_core.model import Completion
+from seer_core.model.events import Command, Event, InstanceReported
+from seer_core.ports.contracts import implemented
+from seer_core.ports.kv import KVPool
+from seer_core.ports.policy import Observer
+from seer_core.scheduling.scheduler import CORE, Notified, Slot
+
+__all__ = ["ObserverHub"]
+
+log = structlog.get_logger("seer")
+
+POOL_INTERVAL_S = 1.0
+"""Least time between two reports of the KV pool's figures."""
+
+SHOWN = ("observe", "completed", "streamed", "pool_reported")
+
+
+class ObserverHub:
+    """Shows every event to the observers, until they stop.
+
+    One that raises is left out from then on; the rollout goes on.  The core's own, such as the trace, are
+    results: if one of them fails, so does the rollout.  In ``debug`` any failure of an observer fails the
+    rollout, and observers are guarded like strategies.  ``left_out`` counts those that raised since the last
+    start.  ``kv_pool`` is the one whose figures observers see.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot[Observer]], *, debug: bool = False, kv_pool: Slot[KVPool] | None = None
+    ) -> None:
+        self.debug = debug
+        self.failed = 0
+        self._slots = slots
+        self._kv_pool = kv_pool
+        self._open = False
+        self._started: list[Slot[Observer]] = []
+        self._shown: dict[str, list[Notified]] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        """Show everything to all observers again."""
+        self._shown = {method: self._implementing(method) for method in SHOWN}
+        self._now, self._pool_shown_s = 0.0, -math.inf
+        self.failed = 0
+
+    def _implementing(self, method: str) -> list[Notified]:
+        shown = [slot for slot in self._slots if implemented(slot.strategy, method) is not None]
+        guarded = [slot.guarded() if self.debug else slot for slot in shown]
+        return [(slot, getattr(slot.strategy, method)) for slot in guarded]
+
+    async def start(self) -> None:
+        """Start the observers; events are shown to all, also to those that have raised before.
+
+        Raises:
+            PluginError: one raised; those before it have been started.
+        """
+        self._reset()
+        self._open = True
+        for slot in self._slots:
+            start = implemented(slot.strategy, "start")
+            if start is not None:
+                try:
+                    await start()
+                except SeerError:
+                    raise
+                except Exception as error:
+                    raise _attribute_error(slot, error) from error
+            self._started.append(slot)
+
+    async def stop(self) -> None:
+        """Stop what was started, last first, those left out too; what they raise is logged.  Idempotent.
+
+        From now on nothing is shown: an observer that has stopped has closed what it writes to.
+        """
+        if self._open:
+            self._open = False
+            try:
+                self._show_pool()
+            except SeerError as error:  # in debug
+                log.error("stop_failed", slot="observer", error=str(error))
+        self._shown = {method: [] for method in SHOWN}
+        while self._started:
+            slot = self._started.pop()
+            stop = implemented(slot.strategy, "stop")
+            if stop is None:
+                continue
+            try:
+                await stop()
+            except Exception as error:
+                log.error(
+                    "stop_failed",
+                    slot=slot.name,
+                    plugin=slot.owner,
+                    error=describe_error(error, slot.strategy),
+                )
+
+    def notify(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Show an event at ``now`` seconds with the commands it led to.
+
+        Raises:
+            SeerError: one of the core's own raised it.
+            PluginError: an observer raised, in ``debug``.
+        """
+        self._show("observe", now, event, commands)
+        self._now = now
+        if type(event) is InstanceReported and now >= self._pool_shown_s + POOL_INTERVAL_S:
+            self._show_pool()
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Show a response that is over; raises as ``notify``."""
+        self._show("completed", now, completion)
+
+    def streamed(self, now: float, request_id: str) -> None:
+        """Notify observers that a running chunk has written more; raises as ``notify``."""
+        self._show("streamed", now, request_id)
+
+    def _show_pool(self) -> None:
+        """Show the KV pool's figures; a pool that raises is not asked again."""
+        if self._kv_pool is None or not self._shown["pool_reported"]:
+            return
+        self._pool_shown_s = self._now
+        try:
+            stats = self._kv_pool.strategy.stats()
+        except Exception as error:
+            self._shown["pool_reported"] = []
+            fact = describe_error(error, self._kv_pool.strategy)
+            log.error("pool_figures_failed", plugin=self._kv_pool.owner, error=fact)
+            return
+        self._show("pool_reported", self._now, stats)
+
+    def _show(self, method: str, *what: Any) -> None:
+        for slot, call in self._shown[method]:
+            try:
+                call(*what)
+            except Exception as error:
+                self._raised(slot, error)
+
+    def _raised(self, slot: Slot[Observer], error: Exception) -> None:
+        """Leave an observer out, unless its failure fails the rollout."""
+        if self.debug or slot.owner == CORE:
+            raise error if isinstance(error, SeerError) else _attribute_error(slot, error) from error
+        for method, shown in self._shown.items():
+            self._shown[method] = [each for each in shown if each[0] is not slot]
+        self.failed += 1
+        log.error("observer_failed", plugin=slot.owner, error=describe_error(error, slot.strategy))
+
+
+def _attribute_error(slot: Slot[Observer], error: Exception) -> PluginError:
+    return PluginError(
+        f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {describe_error(error, slot.strategy)};"
+        f" run without it: -p no:{slot.owner}"
+    )

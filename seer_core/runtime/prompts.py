@@ -1,0 +1,361 @@
+"""Prompts: JSON lines in, prompt groups out; errors name the line."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import msgspec
+from msgspec import Meta, Struct
+
+from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
+from seer_core.json_files import SHOWN, explain_error
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K, InstanceInfo, PromptGroup, Sampling
+from seer_core.plugins.config import RolloutTable, nearest
+from seer_core.plugins.config_types import NotNegative, Positive
+from seer_core.ports.engine import ModelInfo, Tokenizer
+
+__all__ = [
+    "BadPrompt",
+    "PromptRecord",
+    "PromptsFile",
+    "check_groups",
+    "make_groups",
+    "problem_of",
+    "read_prompts",
+]
+
+LONGEST_ID = 200
+"""Characters of a group's id, which stands in every output line of its responses."""
+
+MOST_LABELS, LONGEST_LABEL = 16, 200
+"""Labels of a group, and characters of each, which stand in the trace."""
+
+MOST_SEED = 2**63 - 1
+
+
+class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
+
+    Absent fields have the values of ``[rollout]``.  Without ``group_id`` a digest of the prompt's tokens
+    names the group; of equal prompts in one file or open rollout, the second is DIGEST-2, and so on.  Without
+    ``seed`` one is derived from the run's seed, the iteration and the group's id.  Strategies see ``labels``;
+    ``metadata`` comes back with each completion.  Responses that are not over ``timeout_s`` after their
+    submission are aborted.
+    """
+
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    group_id: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: NotNegative | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
+    metadata: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    timeout_s: Positive | None = None
+
+
+class BadPrompt(Struct, frozen=True):
+    """A line that cannot be rolled out, and the reason."""
+
+    line: int
+    reason: str
+
+
+class PromptsFile(Struct, frozen=True):
+    """The content of a prompts file: groups to roll out, and the lines left out."""
+
+    groups: list[PromptGroup]
+    skipped: list[BadPrompt]
+
+
+def read_prompts(
+    path: str | Path,
+    defaults: RolloutTable,
+    model: ModelInfo,
+    tokenizer: Tokenizer | None,
+    *,
+    seed: int = 0,
+    iteration: int = 0,
+    skip_bad: bool = False,
+) -> PromptsFile:
+    """Read a prompts file; with ``skip_bad`` bad lines are listed instead of raised.
+
+    The same ``seed`` and ``iteration`` give the same sampling seeds; see ``PromptRecord``.
+
+    Raises:
+        PromptError: the file cannot be read, is empty, or holds bad lines.
+        ConfigError: the default ``max_tokens`` is beyond the model's length.
+    """
+    try:
+        lines = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
+        raise PromptError(
+            f"cannot read {path}: {error.strerror}; name an existing JSON-lines file"
+        ) from error
+    groups: list[PromptGroup] = []
+    skipped: list[BadPrompt] = []
+    seen: dict[str, int] = {}
+    maker = _Maker(defaults, model, tokenizer, seed, iteration)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            group = maker.group(_decode(line))
+            if group.id in seen:
+                raise PromptError(f"group_id {quote(group.id)} is already used in line {seen[group.id]}")
+        except PromptError as error:
+            skipped.append(BadPrompt(number, str(error)))
+        else:
+            seen[group.id] = number
+            groups.append(group)
+    if skipped and not skip_bad:
+        shown = "\n".join(f"{path}:{bad.line}: {bad.reason}" for bad in skipped[:10])
+        more = f"\n... and {len(skipped) - 10} more" if len(skipped) > 10 else ""
+        raise PromptError(f"{shown}{more}\nMend them, or leave them out with --skip-bad")
+    if not groups:
+        fact = (
+            f"all {len(skipped)} lines are bad, the first: {skipped[0].reason}"
+            if skipped
+            else "it holds no line"
+        )
+        raise PromptError(f"{path}: nothing to roll out: {fact}")
+    return PromptsFile(groups, skipped)
+
+
+def make_groups(
+    records: Iterable[Mapping[str, Any]],
+    defaults: RolloutTable,
+    model: ModelInfo,
+    tokenizer: Tokenizer | None,
+    *,
+    seed: int = 0,
+    iteration: int = 0,
+    named: Mapping[str, int] | None = None,
+    most_tokens: int | None = None,
+) -> list[PromptGroup]:
+    """Build groups from mappings with the fields of ``PromptRecord``, as ``read_prompts`` does from lines.
+
+    ``named`` counts the groups before these that were named after each prompt (``named_after``).  Where a
+    record has no ``max_tokens``, prompt and response may have ``most_tokens`` together, if that is given.
+
+    Raises:
+        PromptError: a record cannot be rolled out.
+    """
+    groups = []
+    maker = _Maker(defaults, model, tokenizer, seed, iteration, named or {}, most_tokens)
+    for number, record in enumerate(records, 1):
+        try:
+            groups.append(maker.group(msgspec.convert(record, PromptRecord)))
+        except msgspec.ValidationError as error:
+            raise PromptError(f"prompt {number}: {_unfit(error)}") from error
+        except PromptError as error:
+            raise PromptError(f"prompt {number}: {error}") from error
+    return groups
+
+
+def named_after(group: PromptGroup) -> str | None:
+    """Return the digest of a group's prompt if that is its id, or its id with a number; None if it is not."""
+    digest = _digest(group.prompt_token_ids)
+    return digest if group.id == digest or group.id.startswith(f"{digest}-") else None
+
+
+def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
+    """Return the reason why a group cannot be rolled out with this model; None if it can."""
+    ids, sampling = group.prompt_token_ids, group.sampling
+    if not group.id:
+        return "group_id is empty; leave it out, or name the group"
+    if len(group.id) > LONGEST_ID:
+        return f"group_id has {len(group.id):,} characters; it may have {LONGEST_ID}"
+    if not group.id.isprintable():
+        return f"group_id {quote(group.id)} holds a character that cannot be printed; take it out"
+    if group.n < 1 or group.max_tokens < 1:
+        return f"n is {quote(group.n)} and max_tokens is {quote(group.max_tokens)}; both must be at least 1"
+    if group.n > MOST_RESPONSES:
+        return f"n is {quote(group.n)}; a group may have {MOST_RESPONSES:,} responses"
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return f"temperature is {sampling.temperature}; it must be a number, and at least 0"
+    if model.max_temperature is not None and sampling.temperature > model.max_temperature:
+        return f"temperature is {sampling.temperature}; this engine takes {model.max_temperature:g} at most"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
+    if not 0 <= sampling.top_k <= MOST_TOP_K:
+        return f"top_k is {quote(sampling.top_k)}; it must be 0 (no limit) to {MOST_TOP_K:,}"
+    if group.timeout_s is not None and not 0 < group.timeout_s < math.inf:
+        return f"timeout_s is {group.timeout_s}; it must be a number above 0"
+    if not 0 <= group.seed <= MOST_SEED:
+        return f"seed is {quote(group.seed)}; it must be 0 to 2^63 - 1"
+    if len(group.labels) > MOST_LABELS:
+        return f"it has {len(group.labels)} labels; it may have {MOST_LABELS}"
+    for name, value in group.labels.items():
+        if max(len(name), len(value)) > LONGEST_LABEL:
+            return f"label {quote(name)} is too long; name and value may have {LONGEST_LABEL} characters each"
+    if not ids:
+        return "the prompt is empty"
+    if min(ids) < 0 or max(ids) >= model.vocab_size:
+        bad = next(token for token in ids if not 0 <= token < model.vocab_size)
+        return f"token id {quote(bad)} is outside the vocabulary, 0 to {model.vocab_size - 1}"
+    if len(ids) >= model.max_model_tokens:
+        return f"the prompt has {len(ids)} tokens, the model takes {model.max_model_tokens} with the response"
+    if len(ids) + group.max_tokens > model.max_model_tokens:
+        return (
+            f"prompt ({len(ids)}) and max_tokens ({quote(group.max_tokens)}) exceed the model's"
+            f" {model.max_model_tokens} tokens; lower max_tokens to {model.max_model_tokens - len(ids)}"
+        )
+    return None
+
+
+def _decode(line: bytes) -> PromptRecord:
+    try:
+        return msgspec.json.decode(line.decode("utf-8"), type=PromptRecord)
+    except UnicodeDecodeError as error:
+        raise PromptError(f"not UTF-8 at byte {error.start}") from error
+    except msgspec.ValidationError as error:
+        raise PromptError(_unfit(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PromptError(f"not valid JSON: {error}") from error
+
+
+def _unfit(error: msgspec.ValidationError) -> str:
+    key, fact = explain_error(error)
+    if "unknown field" in fact:
+        name = fact.split("`")[1]
+        hint = nearest(name, [field.name for field in msgspec.structs.fields(PromptRecord)])
+        return printable(fact, SHOWN) + (hint if len(name) <= SHOWN else "")
+    return printable(f"{key}: {fact}" if key else fact, SHOWN)
+
+
+def _digest(token_ids: Sequence[int]) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(token_ids), digest_size=6).hexdigest()
+
+
+@attrs.define(eq=False)
+class _Maker:
+    """Makes the groups of one file or call; ``names`` counts those that are named after each prompt.
+
+    ``earlier`` counts the groups before these in the same way.
+    """
+
+    defaults: RolloutTable
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+    seed: int
+    iteration: int
+    earlier: Mapping[str, int] = attrs.Factory(dict)
+    most_tokens: int | None = None
+    names: Counter[str] = attrs.Factory(Counter)
+
+    def group(self, record: PromptRecord) -> PromptGroup:
+        """Raise PromptError where the record cannot be rolled out."""
+        fits = self.most_tokens is not None
+        if record.max_tokens is None and not fits and self.defaults.max_tokens >= self.model.max_model_tokens:
+            raise ConfigError(
+                f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
+                f" {self.model.max_model_tokens} tokens, prompt included; lower it"
+            )
+        token_ids = tuple(_token_ids(record, self.tokenizer))
+        group = PromptGroup(
+            id="unnamed" if record.group_id is None else record.group_id,
+            prompt_token_ids=token_ids,
+            n=self._chosen(record, "n"),
+            max_tokens=self._max_tokens(record, len(token_ids)),
+            sampling=Sampling(*(self._chosen(record, key) for key in ("temperature", "top_p", "top_k"))),
+            metadata=record.metadata,
+            labels=record.labels,
+            timeout_s=record.timeout_s,
+        )
+        problem = problem_of(group, self.model)
+        if problem is not None:
+            raise PromptError(problem)
+        group_id = self._name(group.prompt_token_ids) if record.group_id is None else record.group_id
+        seed = _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
+        return msgspec.structs.replace(group, id=group_id, seed=seed)
+
+    def _name(self, token_ids: Sequence[int]) -> str:
+        """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
+        digest = _digest(token_ids)
+        self.names[digest] += 1
+        number = self.earlier.get(digest, 0) + self.names[digest]
+        return digest if number == 1 else f"{digest}-{number}"
+
+    def _max_tokens(self, record: PromptRecord, prompt_tokens: int) -> int:
+        if record.max_tokens is not None or self.most_tokens is None:
+            return int(self._chosen(record, "max_tokens"))
+        return max(1, min(self.defaults.max_tokens, self.most_tokens - prompt_tokens))
+
+    def _chosen(self, record: PromptRecord, key: str) -> Any:
+        value = getattr(record, key)
+        return getattr(self.defaults, key) if value is None else value
+
+
+def check_groups(
+    groups: Iterable[PromptGroup],
+    model: ModelInfo,
+    instances: Iterable[InstanceInfo],
+    taken: Collection[str] = (),
+) -> None:
+    """Check that groups can be rolled out together on these instances, or on any if there are none.
+
+    Raises:
+        PromptError: a group does not fit the model or the instances, or its id occurs twice or is ``taken``.
+    """
+    seen: set[str] = set()
+    room = max((info.kv_capacity_tokens for info in instances), default=None)
+    for group in groups:
+        problem = problem_of(group, model)
+        needed = len(group.prompt_token_ids) + group.max_tokens
+        if problem is None and (group.id in seen or group.id in taken):
+            where = "occurs twice" if group.id in seen else "is that of a group under way"
+            problem = f"this id {where}; give each group its own"
+        if problem is None and room is not None and needed > room:
+            problem = (
+                f"prompt and max_tokens make {needed} tokens, the largest instance's KV holds {room};"
+                " lower max_tokens or give the engine more KV"
+            )
+        if problem is not None:
+            raise PromptError(f"group {quote(group.id)}: {problem}")
+        seen.add(group.id)
+
+
+def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[int]:
+    given = [key for key in ("prompt", "prompt_token_ids", "messages") if getattr(record, key) is not None]
+    if len(given) != 1:
+        raise PromptError(
+            f"give exactly one of prompt, prompt_token_ids and messages; got {' and '.join(given) or 'none'}"
+        )
+    if record.prompt_token_ids is not None:
+        return record.prompt_token_ids
+    if tokenizer is None:
+        raise PromptError(
+            f"this engine has no tokenizer, so {given[0]!r} cannot be read; give prompt_token_ids"
+        )
+    if record.prompt is not None:
+        if not record.prompt.strip():
+            raise PromptError("the prompt is empty")
+        return tokenizer.encode(record.prompt)
+    assert record.messages is not None
+    if not record.messages:
+        raise PromptError("the prompt is empty: messages holds none")
+    try:
+        return tokenizer.encode_chat(record.messages)
+    except SeerError:
+        raise
+    except Exception as error:
+        fact = printable(str(error), SHOWN)
+        raise PromptError(f"the chat template refused the messages: {fact}") from error
+
+
+def _seed(run_seed: int, iteration: int, group_id: str) -> int:
+    """Derive a 63-bit seed; another run's seed or another iteration changes every group's."""
+    digest = hashlib.blake2b(f"{run_seed}:{iteration}:{group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

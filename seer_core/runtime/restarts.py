@@ -1,0 +1,59 @@
+"""The restarts that are left to each instance."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import attrs
+
+from seer_core.plugins.config import RestartsTable
+
+__all__ = ["RestartBudget"]
+
+LONGEST_PAUSE_S = 60.0
+
+
+@attrs.define(eq=False)
+class Life:
+    """One instance: its seconds of work, the start of its present life, and its work at each restart."""
+
+    worked_s: float = 0.0
+    up_since_s: float | None = None
+    restarts: deque[float] = attrs.Factory(deque)
+
+
+class RestartBudget:
+    """Grants restarts as ``[seer.restarts]`` allows, with pauses of at most a minute before them.
+
+    The window counts seconds of work alone, so that an instance whose starts fail slowly is given up as well.
+    """
+
+    def __init__(self, policy: RestartsTable) -> None:
+        self._policy = policy
+        self._lives: dict[str, Life] = {}
+
+    def started(self, name: str, now: float) -> None:
+        """Note that an instance works."""
+        self._lives.setdefault(name, Life()).up_since_s = now
+
+    def lost(self, name: str, now: float) -> None:
+        """Note that an instance has stopped working."""
+        life = self._lives[name]
+        assert life.up_since_s is not None
+        life.worked_s += now - life.up_since_s
+        life.up_since_s = None
+
+    def forget(self, name: str) -> None:
+        """Drop an instance; a later one of that name has all its restarts."""
+        self._lives.pop(name, None)
+
+    def take(self, name: str) -> float | None:
+        """Take a restart of an instance that is down: the seconds to wait before it, None if none is left."""
+        life = self._lives[name]
+        while life.restarts and life.restarts[0] <= life.worked_s - self._policy.window_s:
+            life.restarts.popleft()
+        before = len(life.restarts)
+        if before >= self._policy.attempts:
+            return None
+        life.restarts.append(life.worked_s)
+        return min(LONGEST_PAUSE_S, self._policy.backoff_s * 2.0 ** (before - 1)) if before else 0.0

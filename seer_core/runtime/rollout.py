@@ -1,0 +1,272 @@
+"""A rollout as its user holds it: groups in, completions out, and in the end the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from seer_core.errors import EngineError, OverloadError, SeerError
+from seer_core.model import Completion, PromptGroup
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.results import RolloutResult, Tally
+from seer_core.ports.engine import Clock
+from seer_core.runtime.observers import ObserverHub
+from seer_core.runtime.prompts import named_after
+from seer_core.runtime.transcripts import Transcripts
+
+__all__ = ["MOST_NAMED", "Controller", "Rollout"]
+
+MOST_NAMED = 65_536
+"""Prompts of which an open rollout remembers how many groups were named after them."""
+
+
+class Controller(Protocol):
+    """What a rollout asks of the controller that runs it."""
+
+    def submit(self, groups: Sequence[PromptGroup]) -> None:
+        """Roll out these groups as well."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Abort these requests; each completes at once."""
+        ...
+
+    def closed(self, rollout: Rollout) -> None:
+        """Count this rollout, which takes no more groups."""
+        ...
+
+
+class Rollout:
+    """Groups under way: an async iterator over their completions, as they finish.
+
+    A batch is closed from the start.  An open rollout takes further groups until ``close``, also while none
+    is under way; the iterator ends when the rollout is closed and all requests are over.  The controller
+    keeps the transcripts and the tally, which a rollout only reads.  ``open``: it takes groups;
+    ``submitted`` counts them.  ``named`` counts the groups that were named after each prompt; beyond
+    ``MOST_NAMED`` prompts the least recently used ones are dropped.
+
+    The iterator raises ``EngineError`` when no instance is left, and at the end if all requests finished with
+    reason ``error``.  The engines are served between two completions: work that takes longer than a moment,
+    such as a reward that computes, belongs into a thread, ``await asyncio.to_thread(reward, completion)``.
+    """
+
+    def __init__(
+        self,
+        transcripts: Transcripts,
+        tally: Tally,
+        clock: Clock,
+        observers: ObserverHub,
+        controller: Controller,
+        keep: bool = True,
+        most_requests: int | None = None,
+    ) -> None:
+        self.open = True
+        self.submitted = 0
+        self.named: OrderedDict[str, int] = OrderedDict()
+        self._transcripts = transcripts
+        self._tally = tally
+        self._clock = clock
+        self._observers = observers
+        self._controller = controller
+        self._most_requests = most_requests
+        self._deadlines: dict[str, Callable[[], None]] = {}
+        self._ready: deque[Completion] = deque()
+        self._completions: list[Completion] | None = [] if keep else None
+        self._error: BaseException | None = None
+        self._waiters: set[asyncio.Event] = set()
+        self._line: deque[object] = deque()
+
+    # Groups in.
+
+    def add(self, groups: Iterable[PromptGroup]) -> None:
+        """Roll out these groups as well; all of them, or none if it raises.
+
+        Raises:
+            PromptError: a group does not fit the model or the instances, or its id is that of another one
+                under way.
+            OverloadError: there would be more than ``most_requests`` unfinished ones; see ``room``.
+            SeerError: the rollout is closed.
+            EngineError: no instance is alive.
+        """
+        groups = list(groups)
+        self._expect_room(sum(group.n for group in groups))
+        if not groups:
+            return
+        self._controller.submit(groups)
+        self.submitted += len(groups)
+        for group in groups:
+            if (name := named_after(group)) is not None:
+                self.named[name] = self.named.pop(name, 0) + 1  # the last one now
+                if len(self.named) > MOST_NAMED:
+                    self.named.popitem(last=False)
+            if group.timeout_s is not None:
+                when_s = self._clock.now() + group.timeout_s
+                self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))
+        self._wake()  # a virtual clock, which waiting readers move on, has something to do again
+
+    async def room(self, requests: int = 1) -> None:
+        """Wait until so many more requests may be added at once; raises as ``add`` if waiting is no use.
+
+        Callers are served in the order of their calls.  A caller keeps its room by adding before it awaits
+        anything else; ``add`` itself never waits.
+        """
+        me = object()
+        self._line.append(me)
+        try:
+            while True:
+                try:
+                    self._expect_room(requests)
+                except OverloadError:
+                    if requests > (self._most_requests or 0):
+                        raise
+                else:
+                    if self._line[0] is me:
+                        return
+                await self._change()
+        finally:
+            self._line.remove(me)
+            self._wake()  # the next one in line
+
+    def close(self) -> None:
+        """Take no more groups: the iterator ends once everything is over.  Idempotent."""
+        if self.open:
+            self.open = False
+            self._controller.closed(self)
+            self._wake()
+
+    def _expect_room(self, requests: int) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self.open:
+            raise SeerError("this rollout is closed; begin another one, or add groups before you close it")
+        most, unfinished = self._most_requests, len(self.unfinished)
+        if most is not None and unfinished + requests > most:
+            raise OverloadError(
+                f"{requests} more requests, where {unfinished} are unfinished and {most} are taken at a time;"
+                " await room(), or add fewer at once"
+            )
+
+    # Completions out.
+
+    def __aiter__(self) -> Rollout:
+        return self
+
+    async def __anext__(self) -> Completion:
+        if self._ready:
+            await asyncio.sleep(0)  # or engines' messages would wait while many are ready
+        return await self._next()
+
+    async def _next(self) -> Completion:
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self.over:
+                raise StopAsyncIteration
+            await self._change()
+        return self._ready.popleft()
+
+    async def _change(self) -> None:
+        """Wait until something has changed, and let time pass meanwhile."""
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            if await self._clock.advance(changed):
+                return
+            if self.unfinished:
+                raise EngineError(
+                    f"{len(self.unfinished)} requests are unfinished and no engine will ever answer"
+                )
+            await changed.wait()  # for more groups, or for close
+        finally:
+            self._waiters.remove(changed)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            waiter.set()
+
+    def unread(self) -> list[Completion]:
+        """Return the completions not iterated over yet, without waiting, and mark them as read."""
+        unread = list(self._ready)
+        self._ready.clear()
+        return unread
+
+    async def wait(self) -> RolloutResult:
+        """Return the whole result once it is closed and everything has finished."""
+        with suppress(StopAsyncIteration):
+            while True:
+                await self._next()
+        return self.result
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed and everything has finished, or it has failed."""
+        return self._error is not None or not (self.open or self.unfinished)
+
+    @property
+    def unfinished(self) -> Collection[str]:
+        """The ids of the requests that are not over."""
+        return self._transcripts.unfinished
+
+    @property
+    def result(self) -> RolloutResult:
+        """The finished responses so far, with a summary; only the unread ones if completions are not kept."""
+        summary = self._tally.summary(self._transcripts.weight_version, self._observers.failed)
+        return RolloutResult(list(self._ready if self._completions is None else self._completions), summary)
+
+    @property
+    def started_s(self) -> float:
+        """When it began, on the run's clock."""
+        return self._tally.started_s
+
+    def written(self, request_id: str, start: int = 0) -> tuple[Tokens, Logprobs]:
+        """Return copies of an unfinished request's tokens and log-probs, from ``start`` on, as they are now.
+
+        They are those of whole chunks, and of the running chunk too if the group ``streams``.
+        """
+        return self._transcripts.written(request_id, start)
+
+    def written_tokens(self, request_id: str) -> int:
+        """Return how many tokens an unfinished request has, without a copy of them."""
+        return self._transcripts.written_tokens(request_id)
+
+    # Aborts.
+
+    def abort_request(self, request_id: str) -> None:
+        """Abort one request; it completes at once, with reason ``aborted`` and the tokens that it has."""
+        self._abort([request_id] if request_id in self.unfinished else [])
+
+    def abort_group(self, group_id: str) -> None:
+        """Abort all unfinished requests of a group."""
+        self._abort(self._transcripts.unfinished_of(group_id))
+
+    async def abort(self) -> RolloutResult:
+        """Close it, abort all unfinished requests and return the result."""
+        self.close()
+        self._abort(list(self.unfinished))
+        return await self.wait()
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        if request_ids and self._error is None:
+            self._controller.abort(request_ids)
+
+    # Calls from the controller.
+
+    def take(self, completion: Completion, group_over: bool) -> None:
+        """Pass a completion on to the user; ``group_over`` ends its group's deadline."""
+        if group_over and completion.group_id in self._deadlines:
+            self._deadlines.pop(completion.group_id)()
+        if self._completions is not None:
+            self._completions.append(completion)
+        self._ready.append(completion)
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, after the completions that are ready."""
+        self._error, self.open = error, False
+        for cancel in self._deadlines.values():
+            cancel()
+        self._wake()

@@ -1,0 +1,387 @@
+"""The transcripts of one rollout: the tokens of each response so far, and the chunks under way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
+from typing import Any, TypeVar, cast
+
+import attrs
+import msgspec
+
+from seer_core.errors import PluginError, TransitionError, WeightVersionError
+from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec
+from seer_core.ports.drafting import SiblingTokens
+from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.scheduling.sibling_tokens import SiblingLog
+
+__all__ = ["ClosedRequest", "Transcripts"]
+
+A = TypeVar("A", Tokens, Logprobs)
+
+
+@attrs.define(eq=False)
+class Siblings:
+    """What the transcripts of a group share.
+
+    ``left`` counts the responses that are not over, ``instances`` were sent chunks of the group, ``running``
+    counts the chunks under way on each.
+    """
+
+    group: PromptGroup
+    prompt: list[int]
+    left: int
+    instances: dict[str, None] = attrs.Factory(dict)
+    running: dict[str, int] = attrs.Factory(dict)
+
+
+@attrs.define(eq=False)
+class Transcript:
+    """A response so far; ``job_id`` names the chunk under way.
+
+    ``streamed`` holds the tokens and log-probs of that chunk's pieces.
+    """
+
+    siblings: Siblings
+    index: int
+    seed: int
+    token_ids: Tokens = attrs.Factory(Tokens)
+    logprobs: Logprobs = attrs.Factory(Logprobs)
+    chunks: list[ChunkRecord] = attrs.Factory(list)
+    job_id: str | None = None
+    streamed: tuple[Tokens, Logprobs] | None = None
+
+
+class InFlightChunk(msgspec.Struct, frozen=True):
+    """A chunk under way: the command that sent it, and when."""
+
+    dispatch: Dispatch
+    dispatched_s: float
+
+
+class ClosedRequest(msgspec.Struct, frozen=True):
+    """A request that is over, whether its group is, and if so the ``instances`` that may forget it."""
+
+    completion: Completion
+    group_over: bool
+    instances: tuple[str, ...] = ()
+
+
+class Transcripts:
+    """Turns commands into jobs, engines' answers into events, and finished transcripts into completions.
+
+    It has no clock, no engine and no scheduler: times are arguments, and answers are returned.  Groups may
+    come at any time, and are dropped when they are over.  ``rollout_id`` must be unique among all rollouts
+    anywhere.  ``decode`` turns tokens into text.  With ``sharing``, ``pending`` returns sibling tokens for
+    other instances, and finished responses are kept until their group is over, for instances that join late.
+    ``chunk_numbers`` is shared by all rollouts of a run: ids of requests may come again, those of chunks not,
+    or a late answer to a dropped chunk would pass for that of another one.
+    """
+
+    def __init__(
+        self,
+        weight_version: int = 0,
+        rollout_id: str = "",
+        decode: Callable[[Sequence[int]], str] | None = None,
+        *,
+        sharing: bool = False,
+        chunk_numbers: Iterator[int] | None = None,
+    ) -> None:
+        self.weight_version = weight_version
+        self._sharing = sharing
+        self._rollout_id = rollout_id
+        self._decode = decode
+        self._chunk_numbers = count() if chunk_numbers is None else chunk_numbers
+        self._in_flight: dict[str, InFlightChunk] = {}
+        self._open: dict[str, Transcript] = {}
+        self._groups: dict[str, Siblings] = {}
+        self._shared: dict[str, SiblingLog] = {}
+
+    @property
+    def unfinished(self) -> Collection[str]:
+        """The ids of the requests that are not over."""
+        return self._open.keys()
+
+    @property
+    def groups(self) -> Collection[str]:
+        """The ids of the groups that are not over."""
+        return self._groups.keys()
+
+    def add(self, group: PromptGroup) -> GroupSpec:
+        """Begin the transcripts of a group; return its specification for the scheduler."""
+        siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
+        if self._sharing:
+            self._shared[group.id] = SiblingLog(self._rollout_id, group.id)
+        for index in range(group.n):
+            seed = request_seed(group.seed, index)
+            self._open[f"{group.id}/{index}"] = Transcript(siblings, index, seed)
+        return GroupSpec(
+            group.id,
+            len(group.prompt_token_ids),
+            group.n,
+            group.max_tokens,
+            group.known_lengths,
+            group.sampling,
+            dict(group.labels),
+        )
+
+    def unfinished_of(self, group_id: str) -> list[str]:
+        """Return the ids of a group's requests that are not over."""
+        siblings = self._groups.get(group_id)
+        names = () if siblings is None else (f"{group_id}/{index}" for index in range(siblings.group.n))
+        return [name for name in names if name in self._open]
+
+    def written(self, request_id: str, start: int = 0) -> tuple[Tokens, Logprobs]:
+        """Return copies of the tokens and log-probs of an unfinished request, from ``start`` on.
+
+        They end with its last chunk, or with the last piece of the chunk under way.
+        """
+        transcript = self._open[request_id]
+        tokens, logprobs = transcript.token_ids[start:], transcript.logprobs[start:]
+        if transcript.streamed is not None:
+            seen = max(0, start - len(transcript.token_ids))
+            tokens = _joined(tokens, transcript.streamed[0][seen:])
+            logprobs = _joined(logprobs, transcript.streamed[1][seen:])
+        return tokens, logprobs
+
+    def written_tokens(self, request_id: str) -> int:
+        """Return the number of tokens that an unfinished request has."""
+        transcript = self._open[request_id]
+        return len(transcript.token_ids) + (0 if transcript.streamed is None else len(transcript.streamed[0]))
+
+    @property
+    def under_way(self) -> list[tuple[str, str]]:
+        """The chunks under way: the instance and the id of each."""
+        return [(chunk.dispatch.instance_id, job_id) for job_id, chunk in self._in_flight.items()]
+
+    def job(self, command: Dispatch, now: float) -> ChunkJob:
+        """Return a chunk for its engine, which is under way from now on."""
+        transcript = self._open[command.request_id]
+        siblings = transcript.siblings
+        group, written = siblings.group, transcript.token_ids
+        siblings.instances[command.instance_id] = None
+        siblings.running[command.instance_id] = siblings.running.get(command.instance_id, 0) + 1
+        number = next(self._chunk_numbers)
+        transcript.job_id = f"{command.request_id}#{number}@{command.instance_id}"
+        self._in_flight[transcript.job_id] = InFlightChunk(command, now)
+        self._delivered(command.instance_id, command.request_id)
+        return ChunkJob(
+            id=transcript.job_id,
+            request_id=command.request_id,
+            group_id=group.id,
+            # A sum keeps the lazy tokens of a simulated engine lazy.
+            token_ids=siblings.prompt + (written.tolist() if isinstance(written, Tokens) else written),
+            prompt_tokens=len(siblings.prompt),
+            max_tokens=command.max_tokens,
+            sampling=group.sampling,
+            seed=transcript.seed,
+            weight_version=self.weight_version,
+            known_tokens=group.known_lengths[transcript.index] if group.known_lengths else None,
+            probe=transcript.index == 0,
+            siblings_finished=group.n - siblings.left,
+            last=len(written) + command.max_tokens == group.max_tokens,
+            rollout_id=self._rollout_id,
+            streams=group.streams,
+        )
+
+    def streamed(self, piece: ChunkPiece) -> str | None:
+        """Append what a chunk has written; return the request's id if that was new, else None.
+
+        A chunk that was begun anew on its instance may repeat tokens.  A piece that leaves out tokens, or
+        whose log-probs are not finite, is dropped: its tokens come with the end of the chunk.
+        """
+        chunk = self._in_flight.get(piece.job_id)
+        if chunk is None:
+            return None
+        transcript = self._open[chunk.dispatch.request_id]
+        if transcript.streamed is None:
+            transcript.streamed = Tokens(), Logprobs()
+        tokens, logprobs = transcript.streamed
+        repeated = len(tokens) - piece.start
+        new = Tokens(piece.token_ids[repeated:]), Logprobs(piece.logprobs[repeated:])
+        if repeated < 0 or not new[0] or len(new[0]) != len(new[1]) or not math.isfinite(sum(new[1])):
+            return None
+        tokens.extend(new[0])
+        logprobs.extend(new[1])
+        return chunk.dispatch.request_id
+
+    def finished(
+        self, instance_id: str, output: ChunkOutput, now: float
+    ) -> ChunkFinished | ChunkFailed | None:
+        """Append a chunk's tokens and return the event for the scheduler; None if the chunk was dropped.
+
+        A chunk with log-probs that are not finite has failed.
+
+        Raises:
+            WeightVersionError: it was computed with other weights.
+            TransitionError: its tokens and its log-probs are not of one number.
+        """
+        chunk = self._in_flight.get(output.job_id)
+        if chunk is None:
+            return None
+        # The lazy log-probs of a simulated engine are finite.
+        if isinstance(output.logprobs, list | Logprobs) and not math.isfinite(sum(output.logprobs)):
+            return self.failed(instance_id, output.job_id, "its log-probs are no finite numbers")
+        request_id = self._land(output.job_id)
+        if output.weight_version != self.weight_version:
+            raise WeightVersionError(
+                f"chunk {output.job_id!r} was computed with weight version {output.weight_version}, the"
+                f" rollout runs on {self.weight_version}"
+            )
+        transcript = self._open[request_id]
+        tokens = len(output.token_ids)
+        if len(output.logprobs) != tokens:
+            raise TransitionError(
+                f"instance {instance_id!r} answered chunk {output.job_id!r} with {tokens} tokens but"
+                f" {len(output.logprobs)} log-probs; its engine broke the contract"
+            )
+        continued = bool(transcript.chunks)
+        transcript.token_ids = _joined(transcript.token_ids, output.token_ids)
+        transcript.logprobs = _joined(transcript.logprobs, output.logprobs)
+        transcript.chunks.append(
+            ChunkRecord(
+                instance=instance_id,
+                tokens=tokens,
+                dispatched_s=chunk.dispatched_s,
+                finished_s=now,
+                cached_tokens=output.cached_tokens,
+                prefilled_tokens=output.prefilled_tokens,
+                recomputed_tokens=_recomputed(output, continued),
+                preemptions=output.preemptions,
+                weight_version=output.weight_version,
+                steps=output.steps,
+                drafted_at=output.drafted_at,
+                accepted_at=output.accepted_at,
+                pool_tokens=output.pool_tokens,
+            )
+        )
+        self._delivered(instance_id, request_id)
+        return ChunkFinished(
+            request_id,
+            instance_id,
+            tokens,
+            output.stopped,
+            output.steps,
+            sum(output.drafted_at),
+            sum(output.accepted_at),
+            output.cached_tokens,
+            output.pool_tokens,
+            output.prefilled_tokens,
+        )
+
+    def failed(self, instance_id: str, job_id: str, reason: str) -> ChunkFailed | None:
+        """Return the event for the scheduler when a chunk was given back; None if the chunk was dropped."""
+        if job_id not in self._in_flight:
+            return None
+        request_id = self._land(job_id)
+        shared = self._sharing_of(request_id)
+        if shared is not None:
+            shared.lost(instance_id)  # it may not have received the chunk's text
+        return ChunkFailed(request_id, instance_id, reason)
+
+    def lost(self, instance_id: str) -> None:
+        """Drop the chunks under way on an instance."""
+        for job_id, chunk in list(self._in_flight.items()):
+            if chunk.dispatch.instance_id == instance_id:
+                self._land(job_id)
+        for shared in self._shared.values():
+            shared.lost(instance_id)
+
+    def pending(self, request_id: str) -> list[tuple[str, SiblingTokens]]:
+        """Return, by instance, the sibling tokens that instances with chunks of this request's group lack.
+
+        Each text is returned once: after a chunk was sent to an instance, or has finished on another one.
+        """
+        shared = self._sharing_of(request_id)
+        if shared is None:
+            return []
+        running = self._open[request_id].siblings.running
+        return [(instance_id, text) for instance_id in running for text in shared.take_pending(instance_id)]
+
+    def drop(self, request_id: str) -> str:
+        """Drop the chunk of a request that is under way and return its id."""
+        job_id = self._open[request_id].job_id
+        if job_id is None:
+            raise KeyError(request_id)
+        self._land(job_id)
+        return job_id
+
+    def complete(self, command: Complete, now: float) -> ClosedRequest:
+        """Turn a transcript into a completion.
+
+        Raises:
+            PluginError: its length does not fit its finish reason.
+        """
+        transcript = self._open.pop(command.request_id)
+        siblings = transcript.siblings
+        tokens, limit = len(transcript.token_ids), siblings.group.max_tokens
+        if tokens > limit or (tokens < limit and command.finish_reason == "length"):
+            raise PluginError(
+                f"request {command.request_id!r} ended at its limit of {limit} tokens with {tokens}: a"
+                " plug-in has changed what it was given; run with --debug to see which"
+            )
+        siblings.left -= 1
+        if not siblings.left:
+            del self._groups[siblings.group.id]
+            self._shared.pop(siblings.group.id, None)
+        completion = Completion(
+            request_id=command.request_id,
+            group_id=siblings.group.id,
+            index=transcript.index,
+            seed=transcript.seed,
+            token_ids=transcript.token_ids,
+            logprobs=transcript.logprobs,
+            text=self._decode(transcript.token_ids) if self._decode is not None else None,
+            finish_reason=command.finish_reason,
+            weight_version=self.weight_version,
+            chunks=transcript.chunks,
+            instances=list(dict.fromkeys([chunk.instance for chunk in transcript.chunks])),
+            finished_s=now,
+            metadata=siblings.group.metadata,
+        )
+        return ClosedRequest(
+            completion, not siblings.left, () if siblings.left else tuple(siblings.instances)
+        )
+
+    def _delivered(self, instance_id: str, request_id: str) -> None:
+        shared = self._sharing_of(request_id)
+        if shared is not None:
+            shared.record(instance_id, request_id, self._open[request_id].token_ids)
+
+    def _sharing_of(self, request_id: str) -> SiblingLog | None:
+        return self._shared.get(self._open[request_id].siblings.group.id)
+
+    def _land(self, job_id: str) -> str:
+        """Take a chunk from those under way and return the id of its request."""
+        dispatch = self._in_flight.pop(job_id).dispatch
+        transcript = self._open[dispatch.request_id]
+        transcript.job_id = transcript.streamed = None
+        running = transcript.siblings.running
+        running[dispatch.instance_id] -= 1
+        if not running[dispatch.instance_id]:
+            del running[dispatch.instance_id]
+        return dispatch.request_id
+
+
+def _joined(head: A, tail: Any) -> A:
+    """Return ``head``, which may change in place, extended by ``tail``; a lazy series stays lazy."""
+    if isinstance(tail, list):
+        head.fromlist(tail)
+    elif isinstance(tail, Tokens | Logprobs):
+        head.extend(tail)  # type: ignore[arg-type]
+    else:
+        return cast("A", head + tail if head else tail)
+    return head
+
+
+def _recomputed(output: ChunkOutput, continued: bool) -> int:
+    """Positions that this chunk ran through the model although an earlier step had done so.
+
+    Fresh work is the first chunk's prefill, and one position per new token but the last; a continued
+    request also owes the position of its last token, which was sampled but never run.
+    """
+    fresh = len(output.token_ids) + (0 if continued else output.prefilled_tokens - 1)
+    return max(0, output.computed_tokens - fresh)

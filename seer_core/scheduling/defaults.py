@@ -1,0 +1,58 @@
+"""What the core does with no plug-in: first come first served, whole requests, least loaded instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from seer_core.model import InstanceStatus, Request
+from seer_core.ports.policy import Placer, Prioritizer, Splitter
+
+__all__ = ["FirstComeFirstServed", "LeastLoaded", "WholeRequests"]
+
+
+class WholeRequests(Splitter):
+    """Splitter that does not split."""
+
+    def split(self, request: Request) -> int:
+        """Return all that is left."""
+        return request.remaining_tokens
+
+
+class FirstComeFirstServed(Prioritizer):
+    """Prioritizer by arrival; a request between chunks keeps its first place."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, Request]] = []
+        self._waiting: set[int] = set()
+
+    def push(self, request: Request) -> None:
+        """Queue a waiting request."""
+        self._waiting.add(request.seq)
+        heappush(self._heap, (request.seq, request))
+
+    def peek(self) -> Request | None:
+        """Return the earliest request."""
+        while self._heap and self._heap[0][0] not in self._waiting:
+            heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def take(self, request: Request) -> None:
+        """Remove a request; one in the middle of the heap is skipped when it comes up."""
+        self._waiting.remove(request.seq)
+        if self._heap[0][1] is request:
+            heappop(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+class LeastLoaded(Placer):
+    """Placer on the instance with the fewest chunks in flight, among those whose batch has a slot."""
+
+    def place(
+        self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
+    ) -> InstanceStatus | None:
+        """Return the least loaded instance, or None while every batch is full."""
+        free = (instance for instance in instances if instance.free_slots > 0)
+        return min(free, key=lambda instance: (instance.running, instance.seq), default=None)

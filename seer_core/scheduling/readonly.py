@@ -1,0 +1,107 @@
+"""What ``debug`` adds to a scheduler: a plug-in that changes what it was given is named, with the line.
+
+Requests, groups and instances are the scheduler's; strategies may read and keep them.  Guarded ones cannot be
+written to while a strategy is called, whichever of its methods has kept them.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+
+from seer_core.error_origin import place_of
+from seer_core.errors import PluginError
+from seer_core.model import GroupContext, InstanceStatus, Request
+
+__all__ = ["MutationGuard", "make_read_only"]
+
+_changes: ContextVar[list[AttributeError] | None] = ContextVar("changes", default=None)
+"""The refused changes of the strategy that is being called; None while none is."""
+
+
+class _ReadOnly:
+    """Refuses changes while a strategy is called; copies are of the plain class, and may be changed."""
+
+    __slots__ = ()
+
+    def __new__(cls, *values: Any, **more: Any) -> Any:
+        return _plain(cls)(*values, **more)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = _plain(type(self))
+        return plain, tuple(getattr(self, field.name) for field in attrs.fields(plain) if field.init)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        changes = _changes.get()
+        if changes is None:
+            object.__setattr__(self, name, value)
+            return
+        noun = NOUNS[type(self)]
+        change = f"{name} of {noun} {self.id!r} from {getattr(self, name, None)!r} to {value!r}"  # type: ignore[attr-defined]
+        changes.append(AttributeError(change))
+        raise changes[-1]
+
+
+class _ReadOnlyGroup(_ReadOnly, GroupContext):
+    __slots__ = ()
+
+
+class _ReadOnlyInstance(_ReadOnly, InstanceStatus):
+    __slots__ = ()
+
+
+class _ReadOnlyRequest(_ReadOnly, Request):
+    __slots__ = ()
+
+
+READ_ONLY = {GroupContext: _ReadOnlyGroup, InstanceStatus: _ReadOnlyInstance, Request: _ReadOnlyRequest}
+NOUNS: dict[type, str] = {
+    _ReadOnlyGroup: "group",
+    _ReadOnlyInstance: "instance",
+    _ReadOnlyRequest: "request",
+}
+
+
+def _plain(guarded: type) -> type:
+    return guarded.__mro__[2]
+
+
+def make_read_only(*things: GroupContext | InstanceStatus | Request) -> None:
+    """Let no strategy write to these objects from now on."""
+    for thing in things:
+        thing.__class__ = READ_ONLY[type(thing)]  # type: ignore[assignment]
+
+
+class MutationGuard:
+    """A strategy that cannot change guarded objects."""
+
+    def __init__(self, owner: str, slot: str, strategy: Any) -> None:
+        self.owner = owner
+        self.slot = slot
+        self.strategy = strategy
+        self.__module__ = type(strategy).__module__  # by which errors find the line of its author
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.strategy, name)
+        if not callable(found):
+            return found
+        return lambda *arguments: self._call(name, *arguments)
+
+    def __len__(self) -> int:
+        return int(self._call("__len__"))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        changes: list[AttributeError] = []
+        before = _changes.set(changes)
+        try:
+            return getattr(self.strategy, name)(*arguments)
+        finally:
+            _changes.reset(before)
+            if changes:  # also if the plug-in has caught the error
+                raise PluginError(
+                    f"plug-in {self.owner!r}, slot {self.slot!r}: {name}() changed what it was given:"
+                    f" {changes[0]} at {place_of(changes[0], self.strategy)};"
+                    " these objects are the scheduler's, so change a copy"
+                )

@@ -1,0 +1,404 @@
+"""The scheduler: pure decisions.  It takes an event and the time and returns commands.
+
+One decision asks three strategies in turn: the prioritizer which request is next, the splitter how
+many tokens its chunk may have, the placer where it runs.  The first refusal of the placer ends the
+round; the next event starts another.
+
+Nobody starves, whatever the prioritizer prefers and whatever arrives later: every ``STARVATION_INTERVAL``-th
+chunk goes to the request that has waited longest, if the prioritizer's choice arrived after it.  So a
+request waits for at most ``STARVATION_INTERVAL`` times the chunks that those before it, and with it, still
+need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from operator import index
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from seer_core.error_origin import describe_error, one_line
+from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
+from seer_core.model import FinishReason, InstanceStatus, Request
+from seer_core.model.events import (
+    Abort,
+    ChunkFailed,
+    ChunkFinished,
+    Command,
+    Complete,
+    Dispatch,
+    Event,
+    GroupsSubmitted,
+    InstanceDegraded,
+    InstanceFailed,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    InstanceStopped,
+    RequestsAborted,
+)
+from seer_core.ports.contracts import implemented
+from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
+from seer_core.scheduling.buffer import RUNNING, WAITING, RequestBuffer
+from seer_core.scheduling.context import ContextManager
+from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
+from seer_core.scheduling.readonly import MutationGuard, make_read_only
+
+__all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot"]
+
+CORE = "seer-core"
+"""Owner of a slot that no plug-in claims."""
+
+STARVATION_INTERVAL = 32
+"""Chunks of which one goes to the oldest request, if later arrivals would overtake it."""
+
+S = TypeVar("S")
+
+
+@attrs.frozen
+class Slot(Generic[S]):
+    """A strategy and the plug-in it came from, so that errors can name it; ``inner`` is what it wraps."""
+
+    name: str
+    owner: str
+    strategy: S
+    inner: Slot[S] | None = None
+
+    @property
+    def links(self) -> list[Slot[S]]:
+        """This slot and those that it wraps, the outermost first."""
+        return [self, *(self.inner.links if self.inner is not None else ())]
+
+    def guarded(self) -> Slot[S]:
+        """Return the same slot, its strategies unable to change what is guarded."""
+        strategy = cast("S", MutationGuard(self.owner, self.name, self.strategy))
+        return Slot(self.name, self.owner, strategy, self.inner and self.inner.guarded())
+
+
+Notified = tuple[Slot[Any], Callable[..., None]]
+"""A strategy with the optional method of it that is to be called."""
+
+
+@attrs.frozen
+class Policies:
+    """The three deciding slots, filled; the defaults are the core's own."""
+
+    splitter: Slot[Splitter] = attrs.Factory(lambda: Slot("splitter", CORE, WholeRequests()))
+    prioritizer: Slot[Prioritizer] = attrs.Factory(lambda: Slot("prioritizer", CORE, FirstComeFirstServed()))
+    placer: Slot[Placer] = attrs.Factory(lambda: Slot("placer", CORE, LeastLoaded()))
+
+    def guarded(self) -> Policies:
+        """Return the same, unable to change what is guarded."""
+        return Policies(self.splitter.guarded(), self.prioritizer.guarded(), self.placer.guarded())
+
+    @property
+    def links(self) -> list[Slot[Any]]:
+        """All strategies, those that are wrapped included."""
+        return [*self.splitter.links, *self.prioritizer.links, *self.placer.links]
+
+
+class Scheduler:
+    """Decides which request runs where and for how long; does nothing itself.
+
+    ``max_failures`` chunks of one request may fail on living instances before it completes with
+    reason ``error``.  ``debug``: a strategy that changes what it is given is a ``PluginError`` at once; where
+    nobody looks, it is a rollout that goes wrong.
+    """
+
+    def __init__(
+        self, policies: Policies | None = None, max_failures: int = 3, *, debug: bool = False
+    ) -> None:
+        policies = policies or Policies()
+        self.policies = policies.guarded() if debug else policies
+        self.max_failures = max_failures
+        self.debug = debug
+        self.buffer = RequestBuffer()
+        self.contexts = ContextManager()
+        self.instances: dict[str, InstanceStatus] = {}
+        self._living: tuple[InstanceStatus, ...] = ()
+        self._instances_seen = 0
+        self._now = 0.0
+        self._sent = 0
+        self._on_tick = self._implementing(policies, "tick")
+        self._on_start = self._implementing(policies, "instance_started")
+        self._on_load = self._implementing(policies, "instance_changed")
+        self._on_loss = self._implementing(policies, "instance_lost")
+        self._on_response = self._implementing(policies, "group_changed")
+        self._on_group = self._implementing(policies, "group_over")
+        self._stage: Slot[Any] = self.policies.prioritizer
+        self._subject: Request | None = None
+        self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
+            GroupsSubmitted: self._groups_submitted,
+            InstanceStarted: self._instance_started,
+            InstanceStopped: self._instance_lost,
+            InstanceLost: self._instance_lost,
+            InstanceReported: self._instance_reported,
+            InstanceFailed: self._noted,
+            InstanceDegraded: self._noted,
+            ChunkFinished: self._chunk_finished,
+            ChunkFailed: self._chunk_failed,
+            RequestsAborted: self._requests_aborted,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take an event at time ``now`` (seconds) and return what is to be done, in order.
+
+        Raises:
+            PluginError: a strategy raised or answered what its Protocol does not allow.
+            StalledError: requests wait, nothing runs, and the placer accepts no instance.
+            TransitionError: the event does not fit the state of its request or instance.
+        """
+        handler = self._handlers[type(event)]
+        commands: list[Command] = []
+        self._subject = None
+        self._now = now
+        try:
+            self._notify(self._on_tick, now)
+            handler(event, commands)
+            self._dispatch(commands)
+            self._check_queue()
+        except SeerError:
+            raise
+        except Exception as error:
+            raise self._attribute_error(f"raised {describe_error(error, self._stage.strategy)}") from error
+        return commands
+
+    def _implementing(self, policies: Policies, method: str) -> list[Notified]:
+        """Return the strategies that implement an optional method; an object in two slots comes once."""
+        found: dict[int, Notified] = {}
+        for given, slot in zip(policies.links, self.policies.links, strict=True):
+            if implemented(given.strategy, method) is not None:
+                found.setdefault(id(given.strategy), (slot, getattr(slot.strategy, method)))
+        return list(found.values())
+
+    def _notify(self, notified: list[Notified], *what: Any) -> None:
+        for slot, method in notified:
+            self._stage = slot
+            method(*what)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a chunk."""
+        return self.buffer.waiting
+
+    def _dispatch(self, commands: list[Command]) -> None:
+        splitter = self.policies.splitter
+        prioritizer = self.policies.prioritizer
+        placer = self.policies.placer
+        while self._living:
+            request = self._next()
+            if request is None:
+                return
+            self._stage = splitter
+            tokens = splitter.strategy.split(request)
+            if type(tokens) is not int or not 1 <= tokens <= request.remaining_tokens:
+                tokens = self._legal(tokens, request.remaining_tokens)
+            self._stage = placer
+            choice = placer.strategy.place(request, tokens, self._living)
+            if choice is None:
+                return
+            instance, why = (choice.instance, choice.why) if type(choice) is Placement else (choice, "")
+            if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
+                raise self._attribute_error(
+                    f"answered {one_line(repr(instance))}, which is no living instance"
+                )
+            if not isinstance(why, str):
+                raise self._attribute_error(f"gives {why!r} for a reason; the `why` of a placement is a word")
+            self._stage = prioritizer
+            prioritizer.strategy.take(request)
+            added = instance.footprint(request, tokens)
+            instance.running += 1
+            instance.reserved_kv_tokens += added
+            kv_tokens = added + instance.shared_kv_tokens(request.group)
+            migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
+            self._sent += 1
+            self._notify(self._on_load, instance)
+            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why))
+
+    def _next(self) -> Request | None:
+        """Return the prioritizer's choice, or now and then who has been overtaken longest."""
+        self._stage, self._subject = self.policies.prioritizer, None
+        request = self.policies.prioritizer.strategy.peek()
+        if request is None:
+            return None
+        if not isinstance(request, Request):
+            raise self._attribute_error(f"offered {one_line(repr(request))}, which is no request")
+        self._subject = request
+        if request.state is not WAITING:
+            raise self._attribute_error("offered a request that does not wait")
+        arrived_s = request.group.arrived_s
+        if (
+            self._sent % STARVATION_INTERVAL == STARVATION_INTERVAL - 1
+            and self.contexts.oldest.arrived_s < arrived_s
+        ):
+            oldest = self.buffer.oldest_waiting()
+            if oldest.group.arrived_s < arrived_s:
+                self._subject = request = oldest
+        return request
+
+    def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
+        for spec in event.groups:
+            group = self.contexts.open(spec, self._now)
+            requests = self.buffer.add_group(group)
+            if self.debug:
+                make_read_only(group, *requests)
+            for request in requests:
+                self._push(request)
+
+    def _instance_started(self, event: InstanceStarted, commands: list[Command]) -> None:
+        if event.info.id in self.instances:
+            raise TransitionError(f"instance {event.info.id!r} started while it was alive")
+        instance = InstanceStatus(event.info, self._instances_seen)
+        self._instances_seen += 1
+        self.instances[instance.id] = instance
+        self._living += (instance,)
+        if self.debug:
+            make_read_only(instance)
+        self._notify(self._on_start, instance)
+        self._notify(self._on_load, instance)
+
+    def _noted(self, event: InstanceFailed | InstanceDegraded, commands: list[Command]) -> None:
+        """Take in what no decision depends on."""
+
+    def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:
+        instance = self._instance(event.instance_id)
+        del self.instances[instance.id]
+        self._living = tuple(each for each in self._living if each is not instance)
+        self._subject = None
+        self._notify(self._on_loss, instance)
+        for request in self.buffer.lose_instance(instance.id):
+            self._push(request)
+
+    def _instance_reported(self, event: InstanceReported, commands: list[Command]) -> None:
+        instance = self._instance(event.instance_id)
+        instance.reported_running = event.running
+        instance.reported_waiting = event.waiting
+        instance.reported_kv_usage = event.kv_usage
+        self._notify(self._on_load, instance)
+
+    def _chunk_finished(self, event: ChunkFinished, commands: list[Command]) -> None:
+        request = self._running(event.request_id, event.instance_id)
+        if event.tokens == 0 and not event.stopped:
+            raise TransitionError(
+                f"instance {event.instance_id!r} finished a chunk of request {request.id!r} without a"
+                f" token. {self.buffer.story(request)}"
+            )
+        self.buffer.absorb(request, event.tokens)
+        self.contexts.count(request, event.steps, event.drafted, event.accepted)
+        self._release(request)
+        if event.stopped or request.remaining_tokens == 0:
+            self.contexts.record_finished(request)
+            self._complete(request, "stop" if event.stopped else "length", commands)
+        else:
+            self._push(request)
+
+    def _chunk_failed(self, event: ChunkFailed, commands: list[Command]) -> None:
+        request = self._running(event.request_id, event.instance_id)
+        self.buffer.give_back(request)
+        self._release(request)
+        request.failures += 1
+        if request.failures > self.max_failures:
+            self._complete(request, "error", commands)
+        else:
+            self._push(request)
+
+    def _requests_aborted(self, event: RequestsAborted, commands: list[Command]) -> None:
+        for request_id in event.request_ids:
+            request = self.buffer.get(request_id)
+            if request is None:
+                continue
+            if request.state is RUNNING:
+                assert request.instance is not None
+                commands.append(Abort(request.id, request.instance))
+                self.buffer.give_back(request)
+                self._release(request)
+            else:
+                self._stage, self._subject = self.policies.prioritizer, request
+                self.policies.prioritizer.strategy.take(request)
+            self._complete(request, "aborted", commands)
+
+    def _push(self, request: Request) -> None:
+        self._stage, self._subject = self.policies.prioritizer, request
+        self.policies.prioritizer.strategy.push(request)
+
+    def _complete(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
+        self.buffer.finish(request)
+        self.contexts.close(request)
+        commands.append(Complete(request.id, reason))
+        self._subject = request
+        group = request.group
+        self._notify(self._on_response, group, request)
+        if group.left == 0:
+            self._notify(self._on_group, group)
+
+    def _release(self, request: Request) -> None:
+        """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
+        assert request.instance is not None
+        instance = self.instances[request.instance]
+        instance.running -= 1
+        instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
+        self._subject = request
+        self._notify(self._on_load, instance)
+
+    def _running(self, request_id: str, instance_id: str) -> Request:
+        request = self.buffer.get(request_id)
+        if request is None or request.state is not RUNNING or request.instance != instance_id:
+            raise TransitionError(
+                f"instance {instance_id!r} answered for request {request_id!r}, which does not run there."
+                + (f" {self.buffer.story(request)}" if request else "")
+            )
+        return request
+
+    def _instance(self, instance_id: str) -> InstanceStatus:
+        if instance_id not in self.instances:
+            raise TransitionError(f"instance {instance_id!r} spoke, but it has not started")
+        return self.instances[instance_id]
+
+    def _check_queue(self) -> None:
+        prioritizer = self.policies.prioritizer
+        self._stage, self._subject = prioritizer, None
+        if len(prioritizer.strategy) != self.waiting:
+            raise self._attribute_error(
+                f"holds {len(prioritizer.strategy)} requests where {self.waiting} wait; it lost or kept one"
+            )
+        if self.waiting and self._living and not self.buffer.running:
+            raise self._stalled()
+
+    def _legal(self, tokens: Any, most: int) -> int:
+        """Return a splitter's answer as an int, if it is one of another type such as numpy's, and legal."""
+        whole = 0
+        if not isinstance(tokens, bool):
+            with suppress(TypeError):
+                whole = index(tokens)
+        if not 1 <= whole <= most:
+            kind = "" if type(tokens) is int else f", which is a {type(tokens).__name__}"
+            raise self._attribute_error(
+                f"answered {one_line(repr(tokens))}{kind}; a chunk has 1 to {most} tokens here"
+            )
+        return whole
+
+    def _attribute_error(self, what: str) -> PluginError:
+        about = f" for request {self._subject.id!r}" if self._subject is not None else ""
+        without = "" if self._stage.owner == CORE else f", or run without it: -p no:{self._stage.owner}"
+        return PluginError(
+            f"plug-in {self._stage.owner!r}, slot {self._stage.name!r}{about}: {what};"
+            f" report it to its author{without}"
+        )
+
+    def _stalled(self) -> SeerError:
+        request = self._next()
+        if request is None:
+            return self._attribute_error(f"offers none of {self.waiting} waiting requests while nothing runs")
+        tokens = self.policies.splitter.strategy.split(request)
+        room = ", ".join(
+            f"{instance.id} has {instance.free_kv_tokens} of {instance.info.kv_capacity_tokens}"
+            f" for {instance.footprint(request, tokens)}"
+            for instance in self._living[:4]
+        )
+        return StalledError(
+            f"{self.waiting} requests wait and nothing runs: plug-in {self.policies.placer.owner!r} places"
+            f" no chunk of {tokens} tokens after {request.context_tokens} of request {request.id!r}"
+            f" (KV tokens free: {room}); use smaller chunks or prompts, or give instances more KV"
+        )

@@ -1,0 +1,227 @@
+"""A scheduler driven by hand, with books of its own, and strategies that are watched while it asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from seer_core.model import InstanceInfo
+from seer_core.model.arrays import packed
+from seer_core.model.events import (
+    Abort,
+    ChunkFailed,
+    ChunkFinished,
+    Command,
+    Complete,
+    Dispatch,
+    Event,
+    GroupSpec,
+    GroupsSubmitted,
+    InstanceLost,
+    InstanceStarted,
+    InstanceStopped,
+    RequestsAborted,
+)
+from seer_core.scheduling.readonly import MutationGuard
+from seer_core.scheduling.scheduler import Policies, Scheduler
+
+__all__ = ["DeterminismHarness", "SchedulerHarness", "guarded"]
+
+S = TypeVar("S")
+
+EVENT_S = 0.25
+"""Time from one event to the next."""
+
+
+class SchedulerHarness:
+    """A scheduler, driven by hand, with books of its own that are compared after every event."""
+
+    def __init__(self, policies: Policies | None = None, max_failures: int = 3) -> None:
+        self.scheduler = Scheduler(policies, max_failures, debug=True)
+        self.broken = False
+        self.now = 0.0
+        self.groups: dict[str, GroupSpec] = {}
+        self.generated: dict[str, int] = {}
+        self.in_flight: dict[str, Dispatch] = {}
+        self.completed: dict[str, str] = {}
+        self.instances: dict[str, InstanceInfo] = {}
+
+    def start(
+        self, name: str, kv: int = 1000, block: int = 1, slots: int = 8, shares_prompts: bool = False
+    ) -> list[Command]:
+        """Start an instance with so many KV tokens, tokens per block, and slots."""
+        info = InstanceInfo(name, kv, block, slots, kv, shares_prompts=shares_prompts)
+        self.instances[name] = info
+        return self.handle(InstanceStarted(info))
+
+    def lose(self, name: str) -> list[Command]:
+        """Lose an instance with all that is in flight there."""
+        del self.instances[name]
+        self.in_flight = {key: chunk for key, chunk in self.in_flight.items() if chunk.instance_id != name}
+        return self.handle(InstanceLost(name, "a test took it"))
+
+    def stop(self, name: str) -> list[Command]:
+        """Stop an instance on which nothing is in flight."""
+        del self.instances[name]
+        return self.handle(InstanceStopped(name))
+
+    def submit(self, *groups: GroupSpec) -> list[Command]:
+        """Submit groups in one event."""
+        for group in groups:
+            self.groups[group.id] = group
+            self.generated |= {f"{group.id}/{index}": 0 for index in range(group.n)}
+        return self.handle(GroupsSubmitted(groups))
+
+    def group(self, name: str, n: int = 1, max_tokens: int = 100, prompt: int = 10) -> list[Command]:
+        """Submit one group with a prompt of ``prompt`` tokens."""
+        return self.submit(GroupSpec(name, prompt, n, max_tokens))
+
+    def finish(self, request_id: str, tokens: int | None = None, stopped: bool = False) -> list[Command]:
+        """Finish a chunk, by default with all its tokens."""
+        chunk = self.in_flight.pop(request_id)
+        tokens = chunk.max_tokens if tokens is None else tokens
+        self.generated[request_id] += tokens
+        return self.handle(ChunkFinished(request_id, chunk.instance_id, tokens, stopped))
+
+    def fail(self, request_id: str) -> list[Command]:
+        """Give a chunk back without a result."""
+        chunk = self.in_flight.pop(request_id)
+        return self.handle(ChunkFailed(request_id, chunk.instance_id, "a test failed it"))
+
+    def abort(self, request_id: str) -> list[Command]:
+        """Abort a request, wherever it is."""
+        return self.handle(RequestsAborted((request_id,)))
+
+    def finish_all(self) -> None:
+        """Finish chunks until none is in flight."""
+        while self.in_flight:
+            self.finish(next(iter(self.in_flight)))
+
+    def handle(self, event: Event) -> list[Command]:
+        """Pass an event on, keep book of the commands, compare."""
+        try:
+            return self._handle(event)
+        except BaseException:
+            self.broken = True
+            raise
+
+    def _handle(self, event: Event) -> list[Command]:
+        self.now += EVENT_S
+        commands = self.scheduler.handle(event, self.now)
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self._dispatched(command)
+                case Complete():
+                    assert command.request_id not in self.in_flight, "completed while in flight"
+                    assert command.request_id not in self.completed, "completed twice"
+                    self.completed[command.request_id] = command.finish_reason
+                case Abort():
+                    chunk = self.in_flight.pop(command.request_id)
+                    assert chunk.instance_id == command.instance_id
+        self.check()
+        return commands
+
+    def _dispatched(self, chunk: Dispatch) -> None:
+        assert chunk.request_id in self.generated, "dispatched, but never submitted"
+        assert chunk.request_id not in self.in_flight, "dispatched twice"
+        assert chunk.request_id not in self.completed, "dispatched after completion"
+        group = self.groups[chunk.request_id.rpartition("/")[0]]
+        generated = self.generated[chunk.request_id]
+        assert 1 <= chunk.max_tokens <= group.max_tokens - generated
+        block = self.instances[chunk.instance_id].block_tokens
+        end = group.prompt_tokens + generated + chunk.max_tokens
+        assert end <= chunk.kv_tokens < end + block
+        assert chunk.kv_tokens % block == 0
+        self.in_flight[chunk.request_id] = chunk
+
+    def check(self) -> None:
+        """Nothing lost, nothing twice, accounts equal a recount."""
+        scheduler = self.scheduler
+        assert set(scheduler.instances) == set(self.instances)
+        for name, status in scheduler.instances.items():
+            here = [chunk for chunk in self.in_flight.values() if chunk.instance_id == name]
+            assert status.running == len(here)
+            assert status.reserved_kv_tokens == self._needed(name, here)
+            assert set(scheduler.buffer.on_instance.get(name, {})) == {chunk.request_id for chunk in here}
+        unfinished = set(self.generated) - set(self.completed)
+        assert {request.id for request in scheduler.buffer} == unfinished
+        assert all(request.generated_tokens == self.generated[request.id] for request in scheduler.buffer)
+        assert scheduler.buffer.running == len(self.in_flight)
+        assert scheduler.waiting == len(unfinished) - len(self.in_flight)
+        assert len(scheduler.policies.prioritizer.strategy) == scheduler.waiting
+        open_groups = {request_id.rpartition("/")[0] for request_id in unfinished}
+        assert {context.id for context in scheduler.contexts} == open_groups
+
+    def _needed(self, name: str, here: list[Dispatch]) -> int:
+        """Return the KV tokens of the chunks on an instance, with each prompt that is shared counted once."""
+        needed = sum(chunk.kv_tokens for chunk in here)
+        info = self.instances[name]
+        if info.shares_prompts:
+            groups = [chunk.request_id.rpartition("/")[0] for chunk in here]
+            for group in set(groups):
+                prompt = (self.groups[group].prompt_tokens - 1) // info.block_tokens * info.block_tokens
+                needed -= (groups.count(group) - 1) * prompt
+        return needed
+
+
+class DeterminismHarness(SchedulerHarness):
+    """A rig with a second scheduler, whose strategies are made alike and have to decide the same."""
+
+    def __init__(self, make: Callable[[], Policies], max_failures: int = 3) -> None:
+        super().__init__(make(), max_failures)
+        self.twin = Scheduler(make(), max_failures, debug=True)
+
+    def _handle(self, event: Event) -> list[Command]:
+        commands = super()._handle(event)
+        assert commands == self.twin.handle(event, self.now), (
+            f"after {event}, strategies made alike and told alike decided differently; take nothing from"
+            " clocks, chance, or the order of sets"
+        )
+        return commands
+
+
+class _Unchanging:
+    """A strategy whose calls have to leave lists, events and commands as they were."""
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.strategy, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            before = [_look(argument) for argument in arguments]
+            answer = found(*arguments)
+            for argument, then in zip(arguments, before, strict=True):
+                now = _look(argument)
+                assert now == then, f"{name}() changed what it was given, from {then} to {now}"
+            return answer
+
+        return call
+
+    def __len__(self) -> int:
+        return len(self.strategy)
+
+
+def guarded(slot: str, strategy: S) -> S:
+    """Return ``strategy`` behind a guard: a call that changes what it was ever given raises.
+
+    ``guard`` has to know the requests, groups and instances.
+
+    Raises:
+        PluginError, AssertionError: from the call.
+    """
+    guarded = MutationGuard(type(strategy).__name__, slot, strategy)
+    return cast("S", _Unchanging(guarded))
+
+
+def _look(value: Any) -> Any:
+    """Return what can be seen of an argument and is not guarded, to be compared later."""
+    if isinstance(value, list | tuple):
+        return [_look(each) for each in value]
+    return msgspec.msgpack.encode(value, enc_hook=packed) if isinstance(value, msgspec.Struct) else value

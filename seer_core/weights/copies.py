@@ -1,0 +1,183 @@
+"""Copies of the current weights, as they were when they were loaded, for instances that start later.
+
+Trainers save the next checkpoint over the last one, and delete all but a few.  So engines load a copy of the
+user's directory, made beforehand, and the copy's digest is checked before an instance that starts later loads
+it.  Hard links would cost nothing, but safetensors are saved by rewriting a file in place, which changes it
+under all its names.  Where the file system can, a copy is a reflink, which takes no room until the original
+changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from seer_core.errors import EngineError
+from seer_core.ports.weights import WeightSpec, directory
+
+__all__ = ["FIRST_WEIGHTS", "NO_COPY", "VersionedWeights", "WeightCopies"]
+
+NO_COPY = "none"
+"""The value of ``[seer].weights_dir`` for no copy."""
+
+PREFIX = "seer-weights-"
+LEFT_OVER_S = 60.0
+"""Age from which an unlocked directory of copies belongs to a process that was killed."""
+PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+FICLONE = 0x40049409
+"""``ioctl`` that makes a file share its blocks with another (Linux, ``linux/fs.h``)."""
+
+
+@attrs.frozen
+class VersionedWeights:
+    """Weights of one version: the ``source`` that the user named, and what is ``kept`` for engines to load.
+
+    ``digest`` is over the names and bytes of all files of tensors; empty where ``source`` is no directory of
+    them, and so is not copied.
+    """
+
+    version: int
+    source: WeightSpec
+    kept: WeightSpec
+    digest: str = ""
+
+    def check(self) -> None:
+        """Raise EngineError if the weights are gone or have changed since they were loaded first."""
+        try:
+            found = _digest(_files(Path(str(self.kept))))
+        except OSError as error:
+            raise EngineError(f"{self._name} cannot be read any more: {error}") from error
+        if found != self.digest:
+            raise EngineError(
+                f"{self._name} have changed: their digest is {found}, and was {self.digest} when they were"
+                " loaded; update the weights to go on with what is there"
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"the weights of version {self.version}, from {str(self.source)!r}, in {str(self.kept)!r}"
+
+
+FIRST_WEIGHTS = VersionedWeights(0, directory(""), directory(""))
+"""The weights with which engines start, from the place in their config."""
+
+
+class WeightCopies:
+    """Keeps copies of weights in a directory of its own under ``place``, or under the temporary directory.
+
+    With ``place`` ``none`` it keeps digests alone: then an instance that starts later needs the checkpoint
+    as it was.
+    """
+
+    def __init__(self, place: str = "") -> None:
+        self._place = place
+        self._root: Path | None = None
+        self._lock: int | None = None
+
+    def keep(self, source: WeightSpec, version: int) -> VersionedWeights:
+        """Copy what is in ``source`` now; blocks while copying and reading it.
+
+        Raises:
+            EngineError: it cannot be read, it changes meanwhile, or there is no room for a copy.
+        """
+        try:
+            files = [] if source.directory is None else _files(Path(source.directory))
+            if not files:
+                return VersionedWeights(version, source, source)
+            if self._place == NO_COPY:
+                return VersionedWeights(version, source, source, _digest(files))
+            if self._root is None:
+                self._root, self._lock = _make_root(Path(self._place or tempfile.gettempdir()))
+            copy = self._root / str(version)
+            self.drop(version)
+            copy.mkdir()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(_copy, files, [copy / file.name for file in files]))
+            return VersionedWeights(version, source, directory(copy), _digest(_files(copy)))
+        except OSError as error:
+            self.drop(version)
+            where = self._root or self._place or tempfile.gettempdir()
+            raise EngineError(
+                f"the weights in {str(source)!r} cannot be copied to {str(where)!r}: {error}; if there is"
+                f' no room, name another place in [seer].weights_dir, or "{NO_COPY}" to keep a digest alone'
+            ) from error
+        except EngineError:
+            self.drop(version)
+            raise
+
+    def drop(self, version: int) -> None:
+        """Delete the copy of a version, if there is one."""
+        if self._root is not None:
+            shutil.rmtree(self._root / str(version), ignore_errors=True)
+
+    def close(self, current: VersionedWeights) -> VersionedWeights:
+        """Delete all copies; return the current weights with their source to load from at the next start."""
+        if self._root is not None and self._lock is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            os.close(self._lock)
+            self._root = self._lock = None
+        return attrs.evolve(current, kept=current.source)
+
+
+def _make_root(place: Path) -> tuple[Path, int]:
+    """Make a directory for copies, locked while this process lives; delete those of killed processes."""
+    place.mkdir(parents=True, exist_ok=True)
+    for other in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # in use by another process, or gone
+            status = other.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFT_OVER_S:
+                os.close(_locked(other))
+                shutil.rmtree(other, ignore_errors=True)
+    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    return root, _locked(root)
+
+
+def _locked(directory: Path) -> int:
+    """Lock a directory and return its descriptor; raise BlockingIOError if another process holds the lock."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file())
+
+
+def _digest(files: Sequence[Path]) -> str:
+    """Return a digest over names and bytes, 32 hexadecimal digits."""
+    with ThreadPoolExecutor() as pool:
+        lines = [
+            f"{file.name} {digest}\n" for file, digest in zip(files, pool.map(_sha256, files), strict=True)
+        ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as read, target.open("xb") as write:
+        before = os.fstat(read.fileno())
+        try:
+            fcntl.ioctl(write.fileno(), FICLONE, read.fileno())
+        except OSError:  # another file system, or one that cannot
+            shutil.copyfileobj(read, write, 1 << 22)
+        after = os.fstat(read.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise EngineError(f"{str(source)!r} changed while it was read; update once it is written")

@@ -1,0 +1,187 @@
+"""Weights in memory that a trainer shares with the engines of its machine: no file is written.
+
+A buffer is a ``memfd``: memory without a name, which the kernel frees with the last process that holds it, so
+SIGKILL leaves nothing behind.  Engines find it by way of the trainer's descriptors in ``/proc``.  Once
+written it is sealed: from then on the kernel refuses every change, the trainer's too.  So an instance that
+starts late reads what the others have loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from seer_core.errors import OutputError, SeerError
+from seer_core.ports.weights import SHARED_MEMORY, WeightSpec
+
+__all__ = ["SharedWeights", "digest_of"]
+
+ALIGNED = 64
+"""Tensors begin at multiples of so many bytes."""
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+_descriptors: set[int] = set()
+"""Those of all buffers of this process."""
+
+
+class _TensorSlice(NamedTuple):
+    """Where a tensor lies, in bytes."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+
+class _Buffer(NamedTuple):
+    descriptor: int
+    source: WeightSpec
+    digest: str
+
+
+class SharedWeights:
+    """A trainer's current weights in shared memory, for ``update_weights``; a context manager.
+
+    Example::
+
+        with SharedWeights() as shared, Session(config) as session:
+            ...
+            with shared.offer(model.named_parameters()) as source:
+                session.update_weights(source)
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[_Buffer] = []
+
+    @property
+    def digest(self) -> str:
+        """The ``digest_of`` the weights offered last; empty before the first."""
+        return self._buffers[-1].digest if self._buffers else ""
+
+    def __enter__(self) -> SharedWeights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def offer(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[WeightSpec]:
+        """Write torch tensors, named as in checkpoints, into new memory, and yield what names it.
+
+        The weights before are kept until the end of the ``with`` block, for until the update is through an
+        instance may start with them, and freed then; after an error of Seer the new ones are freed instead.
+        After any other error, Ctrl-C say, both stay until the next update: engines may have loaded either.
+
+        Raises:
+            OutputError: there is not enough memory.
+        """
+        new = _write(tensors)
+        try:
+            yield new.source
+        except SeerError:
+            _free(new.descriptor)
+            raise
+        except BaseException:
+            self._buffers.append(new)
+            raise
+        self.close()
+        self._buffers.append(new)
+
+    def close(self) -> None:
+        """Free the memory, once no engine reads it any more."""
+        while self._buffers:
+            _free(self._buffers.pop().descriptor)
+
+
+def _free(descriptor: int) -> None:
+    """Close a buffer; a forked process has closed its parent's already."""
+    if descriptor in _descriptors:
+        _descriptors.remove(descriptor)
+        os.close(descriptor)
+
+
+def _free_all() -> None:
+    """Close all buffers in a forked process, of a data loader say, so that the parent can free them."""
+    while _descriptors:
+        os.close(_descriptors.pop())
+
+
+os.register_at_fork(after_in_child=_free_all)
+
+
+def digest_of(tensors: Mapping[str, tuple[Sequence[int], Any]]) -> str:
+    """Return a SHA-256 over names, shapes and bytes, in order of names, in 64 hexadecimal digits."""
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_sha256, (tensors[name][1] for name in sorted(tensors)))
+        lines = [
+            f"{name} {[*tensors[name][0]]} {digest}\n"
+            for name, digest in zip(sorted(tensors), digests, strict=True)
+        ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(values: Any) -> str:
+    return hashlib.sha256(values).hexdigest()
+
+
+def _write(tensors: Iterable[tuple[str, Any]]) -> _Buffer:
+    descriptor = os.memfd_create("seer-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    _descriptors.add(descriptor)
+    try:
+        table: list[_TensorSlice] = []
+        end = 0
+        for name, tensor in tensors:
+            begin = -(-end // ALIGNED) * ALIGNED
+            end = begin + _put(descriptor, tensor, begin)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            table.append(_TensorSlice(name, dtype, [*tensor.shape], begin, end))
+        end = max(end, 1)  # nothing at all cannot be mapped
+        os.ftruncate(descriptor, end)
+        digest = _digest(descriptor, table, end)
+        _put_bytes(descriptor, digest.encode(), end)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException as error:
+        _free(descriptor)
+        if isinstance(error, OSError):
+            raise OutputError(
+                f"the weights cannot be put into shared memory: {error}; free some, or use a directory"
+            ) from error
+        raise
+    settings = {"area": f"/proc/{os.getpid()}/fd/{descriptor}", "digest": digest, "table": table}
+    return _Buffer(descriptor, WeightSpec(SHARED_MEMORY, settings), digest)
+
+
+def _put(descriptor: int, tensor: Any, begin: int) -> int:
+    """Write a tensor's values and return their size in bytes."""
+    values = tensor.detach().cpu().contiguous()
+    size: int = values.nbytes
+    if size and not values.data_ptr():
+        raise OutputError("a tensor is not all in this process; gather it first: full_tensor()")
+    if size:
+        _put_bytes(descriptor, (ctypes.c_ubyte * size).from_address(values.data_ptr()), begin)
+    return size
+
+
+def _put_bytes(descriptor: int, values: Any, begin: int) -> None:
+    left = memoryview(values)
+    while left:
+        written = os.pwrite(descriptor, left, begin)
+        left, begin = left[written:], begin + written
+
+
+def _digest(descriptor: int, table: Sequence[_TensorSlice], end: int) -> str:
+    # A mapping that outlives this function would keep the buffer from being sealed.
+    with mmap(descriptor, end, access=ACCESS_READ) as memory, memoryview(memory) as values:
+        return digest_of({each.name: (each.shape, values[each.begin : each.end]) for each in table})

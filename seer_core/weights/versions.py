@@ -1,0 +1,143 @@
+"""The weights that a fleet serves: the current version, the instances that have loaded it, fingerprints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from seer_core.errors import EngineError, WeightVersionError
+from seer_core.ports.engine import InstanceClient
+from seer_core.ports.weights import WeightSpec
+from seer_core.weights.copies import FIRST_WEIGHTS, WeightCopies
+
+__all__ = ["WeightVersions"]
+
+log = structlog.get_logger("seer")
+
+
+class WeightVersions:
+    """Brings engines to the ``current`` weights, which instances load when they start."""
+
+    def __init__(self, weights_dir: str = "") -> None:
+        self.current = FIRST_WEIGHTS
+        self._store = WeightCopies(weights_dir)
+        self._loaded: dict[str, int] = {}
+        self._fingerprints: dict[tuple[int, str], str] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @property
+    def changing(self) -> bool:
+        """Whether weights are being updated."""
+        return not self._settled.is_set()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Hold back the weights of instances that start meanwhile."""
+        self._settled.clear()
+        try:
+            yield
+        finally:
+            self._settled.set()
+
+    def next(self, version: int | None) -> int:
+        """Return the version of an update: the given one, or the next.
+
+        Raises:
+            WeightVersionError: it is no higher than the current one, so KV and tokens of both would mix.
+        """
+        current = self.current.version
+        if version is None:
+            return current + 1
+        if version <= current:
+            raise WeightVersionError(
+                f"cannot update weights to version {version}: version {current} is loaded, and versions must"
+                " increase; give a higher one, such as the number of the training step"
+            )
+        return version
+
+    async def update(
+        self, source: WeightSpec, version: int, engines: Mapping[str, InstanceClient]
+    ) -> dict[str, str]:
+        """Make ``source`` the current weights; return the reasons of instances that do not serve them, by id.
+
+        Raises:
+            EngineError: the weights could not be kept, or no engine could load them; the old ones stay.
+        """
+        if not engines:
+            raise EngineError(f"no instance could load the weights in {str(source)!r}: none is alive")
+        old = self.current
+        new = await asyncio.to_thread(self._store.keep, source, version)
+        answers = await asyncio.gather(
+            *(engine.update_weights(new.kept, version) for engine in engines.values()), return_exceptions=True
+        )
+        fingerprints: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        for name, answer in zip(engines, answers, strict=True):
+            if isinstance(answer, BaseException):
+                refused[name] = str(answer)
+            elif answer is not None:
+                fingerprints[name] = answer
+        if len(refused) == len(engines):
+            await asyncio.to_thread(self._store.drop, version)
+            fact = next(iter(refused.values()))
+            raise EngineError(f"no instance could load the weights in {str(source)!r}: {fact}")
+        if fingerprints:
+            rarest_first = reversed(Counter(fingerprints.values()).most_common())
+            self._fingerprints = {(version, _recipe(each)): each for each, _ in rarest_first}
+            for name, fingerprint in fingerprints.items():
+                if fingerprint != (usual := self._fingerprints[version, _recipe(fingerprint)]):
+                    refused[name] = f"their fingerprint is {fingerprint} there, not {usual} as elsewhere"
+        self.current = new
+        self._loaded |= {name: version for name in engines if name not in refused}
+        await asyncio.to_thread(self._store.drop, old.version)
+        log.info("weights_updated", version=version, digest=new.digest)
+        return refused
+
+    async def load_current(self, engine: InstanceClient, fingerprint: str | None) -> None:
+        """Bring an engine that has just started to the current weights, and compare its fingerprint.
+
+        Raises:
+            EngineError: it cannot load them, they have changed, or it serves other weights.
+        """
+        version = FIRST_WEIGHTS.version
+        while True:
+            await self._settled.wait()
+            weights = self.current
+            if weights.version == version:
+                break
+            version = weights.version
+            if weights.digest:
+                await asyncio.to_thread(weights.check)
+            fingerprint = await engine.update_weights(weights.kept, version)
+        key = version, _recipe(fingerprint or "")
+        if fingerprint and (known := self._fingerprints.setdefault(key, fingerprint)) != fingerprint:
+            first = version == FIRST_WEIGHTS.version
+            raise EngineError(
+                f"instance {engine.id!r} came up with other weights than version {version} of the others:"
+                f" their fingerprint is {fingerprint}, not {known};"
+                + (" has the model's directory changed?" if first else " report this")
+            )
+        self._loaded[engine.id] = version
+
+    def served_by(self, name: str) -> bool:
+        """Return whether an instance has loaded the current weights."""
+        return self._loaded.get(name, FIRST_WEIGHTS.version) == self.current.version
+
+    def forget(self, name: str) -> None:
+        """Drop an instance."""
+        self._loaded.pop(name, None)
+
+    async def close(self) -> None:
+        """Delete the copies; the next start loads the current weights from the user's source."""
+        self.current = await asyncio.to_thread(self._store.close, self.current)
+
+
+def _recipe(fingerprint: str) -> str:
+    """Return the recipe of a fingerprint; those of different recipes cannot be compared."""
+    recipe, colon, _ = fingerprint.partition(":")
+    return recipe if colon else ""

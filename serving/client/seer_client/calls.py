@@ -1,0 +1,217 @@
+"""Requests and errors of both clients, without a connection."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from seer_client.protocol import ClientError, State, answer, pause_s, plain, plain_ids, refusal, without_none
+
+__all__ = ["Call", "Calls", "lost"]
+
+log = logging.getLogger("seer_client")
+
+CONNECT_S = 10.0
+SLOWEST_S = 3600.0
+"""For an answer without signs of life: weights that load, requests that end before that."""
+
+FIRST_PAUSE_S = 0.25
+KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+]
+"""So that a machine that is gone is noticed within a minute."""
+
+
+class Unreached(ClientError):
+    """Nothing was sent: the server could not be reached."""
+
+
+class TryLater(ClientError):
+    """The server has taken nothing, and has sent when to ask again."""
+
+    def __init__(self, error: ClientError, pause_s: float) -> None:
+        super().__init__(str(error), error.status)
+        self.pause_s = pause_s
+
+
+@contextmanager
+def lost(url: str) -> Iterator[None]:
+    """Turn what a connection raises into a ``ClientError``."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise Unreached(
+            f"no server can be reached at {url} ({_fact(error)}); start it: seer serve"
+        ) from error
+    except httpx.TimeoutException as error:
+        raise ClientError(f"the server at {url} has stopped sending; look into its log") from error
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        raise ClientError(
+            f"the server at {url} was lost ({_fact(error)}); once it runs again, ask again:"
+            " the same ids and seeds give the same tokens"
+        ) from error
+
+
+def _fact(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request for httpx to send; ``repeatable`` unless its body can be read once."""
+
+    request: dict[str, Any]
+    repeatable: bool = True
+
+
+class Calls:
+    """Makes the requests of a client, and reads the short answers."""
+
+    def __init__(
+        self, url: str, token: str | None, patience_s: float, silence_s: float, progress_s: float
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ClientError(f"the server's address is {url!r}; write one like http://127.0.0.1:8000")
+        self.url = url.rstrip("/").removesuffix("/v1")  # which OpenAI's client has to be given
+        self.token = token
+        self.patience_s = patience_s
+        self._has_warned = False
+        self._progress_s = progress_s
+        self._timeout = httpx.Timeout(silence_s, connect=CONNECT_S, pool=None)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of httpx's clients, but for their transports."""
+        return {
+            "base_url": self.url,
+            "headers": {} if self.token is None else {"Authorization": f"Bearer {self.token}"},
+            "timeout": self._timeout,
+        }
+
+    @property
+    def connections(self) -> dict[str, Any]:
+        """Arguments of httpx's transports: as many connections as there are requests at a time."""
+        # A server closes a connection that is idle for 5 s, and must not do so just as it is used again.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+        return {"limits": limits, "socket_options": KEEPALIVE}
+
+    def rollout(
+        self, records: Iterable[Mapping[str, Any]], iteration: int, weight_version: int | None
+    ) -> Call:
+        """Return the request for a batch."""
+        body = {"records": plain(records), "iteration": iteration}
+        return self._stream("/v1/rollouts", **body, weight_version=weight_version, encoding="base64")
+
+    def reserve(
+        self,
+        groups: Iterable[Mapping[str, Any]],
+        iteration: int,
+        weight_version: int | None,
+        prompt_wait_s: float,
+    ) -> Call:
+        """Return the request that reserves groups."""
+        body = {"groups": plain(groups), "iteration": iteration, "prompt_wait_s": prompt_wait_s}
+        return self._stream("/v1/reservations", **body, weight_version=weight_version)
+
+    def release(self, reservation: str) -> Call:
+        """Return the request that closes a reservation."""
+        timeout = httpx.Timeout(CONNECT_S)
+        request = {"method": "DELETE", "url": f"/v1/reservations/{reservation}", "timeout": timeout}
+        return Call(request, repeatable=False)
+
+    def rollout_row(self, prompt_token_ids: Sequence[int] | None, **fields: Any) -> Call:
+        """Return the request for a row."""
+        ids = plain_ids(prompt_token_ids)
+        return self._stream("/v1/rows", prompt_token_ids=ids, **fields, encoding="base64")
+
+    def abort(self, groups: Iterable[str], requests: Iterable[str]) -> Call:
+        """Return the request that aborts groups and requests."""
+        return self._post("/v1/abort", groups=list(groups), requests=list(requests))
+
+    def weights(self, directory: str | os.PathLike[str], version: int | None, wait_s: float) -> Call:
+        """Return the request that loads a directory; a relative one begins where this process is."""
+        path = os.path.abspath(directory)
+        return self._post("/v1/weights", directory=path, version=version, wait_s=wait_s)
+
+    def shared(self, buffer: Mapping[str, Any], version: int | None, wait_s: float) -> Call:
+        """Return the request that loads shared memory."""
+        return self._post("/v1/weights", shared=buffer, version=version, wait_s=wait_s)
+
+    def sent(self, content: Any, version: int | None, wait_s: float) -> Call:
+        """Return the request that brings tensors."""
+        params = without_none(version=version, wait_s=wait_s)
+        headers = {"Content-Type": "application/octet-stream"}
+        request = {"method": "PUT", "url": "/v1/weights", "params": params, "headers": headers}
+        return Call({**request, "content": content, "timeout": self._slow}, repeatable=False)
+
+    def sleep(self, wait_s: float) -> Call:
+        """Return the request that puts the instances to sleep."""
+        return self._post("/v1/sleep", wait_s=wait_s)
+
+    def wake(self) -> Call:
+        """Return the request that wakes them."""
+        return self._post("/v1/wake")
+
+    def state_request(self) -> Call:
+        """Return the request for the server's state."""
+        return Call({"method": "GET", "url": "/v1/state"})
+
+    def version(self, body: bytes) -> int:
+        """Read the version of weights that were loaded."""
+        (version,) = answer(body, "weight_version")
+        return int(version)
+
+    def aborted(self, body: bytes) -> int:
+        """Read how many responses were aborted."""
+        (aborted,) = answer(body, "aborted")
+        return int(aborted)
+
+    def freed(self, body: bytes) -> int:
+        """Read how many bytes instances gave back."""
+        (freed,) = answer(body, "freed_bytes")
+        return int(freed)
+
+    def state(self, body: bytes) -> State:
+        """Read the server's state."""
+        return State(*answer(body, *State.__dataclass_fields__))
+
+    def refusal(self, response: httpx.Response, body: bytes) -> ClientError:
+        """Return the error that an answer is."""
+        error = refusal(response.status_code, body)
+        pause = pause_s(response.status_code, response.headers)
+        return error if pause is None else TryLater(error, pause)
+
+    def pause_s(self, error: ClientError, call: Call, left_s: float) -> float | None:
+        """Return after how long to ask again; None if that is not safe, or no use."""
+        pause = error.pause_s if isinstance(error, TryLater) else FIRST_PAUSE_S
+        safe = call.repeatable and isinstance(error, TryLater | Unreached)
+        if not safe or pause > left_s:
+            return None
+        if isinstance(error, Unreached) and not self._has_warned:
+            log.warning("%s; trying for %.0f s", error, self.patience_s)
+            self._has_warned = True
+        return pause
+
+    @property
+    def _slow(self) -> httpx.Timeout:
+        return httpx.Timeout(SLOWEST_S, connect=CONNECT_S, pool=None)
+
+    def _stream(self, path: str, **fields: Any) -> Call:
+        body = without_none(**fields, progress_s=self._progress_s)
+        return Call({"method": "POST", "url": path, "json": body})
+
+    def _post(self, path: str, **fields: Any) -> Call:
+        request = {"method": "POST", "url": path, "json": without_none(**fields)}
+        return Call({**request, "timeout": self._slow})

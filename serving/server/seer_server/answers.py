@@ -1,0 +1,111 @@
+"""Answers in the form of OpenAI's completions and chats, whole or in pieces, with vLLM's additions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import Any
+
+import attrs
+
+from seer_core.ports.engine import Tokenizer
+from seer_server.protocol import ChatRequest, GenerationRequest
+from seer_server.text import REPLACEMENT
+
+__all__ = ["Answer", "Part", "usage"]
+
+
+@attrs.frozen
+class Part:
+    """A response, or its next piece; with the tokens of its prompt if it is the first piece, or the only."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str | None
+    prompt_token_ids: Sequence[int] | None
+
+
+class Answer:
+    """Writes the answer to one request, in the form of its kind."""
+
+    def __init__(self, asked: GenerationRequest, model: str, tokenizer: Tokenizer | None) -> None:
+        self._asked, self._tokenizer = asked, tokenizer
+        self._chat = isinstance(asked, ChatRequest)
+        self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
+        self.counts = asked.stream_options is not None and asked.stream_options.include_usage
+
+    def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
+        """Return the body with all responses; ``numbers`` are its usage."""
+        name = "chat.completion" if self._chat else "text_completion"
+        choices = [self._choice(part, "message", {"role": "assistant"}) for part in parts]
+        more = {"usage": numbers, "weight_version": weight_version}
+        return {**self._head, "object": name, "choices": choices, **self._prompt(parts[0]), **more}
+
+    def piece(self, part: Part) -> dict[str, Any]:
+        """Return the event of a piece."""
+        speaker = {} if part.prompt_token_ids is None else {"role": "assistant"}
+        choice = self._choice(part, "delta", speaker)
+        more = {"usage": None} if self.counts else {}
+        return {**self._event, "choices": [choice], **self._prompt(part), **more}
+
+    def last(self, numbers: dict[str, int]) -> dict[str, Any]:
+        """Return the event that has the usage, after all pieces."""
+        return {**self._event, "choices": [], "usage": numbers}
+
+    @property
+    def _event(self) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk" if self._chat else "text_completion"}
+
+    def _choice(self, part: Part, place: str, speaker: dict[str, str]) -> dict[str, Any]:
+        """Return one of the choices; a chat has its role and text in ``place``."""
+        choice: dict[str, Any] = {"index": part.index, "logprobs": None, "finish_reason": part.finish_reason}
+        if self._chat:
+            choice[place] = {**speaker, "content": part.text}
+        else:
+            choice["text"] = part.text
+        wanted = getattr(self._asked, "logprobs", None)
+        if wanted if self._chat else wanted is not None:
+            choice["logprobs"] = self._logprobs(part)
+        if self._asked.return_token_ids:
+            choice["token_ids"] = list(part.token_ids)
+            if not self._chat and part.prompt_token_ids is not None:
+                choice["prompt_token_ids"] = list(part.prompt_token_ids)
+        return choice
+
+    def _logprobs(self, part: Part) -> dict[str, Any]:
+        if self._tokenizer is None:
+            words = [f"token_id:{token}" for token in part.token_ids]
+        else:
+            words = [self._tokenizer.decode([token]) for token in part.token_ids]
+        scores = list(part.logprobs)
+        if not self._chat:
+            return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": []}
+        content = [
+            {
+                "token": word,
+                "logprob": score,
+                "bytes": None if REPLACEMENT in word else list(word.encode()),  # a part of a character
+                "top_logprobs": [],
+            }
+            for word, score in zip(words, scores, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _prompt(self, part: Part) -> dict[str, Any]:
+        """Return the prompt's tokens where a chat has them: it has one prompt, for all its choices."""
+        if not (self._chat and self._asked.return_token_ids) or part.prompt_token_ids is None or part.index:
+            return {}
+        return {"prompt_token_ids": list(part.prompt_token_ids)}
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return numbers of tokens as OpenAI names them."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

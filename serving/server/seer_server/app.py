@@ -1,0 +1,245 @@
+"""The application: OpenAI's completions and chats over HTTP, on one open rollout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import attrs
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from seer_core.errors import EngineError, OverloadError, PromptError, SeerError
+from seer_core.model import Completion
+from seer_core.ports.engine import Tokenizer
+from seer_core.ports.policy import Observer
+from seer_core.runtime.runtime import Runtime
+from seer_server.answers import Answer, Part, usage
+from seer_server.batches import Batches
+from seer_server.broker import RolloutBroker, Subscription
+from seer_server.control import Control
+from seer_server.http import REFUSALS, Refused, Stream, check_token, disconnected, read_body, refusal
+from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest, error_body, parse, records
+from seer_server.reservations import Reservations
+from seer_server.text import GrowingText
+
+__all__ = ["make_app"]
+
+
+def make_app(
+    make_runtime: Callable[[Sequence[Observer]], Runtime],
+    model: str = "seer",
+    token: str | None = None,
+    most_requests: int | None = None,
+) -> Starlette:
+    """Return an ASGI application that starts a runtime with itself and ends it with itself.
+
+    ``make_runtime`` makes it, with further observers.  Clients must send the ``token``, if any.  At most
+    ``most_requests`` responses are unfinished at a time.
+    """
+    broker = RolloutBroker(make_runtime, most_requests)
+    service = _Service(broker, model, token)
+    batches, reservations, control = (
+        Batches(broker, token),
+        Reservations(broker, token),
+        Control(broker, token),
+    )
+
+    @asynccontextmanager
+    async def live(app: Starlette) -> AsyncIterator[None]:
+        async with broker.runtime:
+            serving = asyncio.create_task(broker.serve())
+            try:
+                yield
+            finally:
+                serving.cancel()
+                with suppress(asyncio.CancelledError):
+                    await serving
+
+    return Starlette(
+        lifespan=live,
+        routes=[
+            Route("/v1/chat/completions", service.chat, methods=["POST"]),
+            Route("/v1/completions", service.completions, methods=["POST"]),
+            Route("/v1/models", service.models),
+            Route("/v1/rollouts", batches.roll_out, methods=["POST"]),
+            Route("/v1/abort", batches.abort, methods=["POST"]),
+            Route("/v1/reservations", reservations.reserve, methods=["POST"]),
+            Route("/v1/reservations/{id}", reservations.release, methods=["DELETE"]),
+            Route("/v1/weights", control.update_weights, methods=["POST"]),
+            Route("/v1/weights", control.receive_weights, methods=["PUT"]),
+            Route("/v1/sleep", control.sleep, methods=["POST"]),
+            Route("/v1/wake", control.wake, methods=["POST"]),
+            Route("/v1/state", control.state),
+            Route("/v1/rows", reservations.stream_row, methods=["POST"]),
+            Route("/health", service.health),
+        ],
+        exception_handlers=REFUSALS,
+    )
+
+
+@attrs.define(eq=False)
+class _Service:
+    broker: RolloutBroker
+    model: str
+    token: str | None
+
+    async def health(self, request: Request) -> Response:
+        """Report whether requests are taken; this needs no token."""
+        try:
+            self.broker.require_working()
+        except SeerError as error:
+            raise Refused(503, str(error)) from error
+        return Response()
+
+    async def models(self, request: Request) -> Response:
+        """List the one model that is served."""
+        check_token(request, self.token)
+        entry = {
+            "id": self.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "seer",
+            "max_model_len": self.broker.runtime.model.max_model_tokens,
+            "weight_version": self.broker.runtime.weight_version,
+        }
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    async def completions(self, request: Request) -> Response:
+        """Answer with completions, at their end or as a stream."""
+        return await self._roll_out(request, CompletionRequest)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer with the next message of a chat, at its end or as a stream."""
+        return await self._roll_out(request, ChatRequest)
+
+    async def _roll_out(self, request: Request, kind: type[GenerationRequest]) -> Response:
+        check_token(request, self.token)
+        try:
+            asked = parse(await read_body(request), kind)
+            if asked.model not in (None, self.model):
+                raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
+            asked = _with_headers(asked, request.headers)
+            answer = Answer(asked, self.model, self._tokenizer)
+            wanted = records(asked, asked.group or answer.id)
+            subscription = self.broker.submit(wanted, bool(asked.stream), fitting=True)
+        except OverloadError as error:
+            raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
+        except SeerError as error:
+            raise refusal(error) from error
+        if asked.stream:
+            return Stream(self._stream(subscription, answer), partial(self.broker.unsubscribe, subscription))
+        try:
+            return await self._whole(request, subscription, answer)
+        finally:
+            self.broker.unsubscribe(subscription)
+
+    async def _whole(self, request: Request, subscription: Subscription, answer: Answer) -> Response:
+        """Wait for all responses, or for the client to disconnect."""
+        collecting = asyncio.ensure_future(_collect(subscription))
+        gone = asyncio.ensure_future(disconnected(request))
+        try:
+            await asyncio.wait((collecting, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                return Response(status_code=499)
+            completions = collecting.result()
+        except SeerError as error:
+            raise Refused(503, str(error)) from error
+        finally:
+            collecting.cancel()
+            gone.cancel()
+        prompt_of = {group.id: group.prompt_token_ids for group in subscription.groups}
+        parts = [
+            Part(
+                number,
+                each.text or "",
+                each.token_ids,
+                each.logprobs,
+                each.finish_reason,
+                prompt_of[each.group_id],
+            )
+            for number, each in enumerate(completions)
+        ]
+        used = _usage(subscription, sum(len(each.token_ids) for each in completions))
+        return JSONResponse(answer.whole(parts, used, completions[0].weight_version))
+
+    async def _stream(self, subscription: Subscription, answer: Answer) -> AsyncIterator[bytes]:
+        """Yield the new tokens of each response as server-sent events."""
+        places = _places(subscription)
+        prompt_of = {group.id: group.prompt_token_ids for group in subscription.groups}
+        prompts = {name: prompt_of[name.rpartition("/")[0]] for name in places}
+        texts = {name: GrowingText(self._tokenizer) for name in places}
+        written: Counter[str] = Counter()
+        while texts:
+            update = await subscription.updates.get()
+            if isinstance(update, SeerError):
+                yield _event(error_body(str(update), "server_error", 503))
+                return
+            name = update.request_id
+            if isinstance(update, Completion):
+                start = written[name]
+                new, scores, reason = update.token_ids[start:], update.logprobs[start:], update.finish_reason
+                text = texts.pop(name).rest(update.text or "")
+            else:
+                new, scores, reason = update.token_ids, update.logprobs, None
+                text = texts[name].add(new)
+            written[name] += len(new)
+            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None))
+            yield _event(answer.piece(part))
+        if answer.counts:
+            yield _event(answer.last(_usage(subscription, written.total())))
+        yield b"data: [DONE]\n\n"
+
+    @property
+    def _tokenizer(self) -> Tokenizer | None:
+        return self.broker.runtime.tokenizer
+
+
+def _with_headers(asked: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
+    """Take group and priority from headers, for clients that cannot add fields."""
+    group, priority = headers.get("x-seer-group"), headers.get("x-seer-priority")
+    if group is not None and asked.group is None:
+        asked = msgspec.structs.replace(asked, group=group)
+    if priority is not None and asked.priority is None:
+        try:
+            asked = msgspec.structs.replace(asked, priority=int(priority))
+        except ValueError:
+            raise PromptError("X-Seer-Priority is no whole number") from None
+    return asked
+
+
+async def _collect(subscription: Subscription) -> list[Completion]:
+    """Return all responses, in the order of prompts and indices."""
+    places = _places(subscription)
+    found: dict[int, Completion] = {}
+    while len(found) < len(places):
+        update = await subscription.updates.get()
+        if isinstance(update, SeerError):
+            raise update
+        if isinstance(update, Completion):
+            found[places[update.request_id]] = update
+    if all(each.finish_reason == "error" for each in found.values()):
+        raise EngineError("every response ended in an error; look into the server's log")
+    return [found[number] for number in sorted(found)]
+
+
+def _places(subscription: Subscription) -> dict[str, int]:
+    """Return the index of each request among the choices."""
+    names = (f"{group.id}/{index}" for group in subscription.groups for index in range(group.n))
+    return {name: number for number, name in enumerate(names)}
+
+
+def _usage(subscription: Subscription, written: int) -> dict[str, int]:
+    """Return the numbers of tokens; a prompt counts once for all its responses, as at vLLM's."""
+    return usage(sum(len(group.prompt_token_ids) for group in subscription.groups), written)
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,324 @@
+"""One open rollout for all clients, and the subscriptions of each to its responses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import attrs
+import msgspec
+import structlog
+
+from seer_core.errors import EngineError, PromptError, SeerError
+from seer_core.model import Completion, PromptGroup
+from seer_core.model.events import ChunkFinished, Command, Event
+from seer_core.ports.policy import Observer
+from seer_core.runtime.rollout import Rollout
+from seer_core.runtime.runtime import Runtime
+from seer_server.updates import UpdateQueue
+
+__all__ = ["AsleepError", "BusyError", "BusyUpdatingError", "GoneError", "RolloutBroker", "Subscription"]
+
+log = structlog.get_logger("seer")
+
+FINISHES = 64
+"""Responses from whose ends the rate of completions is computed."""
+
+UPDATING = "weights change, or instances fall asleep or wake; try again in a moment"
+LONGEST_RETRY_S = 60
+
+
+class AsleepError(SeerError):
+    """The instances sleep: they have given their memory back."""
+
+
+class BusyError(SeerError):
+    """Requests of a client are unfinished."""
+
+
+class GoneError(SeerError):
+    """A request belongs to a group or a reservation that does not exist, or no longer."""
+
+
+class BusyUpdatingError(SeerError):
+    """The engines load weights, fall asleep or wake, and take no requests for a moment."""
+
+
+@attrs.frozen(eq=False)
+class Subscription:
+    """Groups of one client: their ``updates`` are completions or an error and, if it ``streams``, pieces."""
+
+    groups: Sequence[PromptGroup]
+    streams: bool
+    updates: UpdateQueue
+
+
+class RolloutBroker(Observer):
+    """Adds groups to an open rollout, and hands their responses, which it observes, to the subscriptions.
+
+    ``reserved`` counts the rows of open reservations.
+
+    As an observer it sees a response as soon as that is over.  When the response's turn to be read comes,
+    another client may have submitted a group of the same name.
+    """
+
+    def __init__(
+        self, make_runtime: Callable[[Sequence[Observer]], Runtime], most_requests: int | None = None
+    ) -> None:
+        self.runtime = make_runtime([self])
+        self.reserved = 0
+        self._most_requests = most_requests
+        self._rollout: Rollout | None = None
+        self._opened = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._drained: asyncio.Event | None = None
+        self._released = asyncio.Event()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._finishes: deque[float] = deque(maxlen=FINISHES)
+        self._failure: SeerError | None = None
+
+    def require_rollout(self) -> Rollout:
+        """Return the open rollout.
+
+        Raises:
+            AsleepError, BusyUpdatingError: there is none for now.
+            SeerError: it has failed, or has not begun.
+        """
+        self.require_working()
+        if self.runtime.asleep:
+            raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
+        if self.changing:
+            raise BusyUpdatingError(UPDATING)
+        if self._rollout is None:
+            raise EngineError("the server is not ready; try again")
+        return self._rollout
+
+    @property
+    def unfinished(self) -> int:
+        """Responses that are not over."""
+        return 0 if self._rollout is None else len(self._rollout.unfinished)
+
+    @property
+    def changing(self) -> bool:
+        """Whether the engines are in exclusive use, or are about to be: no requests are taken."""
+        return self._lock.locked() and (self._rollout is None or self._drained is not None)
+
+    def require_working(self) -> None:
+        """Raise the SeerError with which the engines have failed, if they have."""
+        if self._failure is not None:
+            raise self._failure
+        if self._rollout is not None or self._lock.locked():
+            self.runtime.require_alive()
+
+    async def serve(self) -> None:
+        """Keep a rollout going, one after the other, until one has failed, or this is cancelled."""
+        try:
+            self._open()
+            while True:
+                await self._opened.wait()
+                self._opened.clear()
+                if self._rollout is not None:
+                    await self._read(self._rollout)
+        except Exception as error:
+            log.error("serving_failed", error=str(error))
+            failure = error if isinstance(error, SeerError) else EngineError(f"the rollout failed: {error}")
+            self._failure = failure
+            if self._drained is not None:
+                self._drained.set()
+            for subscription in set(self._subscriptions.values()):
+                subscription.updates.fail(failure)
+        finally:
+            if self._failure is None and self._rollout is not None:
+                with suppress(SeerError):
+                    await self._rollout.abort()
+
+    async def _read(self, rollout: Rollout) -> None:
+        try:
+            async for _ in rollout:
+                pass
+        except SeerError:
+            if self.runtime.strategies_failed:
+                raise
+            # All its responses ended with an error, because of bad weights for example; the engines go on.
+
+    @asynccontextmanager
+    async def exclusive(self, wait_s: float = 0.0) -> AsyncIterator[Runtime]:
+        """End the rollout, yield the runtime, and open the next rollout if the instances are awake then.
+
+        Requests are refused meanwhile, and while this waits for unfinished responses.  While it waits for
+        reservations to be closed, requests are taken, or the reserved rows would never be over.
+
+        Raises:
+            BusyError: rows are unfinished or reserved, also after ``wait_s`` seconds.
+            BusyUpdatingError: the runtime is in exclusive use already, also after ``wait_s`` seconds.
+            SeerError: the rollout has failed.
+        """
+        async with self._acquire(wait_s):
+            self.require_working()
+            end_s = asyncio.get_running_loop().time() + wait_s
+            await self._wait_until_released(wait_s)
+            self.require_working()
+            await self._drain(end_s - asyncio.get_running_loop().time())
+            rollout, self._rollout = self._rollout, None
+            if rollout is not None:
+                rollout.close()
+            try:
+                yield self.runtime
+            finally:
+                self._open()
+
+    @asynccontextmanager
+    async def _acquire(self, wait_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(wait_s if self._lock.locked() else None):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise BusyUpdatingError(UPDATING) from None
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def _wait_until_released(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                while self.reserved:
+                    await self._released.wait()
+        except TimeoutError:
+            raise BusyError(
+                f"{self.reserved} rows are reserved; close their reservation first, or let this wait: wait_s"
+            ) from None
+
+    async def _drain(self, wait_s: float) -> None:
+        if not self.unfinished:
+            return
+        self._drained = asyncio.Event()
+        try:
+            async with asyncio.timeout(wait_s):  # wait_for may swallow a cancellation in Python 3.11
+                await self._drained.wait()
+        except TimeoutError:
+            raise BusyError(
+                f"{self.unfinished} responses are unfinished; wait for them, give them up, or let this wait:"
+                " wait_s"
+            ) from None
+        finally:
+            self._drained = None
+        self.require_working()
+
+    def _open(self) -> None:
+        if not self.runtime.asleep:
+            self._rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
+            self._opened.set()
+
+    def submit(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        streams: bool,
+        iteration: int = 0,
+        *,
+        fitting: bool = False,
+    ) -> Subscription:
+        """Add prompts to the rollout, ``fitting`` as for ``Runtime.groups``.
+
+        Raises as ``Rollout.add``, but a ``PromptError`` if no room will do.
+        """
+        rollout = self.require_rollout()
+        self.require_capacity(len(records))
+        groups = [
+            msgspec.structs.replace(group, streams=streams)
+            for group in self.runtime.groups(records, iteration=iteration, fitting=fitting)
+        ]
+        wanted = sum(group.n for group in groups)
+        self.require_capacity(wanted)
+        subscription = Subscription(groups, streams, UpdateQueue(rollout.written))
+        rollout.add(groups)
+        self._subscriptions.update((group.id, subscription) for group in groups)
+        return subscription
+
+    def reserve(self, rows: int) -> None:
+        """Count rows as reserved."""
+        self.reserved += rows
+        self._released.clear()
+
+    def release(self, rows: int) -> None:
+        """Count rows as reserved no longer; the last one lets ``exclusive`` go on."""
+        self.reserved -= rows
+        if not self.reserved:
+            self._released.set()
+
+    def require_capacity(self, requests: int) -> None:
+        """Raise PromptError if there is never room for so many."""
+        most = self._most_requests
+        if most is not None and requests > most:
+            raise PromptError(
+                f"{requests} responses at once, where {most} are taken at a time; ask for fewer"
+            )
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Drop a subscription, and abort its unfinished responses.
+
+        A group of it that is over may belong to another subscription by now.
+        """
+        for group in subscription.groups:
+            if self._subscriptions.get(group.id) is subscription:
+                del self._subscriptions[group.id]
+                if self._failure is None and self._rollout is not None:
+                    self._rollout.abort_group(group.id)
+
+    def abort_request(self, subscription: Subscription, request_id: str) -> None:
+        """Abort one response of a subscription, unless the group belongs to another subscription by now."""
+        if self._subscriptions.get(request_id.rpartition("/")[0]) is subscription:
+            self.abort([], [request_id])
+
+    def abort(self, groups: Iterable[str], requests: Iterable[str]) -> int:
+        """Abort groups and requests as far as they are unfinished; return the number of responses."""
+        rollout, before = self._rollout, self.unfinished
+        if rollout is None or self._failure is not None:
+            return 0
+        for group_id in groups:
+            rollout.abort_group(group_id)
+        for request_id in requests:
+            rollout.abort_request(request_id)
+        return before - self.unfinished
+
+    def written(self, request_ids: Iterable[str]) -> int:
+        """Return how many tokens the unfinished ones of these requests have, up to their last chunks."""
+        rollout = self._rollout
+        if rollout is None:
+            return 0
+        return sum(rollout.written_tokens(name) for name in request_ids if name in rollout.unfinished)
+
+    def retry_s(self, requests: int) -> int:
+        """Return after how many seconds so many more requests may have room, at the present rate."""
+        times = self._finishes
+        if len(times) < 2 or times[-1] <= times[0]:
+            return 1
+        rate = (len(times) - 1) / (times[-1] - times[0])
+        return min(max(1, math.ceil(requests / rate)), LONGEST_RETRY_S)
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Notify a client that streams: a chunk of a response has ended."""
+        if type(event) is ChunkFinished:
+            self._notify(event.request_id)
+
+    def streamed(self, now: float, request_id: str) -> None:
+        """Notify a client that streams: a running chunk has written more."""
+        self._notify(request_id)
+
+    def _notify(self, request_id: str) -> None:
+        subscription = self._subscriptions.get(request_id.rpartition("/")[0])
+        if subscription is not None and subscription.streams:
+            subscription.updates.notify(request_id)
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Put a response into the updates of its subscription."""
+        self._finishes.append(now)
+        if self._drained is not None and not self.unfinished:
+            self._drained.set()
+        subscription = self._subscriptions.get(completion.group_id)
+        if subscription is not None:
+            subscription.updates.complete(completion)

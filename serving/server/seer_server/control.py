@@ -1,0 +1,196 @@
+"""Routes for trainers: update the weights, put the engines to sleep, wake them, read their state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any
+
+import attrs
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from seer_core.errors import EngineError, OutputError, PromptError
+from seer_core.ports.weights import WeightSpec, directory
+from seer_core.runtime.runtime import Runtime
+from seer_server.broker import AsleepError, RolloutBroker
+from seer_server.http import Refused, check_token, disconnected, read_body
+from seer_server.shared_buffers import SharedBuffer, TensorSlice, open_buffer, receive_buffer
+from seer_server.streams import decode, refusing
+
+__all__ = ["Control"]
+
+WaitS = Annotated[float, Meta(ge=0, le=3600)]
+"""Seconds to wait for unfinished responses."""
+
+LEAVE_S = 5.0
+"""The default; by then the server has noticed that a client has left its requests."""
+
+
+class SharedWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Sealed memory of a process on this machine, which ends with its digest."""
+
+    path: str
+    tensors: list[TensorSlice]
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class LoadWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/weights``: a directory of safetensors, or shared memory."""
+
+    directory: Annotated[str, Meta(min_length=1)] | None = None
+    shared: SharedWeightsRequest | None = None
+    version: Annotated[int, Meta(ge=1)] | None = None
+    wait_s: WaitS = LEAVE_S
+
+
+class SentWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of ``PUT /v1/weights``, whose body is safetensors."""
+
+    version: Annotated[int, Meta(ge=1)] | None = None
+    wait_s: WaitS = LEAVE_S
+
+
+class SleepRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/sleep``."""
+
+    wait_s: WaitS = LEAVE_S
+
+
+@attrs.define(eq=False)
+class Control:
+    """Routes for trainers; it holds the buffer of the current weights, if they were sent or shared."""
+
+    broker: RolloutBroker
+    token: str | None
+    _buffer: SharedBuffer | None = None
+
+    async def update_weights(self, request: Request) -> Response:
+        """Load a directory or shared memory."""
+        check_token(request, self.token)
+        body = await read_body(request)
+        with refusing(self.broker):
+            asked = decode(body, LoadWeightsRequest)
+            if (asked.directory is None) == (asked.shared is None):
+                raise PromptError("give either directory or shared")
+            if asked.directory is not None:
+                source = directory(asked.directory)
+                return await self._update(request, source, None, asked.version, asked.wait_s)
+            assert asked.shared is not None
+            buffer = open_buffer(asked.shared.path, asked.shared.tensors, asked.shared.digest)
+            return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
+
+    async def receive_weights(self, request: Request) -> Response:
+        """Load weights from the body, which may arrive while requests are unfinished."""
+        check_token(request, self.token)
+        with refusing(self.broker):
+            try:
+                asked = _query(request)
+                buffer = await receive_buffer(request.stream())
+            except OutputError as error:
+                raise Refused(413, str(error)) from error
+            except ClientDisconnect:
+                raise Refused(499, "the weights were not sent to their end") from None
+            return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
+
+    async def _update(
+        self,
+        request: Request,
+        source: WeightSpec,
+        buffer: SharedBuffer | None,
+        version: int | None,
+        wait_s: float,
+    ) -> Response:
+        try:
+            self._require_awake()
+            async with self._exclusive(request, wait_s) as runtime:
+                instances = set(runtime.alive)
+                try:
+                    loaded = await runtime.update_weights(source, version)
+                except EngineError as error:
+                    if instances and instances <= set(runtime.alive):  # they refuse, and none has failed
+                        raise Refused(400, str(error)) from error
+                    raise
+        finally:
+            # Instances that start later read the current weights, even if a later step failed.
+            old = buffer
+            if self.broker.runtime.weight_source is source:
+                old, self._buffer = self._buffer, buffer
+            if old is not None:
+                old.close()
+        return JSONResponse({"weight_version": loaded})
+
+    @asynccontextmanager
+    async def _exclusive(self, request: Request, wait_s: float) -> AsyncIterator[Runtime]:
+        """Yield the runtime as the broker does, unless the client disconnects while it waits."""
+        context = self.broker.exclusive(wait_s)
+        entered = asyncio.ensure_future(context.__aenter__())
+        gone = asyncio.ensure_future(disconnected(request))
+        try:
+            await asyncio.wait({entered, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not entered.done():
+                raise Refused(499, "the client has gone")
+        except BaseException:
+            entered.cancel()
+            await asyncio.wait({entered})
+            if not entered.cancelled() and entered.exception() is None:  # the cancellation came too late
+                await context.__aexit__(None, None, None)
+            raise
+        finally:
+            gone.cancel()
+        async with AsyncExitStack() as stack:
+            runtime = entered.result()
+            stack.push_async_exit(context)
+            yield runtime
+
+    def _require_awake(self) -> None:
+        if self.broker.runtime.asleep:
+            raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
+
+    async def sleep(self, request: Request) -> Response:
+        """Put the instances to sleep: they give their memory back."""
+        check_token(request, self.token)
+        body = await read_body(request)
+        with refusing(self.broker):
+            asked = decode(body, SleepRequest)
+            async with self._exclusive(request, asked.wait_s) as runtime:
+                freed = await runtime.sleep()
+        return JSONResponse({"freed_bytes": freed})
+
+    async def wake(self, request: Request) -> Response:
+        """Wake the instances: they take their memory again."""
+        check_token(request, self.token)
+        await read_body(request)
+        with refusing(self.broker):
+            if self.broker.runtime.asleep:
+                async with self.broker.exclusive() as runtime:
+                    await runtime.wake()
+        return JSONResponse({})
+
+    async def state(self, request: Request) -> Response:
+        """Report the loaded version, the unfinished responses and the model's limits."""
+        check_token(request, self.token)
+        broker, runtime = self.broker, self.broker.runtime
+        with refusing(broker):
+            broker.require_working()
+        found: dict[str, Any] = {
+            "weight_version": runtime.weight_version,
+            "asleep": runtime.asleep,
+            "changing": broker.changing,
+            "unfinished": broker.unfinished,
+            "reserved": broker.reserved,
+            "instances": list(runtime.alive),
+            "max_model_len": runtime.model.max_model_tokens,
+            "vocab_size": runtime.model.vocab_size,
+        }
+        return JSONResponse(found)
+
+
+def _query(request: Request) -> SentWeightsRequest:
+    try:
+        return msgspec.convert(dict(request.query_params), SentWeightsRequest, strict=False)
+    except msgspec.ValidationError as error:
+        raise PromptError(f"the query does not fit: {error}") from None

@@ -1,0 +1,154 @@
+"""Shared by all routes: errors as answers, the token, bodies, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from seer_core.errors import (
+    QUOTED,
+    ConfigError,
+    OverloadError,
+    PromptError,
+    SeerError,
+    WeightVersionError,
+    printable,
+)
+from seer_server.broker import AsleepError, BusyError, BusyUpdatingError, GoneError
+from seer_server.protocol import error_body
+
+__all__ = ["REFUSALS", "Refused", "Stream", "check_token", "disconnected", "read_body", "refusal"]
+
+LARGEST_BODY = 64 << 20
+"""Bytes of a request; beyond any batch of prompts."""
+
+STALLED_S = 600.0
+"""After so long without a byte a body is refused; a client on a busy machine has time to send it."""
+
+JSON = "application/json"
+
+LONGEST_MESSAGE = 1000
+"""Characters of an error."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return error_body(printable(str(self), LONGEST_MESSAGE), kind, self.status)
+
+
+def refusal(error: SeerError, retry_s: int = 1) -> Refused:
+    """Return the answer for an error of Seer's; at an overload, to be repeated after ``retry_s`` seconds."""
+    match error:
+        case PromptError() | ConfigError():  # the default max_tokens is beyond the model
+            return Refused(400, str(error))
+        case GoneError():
+            return Refused(404, str(error))
+        case WeightVersionError() | AsleepError() | BusyError():
+            return Refused(409, str(error))
+        case OverloadError():
+            words = "too many responses are unfinished; try again later, or ask for fewer at a time"
+            return Refused(429, words, {"Retry-After": str(retry_s)})
+        case BusyUpdatingError():
+            return Refused(503, str(error), {"Retry-After": "1"})
+        case _:
+            return Refused(503, str(error))
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {
+        404: f"there is nothing at {printable(request.url.path, QUOTED)}",
+        405: f"{printable(request.url.path, QUOTED)} takes no {printable(request.method, QUOTED)}",
+    }
+    answer = Refused(error.status_code, words.get(error.status_code, error.detail), error.headers)
+    return JSONResponse(answer.body, answer.status, answer.headers)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    answer = Refused(500, "the server has failed at this request; look into its log, and report it")
+    return JSONResponse(answer.body, answer.status)
+
+
+REFUSALS = {Refused: _refuse, HTTPException: _refuse_path, Exception: _answer_failure}
+"""How errors are answered."""
+
+
+def check_token(request: Request, token: str | None) -> None:
+    """Refuse a request without the token, if there is one."""
+    if token is None:
+        return
+    scheme, _, brought = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
+        words = "bring the server's token: Authorization: Bearer ..."
+        raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
+
+
+async def read_body(request: Request) -> bytes:
+    """Return a request's body of JSON, if it is not too large, and the client stays and goes on."""
+    body = bytearray()
+    time = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(STALLED_S) as limit:
+            async for piece in request.stream():
+                limit.reschedule(time() + STALLED_S)
+                body += piece
+                if len(body) > LARGEST_BODY:
+                    raise Refused(
+                        413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
+                    )
+    except ClientDisconnect:
+        raise Refused(499, "the request was not sent to its end") from None
+    except TimeoutError:
+        words = f"nothing more of the body came for {STALLED_S:g} s; send all of it"
+        raise Refused(408, words, {"Connection": "close"}) from None
+    # A browser lets any page send other types to this machine without asking the user.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Refused(415, f"the body must be JSON; send the header Content-Type: {JSON}")
+    return bytes(body)
+
+
+async def disconnected(request: Request) -> None:
+    """Wait until the client has disconnected; its body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(StreamingResponse):
+    """Sends events until they end or the client disconnects, and then calls ``leave`` in any case."""
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        leave: Callable[[], None],
+        media_type: str = "text/event-stream",
+    ) -> None:
+        super().__init__(events, media_type=media_type)
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events, then call ``leave``."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()

@@ -1,0 +1,60 @@
+"""The process of the server: its limit of open files, and its end by a signal."""
+
+from __future__ import annotations
+
+import resource
+from types import FrameType
+
+import uvicorn
+
+__all__ = ["OrderlyServer", "allow_files"]
+
+MOST_FILES = 65_536
+"""Open files that the server allows itself, where the machine does; each connection is one."""
+
+SPARE_FILES = 64
+"""Of these for engines and logs, and for what comes between two looks at the connections."""
+
+
+def allow_files() -> int:
+    """Raise the number of files that this process may have open, as far as it may; return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if 0 <= soft < most:  # -1: no limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
+
+
+class OrderlyServer(uvicorn.Server):
+    """Makes room for new connections, and ends its engines in order, however many signals arrive."""
+
+    def __init__(self, config: uvicorn.Config, files: int) -> None:
+        super().__init__(config)
+        self._most_connections = max(1, files - SPARE_FILES)
+        self._idle: set[object] = set()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal: the first one lets responses end, another one gives them up."""
+        if self.should_exit:
+            for server in self.servers[:1]:
+                server.get_loop().call_soon_threadsafe(self._hang_up)
+        super().handle_exit(sig, frame)
+        self.force_exit = False  # or the engines would not be stopped
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: where connections run out, close idle ones."""
+        over = len(self.server_state.connections) - self._most_connections
+        idle = {each for each in self.server_state.connections if _is_idle(each)} if over > 0 else set()
+        for connection in list(idle & self._idle)[: max(0, over)]:  # others may be about to ask
+            connection.transport.close()
+        self._idle = set(idle)
+        return await super().on_tick(counter)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _is_idle(connection: object) -> bool:
+    cycle = getattr(connection, "cycle", None)
+    return cycle is None or cycle.response_complete

@@ -1,0 +1,193 @@
+"""Requests in the form of OpenAI's completions and chats, with additions of vLLM's and Seer's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from seer_core.errors import PromptError, printable
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "StreamOptions",
+    "error_body",
+    "parse",
+    "records",
+]
+
+LONGEST_FAULT = 300
+"""Characters of an error that quotes what a client sent."""
+
+MOST_PROMPTS = 65_536
+"""Of one request."""
+
+NEUTRAL: dict[str, Any] = {
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "presence_penalty": 0,
+    "response_format": {"type": "text"},
+    "stop": [],
+    "suffix": "",
+    "tool_choice": "none",
+    "tools": [],
+    "top_logprobs": 0,
+}
+"""Fields of OpenAI's that Seer does not have, and the values of theirs that change nothing."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenAI's: ``include_usage`` adds the numbers of tokens, in an event after the last choice's."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields that completions and chats share.
+
+    ``return_token_ids`` is vLLM's; ``group``, ``priority`` and ``timeout_s`` are Seer's.  An absent field
+    has the value of ``[rollout]``, but for ``n``.
+    """
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1)] = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    group: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    user: str | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Any = None
+    stop: Any = None
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Return the part of each record that is the prompt, as ``Runtime.groups`` takes it.
+
+        Raises:
+            PromptError: there is none.
+        """
+        raise NotImplementedError
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that a response may have; None where the request has no bound."""
+        return self.max_tokens
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of a request for completions.  ``logprobs`` are those of the sampled tokens alone."""
+
+    prompt: str | list[Any]
+    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: Any = None
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Return text or token ids of each prompt."""
+        prompts: Sequence[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        if prompts and all(type(each) is int for each in prompts):
+            prompts = [prompts]
+        if not prompts or not all(isinstance(each, str | list) for each in prompts):
+            raise PromptError("prompt must be text, a list of token ids, or a list of either")
+        if len(prompts) > MOST_PROMPTS:
+            raise PromptError(f"{len(prompts):,} prompts in one request; it may have {MOST_PROMPTS:,}")
+        return [{"prompt" if isinstance(each, str) else "prompt_token_ids": each} for each in prompts]
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of a request for a chat's next message.  ``logprobs`` are those of the sampled tokens."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """Return the messages, which the model's template makes one prompt of."""
+        return [{"messages": [_plain(number, each) for number, each in enumerate(self.messages)]}]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that a response may have: ``max_completion_tokens``, or its old name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+A = TypeVar("A", bound=GenerationRequest)
+
+
+def parse(body: bytes, kind: type[A]) -> A:
+    """Read a request.
+
+    Raises:
+        PromptError: it is none, or asks for what Seer does not do.
+    """
+    try:
+        asked = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = "a chat" if kind is ChatRequest else "completions"
+        raise PromptError(printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)) from None
+    for name, neutral in NEUTRAL.items():
+        value = getattr(asked, name, None)
+        if value is not None and value != neutral:
+            raise PromptError(f"{name} is not supported; leave it out")
+    if asked.stream_options is not None and not asked.stream:
+        raise PromptError("stream_options is for streams; set stream as well, or leave it out")
+    return asked
+
+
+def records(asked: GenerationRequest, group: str) -> list[dict[str, Any]]:
+    """Return a record for each prompt, as ``Runtime.groups`` takes them; ``group`` names it, or each in turn.
+
+    Raises:
+        PromptError: there is no prompt.
+    """
+    prompts = asked.prompts()
+    common: dict[str, Any] = {
+        name: getattr(asked, name) for name in ("n", "temperature", "top_p", "top_k", "seed", "timeout_s")
+    }
+    common["max_tokens"] = asked.most_tokens
+    if asked.priority is not None:
+        common["labels"] = {"priority": str(asked.priority)}
+    return [
+        {**common, **prompt, "group_id": group if len(prompts) == 1 else f"{group}-{number}"}
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _plain(number: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with text for its content, which may have come in parts."""
+    if not isinstance(message.get("role"), str):
+        raise PromptError(f"message {number} has no role; give it one: system, user or assistant")
+    content = message.get("content")
+    if isinstance(content, str | None):
+        return message
+    if not isinstance(content, list):
+        raise PromptError(f"content of message {number} is neither text nor a list of parts")
+    texts = [each.get("text") if isinstance(each, dict) else None for each in content]
+    if not all(isinstance(each, str) for each in texts):
+        raise PromptError(f"message {number} has a part that is no text; there is nothing else to send")
+    return {**message, "content": "\n".join(texts)}  # type: ignore[arg-type]
+
+
+def error_body(message: str, kind: str, code: int) -> dict[str, Any]:
+    """Return an error as OpenAI's clients understand it."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -1,0 +1,357 @@
+"""Groups that are reserved first, and whose rows are then requested one at a time, by any client.
+
+A framework that works on the rows of a batch one by one has their groups before it has their prompts.  The
+first request for a row of a group brings its prompt, and the whole group is rolled out; the other rows are
+requested without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from secrets import token_hex
+from typing import Annotated, Any
+
+import attrs
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from seer_core.errors import OverloadError, PromptError, SeerError, quote
+from seer_core.model import Completion
+from seer_server.broker import GoneError, RolloutBroker, Subscription
+from seer_server.http import Refused, Stream, check_token, read_body
+from seer_server.streams import (
+    NDJSON,
+    Encoding,
+    ProgressS,
+    decode,
+    line,
+    over_within,
+    refusing,
+    require_version,
+    results,
+)
+
+__all__ = ["Reservations"]
+
+PROMPTS = ("prompt", "prompt_token_ids", "messages")
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+
+
+class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/reservations``; ``groups`` are records, whose prompts may still be missing."""
+
+    groups: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    iteration: Annotated[int, Meta(ge=0)] = 0
+    weight_version: int | None = None
+    prompt_wait_s: Annotated[float, Meta(ge=0, le=600)] = 2.0
+    progress_s: ProgressS = 5.0
+
+
+class RowRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/rows``: one row of a group, and what the group's reservation left out."""
+
+    group_id: str
+    index: Annotated[int, Meta(ge=0)]
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    weight_version: int | None = None
+    progress_s: ProgressS = 5.0
+    encoding: Encoding = "list"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields of the group's record that it brings."""
+        fields = {name: getattr(self, name) for name in (*PROMPTS, *SAMPLING)}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@attrs.define(eq=False)
+class _ReservedGroup:
+    """A reserved group; it has a ``submission`` from the time it has its prompt, unless that is refused."""
+
+    reservation: _Reservation
+    reserved: Mapping[str, Any]
+    n: int
+    submission: _Submission | None = None
+
+    @property
+    def id(self) -> str:
+        name: str = self.reserved["group_id"]
+        return name
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        return self.reserved if self.submission is None else self.submission.record
+
+
+@attrs.define(eq=False)
+class _Submission:
+    """A group with its prompt; each of its ``rows`` receives a completion, or an error.
+
+    The ``outcome`` is None while the group waits for the prompts of others, or for room.  Then it is the
+    subscription to the group's responses, or the error with which all rows were refused.
+    """
+
+    group: _ReservedGroup
+    record: Mapping[str, Any]
+    rows: Sequence[asyncio.Queue[Completion | SeerError]]
+    requested: set[int] = attrs.Factory(set)
+    outcome: Subscription | SeerError | None = None
+
+    def refuse(self, error: SeerError) -> None:
+        """End all rows with an error; the next request for a row of the group begins a new submission."""
+        self.group.submission = None
+        self.outcome = error
+        self.fail(error)
+
+    def fail(self, error: SeerError) -> None:
+        for row in self.rows:
+            row.put_nowait(error)
+
+
+@attrs.define(eq=False)
+class _Reservation:
+    """Groups reserved together; they are submitted together as far as their prompts come in time."""
+
+    broker: RolloutBroker
+    iteration: int
+    prompt_wait_s: float
+    requests: int
+    id: str = attrs.Factory(partial(token_hex, 12))
+    groups: dict[str, _ReservedGroup] = attrs.Factory(dict)
+    finished: int = 0
+    all_over: asyncio.Event = attrs.Factory(asyncio.Event)
+    _collected: list[_Submission] | None = attrs.Factory(list)
+    """Groups that wait for the prompts of others; None once groups are submitted as their prompts come."""
+    _without_room: list[_Submission] = attrs.Factory(list)
+    _timer: asyncio.TimerHandle | None = None
+    _rows_over: int = 0
+    _subscriptions: dict[Subscription, asyncio.Task[None]] = attrs.Factory(dict)
+
+    def add_prompt(self, group: _ReservedGroup, record: Mapping[str, Any]) -> _Submission:
+        """Submit a group that has its prompt now, at once or with the others."""
+        submission = _Submission(group, record, [asyncio.Queue() for _ in range(group.n)])
+        group.submission = submission
+        if self._collected is None:
+            self._submit([submission])
+            return submission
+        self._collected.append(submission)
+        if len(self._collected) == len(self.groups):
+            self._submit_collected()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.prompt_wait_s, self._submit_collected)
+        return submission
+
+    def _submit_collected(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        collected, self._collected = self._collected, None
+        self._submit(collected or [])
+
+    def _submit(self, submissions: Sequence[_Submission]) -> None:
+        if not submissions:
+            return
+        records = [each.record for each in submissions]
+        try:
+            subscription = self.broker.submit(records, streams=False, iteration=self.iteration)
+        except OverloadError:
+            self._submit_later(submissions)
+        except PromptError as error:
+            if len(submissions) > 1:  # the others can be rolled out
+                for each in submissions:
+                    self._submit([each])
+            else:
+                submissions[0].refuse(error)
+        except SeerError as error:
+            for each in submissions:
+                each.refuse(error)
+        else:
+            self._subscriptions[subscription] = asyncio.create_task(self._deliver(subscription, submissions))
+            for each in submissions:
+                each.outcome = subscription
+
+    def _submit_later(self, submissions: Sequence[_Submission]) -> None:
+        """Submit groups when there may be room, at the present rate of completions."""
+        if not self._without_room:
+            pause_s = self.broker.retry_s(sum(each.group.n for each in submissions))
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._submit_again)
+        self._without_room += submissions
+
+    def _submit_again(self) -> None:
+        submissions, self._without_room = self._without_room, []
+        self._submit(submissions)
+
+    async def _deliver(self, subscription: Subscription, submissions: Sequence[_Submission]) -> None:
+        """Put each completion into the queue of its row, whether the row was requested already or not."""
+        by_group = {each.group.id: each for each in submissions}
+        left = sum(each.group.n for each in submissions)
+        while left:
+            update = await subscription.updates.get()
+            if isinstance(update, Completion):
+                left -= 1
+                self.finished += 1
+                by_group[update.group_id].rows[update.index].put_nowait(update)
+            elif isinstance(update, SeerError):
+                for each in submissions:
+                    each.fail(update)
+                return
+
+    def row_over(self) -> None:
+        """Count a row that was requested, and has been answered or aborted."""
+        self._rows_over += 1
+        if self._rows_over == self.requests:
+            self.all_over.set()
+
+    def close(self) -> None:
+        """Abort what is unfinished, and end the rows that wait with an error."""
+        self.all_over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        for subscription, task in self._subscriptions.items():
+            task.cancel()
+            self.broker.unsubscribe(subscription)
+        over = GoneError("the reservation was closed before this row was over; reserve its group again")
+        for group in self.groups.values():
+            if group.submission is not None:
+                group.submission.refuse(over)
+
+
+@attrs.define(eq=False)
+class Reservations:
+    """Routes for reserved groups and their rows."""
+
+    broker: RolloutBroker
+    token: str | None
+    _reservations: dict[str, _Reservation] = attrs.Factory(dict)
+    _groups: dict[str, _ReservedGroup] = attrs.Factory(dict)
+
+    async def reserve(self, request: Request) -> Response:
+        """Reserve groups, and stream how many of their rows are over; closing the stream aborts them."""
+        check_token(request, self.token)
+        body = await read_body(request)
+        with refusing(self.broker):
+            asked = decode(body, ReservationRequest)
+            require_version(self.broker, asked.weight_version)
+            reservation = self._open(asked)
+        lines = self._watch(reservation, asked.progress_s)
+        return Stream(lines, partial(self._close, reservation), NDJSON)
+
+    def _open(self, asked: ReservationRequest) -> _Reservation:
+        broker = self.broker
+        broker.require_rollout()
+        broker.require_capacity(len(asked.groups))
+        # With a prompt in the place of a missing one, any other flaw of a record is found now.
+        groups = broker.runtime.groups(
+            [
+                each if _has_prompt(each) else {"max_tokens": 1, **each, "prompt_token_ids": [0]}
+                for each in asked.groups
+            ],
+            iteration=asked.iteration,
+        )
+        requests = sum(group.n for group in groups)
+        broker.require_capacity(requests)
+        reservation = _Reservation(broker, asked.iteration, asked.prompt_wait_s, requests)
+        for group, record in zip(groups, asked.groups, strict=True):
+            if record.get("group_id") is None:
+                raise PromptError("a reserved group needs a group_id, by which its rows are requested")
+            if group.id in self._groups or group.id in reservation.groups:
+                raise PromptError(f"group {quote(group.id)} is reserved already; give each group its own id")
+            given = {name: value for name, value in record.items() if value is not None}
+            reservation.groups[group.id] = _ReservedGroup(reservation, given, group.n)
+        self._reservations[reservation.id] = reservation
+        self._groups |= reservation.groups
+        broker.reserve(requests)
+        for each in reservation.groups.values():
+            if _has_prompt(each.reserved):
+                reservation.add_prompt(each, each.reserved)
+        return reservation
+
+    async def release(self, request: Request) -> Response:
+        """Close a reservation, if it is still open; when this is answered, nothing of it is left."""
+        check_token(request, self.token)
+        reservation = self._reservations.get(request.path_params["id"])
+        if reservation is not None:
+            self._close(reservation)
+        return JSONResponse({})
+
+    def _close(self, reservation: _Reservation) -> None:
+        if self._reservations.pop(reservation.id, None) is None:
+            return
+        reservation.close()
+        for name in reservation.groups:
+            del self._groups[name]
+        self.broker.release(reservation.requests)
+
+    async def _watch(self, reservation: _Reservation, progress_s: float) -> AsyncIterator[bytes]:
+        version, requests = self.broker.runtime.weight_version, reservation.requests
+        yield line("reserved", {"id": reservation.id, "requests": requests, "weight_version": version})
+        over = asyncio.ensure_future(reservation.all_over.wait())
+        try:
+            while not await over_within(over, progress_s):
+                yield line("progress", {"requests": requests, "finished": reservation.finished})
+        finally:
+            over.cancel()
+        yield line("done", {"requests": requests, "weight_version": version})
+
+    async def stream_row(self, request: Request) -> Response:
+        """Answer with one row of a reserved group; closing the stream aborts it."""
+        check_token(request, self.token)
+        body = await read_body(request)
+        with refusing(self.broker):
+            asked = decode(body, RowRequest)
+            require_version(self.broker, asked.weight_version)
+            self.broker.require_rollout()
+            submission = self._request_row(asked)
+            if isinstance(submission.outcome, SeerError):
+                raise submission.outcome
+        names, row = [f"{asked.group_id}/{asked.index}"], submission.rows[asked.index]
+        lines = results(self.broker, names, row, asked.progress_s, asked.encoding)
+        return Stream(lines, partial(self._leave_row, submission, asked.index), NDJSON)
+
+    def _request_row(self, asked: RowRequest) -> _Submission:
+        """Return the submission of the row's group, which this request may begin."""
+        group = self._groups.get(asked.group_id)
+        if group is None:
+            raise GoneError(f"there is no reserved group {quote(asked.group_id)}; reserve it first")
+        if asked.index >= group.n:
+            raise PromptError(
+                f"index is {asked.index}, and group {quote(group.id)} has {group.n} rows, from 0"
+            )
+        submission = group.submission
+        if submission is not None and asked.index in submission.requested:
+            raise Refused(409, f"row {asked.index} of group {quote(group.id)} has been requested already")
+        for name, value in asked.given.items():
+            if group.record.get(name, value if submission is None else None) != value:
+                raise Refused(
+                    409,
+                    f"{name} of row {asked.index} is not that of group {quote(group.id)}; rows of a group"
+                    " have one prompt and one way of sampling",
+                )
+        if submission is None:
+            record = {**group.reserved, **asked.given}
+            if not _has_prompt(record):
+                raise PromptError(f"group {quote(group.id)} has no prompt yet; its first row must bring it")
+            self.broker.runtime.groups([record], iteration=group.reservation.iteration)
+            submission = group.reservation.add_prompt(group, record)
+        submission.requested.add(asked.index)
+        return submission
+
+    def _leave_row(self, submission: _Submission, index: int) -> None:
+        match submission.outcome:
+            case None:
+                submission.requested.discard(index)  # another request may have the row
+            case Subscription() as subscription:
+                self.broker.abort_request(subscription, f"{submission.group.id}/{index}")
+                submission.group.reservation.row_over()
+
+
+def _has_prompt(record: Mapping[str, Any]) -> bool:
+    return any(record.get(name) is not None for name in PROMPTS)

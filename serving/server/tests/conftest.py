@@ -1,0 +1,139 @@
+"""A server in a thread, on a port of its own; engines are simulated, or played by hand."""
+
+import asyncio
+import importlib.util
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import openai
+import pytest
+import uvicorn
+from seer_server import make_app
+
+from seer_core.plugins.config import make_config
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Policies, Slot
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 60
+TABLES = {
+    "seer": {"plugins": ["divided_rollout", "context_sched"], "engine": "sim"},
+    "rollout": {"n": 2, "max_tokens": 200},
+    "plugin": {"divided_rollout": {"chunk_tokens": 32}},
+    "engine": {"sim": {"lengths": {"mean_tokens": 120.0}}},
+}
+
+
+class Served:
+    """An application that a thread serves; ``url`` is where."""
+
+    def __init__(self, app):
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
+        self.thread = threading.Thread(target=self.server.run)
+        self.ready = threading.Event()
+        startup = self.server.startup
+
+        async def started(sockets=None):
+            await startup(sockets)
+            self.ready.set()
+
+        self.server.startup = started
+
+    def __enter__(self):
+        self.thread.start()
+        assert self.ready.wait(60)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+    def client(self, token="none"):
+        """Return OpenAI's client."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=PATIENCE_S)
+
+    def do(self, call):
+        """Call where the event loop runs, as an engine does."""
+        done = threading.Event()
+        loop = self.server.servers[0].get_loop()
+        loop.call_soon_threadsafe(lambda: (call(), done.set()))
+        assert done.wait(PATIENCE_S)
+
+    @staticmethod
+    def until(condition):
+        """Wait for what the server's thread does, and fail if it does not."""
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, "it never came"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def expected(config):
+    """Return a function: what the library writes for these records, by request."""
+
+    def roll_out(*records):
+        async def run():
+            async with Runtime.from_config(config) as runtime:
+                return await runtime.rollout(runtime.groups(records, iteration=0)).wait()
+
+        result = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+        return {each.request_id: each for each in result.completions}
+
+    return roll_out
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory):
+    return make_config(TABLES, base_dir=tmp_path_factory.mktemp("server"), origin="a test")
+
+
+@pytest.fixture(scope="session")
+def served_class():
+    """Return the class of servers in a thread, for fixtures of other scopes."""
+    return Served
+
+
+@pytest.fixture
+def serve():
+    """Return a function that makes a server of what makes a runtime."""
+
+    def make(make_runtime, **settings):
+        return Served(make_app(make_runtime, **settings))
+
+    return make
+
+
+@pytest.fixture
+def serve_sim(serve, config):
+    return partial(serve, partial(Runtime.from_config, config))
+
+
+@pytest.fixture(scope="session")
+def playing():
+    """Return a module: that of the engines which tests play by hand."""
+    spec = importlib.util.spec_from_file_location("playing", ROOT / "tests/conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def serve_by_hand(serve, playing):
+    """Return a function that makes a server over an engine that is played by hand."""
+
+    def make(engine, tokenizer=None, **settings):
+        def make_runtime(observers):
+            slots = tuple(Slot("observer", "server", each) for each in observers)
+            fleet = playing.Hands([engine], tokenizer=tokenizer)
+            return Runtime(Assembly(fleet, Strategies(Policies(), slots, None), None))
+
+        return serve(make_runtime, **settings)
+
+    return make

@@ -1,0 +1,117 @@
+"""Chats through OpenAI's client: by the model's own template, and the library's tokens."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from seer_worker.client.tokenizer import ModelTokenizer
+
+WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"
+PATIENCE_S = 60
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how far"}]
+
+
+def test_its_tokens_are_the_library_s(serve_sim, expected):
+    ours = expected({"messages": MESSAGES, "n": 3, "seed": 7, "group_id": "mine"})
+    with serve_sim() as served:
+        answer = served.client().chat.completions.create(
+            model="seer",
+            messages=MESSAGES,
+            n=3,
+            seed=7,
+            logprobs=True,
+            top_logprobs=0,
+            extra_body={"return_token_ids": True, "group": "mine"},
+        )
+    assert answer.object == "chat.completion"
+    prompt = bytes(token - 3 for token in answer.prompt_token_ids)
+    assert prompt == b"system: be brief\nuser: how far\nassistant: "
+    for index, found in enumerate(answer.choices):
+        wanted = ours[f"mine/{index}"]
+        assert (found.index, found.token_ids) == (index, list(wanted.token_ids))
+        assert (found.message.role, found.message.content) == ("assistant", wanted.text)
+        assert [each.logprob for each in found.logprobs.content] == pytest.approx(list(wanted.logprobs))
+        first = found.logprobs.content[0]
+        assert (bytes(first.bytes).decode(), first.top_logprobs) == (first.token, [])
+        assert found.finish_reason == wanted.finish_reason
+    written = sum(len(each.token_ids) for each in ours.values())
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), written)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_stream_brings_the_tokens_of_the_whole_and_then_their_numbers(serve_sim, path):
+    more = {"extra_body": {"return_token_ids": True, "group": "g"}, "n": 2, "seed": 7, "model": "seer"}
+    with serve_sim() as served:
+        if path == "completions":
+            create, asked = served.client().completions.create, {"prompt": "how far"}
+        else:
+            create, asked = served.client().chat.completions.create, {"messages": MESSAGES, "logprobs": True}
+        whole = create(**asked, **more)
+        *pieces, last = create(**asked, **more, stream=True, stream_options={"include_usage": True})
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert all(piece.usage is None for piece in pieces)
+    for choice in whole.choices:
+        mine = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
+        assert [token for each in mine for token in each.token_ids] == choice.token_ids
+        assert [each.finish_reason for each in mine if each.finish_reason] == [choice.finish_reason]
+        if path == "completions":
+            assert [len(each.prompt_token_ids) for each in mine if hasattr(each, "prompt_token_ids")] == [7]
+        else:
+            scores = [score.logprob for each in mine for score in each.logprobs.content]
+            assert scores == [each.logprob for each in choice.logprobs.content]
+            assert [each.delta.role for each in mine][:2] in (["assistant"], ["assistant", None])
+    if path != "completions":
+        prompts = [piece.prompt_token_ids for piece in pieces if hasattr(piece, "prompt_token_ids")]
+        assert prompts == [whole.prompt_token_ids]
+
+
+def test_the_prompt_is_what_the_model_s_own_template_makes(serve_by_hand, playing):
+    tokenizer, engine = ModelTokenizer(WEIGHTS), playing.Hand()
+    parts = [{"type": "text", "text": text} for text in ("3", "4")]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 9, "max_completion_tokens": 4}
+    with serve_by_hand(engine, tokenizer=tokenizer) as served, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.client().chat.completions.create, model="seer", **body)
+        served.until(lambda: engine.jobs)
+        [job] = engine.jobs.values()
+        served.do(lambda: engine.finish(tokens=2))
+        [choice] = answer.result(PATIENCE_S).choices
+    assert job.token_ids == tokenizer.encode_chat([{"role": "user", "content": "3\n4"}])
+    assert (job.max_tokens, choice.message.content) == (4, tokenizer.decode([5, 6]))
+
+
+def test_a_model_without_a_template_is_one_clear_refusal(serve_by_hand, playing, tmp_path):
+    shutil.copy(WEIGHTS / "tokenizer.json", tmp_path)
+    with serve_by_hand(playing.Hand(), tokenizer=ModelTokenizer(tmp_path)) as served:
+        with pytest.raises(openai.BadRequestError, match="has no chat template; give prompts as text"):
+            served.client().chat.completions.create(model="seer", messages=MESSAGES, max_tokens=4)
+        assert httpx.get(f"{served.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages holds none"),
+        ({"messages": "how far"}, "messages"),
+        ({"messages": [{"content": "a"}]}, "message 0 has no role"),
+        ({"messages": [{"role": "user"}]}, "the chat template refused"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "is no text"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "is no text"),
+        ({"prompt": "how far"}, "prompt"),
+        ({"messages": MESSAGES, "logprobs": 1}, "logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}, "top_logprobs is not supported"),
+        ({"messages": MESSAGES, "tools": [{}]}, "tools is not supported"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format is not"),
+        ({"messages": MESSAGES, "stream_options": {"include_usage": True}}, "set stream as well"),
+        ({"messages": MESSAGES, "max_completion_tokens": 10**6}, "exceed"),
+        ({"messages": [{"role": "user", "content": "x" * 10**5}]}, "the model takes"),
+    ],
+)
+def test_what_is_no_chat_is_a_400_that_says_why(serve_sim, asked, words):
+    with serve_sim() as served:
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=asked, timeout=PATIENCE_S)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]

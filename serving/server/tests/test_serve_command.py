@@ -1,0 +1,187 @@
+"""``seer serve`` as a process: it serves, ends in order, and gives the same after it was killed."""
+
+import json
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from seer_server.cli import _check_free, _is_loopback, _read_token
+
+from seer_core.errors import ConfigError
+
+CONFIG = """
+[seer]
+plugins = ["divided_rollout"]
+engine = "sim"
+
+[rollout]
+max_tokens = 40
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts the command and returns the process with its address."""
+    processes = []
+    (tmp_path / "seer.toml").write_text(CONFIG)
+
+    def run(*arguments, files=None):
+        command = [
+            sys.executable,
+            "-c",
+            "from seer_main import main; main()",
+            "serve",
+            str(tmp_path / "seer.toml"),
+        ]
+        if files is not None:  # how many it may have open, and may allow itself
+            soft, hard = files if isinstance(files, tuple) else (files, files)
+            command = ["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "bash", *command]
+        process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        for line in process.stderr:
+            found = re.search(r"running on (http://\S+)", line)
+            if found:
+                return process, found[1]
+        return process, ""
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait(60)
+        process.stderr.close()
+
+
+def ask(url):
+    body = {"prompt": "a", "n": 2, "group": "g", "return_token_ids": True}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+
+
+def test_a_server_that_was_killed_gives_the_same_when_it_is_back_and_ends_in_order(start):
+    process, url = start("--port", "0")
+    first = ask(url)
+    process.kill()
+    process.wait(60)
+    process, url = start("--port", "0")
+    assert ask(url) == first
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_a_taken_port_is_reported_before_engines_start(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of localhost is taken; give another one: --port"):
+            _check_free("localhost", port)
+        process, url = start("--port", str(port))
+        assert (url, process.wait(60)) == ("", 2)
+
+
+def test_it_ends_though_a_client_never_comes_to_an_end(start):
+    process, url = start("--port", "0", "--drain-s", "1")
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), 60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        ask(url)  # so the server has seen what came before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_a_second_ctrl_c_gives_up_what_is_unfinished_and_ends_in_order_all_the_same(start):
+    process, url = start("--port", "0", "--drain-s", "600")
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), 60) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        ask(url)  # so the server has seen what came before
+        process.send_signal(signal.SIGINT)
+        wait_for(process, "Waiting for connections to close")
+        process.send_signal(signal.SIGINT)
+        wait_for(process, "Application shutdown complete")
+        process.wait(60)
+
+
+def wait_for(process, words):
+    """Read until the server has said this, which it does within minutes or is killed."""
+    late = threading.Timer(300, process.kill)
+    late.start()
+    try:
+        assert any(words in line for line in process.stderr), f"it never said {words!r}"
+    finally:
+        late.cancel()
+
+
+def test_of_more_idle_connections_than_it_may_have_files_some_make_room(start):
+    files = 200
+    process, url = start("--port", "0", files=files)
+    first = ask(url)
+    address = ("127.0.0.1", httpx.URL(url).port)
+    end = time.monotonic() + 60
+    with ExitStack() as idle:
+        for _ in range(2 * files):
+            idle.enter_context(socket.create_connection(address, 60))
+        while True:
+            assert time.monotonic() < end
+            try:
+                found = ask(url)
+            except httpx.TransportError:  # before there was room again
+                time.sleep(0.1)
+            else:
+                break
+    assert found == first
+    assert process.poll() is None
+
+
+def test_ten_thousand_idle_connections_do_not_keep_others_out(start):
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(10_000, most - 500)  # this process holds as many ends as the server
+    _, url = start("--port", "0", files=(256, most))
+    address = ("127.0.0.1", httpx.URL(url).port)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        with ExitStack() as idle:
+            first = ask(url)
+            for _ in range(count):
+                idle.enter_context(socket.create_connection(address, 60))
+            assert ask(url) == first
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_others_are_served(serve_sim, garbage):
+    with serve_sim() as served:
+        with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port), 60) as client:
+            client.sendall(garbage + b"\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 400")
+        assert len(ask(served.url)) == 2
+
+
+def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):
+    process, url = start("--host", "0.0.0.0", "--port", "0")
+    assert (url, process.wait(60)) == ("", 2)
+    (tmp_path / "token").write_text("short\n")
+    with pytest.raises(ConfigError, match="16 ASCII characters"):
+        _read_token(tmp_path / "token")
+    (tmp_path / "token").write_text(json.dumps("a" * 30) + "\n")
+    assert _read_token(tmp_path / "token") == json.dumps("a" * 30)
+    with pytest.raises(ConfigError, match="cannot read"):
+        _read_token(tmp_path / "nothing")
+    assert [_is_loopback(name) for name in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -1,0 +1,1 @@
+"""Fuzzing of every reader: a moment each by default, longer with --fuzz-seconds."""

@@ -1,0 +1,113 @@
+"""Real rollouts on real vLLM engines, through the same doors a user takes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "tiny_reasoner"
+BOUND_S = 600
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+
+
+@pytest.fixture
+def few_prompts(tmp_path):
+    """The first groups of the example, as a prompts file."""
+    lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:6]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def seer(*arguments):
+    return [sys.executable, "-c", "from seer_cli import main; main()", *map(str, arguments)]
+
+
+def test_compare_finds_preemptions_only_in_the_baseline_and_the_same_tokens_everywhere(tmp_path, few_prompts):
+    report = tmp_path / "compare.json"
+    small = [
+        *("--set", "engine.vllm.kv_cache_bytes=6815744"),
+        *("--set", "plugin.divided_rollout.chunk_tokens=64"),
+        *("--set", "seer.kv_pool=none"),
+    ]
+    run = subprocess.run(
+        [*seer("compare", EXAMPLE / "demo.toml", "--prompts", few_prompts, "--json", report), *small],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert run.returncode == 0, run.stderr
+    arms = json.loads(report.read_text("utf-8"))
+    techniques = ["+ divided_rollout", "+ context_sched", "+ grouped_spec"]
+    assert [arm["name"] for arm in arms] == ["baseline", *techniques, "oracle"]
+    assert [arm["acceptance_length"] > 1 for arm in arms] == [False, False, False, True, False]
+    assert all(arm["tokens_equal_to_baseline"] for arm in arms)
+    assert arms[0]["preemptions"] > 0
+    assert arms[0]["recomputed_tokens"] > 0
+    assert [arm["preemptions"] for arm in arms[1:]] == [0, 0, 0, 0]
+    assert len({arm["tokens"] for arm in arms}) == 1
+
+
+def test_control_c_keeps_what_has_finished_and_leaves_no_engine_behind(tmp_path):
+    out = tmp_path / "out"
+    run = subprocess.Popen(
+        seer("run", EXAMPLE / "demo.toml", "--prompts", EXAMPLE / "prompts.jsonl", "--out", out),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    completions = out / "completions.jsonl"
+    wait_until(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
+    workers = children_of(run.pid)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert len(workers) == 2
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    lines = completions.read_text("utf-8").splitlines()
+    assert lines
+    assert all(json.loads(line)["finish_reason"] in ("stop", "length") for line in lines)
+
+
+def test_a_killed_runtime_leaves_no_engine_and_no_kv_behind(tmp_path):
+    out = tmp_path / "out"
+    run = subprocess.Popen(
+        seer("run", EXAMPLE / "demo.toml", "--prompts", EXAMPLE / "prompts.jsonl", "--out", out),
+        stderr=subprocess.DEVNULL,
+    )
+    completions = out / "completions.jsonl"
+    wait_until(lambda: run.poll() is not None or (completions.exists() and completions.stat().st_size > 0))
+    children = children_of(run.pid)
+    assert sum(map(holds_pool, (run.pid, *children))) == 3
+    run.kill()
+    run.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+
+def holds_pool(pid):
+    """Tell whether a process has a part of a KV pool in its memory."""
+    try:
+        return "memfd:seer-kv-" in Path(f"/proc/{pid}/maps").read_text()
+    except (OSError, ProcessLookupError):
+        return False
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(holds):
+    """Poll, bounded; what is waited for comes from another process."""
+    deadline = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

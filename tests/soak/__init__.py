@@ -1,0 +1,1 @@
+"""Long checks on real engines: small by default, in full with --soak-minutes."""

@@ -1,0 +1,116 @@
+"""Equality: whole = divided = migrated = killed = drafted, token for token.
+
+Rolls the tiny reasoner's prompts out on two real instances in these ways:
+
+  whole     each response in one piece
+  divided   in chunks of ``CHUNK_TOKENS``, placed by free KV
+  migrated  divided, every chunk on another instance than the one before
+  killed    divided, and the first instance gets SIGKILL in mid-rollout
+  drafted   divided, with grouped speculative decoding
+  ngram     divided, with vLLM's n-gram drafts
+  suffix    divided, with vLLM's suffix drafts
+
+and compares every response with the first way's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+
+from bench.frame import EXAMPLE, prompts
+from bench.placers import AlwaysMigrate
+from seer_core.model import Completion, PromptGroup, Sampling
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Slot
+
+CHUNK_TOKENS = 64
+WAYS = ("whole", "divided", "migrated", "killed", "drafted", "ngram", "suffix")
+DRAFTERS = {"drafted": "grouped_spec", "ngram": "vllm_ngram", "suffix": "vllm_suffix"}
+KILL_AFTER = 0.4
+"""Share of the responses that have finished when the kill comes."""
+
+
+async def roll_out_all_ways(
+    ways: Sequence[str], groups: int | None, greedy_n: int, overrides: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """Roll out in all ways at temperature 0 and 1; return a row for each, compared with the first."""
+    chunk = f"plugin.divided_rollout.chunk_tokens={CHUNK_TOKENS}"
+    config = load_config(EXAMPLE / "demo.toml", [chunk, *overrides])
+    rows = []
+    async with Runtime.from_config(config.with_plugins(())) as runtime:
+        for temperature in (0.0, 1.0):
+            chosen = [
+                msgspec.structs.replace(
+                    group, n=group.n if temperature else greedy_n, sampling=Sampling(temperature)
+                )
+                for group in runtime.groups(prompts(groups), iteration=0)
+            ]
+            expected: dict[str, Completion] = {}
+            for way in ways:
+                divided = () if way == "whole" else ("divided_rollout", "context_sched")
+                drafter = (DRAFTERS[way],) if way in DRAFTERS else ()
+                strategies = fill_slots(config.with_plugins((*divided, *drafter)))
+                if way == "migrated":
+                    placer = Slot("placer", "always_migrate", AlwaysMigrate())
+                    policies = attrs.evolve(strategies.policies, placer=placer)
+                    strategies = attrs.evolve(strategies, policies=policies)
+                found, lost = await roll_out(runtime, strategies, chosen, kill=way == "killed")
+                expected = expected or found
+                rows.append(compare(way, temperature, expected, found) | {"instances_lost": lost})
+    return rows
+
+
+async def roll_out(
+    runtime: Runtime, strategies: Strategies, groups: list[PromptGroup], *, kill: bool
+) -> tuple[dict[str, Completion], int]:
+    """Return the completions by request, and how many instances were lost."""
+    await runtime.use(strategies)
+    await runtime.reset_caches()
+    found = {}
+    total = sum(group.n for group in groups)
+    rollout = runtime.rollout(groups)
+    async for completion in rollout:
+        found[completion.request_id] = completion
+        if kill and len(found) == int(total * KILL_AFTER):
+            pid = next(iter(runtime._fleet.engines.values())).worker.pid  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGKILL)
+    return found, rollout.result.summary.instances_lost
+
+
+def compare(
+    way: str, temperature: float, expected: dict[str, Completion], found: dict[str, Completion]
+) -> dict[str, object]:
+    """Compare two rollouts token by token."""
+    pairs = [(expected[name], found[name]) for name in expected]
+    differing = [(a, b) for a, b in pairs if a.token_ids != b.token_ids]
+    same = [(a, b) for a, b in pairs if a.token_ids == b.token_ids]
+    return {
+        "way": way,
+        "temperature": temperature,
+        "responses": len(found),
+        "tokens": sum(len(completion.token_ids) for completion in found.values()),
+        "chunks": sum(len(completion.chunks) for completion in found.values()),
+        "migrations": sum(
+            here.instance != there.instance
+            for completion in found.values()
+            for here, there in zip(completion.chunks, completion.chunks[1:], strict=False)
+        ),
+        "pool_tokens": sum(each.pool_tokens for one in found.values() for each in one.chunks),
+        "drafted_tokens": sum(sum(each.drafted_at) for one in found.values() for each in one.chunks),
+        "accepted_tokens": sum(sum(each.accepted_at) for one in found.values() for each in one.chunks),
+        "differing_responses": len(differing),
+        "first_differences": [
+            next(i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y)
+            for a, b in differing
+        ],
+        "largest_logprob_difference": max(
+            (abs(x - y) for a, b in same for x, y in zip(a.logprobs, b.logprobs, strict=True)), default=0.0
+        ),
+    }

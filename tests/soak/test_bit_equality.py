@@ -1,0 +1,34 @@
+"""How a rollout is scheduled does not change what is learned, by a single bit; nor does the engine."""
+
+import pytest
+
+from .bit_equality import ARMS, differences, train
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_group_round_robin_and_full_seer_train_the_same_weights_bit_for_bit(tmp_path, engine, soak):
+    names = list(ARMS) if soak.full else ["baseline", "seer"]
+    iterations, groups = (10, 16) if soak.full else (2, 8)
+    arms = {name: train(name, tmp_path, engine, iterations, groups, soak.overrides) for name in names}
+    assert differences(arms) == []
+    assert len({row["weights_sha256"] for row in arms["seer"]}) == iterations
+    # It was no comparison of a thing with itself.
+    preemptions = {name: sum(row["preemptions"] for row in rows) for name, rows in arms.items()}
+    assert preemptions["baseline"] > preemptions["seer"]
+    assert preemptions["seer"] == 0 or engine == "sglang"  # which may retract a request with drafts
+    assert [(tmp_path / name / "weights").exists() for name in ("baseline", "seer")] == [True, False]
+    assert all(row["acceptance_length"] > 1 and row["chunks"] > row["responses"] for row in arms["seer"])
+    assert max(row["dlogp_mean"] for rows in arms.values() for row in rows) < 1e-6
+    assert not soak.full or any(row["instances_lost"] for row in arms["killed"])
+
+
+def test_both_engines_train_the_same_weights_bit_for_bit(tmp_path, soak):
+    iterations, groups = (10, 16) if soak.full else (1, 4)
+    arms = {
+        engine: train("baseline", tmp_path / engine, engine, iterations, groups, soak.overrides)
+        for engine in ("vllm", "sglang")
+    }
+    assert differences(arms) == []

@@ -1,0 +1,91 @@
+"""Micro-batches: samples laid out as rows of tokens, so many tokens at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from seer_rl.trainer import Sample
+
+__all__ = ["MicroBatch", "micro_batches"]
+
+
+@attrs.frozen(eq=False)
+class MicroBatch:
+    """Samples as one tensor.  ``ids`` and ``positions``, int64, and ``mask`` are [rows, width].
+
+    The mask holds where a token of a response stands: the n tokens whose log-probs enter the loss, row by
+    row.  ``advantages`` and ``engine_logprobs`` are theirs, float32 [n].
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    advantages: Tensor
+    engine_logprobs: Tensor
+
+    def trained(self, per_place: Tensor) -> Tensor:
+        """Select values that predict the trained tokens, [n, ...], of one per place: [rows, width, ...]."""
+        return per_place[:, :-1][self.mask[:, 1:]]
+
+    def same_tokens(self, other: MicroBatch) -> bool:
+        """Return whether another has the same tokens at the same places."""
+        mine, others = (self.ids, self.positions, self.mask), (other.ids, other.positions, other.mask)
+        return all(torch.equal(one, another) for one, another in zip(mine, others, strict=True))
+
+    @property
+    def targets(self) -> Tensor:
+        """The trained tokens, [n]."""
+        return self.ids[self.mask]
+
+
+def micro_batches(samples: Sequence[Sample], limit_tokens: int, *, packed: bool) -> list[MicroBatch]:
+    """Lay samples out, the longest first, in micro-batches of at most so many tokens, padding included.
+
+    A sample longer than that has one of its own.  Padded, each has a row, with zeros on its right.  Packed,
+    all stand in one row, and their positions, which begin anew with each, tell the model where one ends.
+    """
+    batches: list[list[Sample]] = []
+    room = 0
+    for sample in sorted(samples, key=_tokens, reverse=True):  # stable: ties stay in submission order
+        # Padded to the first, which is the longest.
+        needed = _tokens(sample) if packed or not batches else _tokens(batches[-1][0])
+        if needed > room:
+            batches.append([])
+            needed = _tokens(sample)
+            room = max(limit_tokens, needed)
+        batches[-1].append(sample)
+        room -= needed
+    return [_layout(batch, packed) for batch in batches]
+
+
+def _tokens(sample: Sample) -> int:
+    return len(sample.prompt) + len(sample.response)
+
+
+def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
+    width = sum(map(_tokens, samples)) if packed else max(map(_tokens, samples))
+    rows = 1 if packed else len(samples)
+    ids = torch.zeros(rows, width, dtype=torch.int64)
+    positions = torch.arange(width).repeat(rows, 1)
+    mask = torch.zeros(rows, width, dtype=torch.bool)
+    begin = 0
+    for number, sample in enumerate(samples):
+        row, end = 0 if packed else number, begin + _tokens(sample)
+        ids[row, begin:end] = torch.tensor([*sample.prompt, *sample.response])
+        positions[row, begin:end] = torch.arange(end - begin)
+        mask[row, begin + len(sample.prompt) : end] = True
+        begin = end if packed else 0
+    sizes = torch.tensor([len(sample.response) for sample in samples])
+    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
+    logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    return MicroBatch(
+        ids,
+        positions,
+        mask,
+        advantages.repeat_interleave(sizes),
+        torch.tensor(logprobs, dtype=torch.float32),
+    )

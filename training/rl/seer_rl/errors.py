@@ -1,0 +1,15 @@
+"""Errors of training, beside those of a rollout."""
+
+from __future__ import annotations
+
+from seer_core import SeerError
+
+__all__ = ["RewardError", "TrainError"]
+
+
+class TrainError(SeerError):
+    """Training cannot go on, and would be wrong if it did."""
+
+
+class RewardError(SeerError):
+    """One response has no reward: its function raised, hung, or died."""

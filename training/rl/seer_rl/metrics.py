@@ -1,0 +1,97 @@
+"""``metrics.jsonl``: one line per iteration, also after a process was killed while it wrote one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from seer_core.errors import OutputError
+from seer_core.json_files import JsonFormat, read_bytes
+from seer_core.line_files import LineFile
+from seer_rl.trackers import Trackers
+
+__all__ = ["METRICS", "MetricsLog", "metrics_file", "records"]
+
+METRICS = "metrics.jsonl"
+REMEDY = "move it away"
+
+log = structlog.get_logger("seer")
+
+
+class _Line(msgspec.Struct):
+    iteration: int
+
+
+FORM: JsonFormat[_Line] = JsonFormat(_Line, "no metrics", REMEDY, OutputError)
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """Return the metrics in a directory, a mapping per iteration; a last line that is cut is left out.
+
+    Raises:
+        OutputError: they cannot be read.
+    """
+    return [msgspec.json.decode(line) for line in _lines(out / METRICS)]
+
+
+class MetricsLog:
+    """Keeps the metrics of each iteration: a line in the file, and points in the trackers."""
+
+    def __init__(self, file: LineFile, trackers: Trackers) -> None:
+        self._file, self._trackers = file, trackers
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the metrics of one iteration.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        try:
+            self._file.write(msgspec.json.encode(record))
+        except OSError as error:
+            raise OutputError(f"cannot write {self._file.path}: {error.strerror}; make room") from error
+        self._trackers.iterated(record)
+
+
+@contextmanager
+def metrics_file(out: Path, done: int) -> Iterator[LineFile]:
+    """Open the metrics of the iterations that are done; lines of later ones, which are repeated, go.
+
+    Raises:
+        OutputError: they cannot be read or written.
+    """
+    path = out / METRICS
+    kept = [line for line in _lines(path) if msgspec.json.decode(line, type=_Line).iteration < done]
+    try:
+        file = LineFile(path, hidden=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; name another directory") from error
+    try:
+        for line in kept:
+            file.write(line)
+        file.show()
+        yield file
+    finally:
+        file.close()
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return the whole lines: a process that is killed, or a full disk, may cut the last one."""
+    if not path.exists():
+        return []
+    *lines, last = read_bytes(path, REMEDY, OutputError).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        FORM.decode(line, f"{path}:{number}:")
+    if last:
+        try:
+            FORM.decode(last, f"{path}:{len(lines) + 1}:")
+        except OutputError:
+            log.warning("metrics_cut", reason=f"{path} ends in a line that is cut; it is left out")
+        else:
+            lines.append(last)
+    return lines

@@ -1,0 +1,60 @@
+"""The prompts of each iteration: records of a file, or of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from seer_core.errors import PromptError
+from seer_core.json_files import JsonFormat
+from seer_rl.references import resolve
+
+__all__ = ["Prompts", "prompts_of"]
+
+Prompts = Callable[[int], Iterable[Mapping[str, Any]]]
+"""The records of an iteration: the fields of a prompts file's lines."""
+
+
+def prompts_of(key: str, source: str, base_dir: Path, groups: int, seed: int) -> Prompts:
+    """Return the function from an iteration to its records; ``key`` names the setting in errors.
+
+    A file, ``*.jsonl``, gives the next ``groups`` lines, and begins anew after the last.  Any other source is
+    a function, called as ``function(iteration, groups, seed)``.
+
+    Raises:
+        PromptError: the file holds no records.
+        ConfigError: there is no such function.
+    """
+    if source.endswith(".jsonl"):
+        return _of_file(key, base_dir / source, groups)
+    function = resolve(key, source, base_dir)
+
+    def records(iteration: int) -> Iterable[Mapping[str, Any]]:
+        try:
+            found = list(function(iteration, groups, seed))
+        except Exception as error:
+            raise PromptError(
+                f"{key} = {source!r} raised in iteration {iteration}: {type(error).__name__}: {error}"
+            ) from error
+        if not found:
+            raise PromptError(f"{key} = {source!r} gave none for iteration {iteration}; let it return some")
+        return found
+
+    return records
+
+
+def _of_file(key: str, path: Path, groups: int) -> Prompts:
+    form: JsonFormat[dict[str, Any]] = JsonFormat(
+        dict[str, Any], "no prompts file", "name JSON lines", PromptError
+    )
+    lines = [record for _, record in form.lines(path)]
+    if not lines:
+        raise PromptError(f"{path} holds no prompt; name another file in {key}")
+
+    def records(iteration: int) -> Iterable[Mapping[str, Any]]:
+        # A prompt may come twice in one iteration, so its place in the run is part of its id.
+        places = range(iteration * groups, (iteration + 1) * groups)
+        return [lines[place % len(lines)] | {"group_id": f"{place}"} for place in places]
+
+    return records

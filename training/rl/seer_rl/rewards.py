@@ -1,0 +1,199 @@
+"""Rewards while the rollout goes on: in processes of their own, each response within a time limit.
+
+A reward function is other people's code on a model's text: it may raise, hang, print, leak or crash.  Then
+its one response has no reward; the process is replaced, and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from seer_core.errors import ConfigError, quote
+from seer_core.process import ChildProcess
+from seer_rl.errors import RewardError
+from seer_rl.responses import Response
+
+__all__ = ["RewardAnswer", "RewardPool"]
+
+START_S = 120.0
+"""A reward may import a verifier with its models, which takes a while."""
+
+log = structlog.get_logger("seer")
+
+
+class RewardAnswer(msgspec.Struct, frozen=True):
+    """A message of a reward process: that it is up, a reward, or what went wrong."""
+
+    reward: float = 0.0
+    error: str = ""
+
+
+class RewardPool:
+    """Reward processes, as many as may compute at a time; a context manager, entered once."""
+
+    def __init__(self, reference: str, base_dir: Path, workers: int, timeout_s: float) -> None:
+        self._workers = [_Worker(reference, base_dir) for _ in range(workers)]
+        self._timeout_s = timeout_s
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(workers, "seer-reward")
+
+    def __enter__(self) -> RewardPool:
+        """Start all processes.
+
+        Raises:
+            ConfigError: the function cannot be imported.
+        """
+        try:
+            list(self._threads.map(_Worker.start, self._workers))
+        except BaseException:
+            self.close()
+            raise
+        for worker in self._workers:
+            self._idle.put(worker)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up what has not begun, and kill all processes, so that what has begun fails."""
+        for worker in self._workers:
+            worker.give_up()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.kill()
+
+    def submit(self, response: Response) -> Future[float]:
+        """Return the future reward of a response; a ``RewardError`` if it has none."""
+        return self._threads.submit(self._judge, response)
+
+    def _judge(self, response: Response) -> float:
+        try:
+            line = msgspec.json.encode(response)
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"its metadata is no JSON: {error}") from error
+        worker = self._idle.get()  # there are as many as threads
+        try:
+            try:
+                answer = worker.ask(line, self._timeout_s)
+            except _Died as died:
+                if worker.given_up:
+                    raise
+                # Perhaps not by this response: the kernel, short of memory, kills any process.
+                log.warning("reward_process_died", status=died.status, then="its response is judged again")
+                answer = worker.ask(line, self._timeout_s)
+        except _Died as died:
+            times = "was ended" if worker.given_up else "died twice"
+            raise RewardError(f"its process {times}, with exit status {died.status}") from died
+        except (ConfigError, OSError) as error:
+            raise RewardError(f"no process could be started in place of one that ended: {error}") from error
+        finally:
+            self._idle.put(worker)
+        if answer.error:
+            raise RewardError(answer.error)
+        return answer.reward
+
+
+class _Died(Exception):
+    """A reward process ended by itself."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Worker:
+    """One reward process; started again when it is asked after its end."""
+
+    def __init__(self, reference: str, base_dir: Path) -> None:
+        self._command = [sys.executable, "-m", "seer_rl.reward_worker", reference, str(base_dir)]
+        self._reference = reference
+        self._process: ChildProcess | None = None
+        self.given_up = False
+
+    def start(self) -> None:
+        """Start the process and wait until it has imported the function.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        self._process = ChildProcess(self._command, pipes=True)
+        if self.given_up:
+            self._process.kill()
+        try:
+            answer = self._answer(START_S)
+        except _Died as died:
+            raise ConfigError(
+                f"the process of reward {quote(self._reference)} ended with exit status {died.status}"
+                " before it was up"
+            ) from died
+        except TimeoutError:
+            self.kill()
+            raise ConfigError(
+                f"reward {quote(self._reference)} was not imported within {START_S:g} s"
+            ) from None
+        if answer.error:
+            self.kill()
+            raise ConfigError(answer.error)
+
+    def ask(self, line: bytes, timeout_s: float) -> RewardAnswer:
+        """Return the answer; where there is none in time, the process is killed."""
+        if self._process is None:
+            self.start()
+        assert self._process is not None
+        try:
+            # A process that waits for its next line reads; one that does not is dead.
+            with suppress(BrokenPipeError):
+                _write(self._process.stdin.fileno(), line + b"\n")
+            return self._answer(timeout_s)
+        except TimeoutError:
+            self.kill()
+            return RewardAnswer(error=f"it took longer than {timeout_s:g} s")
+
+    def _answer(self, timeout_s: float) -> RewardAnswer:
+        process = self._process
+        assert process is not None
+        end = time.monotonic() + timeout_s
+        received = b""
+        while not received.endswith(b"\n"):
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                status = process.wait(max(0.0, end - time.monotonic()))
+                if status is None:  # it has closed its descriptors and runs on
+                    raise TimeoutError
+                self.kill()
+                raise _Died(status)
+            received += part
+        return msgspec.json.decode(received, type=RewardAnswer)
+
+    def give_up(self) -> None:
+        """Let the thread that waits for an answer see the process end; from any thread."""
+        self.given_up = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def kill(self) -> None:
+        """End the process and what it has started."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.end()
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]

@@ -1,0 +1,137 @@
+"""Responses and their rewards: waited for, counted, and made into what a trainer learns from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import attrs
+import msgspec
+import structlog
+
+from seer_core import Completion, PromptGroup
+from seer_rl.advantages import group_advantages
+from seer_rl.errors import RewardError, TrainError
+from seer_rl.trainer import Sample
+
+__all__ = [
+    "FinishedResponse",
+    "ScoredResponse",
+    "failures",
+    "rollout_facts",
+    "samples",
+    "score",
+    "scored_only",
+]
+
+
+log = structlog.get_logger("seer")
+
+
+@attrs.frozen(eq=False)
+class FinishedResponse:
+    """A response, and its reward, which may not be computed yet."""
+
+    group: PromptGroup
+    completion: Completion
+    reward: Future[float]
+
+    def unscored(self) -> Sample:
+        """Return the sample that this response is without its reward: the advantage is 0."""
+        return Sample(self.group.prompt_token_ids, self.completion.token_ids, self.completion.logprobs, 0.0)
+
+
+@attrs.frozen(eq=False)
+class ScoredResponse:
+    """A response and its reward, None if it failed."""
+
+    group: PromptGroup
+    completion: Completion
+    reward: float | None
+
+
+def score(finished: Sequence[FinishedResponse]) -> list[ScoredResponse]:
+    """Wait for all rewards; log each reason for which some have failed, once."""
+    scored, failed = [], dict[str, list[str]]()
+    for each in finished:
+        reward = None
+        try:
+            reward = each.reward.result()
+        except RewardError as error:
+            failed.setdefault(str(error), []).append(each.completion.request_id)
+        scored.append(ScoredResponse(each.group, each.completion, reward))
+    for reason, requests in failed.items():
+        log.warning("reward_failed", responses=len(requests), first=requests[0], reason=reason)
+    return scored
+
+
+def scored_only(scored: Sequence[ScoredResponse], iteration: int) -> list[ScoredResponse]:
+    """Return the responses that have a reward.
+
+    Raises:
+        TrainError: there is none.
+    """
+    kept = [each for each in scored if each.reward is not None]
+    if not kept:
+        raise TrainError(
+            f"no response of iteration {iteration} has a reward: mend the reward function;"
+            " the warnings above say why each failed"
+        )
+    return kept
+
+
+def samples(scored: Sequence[ScoredResponse], *, scale: bool) -> list[Sample]:
+    """Return what is trained on, with advantages within groups; failed rewards belong to no group."""
+    groups: dict[str, list[ScoredResponse]] = {}
+    for each in scored:
+        groups.setdefault(each.group.id, []).append(each)
+    return [
+        Sample(each.group.prompt_token_ids, each.completion.token_ids, each.completion.logprobs, advantage)
+        for members in groups.values()
+        for each, advantage in zip(
+            members,
+            group_advantages([each.reward for each in members if each.reward is not None], scale=scale),
+            strict=True,
+        )
+    ]
+
+
+def failures(scored: Sequence[ScoredResponse]) -> dict[str, int]:
+    """Count responses without a reward: those that an engine failed, and those whose reward failed."""
+    without = [each.completion.whole for each in scored if each.reward is None]
+    return {"failed_responses": without.count(False), "failed_rewards": without.count(True)}
+
+
+def rollout_facts(scored: Sequence[ScoredResponse]) -> dict[str, Any]:
+    """Return metrics of what was rolled out; they do not depend on how it was scheduled."""
+    rewards = [each.reward for each in scored if each.reward is not None]
+    lengths = [len(each.completion.token_ids) for each in scored]
+    reasons = Counter(each.completion.finish_reason for each in scored)
+    mixed: dict[str, set[float]] = {}
+    for each in scored:
+        if each.reward is not None:
+            mixed.setdefault(each.group.id, set()).add(each.reward)
+    return {
+        "responses": len(scored),
+        **failures(scored),
+        "reward_mean": math.fsum(rewards) / len(rewards),
+        "mixed_groups": sum(len(values) > 1 for values in mixed.values()) / len(mixed),
+        "tokens": sum(lengths),
+        "mean_tokens": sum(lengths) / len(lengths),
+        "max_tokens": max(lengths),
+        "cut": reasons["length"] / len(scored),
+        "rewards_sha256": _digest(each.reward for each in scored),
+        "tokens_sha256": _digest([each.completion.request_id, *each.completion.token_ids] for each in scored),
+        "engine_logprobs_sha256": _digest(list(each.completion.logprobs) for each in scored),
+    }
+
+
+def _digest(values: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(msgspec.json.encode(value) + b"\n")
+    return digest.hexdigest()

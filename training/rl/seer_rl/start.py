@@ -1,0 +1,217 @@
+"""A training run: what is checked and started before the first rollout, and ended after the last."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from seer_core import Config, Session
+from seer_core.errors import ConfigError, OutputError, SeerError, quote
+from seer_core.ports.contracts import flaw_of
+from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
+from seer_rl.config import TrainTable, first_model
+from seer_rl.evaluation import Evaluation
+from seer_rl.loop import TrainingLoop
+from seer_rl.metrics import METRICS, MetricsLog, metrics_file, records
+from seer_rl.model_fit import check_model_fit
+from seer_rl.phases import Phases, ProgressListener
+from seer_rl.prompts import prompts_of
+from seer_rl.references import resolve
+from seer_rl.rewarded_rollout import RewardedRollout
+from seer_rl.rewards import RewardPool
+from seer_rl.trackers import tracking
+from seer_rl.trainer import Trainer
+from seer_rl.weight_transport import open_transport
+
+__all__ = ["train"]
+
+PLOT = "training.png"
+
+log = structlog.get_logger("seer")
+
+TRAINERS = {
+    "torch": "seer_rl.torch_trainer:TorchTrainer",
+    "megatron": "seer_rl.megatron:MegatronTrainer",
+}
+
+MAY_CHANGE = (
+    "iterations",
+    "colocated",
+    "evaluation",
+    "save_every",
+    "keep",
+    "rewards",
+    "max_dlogp",
+    "tracking",
+    "weights",
+)
+"""Keys of ``[train]`` that losses do not depend on: a run that is resumed may have other values."""
+
+
+def train(
+    table: TrainTable, config: Config, out: Path, listener: ProgressListener, *, resume: bool = False
+) -> Path | None:
+    """Train as configured, into a directory; return its last checkpoint, None if nothing was left to do.
+
+    With ``resume`` go on from the last checkpoint in ``out``, or begin if there is none.
+
+    Raises:
+        SeerError: the run cannot begin, or cannot go on.
+    """
+    with _claimed(out):
+        checkpoints = Checkpoints(out / "checkpoints", table.keep)
+        start = _start(checkpoints, table, config, out, resume)
+        if start is not None and start.state.iterations >= table.iterations:
+            _plot(out)
+            return None
+        _train(table, config, out, listener, checkpoints, start)
+        latest = checkpoints.latest()
+        assert latest is not None
+        return latest.path
+
+
+def _train(
+    table: TrainTable,
+    config: Config,
+    out: Path,
+    listener: ProgressListener,
+    checkpoints: Checkpoints,
+    start: Checkpoint | None,
+) -> None:
+    """Start what the loop needs, in order, run it, and end all of it in the opposite order."""
+    base_dir, seed, held_out = config.base_dir, config.seer.seed, table.evaluation
+    prompts = prompts_of("[train].prompts", table.prompts, base_dir, table.groups, seed)
+    held_out_prompts = held_out.prompts and prompts_of(
+        "[train.evaluation].prompts", held_out.prompts, base_dir, held_out.groups, seed
+    )
+    with ExitStack() as stack:
+        pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
+        rewards = stack.enter_context(pool)
+        session = Session(config)
+        trainer = _make_trainer(table, config)
+        check_model_fit(table, config, trainer.vocab_size, session.runtime.model.vocab_size)
+        if isinstance(trainer, AbstractContextManager):
+            stack.enter_context(trainer)
+        if start is not None:
+            trainer.load(start.path)
+        stack.callback(_plot, out)
+        file = stack.enter_context(metrics_file(out, 0 if start is None else start.state.iterations))
+        trackers = stack.enter_context(tracking(table, out, records(out)))
+        transport = stack.enter_context(open_transport(table, trainer, out))
+        stack.enter_context(session)
+        phases = Phases(listener)
+        rollout = RewardedRollout(session, rewards, listener)
+        TrainingLoop(
+            table=table,
+            session=session,
+            trainer=trainer,
+            prompts=prompts,
+            rollout=rollout,
+            evaluation=Evaluation(held_out_prompts or None, rollout, phases),
+            transport=transport,
+            checkpoints=CheckpointWriter(checkpoints, trainer, table, config),
+            metrics=MetricsLog(file, trackers),
+            phases=phases,
+        ).run(start)
+
+
+def _start(
+    checkpoints: Checkpoints, table: TrainTable, config: Config, out: Path, resume: bool
+) -> Checkpoint | None:
+    if not resume:
+        if (out / METRICS).exists() or checkpoints.latest() is not None:
+            raise OutputError(
+                f"{out} holds a training run already; go on with it with --resume, or name another directory"
+            )
+        return None
+    latest = checkpoints.latest()
+    if latest is None:
+        return None
+    before, now = _settings(latest.state), _settings(state_of(latest.state.iterations, table, config))
+    changed = [key for key in now if now[key] != before[key]]
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)} changed since {latest.path} was written: training would go on as another"
+            " run; restore it, or begin anew in another directory"
+        )
+    return latest
+
+
+def _settings(state: TrainingState) -> dict[str, Any]:
+    """Return the settings that losses depend on, by their names in a config."""
+    table = msgspec.to_builtins(state.train)
+    return {
+        **{f"[train].{key}": value for key, value in table.items() if key not in (*MAY_CHANGE, "model")},
+        "[train].model": state.model,  # the directory, whichever table names it
+        **{f"[rollout].{key}": value for key, value in msgspec.to_builtins(state.rollout).items()},
+        "[seer].seed": state.seed,
+    }
+
+
+def _make_trainer(table: TrainTable, config: Config) -> Trainer:
+    model = first_model(table, config)
+    if not model.is_dir():
+        raise ConfigError(f"the trainer's model, {model}, is no directory; mend [train].model")
+    if table.trainer not in TRAINERS and ":" not in table.trainer:
+        raise ConfigError(
+            f"[train].trainer: {quote(table.trainer)} is none; use {' or '.join(map(quote, TRAINERS))},"
+            " or name one of your own as FILE.py:CLASS"
+        )
+    make = resolve("[train].trainer", TRAINERS.get(table.trainer, table.trainer), config.base_dir)
+    try:
+        trainer: Trainer = make(table, model, config.seer.seed)
+    except SeerError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"[train].trainer: {quote(table.trainer)} raised {type(error).__name__}: {error}; it is called"
+            " with the table, the directory of the first weights and the seed"
+        ) from error
+    if flaw := flaw_of(trainer, Trainer):
+        raise ConfigError(
+            f"[train].trainer: {quote(table.trainer)} made a {type(trainer).__name__}, which is no trainer:"
+            f" {flaw}; see seer_rl.trainer.Trainer"
+        )
+    return trainer
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Make a directory, and keep other runs out of it until the ``with`` block ends."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        claim = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise OutputError(f"cannot write to {out}: {error.strerror}; name another directory") from error
+    try:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another run is training into {out}; let it end first, or name another directory"
+            ) from error
+        except OSError as error:
+            log.warning("not_locked", reason=f"{out} cannot be locked: {error.strerror}; start no second run")
+        yield
+    finally:
+        os.close(claim)
+
+
+def _plot(out: Path) -> None:
+    """Draw the metrics that there are; a failure is logged and ends nothing."""
+    try:
+        from seer_rl.plots import draw
+
+        if found := records(out):
+            draw(out / PLOT, found)
+    except ImportError as error:
+        log.warning("no_plot", reason=f"{error}; pip install matplotlib")
+    except Exception as error:
+        log.warning("no_plot", reason=str(error))

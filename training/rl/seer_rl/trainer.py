@@ -1,0 +1,92 @@
+"""The trainer's port: what the training loop asks of the object that holds the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from seer_core.ports.contracts import optional
+from seer_rl.errors import TrainError
+
+__all__ = ["Sample", "Trainer"]
+
+
+@attrs.frozen(eq=False)
+class Sample:
+    """One response to train on.
+
+    ``logprobs`` are the engine's, one per token of ``response``.  The trainer compares them with its own and
+    does not train on them.
+    """
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    logprobs: Sequence[float]
+    advantage: float
+
+
+class Trainer(Protocol):
+    """Holds weights and optimizer; the same calls in the same order give the same weights, bit for bit.
+
+    One call at a time.  ``export`` and ``save`` of a checkpoint come from another thread, while the next
+    rollout is under way.
+
+    A trainer is made by ``factory(table, model, seed)``: the ``[train]`` table, the directory of the first
+    weights, and the run's seed.  See ``seer_rl.torch_trainer.TorchTrainer``.  A class that derives from this
+    one inherits what may be left out.  A trainer that is a context manager as well, because it has processes
+    for example, is entered before anything but ``vocab_size`` is used, and left when training ends.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model has."""
+        ...
+
+    def train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Train on one iteration's samples, in submission order; return metrics.
+
+        Among them are ``loss``, ``grad_norm``, and ``dlogp_mean``, ``dlogp_p9999`` and ``dlogp_max``: how far
+        the engine's log-probs are from the trainer's own, before the update, over ``trained_tokens``.
+
+        Raises:
+            TrainError: loss or gradient is not finite; the weights are as before.
+        """
+        ...
+
+    def export(self, directory: Path) -> None:
+        """Write the weights as Hugging Face models have them, config and safetensors, into a directory."""
+
+    def save(self, directory: Path) -> None:
+        """Write everything that ``load`` needs, beside what ``export`` writes, into a directory."""
+
+    def load(self, directory: Path) -> None:
+        """Restore the state in which ``export`` and ``save`` wrote into this directory."""
+
+    @optional
+    def precompute_reference(self, samples: Sequence[Sample]) -> None:
+        """Compute what of the next ``train`` needs no rewards, while the last of them are computed.
+
+        May be left out.  ``samples`` are those of ``train``, all advantages 0; those whose reward fails will
+        be missing there.  The result of training does not depend on this call, by no bit.
+        """
+        return
+
+    @optional
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield the torch tensors that ``export`` would write, by the names that they have there.
+
+        May be left out; ``[train].weights = "shared_memory"`` needs it.
+        """
+        return iter(())
+
+    @optional
+    def when_lost(self, notify: Callable[[TrainError], None]) -> None:
+        """Have ``notify`` called from another thread once the trainer cannot train any more.
+
+        May be left out; it is for trainers whose processes can die during a rollout.  It is called soon if
+        one is lost already.
+        """
+        return

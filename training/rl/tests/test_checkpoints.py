@@ -1,0 +1,129 @@
+"""Checkpoints are whole or absent, also after an error while they are written."""
+
+import threading
+
+import pytest
+import structlog
+from seer_rl.checkpoints import Checkpoints, state_of
+from seer_rl.config import load_training
+from training_runs import RecordingListener, fail, read_metrics, reproducible, run
+
+from seer_core.errors import InputError, OutputError
+
+
+@pytest.fixture
+def state(config):
+    """Return a function that returns the state of a run after so many iterations."""
+    table, settings = load_training(config())
+    return lambda iterations: state_of(iterations, table, settings)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def write(directory):
+    (directory / "weights").write_text("weights")
+
+
+def names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_without_a_checkpoint_there_is_no_latest_one(root):
+    assert Checkpoints(root, 2).latest() is None
+
+
+def test_the_latest_checkpoint_has_its_files_and_its_state(root, state):
+    checkpoints = Checkpoints(root, 2)
+    checkpoints.save(state(1), write)
+    path = checkpoints.save(state(2), write)
+    latest = checkpoints.latest()
+    assert (latest.path, latest.state) == (path, state(2))
+    assert (path / "weights").read_text() == "weights"
+
+
+def test_only_the_last_checkpoints_are_kept(root, state):
+    checkpoints = Checkpoints(root, 2)
+    for iterations in (8, 9, 10):
+        checkpoints.save(state(iterations), write)
+    assert names(root) == ["000009", "000010"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("disk full")])
+def test_a_checkpoint_that_cannot_be_written_leaves_no_trace_but_the_one_before(root, state, error):
+    def fail(directory):
+        write(directory)
+        raise error
+
+    checkpoints = Checkpoints(root, 2)
+    checkpoints.save(state(1), write)
+    with pytest.raises(OutputError, match=r"cannot write the checkpoint .*000002: .*; make room"):
+        checkpoints.save(state(2), fail)
+    assert names(root) == ["000001"]
+
+
+def test_a_directory_of_a_killed_process_is_no_checkpoint_and_is_deleted(root, state):
+    (root / ".unfinished-abc").mkdir(parents=True)
+    checkpoints = Checkpoints(root, 2)
+    assert checkpoints.latest() is None
+    checkpoints.save(state(1), write)
+    assert names(root) == ["000001"]
+
+
+def test_a_damaged_state_names_the_directory_to_delete(root, state):
+    checkpoints = Checkpoints(root, 2)
+    (checkpoints.save(state(1), write) / "training.json").write_text("{")
+    with pytest.raises(InputError, match=r"training\.json is no state of training: .*; delete .*000001"):
+        checkpoints.latest()
+
+
+def test_a_checkpoint_is_written_while_the_next_rollout_goes_on(config, tmp_path, monkeypatch, uninterrupted):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    rolling, save, waited = threading.Event(), TorchTrainer.save, []
+
+    def slow(self, directory):
+        if self._updates == 1:
+            waited.append(rolling.wait(60))
+        save(self, directory)
+
+    monkeypatch.setattr(TorchTrainer, "save", slow)
+    run(config(), tmp_path / "out", listener=RecordingListener((1, "rollout"), rolling.set))
+    assert waited == [True]
+    assert reproducible(read_metrics(tmp_path / "out")) == uninterrupted
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(config, tmp_path, monkeypatch):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    path, out = config(), tmp_path / "out"
+    save = TorchTrainer.save
+
+    def full(self, directory):
+        if self._updates == 2:
+            raise OSError(28, "No space left on device")
+        save(self, directory)
+
+    monkeypatch.setattr(TorchTrainer, "save", full)
+    with pytest.raises(OutputError, match="No space left"):
+        run(path, out)
+    assert [one.name for one in (out / "checkpoints").iterdir()] == ["000001"]
+
+
+def test_a_failed_checkpoint_is_logged_beside_the_error_that_ended_training(config, tmp_path, monkeypatch):
+    from seer_rl.torch_trainer import TorchTrainer
+
+    def full(self, directory):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TorchTrainer, "save", full)
+    path = config()
+    with structlog.testing.capture_logs() as logs, pytest.raises(OSError, match="interrupted"):
+        run(path, tmp_path / "both", listener=RecordingListener((1, "rollout"), fail))
+    [logged] = [log for log in logs if log["event"] == "checkpoint_failed"]
+    assert "No space left on device" in logged["reason"]
+    with structlog.testing.capture_logs() as logs, pytest.raises(OutputError, match="No space left"):
+        run(path, tmp_path / "alone")
+    assert "checkpoint_failed" not in [log["event"] for log in logs]

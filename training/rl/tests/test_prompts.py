@@ -1,0 +1,41 @@
+"""The prompts of each iteration, of a file and of a function."""
+
+import pytest
+from seer_rl.prompts import prompts_of
+
+from seer_core.errors import PromptError
+
+
+def test_a_file_gives_each_iteration_its_next_lines_and_begins_anew(tmp_path):
+    (tmp_path / "three.jsonl").write_text('{"prompt":"a"}\n{"prompt":"b"}\n{"prompt":"c"}\n')
+    records = prompts_of("[train].prompts", "three.jsonl", tmp_path, 2, 0)
+    found = [[(each["group_id"], each["prompt"]) for each in records(iteration)] for iteration in range(2)]
+    assert found == [[("0", "a"), ("1", "b")], [("2", "c"), ("3", "a")]]
+
+
+def test_a_function_is_called_with_iteration_groups_and_seed(tmp_path):
+    (tmp_path / "task_of_prompts.py").write_text(
+        "def prompts(iteration, groups, seed):\n    yield {'prompt': f'{iteration} {groups} {seed}'}\n"
+    )
+    records = prompts_of("[train].prompts", "task_of_prompts.py:prompts", tmp_path, 4, 5)
+    assert records(3) == [{"prompt": "3 4 5"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ("return []", "gave none for iteration 2; let it return some"),
+        ("return 1 / 0", "raised in iteration 2"),
+    ],
+)
+def test_a_function_without_prompts_is_named_with_the_iteration(tmp_path, body, match):
+    (tmp_path / "bad_prompts.py").write_text(f"def prompts(iteration, groups, seed):\n    {body}\n")
+    records = prompts_of("[train].prompts", "bad_prompts.py:prompts", tmp_path, 4, 5)
+    with pytest.raises(PromptError, match=match):
+        records(2)
+
+
+def test_a_file_without_lines_is_refused(tmp_path):
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(PromptError, match=r"none\.jsonl holds no prompt; name another file in \[train\]"):
+        prompts_of("[train].prompts", "none.jsonl", tmp_path, 2, 0)

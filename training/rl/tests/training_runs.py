@@ -1,0 +1,73 @@
+"""Runs of training in tests, and what is compared of them."""
+
+import json
+import time
+
+from click.testing import CliRunner
+from seer_cli import main
+from seer_rl.config import load_training
+from seer_rl.start import train
+
+SPEEDS = {"tokens_per_s", "tail_s", "chunks", "preemptions", "instances_lost", "acceptance_length"}
+BASELINE = ("seer.plugins=['group_round_robin']",)
+WAIT_FOR = """
+    if response.metadata["index"] >= {held_out}:
+        end = time.monotonic() + 20
+        while not (HERE / "{file}").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert (HERE / "{file}").exists()
+    return float(response.token_ids[0] % 2)"""
+
+
+class RecordingListener:
+    """Keeps what it receives, and calls a function at one phase."""
+
+    def __init__(self, at=None, do=None):
+        self.at, self.do = at, do
+        self.lines, self.phases = [], []
+
+    def phase(self, iteration, name):
+        self.phases.append((iteration, name))
+        if (iteration, name) == self.at:
+            self.do()
+
+    def responses(self, finished, wanted):
+        assert finished <= wanted
+
+    def iterated(self, metrics):
+        self.lines.append(metrics)
+
+
+def run(path, out, *overrides, resume=False, listener=None):
+    listener = listener or RecordingListener()
+    train(*load_training(path, overrides), out, listener, resume=resume)
+    return listener.lines
+
+
+def reproducible(lines):
+    """Return the metrics that must not depend on scheduling."""
+    return [
+        {key: value for key, value in line.items() if key not in SPEEDS and not key.endswith("_s")}
+        for line in lines
+    ]
+
+
+def read_metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def fail():
+    raise OSError("interrupted")
+
+
+def seer_train(path, out, *overrides, resume=False):
+    options = [part for override in overrides for part in ("--set", override)]
+    arguments = ["train", str(path), "--out", str(out), *options, *(["--resume"] if resume else [])]
+    return CliRunner().invoke(main, arguments)
+
+
+def wait_until(condition):
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

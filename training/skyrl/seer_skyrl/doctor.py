@@ -1,0 +1,20 @@
+"""The answer to ``seer doctor``: whether SkyRL is installed beside this adapter."""
+
+from __future__ import annotations
+
+from seer_core.plugins.hookspecs import Check, hookimpl
+from seer_core.plugins.interpreters import check_framework
+
+
+@hookimpl
+def seer_doctor() -> list[Check]:
+    """Look for SkyRL."""
+    return [
+        check_framework(
+            "skyrl",
+            "SkyRL",
+            "skyrl",
+            "train/entrypoints/main_base.py",
+            "git clone https://github.com/NovaSky-AI/SkyRL",
+        )
+    ]

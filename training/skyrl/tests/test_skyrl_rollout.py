@@ -1,0 +1,231 @@
+"""SkyRL's generator, trainer and experiment, called as SkyRL calls them, on simulated engines."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+from seer_skyrl import SeerEngines, SeerExp, SeerTrainer
+from seer_skyrl.training import check
+from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.train.config import SamplingParams
+from skyrl.train.generators.utils import prepare_generator_input
+
+from seer_core import Session
+from seer_core.errors import ConfigError, EngineError
+
+
+@pytest.fixture
+def engines(cfg, tokenizer):
+    with Session(cfg.seer_config) as session:
+        yield SeerEngines(session, tokenizer)
+
+
+def generator(cfg, tokenizer, engines):
+    return SeerExp.get_generator(None, cfg, tokenizer, engines)
+
+
+def batch_of(cfg, step=1, phase="train", first=0, **extras):
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"ring {number} ?"}],
+            "env_class": None,
+            "env_extras": dict(extras),
+            "uid": str(number),
+        }
+        for number in range(first, first + 4)
+    ]
+    params = cfg.generator.sampling_params if phase == "train" else cfg.generator.eval_sampling_params
+    how = get_sampling_params_for_backend("vllm", params)
+    return prepare_generator_input(rows, cfg.generator.n_samples_per_prompt, how, "even", phase, step)[0]
+
+
+def roll_out(cfg, tokenizer, engines, **about):
+    return asyncio.run(generator(cfg, tokenizer, engines).generate(batch_of(cfg, **about)))
+
+
+def test_a_batch_comes_back_filled_and_scored_in_its_order(cfg, tokenizer, engines):
+    assert isinstance(engines, InferenceEngineInterface)
+    output = roll_out(cfg, tokenizer, engines)
+    assert len(output["response_ids"]) == 12
+    for place, tokens in enumerate(output["response_ids"]):
+        prompt = [{"role": "user", "content": f"ring {place // 3} ?"}]
+        assert output["prompt_token_ids"][place] == tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        assert 0 < len(tokens) == len(output["rollout_logprobs"][place]) == sum(output["loss_masks"][place])
+        assert (output["stop_reasons"][place] == "length") == (len(tokens) == 16)
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert output["rewards"][place] == float(len(text) % 2 == 0)
+    groups = {each.group_id for each in engines.session.result.completions}
+    assert groups == {f"train-{number}" for number in range(4)}
+    assert len({str(tokens) for tokens in output["response_ids"]}) > 6
+
+
+def test_without_log_probs_none_come_back(cfg, tokenizer, engines):
+    cfg.generator.sampling_params.logprobs = None
+    assert roll_out(cfg, tokenizer, engines)["rollout_logprobs"] is None
+
+
+def test_tokens_follow_from_the_step_and_the_data_under_any_scheduler(cfg, tokenizer, engines, other_config):
+    one, two = (roll_out(cfg, tokenizer, engines, step=step)["response_ids"] for step in (1, 2))
+    assert one != two
+    with Session(other_config) as session:
+        again = SeerEngines(session, tokenizer)
+        shifted = roll_out(cfg, tokenizer, again, step=2, first=1)["response_ids"]
+        assert shifted[:9] == two[3:], "the batch's other prompts have changed a response"
+        assert roll_out(cfg, tokenizer, again, step=1)["response_ids"] == one
+
+
+def test_evaluation_has_the_same_seeds_each_time(cfg, tokenizer, engines):
+    cfg.generator.eval_sampling_params.temperature = 0.7
+    early = roll_out(cfg, tokenizer, engines, phase="eval", step=0)
+    roll_out(cfg, tokenizer, engines, step=1)
+    assert roll_out(cfg, tokenizer, engines, phase="eval", step=5)["response_ids"] == early["response_ids"]
+
+
+def trainer_of(cfg, engines, saved):
+    """Return a trainer whose workers save a tensor instead of a model."""
+
+    def save(model, directory, tokenizer):
+        saved.append((model, directory))
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        save_file({"a": torch.zeros(1)}, Path(directory) / "model.safetensors")
+
+    trainer = SeerTrainer.__new__(SeerTrainer)  # SkyRL's own starts workers on GPUs
+    trainer.cfg, trainer.tokenizer, trainer.inference_engine_client = cfg, engines.tokenizer, engines
+    trainer.dispatch = SimpleNamespace(save_hf_model=save, _finish_weight_sync=lambda: saved.append("freed"))
+    trainer.init_weight_sync_state()
+    return trainer
+
+
+def test_the_trainers_weights_go_to_the_engines_and_wake_them(cfg, tokenizer, engines):
+    saved = []
+    trainer = trainer_of(cfg, engines, saved)
+    asyncio.run(engines.sleep())
+    asyncio.run(trainer.dispatch.save_weights_for_sampler())
+    assert saved == [("policy", f"{cfg.trainer.export_path}/seer_weights"), "freed"]
+    roll_out(cfg, tokenizer, engines)
+    assert {each.weight_version for each in engines.session.result.completions} == {1}
+    asyncio.run(trainer.dispatch.save_weights_for_sampler())
+    assert engines.session.weight_version == 2
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_an_experiment_has_engines_while_it_runs(cfg, tokenizer, colocated):
+    cfg.trainer.placement.colocate_all = colocated
+    seen = []
+
+    class Trainer:
+        def __init__(self, engines, made):
+            self.engines, self.made = engines, made
+
+        async def train(self):
+            seen.append((self.engines.session, self.engines.session.runtime.asleep))
+            await self.engines.wake_up()
+            seen.append(await self.made.generate(batch_of(cfg)))
+
+    class Exp(SeerExp):
+        def __init__(self):  # SkyRL's own reads data sets
+            self.cfg, self.tokenizer = cfg, tokenizer
+
+        def _setup_trainer(self):
+            engines = self.get_inference_client()
+            return Trainer(engines, self.get_generator(cfg, tokenizer, engines))
+
+    Exp().run()
+    (session, asleep), output = seen
+    assert asleep == colocated
+    assert len(output["response_ids"]) == 12
+    with pytest.raises(Exception, match="not running"):
+        session.rollout([])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("seer_config", "", "give seer_config="),
+        ("generator.batched", False, "set generator.batched=true"),
+        ("generator.vision_language_generator", True, "rolls out text alone"),
+        ("generator.inference_engine.enable_return_routed_experts", True, "no routed experts"),
+        ("trainer.fully_async.enabled", True, "leave out trainer.fully_async"),
+        ("trainer.policy.model.lora.rank", 8, "load whole models"),
+        ("trainer.export_path", "s3://somewhere", "trainer.export_path is s3://somewhere"),
+        ("generator.sampling_params.min_p", 0.1, "does not sample by min_p"),
+        ("generator.sampling_params.stop", ["\n"], "does not sample by stop"),
+        ("generator.eval_sampling_params.additional_kwargs", {"seed": 3}, "does not sample by seed"),
+        ("generator.sampling_params.temperature", 0.8, "at temperature 0.8, top_p 1 and top_k -1"),
+    ],
+)
+def test_options_that_a_rollout_does_not_support_are_refused_before_engines_start(
+    cfg, option, value, message
+):
+    place = cfg
+    *parts, last = option.split(".")
+    for part in parts:
+        place = getattr(place, part)
+    setattr(place, last, value)
+    with pytest.raises(ConfigError, match=message):
+        check(cfg)
+
+
+def test_options_that_a_rollout_can_give_are_taken(cfg):
+    check(cfg)
+    cfg.generator.sampling_params = SamplingParams(temperature=0.8, logprobs=None, max_generate_length=4)
+    check(cfg)
+
+
+def test_prompts_that_differ_within_a_group_are_refused(cfg, tokenizer, engines):
+    batch = batch_of(cfg)
+    for place, extras in enumerate(batch["env_extras"]):
+        extras["hint"] = str(place)
+    with pytest.raises(ConfigError, match="different prompts, and a group has one"):
+        asyncio.run(generator(cfg, tokenizer, engines).generate(batch))
+
+
+def test_requests_without_a_batch_are_refused(engines):
+    with pytest.raises(ConfigError, match=r"set generator\.batched=true"):
+        asyncio.run(engines.generate({"prompt_token_ids": [[1, 2]], "sampling_params": {}}))
+
+
+def test_a_failed_response_ends_training(cfg, tokenizer, engines, monkeypatch):
+    whole = Session.rollout
+
+    def failing(self, *args):
+        result = whole(self, *args)
+        result.completions[4] = msgspec.structs.replace(result.completions[4], finish_reason="error")
+        return result
+
+    monkeypatch.setattr(Session, "rollout", failing)
+    with pytest.raises(EngineError, match="ended with 'error', and SkyRL cannot train without it"):
+        roll_out(cfg, tokenizer, engines)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "chat_completion",
+        "completion",
+        "get_world_size",
+        "init_weight_update_communicator",
+        "render_chat_completion",
+        "update_named_weights",
+    ],
+)
+def test_calls_of_skyrls_own_engines_are_refused_with_the_remedy(engines, call):
+    with pytest.raises(ConfigError, match="train by `python -m seer_skyrl`"):
+        asyncio.run(getattr(engines, call)())
+
+
+def test_calls_with_nothing_to_do_pass(engines):
+    asyncio.run(engines.pause_generation())
+    asyncio.run(engines.resume_generation())
+    asyncio.run(engines.reset_prefix_cache())
+    asyncio.run(engines.finish_session("x"))
+    with pytest.raises(ConfigError, match="give single requests to `seer serve`"):
+        engines.get_endpoint_url()
+    asyncio.run(engines.teardown())

@@ -1,0 +1,228 @@
+"""The hook of slime: a batch of groups rolled out through Seer, scored and filtered as slime does it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.filter_hub.base_types import (
+    MetricGatherer,
+    call_dynamic_filter,
+    should_drop_dynamic_filter_output,
+)
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.utils.async_utils import get_async_loop
+from slime.utils.data import Dataset
+from slime.utils.misc import load_function
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+from seer_core import Sampling
+from seer_core.errors import ConfigError, EngineError
+from seer_slime.engines import Engines, check
+
+if TYPE_CHECKING:
+    from slime.rollout.data_source import DataSource
+
+    from seer_core import Completion
+
+__all__ = ["generate_rollout"]
+
+Group = list[Any]
+"""Samples of one prompt."""
+
+engines_of = cache(Engines)
+tokenizer_of = cache(load_tokenizer)
+
+
+def generate_rollout(
+    args: Namespace, rollout_id: int, data_source: DataSource, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Roll out slime's next batch, or its evaluation sets, by the weights that its trainer wrote last.
+
+    ``args.seer_config`` names Seer's config.  Seeds follow from ``[seer].seed``, the rollout's id and the
+    group's place in it.
+
+    Raises:
+        ConfigError: slime asks for something that Seer's rollouts do not support.
+        EngineError: an engine cannot load the weights, or all groups have failed.
+    """
+    check(args)
+    engines = engines_of(args.seer_config)
+    engines.session.wake()
+    engines.load_weights(args)
+    output = _evaluate(args, engines) if evaluation else _batch(args, rollout_id, data_source, engines)
+    if args.offload_rollout:
+        engines.session.sleep()
+    return output
+
+
+def _batch(
+    args: Namespace, rollout_id: int, data_source: DataSource, engines: Engines
+) -> RolloutFnTrainOutput:
+    """Roll out groups until slime's dynamic filter has kept a batch; keep the first of them by index."""
+    path = args.dynamic_sampling_filter_path
+    wanted = load_function(path) if path is not None else None
+    sampling = {
+        "max_tokens": args.rollout_max_response_len,
+        **Sampling.of(args.rollout_temperature, args.rollout_top_p, args.rollout_top_k).fields,
+    }
+    dropped = MetricGatherer()
+    kept: list[Group] = []
+    seen: list[Group] = []
+    submitted = remaining = failed = 0
+    while len(kept) < args.rollout_batch_size:
+        groups = data_source.get_samples(args.over_sampling_batch_size)
+        names = [f"{rollout_id}-{submitted + number}" for number in range(len(groups))]
+        submitted += len(groups)
+        whole = _roll_out(args, engines, groups, names, sampling, rollout_id)
+        failed += len(groups) - len(whole)
+        remaining += len(whole)
+        seen += whole
+        for group in whole:
+            verdict = call_dynamic_filter(wanted, args, group)
+            if should_drop_dynamic_filter_output(
+                verdict, remaining_batch_size=remaining, target_data_size=args.rollout_batch_size
+            ):
+                dropped.on_dynamic_filter_drop(verdict.reason)
+                remaining -= 1
+            else:
+                kept.append(group)
+    kept = kept[: args.rollout_batch_size]
+    if args.rollout_sample_filter_path is not None:
+        load_function(args.rollout_sample_filter_path)(args, kept)
+    if args.rollout_all_samples_process_path is not None:
+        load_function(args.rollout_all_samples_process_path)(args, seen, data_source)
+    return RolloutFnTrainOutput(
+        samples=kept, metrics={**dropped.collect(), "rollout/seer/failed_groups": failed}
+    )
+
+
+def _evaluate(args: Namespace, engines: Engines) -> RolloutFnEvalOutput:
+    """Roll out slime's evaluation sets, with the same seeds each time."""
+    if args.group_rm:
+        raise ConfigError("slime has no evaluation with --group-rm; leave one of them out")
+    tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
+    reward_key = args.eval_reward_key or args.reward_key
+    data = {}
+    for wanted in args.eval_datasets or []:
+        for option in ("stop", "stop_token_ids", "min_new_tokens", "repetition_penalty"):
+            if getattr(wanted, option):
+                raise ConfigError(f"Seer's rollouts do not support {option}; take it out of {wanted.name!r}")
+        prompts = Dataset(
+            wanted.path,
+            tokenizer=tokenizer,
+            processor=None,
+            max_length=args.eval_max_prompt_len,
+            prompt_key=wanted.input_key,
+            label_key=wanted.label_key,
+            metadata_key=wanted.metadata_key,
+            tool_key=wanted.tool_key,
+            apply_chat_template=wanted.apply_chat_template,
+            apply_chat_template_kwargs=wanted.apply_chat_template_kwargs,
+        ).samples
+        size = wanted.n_samples_per_eval_prompt
+        groups = [[copy.deepcopy(prompt) for _ in range(size)] for prompt in prompts]
+        samples = [sample for group in groups for sample in group]
+        for index, sample in enumerate(samples):
+            sample.index = index
+            sample.metadata = wanted.inject_metadata(sample.metadata)
+            sample.custom_rm_path = wanted.custom_rm_path
+        sampling = {
+            "max_tokens": wanted.max_response_len,
+            **Sampling.of(wanted.temperature, wanted.top_p, wanted.top_k).fields,
+        }
+        names = [f"eval-{wanted.name}-{number}" for number in range(len(groups))]
+        whole = _roll_out(args, engines, groups, names, sampling, iteration=0, evaluation=True)
+        samples = [sample for group in whole for sample in group]
+        data[wanted.name] = {
+            "rewards": [each.reward if not reward_key else each.reward[reward_key] for each in samples],
+            "truncated": [each.status == Sample.Status.TRUNCATED for each in samples],
+            "samples": samples,
+        }
+    return RolloutFnEvalOutput(data=data)
+
+
+def _roll_out(
+    args: Namespace,
+    engines: Engines,
+    groups: Sequence[Group],
+    names: Iterable[str],
+    sampling: dict[str, Any],
+    iteration: int,
+    *,
+    evaluation: bool = False,
+) -> list[Group]:
+    """Fill and score samples while engines go on; return the groups without a failed response, in order."""
+    tokenizer = tokenizer_of(args.hf_checkpoint, trust_remote_code=True)
+    named = dict(zip(names, groups, strict=True))
+    records = [
+        {
+            "group_id": name,
+            "prompt_token_ids": _prompt_ids(group[0], tokenizer),
+            "n": len(group),
+            **sampling,
+        }
+        for name, group in named.items()
+    ]
+    prompts = {record["group_id"]: record["prompt_token_ids"] for record in records}
+    scored: dict[tuple[str, int], Future[Any]] = {}
+    failed: set[str] = set()
+    for completion in engines.session.stream(records, iteration, keep=False):
+        name, index = completion.group_id, completion.index
+        if not completion.whole:
+            failed.add(name)
+            continue
+        text = tokenizer.decode(completion.token_ids, skip_special_tokens=args.rollout_skip_special_tokens)
+        _fill(named[name][index], prompts[name], completion, text)
+        scored[name, index] = _submit(_score(args, named[name][index], evaluation))
+    if named and len(failed) == len(named):
+        raise EngineError("in every group of slime's batch a response has failed; the engines' logs say why")
+    for (name, index), sample in scored.items():
+        named[name][index] = sample.result()
+    whole = [group for name, group in named.items() if name not in failed]
+    if args.group_rm:
+        for group, rewards in [(group, _submit(batched_async_rm(args, group))) for group in whole]:
+            for sample, reward in zip(group, rewards.result(), strict=True):
+                sample.reward = reward
+    return whole
+
+
+def _prompt_ids(sample: Any, tokenizer: Any) -> list[int]:
+    if not isinstance(sample.prompt, str) or any((sample.multimodal_inputs or {}).values()):
+        raise ConfigError("Seer rolls out text alone; give --apply-chat-template, and no multimodal keys")
+    ids: list[int] = tokenizer.encode(sample.prompt, add_special_tokens=False)
+    return ids
+
+
+def _fill(sample: Any, prompt_ids: Sequence[int], completion: Completion, text: str) -> None:
+    """Write a completion into slime's sample."""
+    ids = completion.token_ids.tolist()
+    sample.tokens = [*prompt_ids, *ids]
+    sample.response = text
+    sample.response_length = len(ids)
+    sample.loss_mask = [1] * len(ids)
+    sample.rollout_log_probs = completion.logprobs.tolist()
+    sample.weight_versions = [str(completion.weight_version)]
+    cut = completion.finish_reason == "length"
+    sample.status = Sample.Status.TRUNCATED if cut else Sample.Status.COMPLETED
+
+
+async def _score(args: Namespace, sample: Any, evaluation: bool) -> Any:
+    """Return a sample as slime's hooks leave it, with its reward, unless whole groups are scored."""
+    sample = await apply_rollout_sample_hooks(args, sample, evaluation=evaluation)
+    if not args.group_rm and sample.reward is None:
+        sample.reward = await async_rm(args, sample)
+    return sample
+
+
+def _submit(work: Any) -> Future[Any]:
+    """Run a coroutine in slime's own event loop."""
+    return asyncio.run_coroutine_threadsafe(work, get_async_loop().loop)

@@ -1,0 +1,187 @@
+"""What the adapter uses of slime, in the least that behaves alike: for where slime itself is not installed.
+
+It is no package of an index.  With a checkout on ``PYTHONPATH`` the tests run on slime's own modules.
+"""
+
+import asyncio
+import importlib
+import json
+import sys
+import threading
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass
+class Sample:
+    """A response, to be."""
+
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+
+    group_index: int | None = None
+    index: int | None = None
+    prompt: str = ""
+    tokens: list = field(default_factory=list)
+    multimodal_inputs: dict | None = None
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: float | None = None
+    loss_mask: list | None = None
+    weight_versions: list = field(default_factory=list)
+    rollout_log_probs: list | None = None
+    status: Status = Status.PENDING
+    metadata: dict = field(default_factory=dict)
+    custom_rm_path: str | None = None
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    samples: list
+    metrics: dict | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    data: dict
+    metrics: dict | None = None
+
+
+def call_rollout_fn(function, *args, evaluation):
+    return function(*args, evaluation=evaluation)
+
+
+@dataclass
+class DynamicFilterOutput:
+    keep: bool
+    reason: str | None = None
+    keep_when_insufficient: bool = False
+
+
+def call_dynamic_filter(function, *args):
+    return DynamicFilterOutput(keep=True) if function is None else function(*args)
+
+
+def should_drop_dynamic_filter_output(output, *, remaining_batch_size, target_data_size):
+    spare = remaining_batch_size > target_data_size or not output.keep_when_insufficient
+    return not output.keep and spare
+
+
+class MetricGatherer:
+    def __init__(self):
+        self.counts = {}
+
+    def on_dynamic_filter_drop(self, reason):
+        name = f"rollout/dynamic_filter/drop_{reason}"
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def collect(self):
+        return dict(self.counts)
+
+
+def load_function(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+async def async_rm(args, sample):
+    return await load_function(sample.custom_rm_path or args.custom_rm_path)(args, sample)
+
+
+async def batched_async_rm(args, samples):
+    return await load_function(args.custom_rm_path)(args, samples)
+
+
+async def apply_rollout_sample_hooks(args, sample, **facts):
+    for path in args.rollout_sample_hook_path or []:
+        sample = load_function(path)(args, sample) or sample
+    return sample
+
+
+class AsyncLoopThread:
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+
+_loops = []
+
+
+def get_async_loop():
+    if not _loops:
+        _loops.append(AsyncLoopThread())
+    return _loops[0]
+
+
+def load_tokenizer(name_or_path, **_):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name_or_path)
+
+
+class Dataset:
+    def __init__(self, path, *, prompt_key, label_key, **_):
+        rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+        self.samples = [Sample(prompt=row[prompt_key], label=row[label_key]) for row in rows]
+
+
+@dataclass
+class EvalDatasetConfig:
+    name: str
+    path: str
+    custom_rm_path: str | None = None
+    input_key: str | None = None
+    label_key: str | None = None
+    tool_key: str | None = None
+    metadata_key: str | None = None
+    apply_chat_template: bool | None = None
+    apply_chat_template_kwargs: dict | None = None
+    n_samples_per_eval_prompt: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_response_len: int | None = None
+    stop: list | None = None
+    stop_token_ids: list | None = None
+    min_new_tokens: int | None = None
+    repetition_penalty: float | None = None
+
+    def inject_metadata(self, metadata):
+        return dict(metadata)
+
+
+MODULES = {
+    "slime": (),
+    "slime.rollout": (),
+    "slime.rollout.base_types": (RolloutFnTrainOutput, RolloutFnEvalOutput, call_rollout_fn),
+    "slime.rollout.filter_hub": (),
+    "slime.rollout.filter_hub.base_types": (
+        DynamicFilterOutput,
+        MetricGatherer,
+        call_dynamic_filter,
+        should_drop_dynamic_filter_output,
+    ),
+    "slime.rollout.rm_hub": (async_rm, batched_async_rm),
+    "slime.rollout.sample_hooks": (apply_rollout_sample_hooks,),
+    "slime.utils": (),
+    "slime.utils.async_utils": (get_async_loop,),
+    "slime.utils.data": (Dataset,),
+    "slime.utils.eval_config": (EvalDatasetConfig,),
+    "slime.utils.misc": (load_function,),
+    "slime.utils.processing_utils": (load_tokenizer,),
+    "slime.utils.types": (Sample,),
+}
+
+
+def install():
+    """Register the stand-in under slime's module names."""
+    for name, contents in MODULES.items():
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = []
+        for each in contents:
+            setattr(module, each.__name__, each)

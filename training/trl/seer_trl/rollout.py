@@ -1,0 +1,177 @@
+"""The rollout function of TRL's GRPOTrainer: prompts in, completions of the trainer's current weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from safetensors import SafetensorError
+
+from seer_core import Sampling, Session, SharedWeights
+from seer_core.errors import ConfigError, EngineError, OutputError
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+__all__ = ["SeerRollout"]
+
+
+class SeerRollout:
+    """Rolls out through a session that has been started; give it to a trainer as ``rollout_func``.
+
+    Whenever the trainer has taken a step, its weights go to the engines: by the directory ``seer_weights`` in
+    its output directory, or, with ``weights="shared_memory"``, in memory that engines on its machine read.
+    Seeds follow from ``[seer].seed``, the trainer's step and the place in its batch, so training that is
+    resumed goes on with the tokens that it would have had.  If the engines are ``colocated`` with the
+    trainer, on its devices, they sleep while it trains.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        weights: Literal["directory", "shared_memory"] = "directory",
+        colocated: bool = False,
+    ) -> None:
+        if weights not in ("directory", "shared_memory"):
+            raise ConfigError(f"weights is {weights!r}; it is 'directory' or 'shared_memory'")
+        self.session = session
+        self._shared = SharedWeights() if weights == "shared_memory" else None
+        self.colocated = colocated
+        self._step = -1
+        self._batches = 0
+        """Rollouts at this step so far: TRL may ask for several, in evaluation above all."""
+
+    def __call__(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        """Return ``prompt_ids``, ``completion_ids`` and ``logprobs`` for each prompt, in their order.
+
+        Prompts are texts or conversations, each repeated as often as it shall be answered.  ``logprobs`` are
+        those of the engines, in nats.
+
+        Raises:
+            ConfigError: the trainer asks for something that Seer's rollouts do not support.
+            EngineError: an engine failed a response, or cannot load the weights.
+        """
+        check(trainer)
+        self.session.wake()
+        self._send_weights(trainer)
+        prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
+        if images is not None:
+            raise ConfigError("Seer rolls out text alone, and these prompts have images; take them out")
+        records = self._records(prompt_ids, trainer)
+        result = self.session.rollout(records, iteration=self._step)
+        self._batches += 1
+        if self.colocated:
+            self.session.sleep()
+        completions = result.in_order(
+            (record["group_id"], index) for record in records for index in range(record["n"])
+        )
+        for each in completions:
+            if not each.whole:
+                raise EngineError(
+                    f"response {each.request_id} ended with {each.finish_reason!r}, and TRL cannot train"
+                    " without it; the engines' logs say why"
+                )
+        _correct_by_logprobs(trainer, self)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [each.token_ids.tolist() for each in completions],
+            "logprobs": [each.logprobs.tolist() for each in completions],
+        }
+
+    def sync_weights(self) -> None:
+        """Do nothing: TRL calls this just before the rollout, which sends the weights itself."""
+
+    def _send_weights(self, trainer: GRPOTrainer) -> None:
+        """Have the engines load the trainer's weights, unless they have those of this step."""
+        if self._step == trainer.state.global_step:
+            return
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if self._shared is not None:
+            with self._shared.offer(_tensors(model).items()) as source:
+                self.session.update_weights(source)
+        else:
+            directory = Path(trainer.args.output_dir) / "seer_weights"
+            try:
+                model.save_pretrained(directory)
+            except (OSError, SafetensorError) as error:  # the latter where a disk is full
+                raise OutputError(f"cannot write the weights to {directory}: {error}; make room") from error
+            self.session.update_weights(directory)
+        self._step = trainer.state.global_step
+        self._batches = 0
+
+    def _records(self, prompt_ids: Sequence[Sequence[int]], trainer: GRPOTrainer) -> list[dict[str, Any]]:
+        """Return a record for each group: TRL repeats a prompt as often as it shall be answered."""
+        training = trainer.model.training
+        size = trainer.num_generations if training else trainer.num_generations_eval
+        places = [(place // size, ids) for place, ids in enumerate(prompt_ids)]
+        mode = "train" if training else "eval"
+        return [
+            {
+                "group_id": f"{mode}-{self._step}-{self._batches}-{number}",
+                "prompt_token_ids": ids,
+                "n": len(list(members)),
+                "max_tokens": trainer.max_completion_length,
+                **_sampling(trainer).fields,
+            }
+            for number, ((_, ids), members) in enumerate(groupby(places))
+        ]
+
+
+def check(trainer: GRPOTrainer) -> None:
+    """Refuse a trainer that Seer cannot roll out for.
+
+    Raises:
+        ConfigError: a setting is not supported; the error names it and the remedy.
+    """
+    if trainer.accelerator.num_processes > 1:
+        raise ConfigError(
+            f"TRL trains in {trainer.accelerator.num_processes} processes, and a session's engines serve one;"
+            " start one process"
+        )
+    if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
+        raise ConfigError("Seer's engines load whole models, and this one has adapters; train without PEFT")
+    if trainer.tools or trainer.environment_factories:
+        raise ConfigError("Seer's rollouts call no tools and no environments; leave them out")
+    unknown = {
+        "min_p": trainer.min_p not in (None, 0.0),
+        "repetition_penalty": trainer.repetition_penalty != 1.0,
+        "generation_kwargs": bool(trainer.args.generation_kwargs),
+    }
+    for name, given in unknown.items():
+        if given:
+            raise ConfigError(f"Seer does not sample by {name}; leave it out of GRPOConfig")
+    if trainer.vllm_importance_sampling_correction and not _sampling(trainer).raw:
+        raise ConfigError(
+            f"at temperature {trainer.temperature:g}, top_p {trainer.top_p:g} and top_k {trainer.top_k} the"
+            " engines' log-probs, the model's own, are not those that TRL corrects by; sample at 1, 1 and 0,"
+            " or set vllm_importance_sampling_correction=False"
+        )
+
+
+def _sampling(trainer: GRPOTrainer) -> Sampling:
+    return Sampling.of(trainer.temperature, trainer.top_p, trainer.top_k)
+
+
+def _tensors(model: Any) -> Mapping[str, Any]:
+    """Return a model's weights as ``save_pretrained`` names them, tied ones once."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    once = remove_tied_weights_from_state_dict(model.state_dict(), model)
+    tensors: dict[str, Any] = revert_weight_conversion(model, once)
+    return tensors
+
+
+def _correct_by_logprobs(trainer: GRPOTrainer, rollout: SeerRollout) -> None:
+    """Have TRL weigh tokens by the engines' log-probs, as it does those of its own vLLM, where that is on.
+
+    It does so only where ``use_vllm`` is set, which in GRPOConfig would start that vLLM.  Set later, it has
+    TRL ask for ``sync_weights`` before each rollout of another step, and nothing more.
+    """
+    if trainer.vllm_importance_sampling_correction:
+        trainer.use_vllm = True
+        trainer.vllm_generation = rollout
+        trainer._last_loaded_step = trainer.state.global_step

@@ -1,0 +1,95 @@
+"""The manager of verl's agent loops: a batch's groups are reserved, then verl's own workers run them.
+
+This one is for ``trainer.use_v1=False``; ``seer_verl.agent_loop_tq`` has that of verl's newer trainer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import ray
+from verl.experimental import agent_loop as verls
+from verl.protocol import DataProto
+from verl.utils.ray_utils import auto_await
+
+from seer_verl.check import check
+from seer_verl.llm_client import LLMClient
+from seer_verl.rows import ROW, BatchRow, Names, iteration_of, places
+
+__all__ = ["AgentLoopManager", "AgentLoopWorker", "RowAware"]
+
+COLUMN = "seer_row"
+
+
+class RowAware:
+    """A worker that sets the row of each agent loop before it runs, with tools or without."""
+
+    def place(self, kwargs: dict[str, Any]) -> tuple[str, int]:
+        """Remove the row's group and index from the arguments of its agent loop, and return them."""
+        group, index = kwargs.pop(COLUMN)
+        return group, index
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        group, index = self.place(kwargs)
+        ROW.set(BatchRow(group, index, iteration_of(trajectory["step"], trajectory["validate"])))
+        return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)  # type: ignore[misc]
+
+
+class AgentLoopWorker(RowAware, verls.AgentLoopWorker):
+    """verl's worker, each of whose rows is one of a reserved group."""
+
+
+class AgentLoopManager(verls.AgentLoopManager):
+    """verl's manager, on a server of Seer's: ``rollout.agent.agent_loop_manager_class``."""
+
+    def __init__(self, config: Any, llm_client: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Replace verl's client of its servers; see verl's class for the arguments.
+
+        Raises:
+            ValueError: the config asks for what Seer's rollouts cannot give.
+        """
+        check(config, v1=False)
+        self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
+        self.names = Names()
+        super().__init__(config, LLMClient(config), *args, **kwargs)
+
+    @auto_await
+    async def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Roll out a batch whose rows of one ``uid`` are a group; see verl's method.
+
+        Raises:
+            ClientError: the server refuses the batch, or is gone.
+        """
+        validate = prompts.meta_info.get("validate", False)
+        step = prompts.meta_info.get("global_steps", -1)
+        rows = self._rows(prompts, validate, step)
+        sizes = Counter(group for group, _ in rows)
+        groups = [{"group_id": name, "n": n} for name, n in sizes.items()]
+        column = np.empty(len(rows), dtype=object)
+        column[:] = rows
+        prompts.non_tensor_batch[COLUMN] = column
+        try:
+            client, prompt_wait_s = self.llm_client.connect(), self.llm_client.settings.prompt_wait_s
+            async with (
+                client,
+                client.reserve(groups, iteration=iteration_of(step, validate), prompt_wait_s=prompt_wait_s),
+            ):
+                output = await super().generate_sequences(prompts)
+        finally:
+            del prompts.non_tensor_batch[COLUMN]
+        output.non_tensor_batch.pop(COLUMN, None)
+        return output
+
+    def _rows(self, prompts: DataProto, validate: bool, step: int) -> list[tuple[str, int]]:
+        """Return each row's group and index; greedy ones, REMAX's, are a group of their own."""
+        count = len(prompts)
+        columns = prompts.non_tensor_batch
+        uids = columns.get("uid", range(count))
+        sampled = columns.get("__do_sample__", [True] * count)
+        found = places((uid, bool(each)) for uid, each in zip(uids, sampled, strict=True))
+        names = self.names.take(1 + max((group for group, _ in found), default=-1), step, validate)
+        return [(names[group], index) for group, index in found]

@@ -1,0 +1,100 @@
+"""The manager of agent loops for verl's newer trainer, whose workers leave responses in TransferQueue.
+
+There a row of the batch is a prompt, and a worker rolls out its whole group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from tensordict import NonTensorStack, TensorDict
+from verl.trainer.ppo.v1 import agent_loop_tq as verls
+
+from seer_verl.agent_loop import RowAware
+from seer_verl.check import check
+from seer_verl.llm_client import LLMClient
+from seer_verl.rows import Names, iteration_of
+
+__all__ = ["AgentLoopManager", "AgentLoopWorker"]
+
+COLUMN = "seer_group"
+
+VerlsWorker: Any = verls.AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
+"""verl's class itself: what stands under its name is Ray's handle of it, which cannot be subclassed."""
+
+
+class AgentLoopWorker(RowAware, VerlsWorker):
+    """verl's worker, whose prompts are reserved groups until their responses are over."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Do what verl's does, whose ``super()`` does not survive that Ray copies its class."""
+        verls.AgentLoopWorker.__init__(self, *args, **kwargs)
+        verls.tq.init()
+        self.background_tasks: set[asyncio.Task[Any]] = set()
+
+    def place(self, kwargs: dict[str, Any]) -> tuple[str, int]:
+        """Remove the group from the arguments of an agent loop, whose responses verl has numbered."""
+        return kwargs.pop(COLUMN), kwargs["session_id"]
+
+    async def generate_sequences(self, batch: TensorDict) -> None:
+        """Reserve the groups of this worker's prompts, and begin their loops; see verl's method.
+
+        Raises:
+            ClientError: the server refuses them, or is gone.
+        """
+        validate, step = "validate" in batch and batch["validate"], batch["global_steps"]
+        reservation = self.llm_client.client.reserve(
+            self._groups(batch, validate),
+            iteration=iteration_of(step, validate),
+            prompt_wait_s=self.llm_client.settings.prompt_wait_s,
+        )
+        await reservation.__aenter__()
+        others = set(self.background_tasks)
+        try:
+            await super().generate_sequences(batch)
+        finally:
+            closing = asyncio.create_task(_close(reservation, self.background_tasks - others))
+            self.background_tasks.add(closing)
+            closing.add_done_callback(self.background_tasks.discard)
+
+    def _groups(self, batch: TensorDict, validate: bool) -> list[dict[str, Any]]:
+        config = self.config.actor_rollout_ref.rollout
+        usual = config.val_kwargs.n if validate else config.n
+        sizes = [usual] * len(batch)
+        if "__rollout_n__" in batch:
+            sizes = list(batch["__rollout_n__"])
+        return [{"group_id": name, "n": int(n)} for name, n in zip(batch[COLUMN], sizes, strict=True)]
+
+
+class AgentLoopManager(verls.AgentLoopManagerTQ):
+    """verl's manager, on a server of Seer's: ``rollout.agent.agent_loop_manager_class``."""
+
+    def __init__(self, config: Any, llm_client: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Replace verl's client of its servers; see verl's class for the arguments.
+
+        Raises:
+            ValueError: the config asks for what Seer's rollouts cannot give.
+        """
+        check(config, v1=True)
+        super().__init__(config, LLMClient(config), *args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
+        self.names = Names()
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Begin to roll out a batch of prompts, each with its group; see verl's method.
+
+        Raises:
+            ClientError: the server refuses the batch, or is gone.
+        """
+        validate, step = "validate" in prompts and prompts["validate"], prompts["global_steps"]
+        prompts[COLUMN] = NonTensorStack(*self.names.take(len(prompts), step, validate))
+        super().generate_sequences(prompts)
+
+
+async def _close(reservation: Any, tasks: set[asyncio.Task[Any]]) -> None:
+    """End a reservation when its loops are over; what they have not requested is given up."""
+    if tasks:
+        await asyncio.wait(tasks)
+    await reservation.__aexit__(None, None, None)

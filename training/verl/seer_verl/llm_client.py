@@ -1,0 +1,133 @@
+"""The replacement of verl's client of its servers: each request is a row of a reserved group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seer_client import AsyncClient
+from verl.utils import normalize_token_ids
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.replica import TokenOutput
+
+from seer_verl.rows import ROW
+from seer_verl.settings import Settings, settings_of
+
+__all__ = ["LLMClient", "step_of", "version_of"]
+
+STOPS = {"stop": "completed", "length": "completed", "aborted": "aborted"}
+
+
+def version_of(step: int) -> int:
+    """Return the version of the weights after a step; 0 are those that the server began with."""
+    return step + 1
+
+
+def step_of(version: int) -> int:
+    """Return the step whose weights a version is, -1 for those that the server began with."""
+    return version - 1
+
+
+class LLMClient:
+    """Sends the requests of verl's agent loops to Seer's server, from each worker's process."""
+
+    def __init__(self, config: Any) -> None:
+        rollout = config.actor_rollout_ref.rollout
+        self.settings: Settings = settings_of(rollout)
+        self.prompt_length: int = rollout.prompt_length
+        self.response_length: int = rollout.response_length
+        self._client: tuple[asyncio.AbstractEventLoop, AsyncClient] | None = None
+
+    def connect(self) -> AsyncClient:
+        """Return a client for the event loop that runs."""
+        settings = self.settings
+        return AsyncClient(settings.url, settings.token, patience_s=settings.patience_s)
+
+    @property
+    def client(self) -> AsyncClient:
+        """The client of this process; a worker's agent loops share an event loop."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            self._client = loop, self.connect()
+        return self._client[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    @rollout_trace_op
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        image_data: Any = None,
+        video_data: Any = None,
+        audio_data: Any = None,
+        **_: Any,
+    ) -> TokenOutput:
+        """Roll out the next turn of the row that runs, as verl's client does for ``request_id``.
+
+        Raises:
+            ValueError: it asks for something that Seer's rollouts do not support.
+            RuntimeError: the response has failed.
+            ClientError: the server refuses it, or is gone.
+        """
+        if image_data or video_data or audio_data:
+            raise ValueError("Seer rolls out text alone; leave images, videos and audio out of the data")
+        row = ROW.get()
+        if row is None:
+            raise ValueError(
+                "a request came from outside an agent loop of Seer's workers; name Seer's manager in"
+                " rollout.agent.agent_loop_manager_class"
+            )
+        ids = list(normalize_token_ids(prompt_ids))
+        wanted = self.sampling(sampling_params, len(ids))
+        turn, row.turns = row.turns, row.turns + 1
+        if turn == 0:
+            completion = await self.client.rollout_row(row.group, row.index, prompt_token_ids=ids, **wanted)
+        else:  # what a tool has answered differs from row to row
+            record = {
+                "group_id": f"{row.group}-{row.index}-{turn}",
+                "prompt_token_ids": ids,
+                "n": 1,
+                **wanted,
+            }
+            (completion,) = [each async for each in self.client.rollout([record], iteration=row.iteration)]
+        if completion.finish_reason not in STOPS:
+            raise RuntimeError(f"the response {completion.request_id} has failed; the server's log says why")
+        step = step_of(completion.weight_version)
+        return TokenOutput(
+            token_ids=list(completion.token_ids),
+            log_probs=list(completion.logprobs) if sampling_params.get("logprobs") else None,
+            stop_reason=STOPS[completion.finish_reason],
+            extra_fields={"global_steps": step, "min_global_steps": step, "max_global_steps": step},
+        )
+
+    def sampling(self, params: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
+        """Return verl's sampling parameters as Seer's; the length is bounded as verl's servers do it.
+
+        Raises:
+            ValueError: they ask for something that Seer's rollouts do not support.
+        """
+        given = dict(params)
+        given.pop("logprobs", None)
+        room = self.prompt_length + self.response_length - prompt_tokens
+        most = given.pop("max_tokens", given.pop("max_new_tokens", min(self.response_length, room)))
+        if (penalty := given.pop("repetition_penalty", 1.0)) != 1.0:
+            raise ValueError(
+                f"Seer's rollouts do not support repetition_penalty ({penalty}); leave it at 1.0"
+            )
+        found = {
+            "max_tokens": max(1, most),
+            "temperature": float(given.pop("temperature", 1.0)),
+            "top_p": float(given.pop("top_p", 1.0)),
+            "top_k": max(0, given.pop("top_k", -1)),
+        }
+        unknown = [name for name, value in given.items() if value]
+        if unknown:
+            raise ValueError(
+                f"Seer's rollouts do not support {unknown[0]}; leave it out of the sampling parameters"
+            )
+        return found

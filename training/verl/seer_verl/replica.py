@@ -1,0 +1,127 @@
+"""The replicas that verl drives as its engines: sleep, wake and weights go to Seer's server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from seer_client import Client
+from torch.distributed import get_rank, is_initialized
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+
+from seer_verl.llm_client import version_of
+from seer_verl.settings import Settings, settings_of
+
+__all__ = ["Replica", "ReplicaRollout"]
+
+
+class Replica(RolloutReplica):
+    """One of verl's replicas; only the first makes calls to the server, however many engines that has."""
+
+    async def launch_servers(self) -> None:
+        """Launch nothing: ``seer serve`` has the engines."""
+        self._server_address = settings_of(self.config).url
+
+    async def init_colocated(self, resource_pool: Any) -> None:
+        """Refuse: verl's reward models and teachers are not served."""
+        raise ValueError("Seer serves the model that is trained alone; name other engines for reward models")
+
+    async def init_standalone(self) -> None:
+        """Refuse: verl would keep GPUs for it, and send weights in another way."""
+        raise ValueError("Seer's rollouts are synchronous; set trainer.v1.trainer_mode to sync")
+
+    async def sleep(self) -> None:
+        """Have the engines free their memory while the trainer computes."""
+        if self.replica_rank == 0 and self.config.free_cache_engine:
+            settings = settings_of(self.config)
+            await asyncio.to_thread(_with(settings, lambda client: client.sleep(wait_s=settings.wait_s)))
+
+    async def wake_up(self) -> None:
+        """Have the engines take their memory back."""
+        if self.replica_rank == 0 and self.config.free_cache_engine:
+            await asyncio.to_thread(_with(settings_of(self.config), Client.wake))
+
+
+class ReplicaRollout(BaseRollout):
+    """The rollout half of a trainer's worker: that of rank 0 sends the weights."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, *args: Any, **kwargs: Any) -> None:
+        """Read where the server is; see verl's class for the arguments."""
+        super().__init__(config, model_config, device_mesh, *args, **kwargs)
+        self.settings = settings_of(self.config)
+        self.sends_weights = not is_initialized() or get_rank() == 0
+        self._sent: int | None = None
+
+    async def resume(self, tags: list[str]) -> None:
+        """Wake the engines before they get weights; they take all of their memory at once."""
+        if self.sends_weights and "weights" in tags:
+            await asyncio.to_thread(_with(self.settings, Client.wake))
+
+    async def release(self) -> None:
+        """Have the engines free their memory."""
+        if self.sends_weights:
+            wait_s = self.settings.wait_s
+            await asyncio.to_thread(_with(self.settings, lambda client: client.sleep(wait_s=wait_s)))
+
+    async def update_weights(
+        self,
+        weights: Iterator[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        peft_config: Any = None,
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Send named tensors to the server, which loads them as the version of a step.
+
+        Every rank draws all of them, for gathering a tensor takes all ranks.  Nothing is sent if the server
+        has them: verl also calls this to wake engines.
+
+        Raises:
+            ValueError: they are no whole tensors, or the server has newer weights.
+            ClientError: the server refuses them, or is gone.
+        """
+        try:
+            if wire_format != "named_tensors" or peft_config is not None:
+                raise ValueError(
+                    "Seer's engines load whole models; set model.lora.merge=True, or leave LoRA out"
+                )
+            if self.sends_weights:
+                with connect(self.settings) as client:
+                    self._send(client, weights, global_steps)
+        finally:
+            for _rest in weights:
+                pass
+
+    def _send(self, client: Client, weights: Iterator[tuple[str, torch.Tensor]], step: int | None) -> None:
+        loaded = client.state().weight_version
+        version = self._sent if step is None else version_of(step)
+        if version is None:
+            raise ValueError("weights come without a step, and none have come before; update them with one")
+        if version == self._sent == loaded:
+            return
+        if loaded >= version:
+            raise ValueError(
+                f"the server at {self.settings.url} has weights of version {loaded}, of another training, and"
+                f" this one's are version {version}; start `seer serve` anew"
+            )
+        send = client.share_weights if self.settings.is_local else client.send_weights
+        send(weights, version=version, wait_s=self.settings.wait_s)
+        self._sent = version
+
+
+def connect(settings: Settings) -> Client:
+    """Return a client of the server."""
+    return Client(settings.url, settings.token, patience_s=settings.patience_s)
+
+
+def _with(settings: Settings, call: Any) -> Any:
+    """Return a function that makes one call to the server."""
+
+    def called() -> None:
+        with connect(settings) as client:
+            call(client)
+
+    return called

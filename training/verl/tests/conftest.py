@@ -1,0 +1,141 @@
+"""Servers in Seer's environment, on simulated engines, and verl's config for them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray asks for it, on machines without a GPU
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+SEER = ROOT / ".venv/bin/seer"
+MODEL = ROOT / "examples/tiny_reasoner/weights"
+
+START_S = 240
+
+sys.path.insert(0, str(HERE))
+
+CONFIG = """
+[seer]
+plugins = ["divided_rollout", "context_sched"]
+engine = "sim"
+kv_pool = "none"
+
+[rollout]
+max_tokens = 99
+
+[engine.sim]
+instances = 2
+
+[engine.sim.lengths]
+mean_tokens = 8
+
+[plugin.divided_rollout]
+chunk_tokens = 4
+"""
+
+
+class Server:
+    """``seer serve`` of a config, and the library's responses to the same prompts."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.config = folder / "seer.toml"
+        self.config.write_text(CONFIG, "utf-8")
+        command = [SEER, "serve", self.config, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        limit = threading.Timer(START_S, self.process.kill)
+        limit.start()
+        lines = (re.search(r"running on (http://\S+)", line) for line in self.process.stderr)
+        found = next((each for each in lines if each), None)
+        limit.cancel()
+        assert found, "the server has not come up"
+        self.url = found[1]
+
+    def library(self, records, iteration):
+        """Return the tokens and log-probs of each group's responses, by ``seer run`` without a server."""
+        prompts, out = self.folder / "prompts.jsonl", self.folder / "out"
+        prompts.write_text("".join(json.dumps(each) + "\n" for each in records), "utf-8")
+        command = [SEER, "run", self.config, "--prompts", prompts, "--out", out, "--overwrite"]
+        subprocess.run(
+            [*command, "--iteration", str(iteration)], check=True, capture_output=True, timeout=START_S
+        )
+        lines = (out / "completions.jsonl").read_text("utf-8").splitlines()
+        return {
+            (each["group_id"], each["index"]): (each["token_ids"], each["logprobs"])
+            for each in map(json.loads, lines)
+        }
+
+    def close(self):
+        self.process.kill()
+        self.process.wait(60)
+        self.process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    found = Server(tmp_path_factory.mktemp("server"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def fresh_server(tmp_path):
+    found = Server(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """Return the tiny reasoner under a model type whose chats verl does not treat in a special way."""
+    folder = tmp_path_factory.mktemp("model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(MODEL / name, folder)
+    described = json.loads((MODEL / "config.json").read_text())
+    described |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def configure(model):
+    """Return a function that makes verl's config for a server: the lines of ``docs/verl.md``, and others."""
+    rollout = "actor_rollout_ref.rollout"
+    lines = [
+        f"{rollout}.name=seer",
+        f"+{rollout}.agent.agent_loop_manager_class=seer_verl.agent_loop_tq.AgentLoopManager",
+        f"+{rollout}.engine_kwargs.seer.url=http://127.0.0.1:8000",
+        f"{rollout}.tensor_model_parallel_size=1",
+        f"{rollout}.n=3",
+        f"{rollout}.prompt_length=16",
+        f"{rollout}.response_length=12",
+        f"actor_rollout_ref.model.path={model}",
+        "trainer.n_gpus_per_node=1",
+    ]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        composed = compose("ppo_trainer", lines)
+    OmegaConf.set_struct(composed, False)
+
+    def make(server, *overrides, v1=False, workers=3):
+        others = [
+            f"{rollout}.engine_kwargs.seer.url={server.url}",
+            f"{rollout}.agent.num_workers={workers}",
+            f"trainer.use_v1={v1}",
+        ]
+        if not v1:
+            name = "seer_verl.agent_loop.AgentLoopManager"
+            others.append(f"{rollout}.agent.agent_loop_manager_class={name}")
+        return OmegaConf.merge(composed, OmegaConf.from_dotlist([*others, *overrides]))
+
+    return make
