@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import attrs
+import msgspec
 import pytest
 import structlog
 
@@ -190,7 +191,7 @@ def simulated():
 
     def make(policies=None, observers=(), drafter=None, kv_pool=None, seer=None, **settings):
         assembly = Assembly(
-            make_fleet(Settings(**settings)),
+            make_fleet(msgspec.convert(settings, Settings)),
             Strategies(policies or Policies(), tuple(observers), drafter),
             kv_pool,
         )

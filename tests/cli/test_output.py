@@ -11,15 +11,10 @@ import pytest
 
 from seer_core.line_files import LineFile
 
-SMALL = "[rollout]\nn = 2\nmax_tokens = 8\n"
+from .helpers import BOUND_S, SMALL, lines_of
+
 LENGTHS = '{"group": "a", "prompt_tokens": 4, "output_tokens": [5, 9]}\n'
 RECORDING = '{"group": "a", "responses": [[1, 2, 3, 1, 2], [1, 2, 3]]}\n'
-BOUND_S = 60
-"""How long to wait for a process before calling it stuck; never reached when all is well."""
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def names_in(directory):

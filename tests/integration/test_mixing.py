@@ -17,6 +17,8 @@ from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from seer_core.runtime.runtime import Runtime
 
+from .helpers import play, tokens
+
 NO_MODEL = Path(__file__).parents[2] / "examples/plugins/engines/seer_no_model/__init__.py"
 
 NOMAD = """
@@ -68,11 +70,7 @@ def roll_out(config):
         async with Runtime.from_config(config) as runtime:
             return await runtime.rollout(runtime.groups(RECORDS)).wait()
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
-
-
-def tokens(result):
-    return {each.request_id: list(each.token_ids) for each in result.completions}
+    return play(run())
 
 
 def test_one_rollout_goes_on_on_either_kind_to_the_same_tokens(kinds, write):
@@ -82,7 +80,7 @@ def test_one_rollout_goes_on_on_either_kind_to_the_same_tokens(kinds, write):
     assert instances == {"here-0", "here-1", "there-0"}
     assert mixed.summary.migrations > len(mixed.completions)
     alone = roll_out(write("here", plugins, CHUNKS, slots))
-    assert tokens(mixed) == tokens(alone)
+    assert tokens(mixed.completions) == tokens(alone.completions)
 
 
 def test_commands_show_both_kinds_and_their_settings(kinds, write, seer, tmp_path):
@@ -212,4 +210,4 @@ def test_fingerprints_are_compared_among_those_made_alike(by_hand, hand, tmp_pat
                 while "y-1" not in runtime.alive:
                     await asyncio.sleep(0.01)
 
-    asyncio.run(run())
+    play(run())

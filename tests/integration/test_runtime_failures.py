@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from seer_context_sched import ContextAware
-from seer_divided_rollout import Chunks, KvAware
+from seer_divided_rollout import Chunks
 
 from seer_core.errors import (
     EngineError,
@@ -14,34 +13,9 @@ from seer_core.errors import (
     WeightVersionError,
 )
 from seer_core.plugins.loading import Strategies
-from seer_core.scheduling.scheduler import Policies, Slot
+from seer_core.scheduling.scheduler import Policies
 
-
-def policies(**strategies):
-    return Policies(**{name: Slot(name, "mine", strategy) for name, strategy in strategies.items()})
-
-
-def divided(chunk_tokens=64):
-    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware())
-
-
-def play(coroutine):
-    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-def outputs(result):
-    return {
-        each.request_id: (each.token_ids, each.logprobs, each.finish_reason) for each in result.completions
-    }
-
-
-def roll_out(runtime, groups):
-    async def run():
-        async with runtime:
-            return await runtime.rollout(groups).wait()
-
-    return play(run())
+from .helpers import divided, outputs, play, policies, roll_out
 
 
 def test_a_failed_chunk_is_tried_again(by_hand, hand, some_groups):

@@ -6,8 +6,7 @@ import re
 import msgspec
 import pytest
 import structlog
-from seer_context_sched import ContextAware
-from seer_divided_rollout import AffordableChunks, Chunks, KvAware
+from seer_divided_rollout import AffordableChunks
 
 from seer_core.errors import (
     ConfigError,
@@ -24,38 +23,7 @@ from seer_core.runtime.session import rollout
 from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 from seer_core.scheduling.trace import TraceWriter, replay
 
-
-class Recorder:
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, now, event, commands):
-        self.seen.append(event)
-
-
-def policies(**strategies):
-    return Policies(**{name: Slot(name, "mine", strategy) for name, strategy in strategies.items()})
-
-
-def divided(chunk_tokens=64):
-    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware())
-
-
-def play(coroutine):
-    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-async def turns():
-    """Let tasks that are ready go on."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def outputs(result):
-    return {
-        each.request_id: (each.token_ids, each.logprobs, each.finish_reason) for each in result.completions
-    }
+from .helpers import Recorder, divided, outputs, play, policies, turns
 
 
 def test_engines_start_together_and_if_one_cannot_all_are_stopped(by_hand, hand):

@@ -1,13 +1,8 @@
 """Instances of a runtime that are lost: their chunks go on elsewhere, and they start again."""
 
-import asyncio
-
-import msgspec
 import pytest
 import structlog
-from seer_context_sched import ContextAware
-from seer_divided_rollout import Chunks, KvAware
-from seer_sim.plugin import Settings
+from seer_divided_rollout import Chunks
 
 from seer_core.errors import (
     EngineError,
@@ -21,45 +16,7 @@ from seer_core.plugins.loading import Strategies
 from seer_core.ports.clock import RealClock
 from seer_core.scheduling.scheduler import Policies, Slot
 
-
-class Recorder:
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, now, event, commands):
-        self.seen.append(event)
-
-
-def policies(**strategies):
-    return Policies(**{name: Slot(name, "mine", strategy) for name, strategy in strategies.items()})
-
-
-def divided(chunk_tokens=64):
-    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware())
-
-
-def play(coroutine):
-    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-async def turns():
-    """Let tasks that are ready go on."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-SIM = {
-    "instances": 3,
-    "kv_capacity_tokens": 8192,
-    "max_model_tokens": 2048,
-    "max_running": 32,
-    "lengths": {"mean_tokens": 420.0, "cap_tokens": 1000},
-}
-
-
-def _sim(**more):
-    return msgspec.structs.asdict(msgspec.convert({**SIM, **more}, Settings))
+from .helpers import SIM, Recorder, divided, play, policies, turns
 
 
 def test_a_lost_instance_s_chunks_go_on_elsewhere_from_their_last_finished_chunk(by_hand, hand, some_groups):
@@ -152,7 +109,7 @@ def test_when_no_instance_is_left_the_rollout_ends_and_keeps_what_has_finished(s
     async def run():
         seer = SeerTable(restarts=RestartsTable(attempts=0))
         kills = [{"instance": f"sim-{number}", "at_s": 1.0} for number in range(3)]
-        async with simulated(divided(), seer=seer, **_sim(kill_at_s=kills)) as runtime:
+        async with simulated(divided(), seer=seer, **SIM, kill_at_s=kills) as runtime:
             under_way = runtime.rollout(some_groups(20, 4, 900))
             streamed = []
             with pytest.raises(EngineError, match=r"no instance is left.*what had finished is kept"):

@@ -1,13 +1,11 @@
 """Observers of a runtime: what they see, when they live, and what becomes of those that fail."""
 
-import asyncio
 import socket
 from pathlib import Path
 
 import pytest
 import structlog
-from seer_context_sched import ContextAware
-from seer_divided_rollout import Chunks, KvAware
+from seer_divided_rollout import Chunks
 
 from seer_core.errors import (
     PluginError,
@@ -21,40 +19,7 @@ from seer_core.plugins.loading import Strategies
 from seer_core.scheduling.defaults import FirstComeFirstServed
 from seer_core.scheduling.scheduler import Policies, Slot
 
-
-class Recorder:
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, now, event, commands):
-        self.seen.append(event)
-
-
-def policies(**strategies):
-    return Policies(**{name: Slot(name, "mine", strategy) for name, strategy in strategies.items()})
-
-
-def divided(chunk_tokens=64):
-    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware())
-
-
-def play(coroutine):
-    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-def outputs(result):
-    return {
-        each.request_id: (each.token_ids, each.logprobs, each.finish_reason) for each in result.completions
-    }
-
-
-def roll_out(runtime, groups):
-    async def run():
-        async with runtime:
-            return await runtime.rollout(groups).wait()
-
-    return play(run())
+from .helpers import Recorder, divided, outputs, play, policies, roll_out
 
 
 class Fragile:

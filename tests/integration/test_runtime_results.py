@@ -1,20 +1,17 @@
 """Rollouts of a runtime: completions, their order, and the same tokens whatever happens."""
 
-import asyncio
-
-import msgspec
 import pytest
-from seer_context_sched import ContextAware
-from seer_divided_rollout import Chunks, KvAware
-from seer_sim.plugin import Settings
+from seer_divided_rollout import Chunks
 
 from seer_core.errors import (
     PromptError,
     SeerError,
 )
 from seer_core.runtime.session import rollout
-from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
+from seer_core.scheduling.scheduler import Scheduler, Slot
 from seer_core.scheduling.trace import TraceWriter, replay
+
+from .helpers import SIM, Recorder, divided, outputs, play, policies, roll_out
 
 
 class Rotate:
@@ -28,41 +25,6 @@ class Rotate:
 
     def place(self, request, chunk_tokens, instances):
         return instances[(request.index + request.chunks) % len(instances)]
-
-
-class Recorder:
-    def __init__(self):
-        self.seen = []
-
-    def observe(self, now, event, commands):
-        self.seen.append(event)
-
-
-def policies(**strategies):
-    return Policies(**{name: Slot(name, "mine", strategy) for name, strategy in strategies.items()})
-
-
-def divided(chunk_tokens=64):
-    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware())
-
-
-def play(coroutine):
-    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-def outputs(result):
-    return {
-        each.request_id: (each.token_ids, each.logprobs, each.finish_reason) for each in result.completions
-    }
-
-
-def roll_out(runtime, groups):
-    async def run():
-        async with runtime:
-            return await runtime.rollout(groups).wait()
-
-    return play(run())
 
 
 def test_completions_stream_in_the_order_of_their_finish(simulated, some_groups):
@@ -158,13 +120,6 @@ def test_one_runtime_rolls_out_batch_after_batch(simulated, some_groups):
     assert outputs(first) == outputs(second)
 
 
-SIM = {
-    "instances": 3,
-    "kv_capacity_tokens": 8192,
-    "max_model_tokens": 2048,
-    "max_running": 32,
-    "lengths": {"mean_tokens": 420.0, "cap_tokens": 1000},
-}
 KILLS = [
     {"instance": "sim-1", "at_s": 2.0, "restart_after_s": 1.0},
     {"instance": "sim-0", "at_s": 6.5},
@@ -211,26 +166,22 @@ def test_an_iteration_is_counted_when_its_rollout_begins_and_repeated_on_request
 
 def test_whole_divided_migrated_and_interrupted_responses_have_the_same_tokens(simulated, some_groups):
     groups = some_groups(40, 8, 1000)
-    expected = roll_out(simulated(**_sim()), groups)
+    expected = roll_out(simulated(**SIM), groups)
     assert expected.summary.tokens >= 100_000
     assert expected.summary.chunks == 320
 
-    chunked = roll_out(simulated(divided(), **_sim()), groups)
+    chunked = roll_out(simulated(divided(), **SIM), groups)
     assert chunked.summary.chunks > 1600
     assert outputs(chunked) == outputs(expected)
 
-    moved = roll_out(simulated(policies(splitter=Chunks(96), placer=Rotate()), **_sim()), groups)
+    moved = roll_out(simulated(policies(splitter=Chunks(96), placer=Rotate()), **SIM), groups)
     assert moved.summary.migrations > 700
     assert outputs(moved) == outputs(expected)
 
     for each in (None, divided()):
-        shot = roll_out(simulated(each, **_sim(kill_at_s=KILLS)), groups)
+        shot = roll_out(simulated(each, **SIM, kill_at_s=KILLS), groups)
         assert shot.summary.instances_lost == 3
         assert outputs(shot) == outputs(expected)
-
-
-def _sim(**more):
-    return msgspec.structs.asdict(msgspec.convert({**SIM, **more}, Settings))
 
 
 def test_a_trace_with_losses_and_aborts_replays(simulated, some_groups, tmp_path):
@@ -246,7 +197,7 @@ def test_a_trace_with_losses_and_aborts_replays(simulated, some_groups, tmp_path
     trace = TraceWriter(tmp_path / "trace.jsonl")
     recorder = Recorder()
     observers = [Slot("observer", "trace", trace), Slot("observer", "recorder", recorder)]
-    result = play(run(simulated(divided(), observers, **_sim(kill_at_s=kills))))
+    result = play(run(simulated(divided(), observers, **SIM, kill_at_s=kills)))
     trace.close()
     assert result.summary.instances_lost == 2
     assert result.summary.finish_reasons["aborted"] > 0

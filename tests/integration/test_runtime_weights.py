@@ -1,10 +1,6 @@
 """Weights of a runtime: versions, updates, and instances that cannot load them."""
 
-import asyncio
-
 import pytest
-from seer_context_sched import ContextAware
-from seer_divided_rollout import Chunks, KvAware
 
 from seer_core.errors import (
     EngineError,
@@ -12,26 +8,9 @@ from seer_core.errors import (
     WeightVersionError,
 )
 from seer_core.plugins.loading import Strategies
-from seer_core.scheduling.scheduler import Policies, Slot
+from seer_core.scheduling.scheduler import Policies
 
-
-def policies(**strategies):
-    return Policies(**{name: Slot(name, "mine", strategy) for name, strategy in strategies.items()})
-
-
-def divided(chunk_tokens=64):
-    return policies(splitter=Chunks(chunk_tokens), placer=KvAware(0.25), prioritizer=ContextAware())
-
-
-def play(coroutine):
-    """Run a coroutine; one that waits for what never comes fails instead of hanging."""
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-async def turns():
-    """Let tasks that are ready go on."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+from .helpers import divided, play, turns
 
 
 def test_every_completion_and_chunk_carries_the_weight_version(simulated, some_groups):

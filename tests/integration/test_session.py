@@ -1,9 +1,7 @@
 """A session: engines that live between the steps of code without an event loop."""
 
 import asyncio
-import signal
 import threading
-from concurrent.futures import Future
 
 import pytest
 from seer_sim.engine import SimEngine
@@ -12,48 +10,7 @@ from seer_core import Session
 from seer_core import rollout as short_form
 from seer_core.errors import EngineError, PluginError, PromptError, SeerError
 
-RECORDS = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 2}]
-SMALL = "[rollout]\nmax_tokens = 40\n[engine.sim.lengths]\nmean_tokens = 20"
-
-
-def tokens(completions):
-    return {each.request_id: list(each.token_ids) for each in completions}
-
-
-def in_a_thread(work):
-    """Call ``work`` in another thread and return or raise what it does."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((work(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    [(answer, error)] = outcome
-    if error is not None:
-        raise error
-    return answer
-
-
-@pytest.fixture
-def config(write_config):
-    return write_config(["divided_rollout"], SMALL)
-
-
-@pytest.fixture
-def played(config, by_hand):
-    """Return a function that makes a session over engines that are played by hand."""
-
-    def make(*engines):
-        session = Session(config)
-        session.runtime = by_hand(*engines)
-        return session
-
-    return make
+from .helpers import RECORDS, SMALL, in_a_thread, tokens
 
 
 def test_a_session_rolls_out_step_after_step_and_takes_new_weights_between(config):
@@ -316,110 +273,3 @@ def test_a_session_is_used_once_and_within_its_life(config):
         session.rollout(RECORDS)
     with pytest.raises(SeerError, match="make another one"):
         session.start()
-
-
-def interrupt():
-    """Press Ctrl-C: the main thread gets the signal, as from a terminal."""
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-
-def test_ctrl_c_ends_a_rollout_in_order_and_the_session_can_go_on(played, hand):
-    class Interrupting(hand):
-        def submit(self, job):
-            super().submit(job)
-            interrupt()
-
-    engine = Interrupting()
-    with played(engine) as session:
-        with pytest.raises(KeyboardInterrupt):
-            session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
-        assert (len(engine.aborted), engine.jobs) == (1, {})
-        assert session.result.summary.finish_reasons == {"aborted": 1}
-        with pytest.raises(KeyboardInterrupt):
-            next(session.stream([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}]))
-        assert (len(engine.aborted), engine.jobs) == (2, {})
-        assert session.update_weights("step 1") == 1
-    assert engine.stops == 1
-
-
-def test_ctrl_c_during_a_start_stops_what_has_started(played, hand):
-    class Slow(hand):
-        async def start(self, sink):
-            interrupt()
-            await asyncio.Event().wait()
-
-    ready, slow = hand("x"), Slow("y")
-    with pytest.raises(KeyboardInterrupt):
-        played(ready, slow).start()
-    assert ready.stops
-    assert slow.stops
-    assert not any(thread.name == "seer-session" for thread in threading.enumerate())
-
-
-def test_ctrl_c_during_an_update_takes_effect_once_all_engines_have_the_weights(played, hand):
-    class Interrupting(hand):
-        async def update_weights(self, source, version):
-            interrupt()
-            await asyncio.sleep(0)
-            await super().update_weights(source, version)
-
-    engine = Interrupting()
-    with played(engine) as session:
-        with pytest.raises(KeyboardInterrupt):
-            session.update_weights("step 1")
-        assert (engine.weights, session.weight_version) == ([("step 1", 1)], 1)
-
-
-def test_closing_from_another_thread_ends_the_wait_of_the_one_that_rolls_out(played, hand):
-    class Silent(hand):
-        def submit(self, job):
-            super().submit(job)
-            busy.set()
-
-    busy = threading.Event()
-    session = played(Silent())
-    session.start()
-
-    def close():
-        busy.wait(60)
-        session.close()
-
-    closer = threading.Thread(target=close)
-    closer.start()
-    # Which of the two it is depends on whether it waits already.
-    with pytest.raises(SeerError, match=r"the engines were stopped before the rollout|is not running"):
-        session.rollout([{"prompt_token_ids": [5], "max_tokens": 4, "n": 1}])
-    closer.join(60)
-
-
-def test_two_threads_may_close_a_session_at_a_time(played, hand):
-    class Slow(hand):
-        async def stop(self):
-            stopping.set()
-            await asyncio.to_thread(second.wait, 60)
-            await super().stop()
-
-    stopping, second = threading.Event(), threading.Event()
-    engine = Slow()
-    session = played(engine)
-    session.start()
-    closer = threading.Thread(target=session.close, daemon=True)
-    closer.start()
-    assert stopping.wait(60)
-    second.set()
-    session.close()
-    closer.join(60)
-    assert (engine.stops, closer.is_alive()) == (1, False)
-
-
-def test_calls_of_a_session_that_another_thread_is_closing_raise_one_sentence(played, hand, monkeypatch):
-    class Late(Future):
-        def __init__(self):  # the call has looked for the loop, and not yet asked it
-            super().__init__()
-            monkeypatch.undo()
-            in_a_thread(session.close)
-
-    with played(hand()) as session, session.open() as rollout:
-        monkeypatch.setattr("seer_core.runtime.session.Future", Late)
-        with pytest.raises(SeerError, match="this session is not running"):
-            rollout.close()

@@ -11,21 +11,7 @@ from seer_core.errors import EngineError, SeerError
 from seer_core.plugins.loading import Strategies
 from seer_core.scheduling.scheduler import Policies
 
-RECORDS = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 2}]
-SMALL = "[rollout]\nmax_tokens = 40\n[engine.sim.lengths]\nmean_tokens = 20"
-
-
-def play(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-async def turns():
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def tokens(result):
-    return {each.request_id: list(each.token_ids) for each in result.completions}
+from .helpers import RECORDS, SMALL, play, tokens, turns
 
 
 def test_a_session_s_engines_sleep_while_it_trains_and_roll_out_as_ever_afterwards(write_config):
@@ -41,7 +27,7 @@ def test_a_session_s_engines_sleep_while_it_trains_and_roll_out_as_ever_afterwar
         assert session.update_weights("step 1") == 1
         assert session.rollout(RECORDS).summary.weight_version == 1
         session.sleep()  # and leave
-    assert tokens(first) == tokens(again)
+    assert tokens(first.completions) == tokens(again.completions)
 
 
 def test_instances_sleep_only_between_rollouts_and_do_nothing_else_asleep(by_hand, hand, some_groups):

@@ -1,0 +1,76 @@
+"""Signals to the command line: one line, an exit status, and what had finished is kept."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from seer_core.scheduling.scheduler import Policies, Scheduler
+from seer_core.scheduling.trace import replay
+
+from .helpers import BOUND_S, lines_of
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_keeps_what_has_finished_and_stops_its_engines(
+    start_seer, trickling, tmp_path, number, status
+):
+    # The signal comes in the very moment in which the third response finishes.
+    process = start_seer(*trickling(signal=int(number), signal_after=3))
+    output, errors = process.communicate(timeout=BOUND_S)
+    assert process.returncode == status, errors
+    assert output == ""
+    assert errors.splitlines()[-1] == "interrupted; what had finished is kept"
+    assert "Traceback" not in errors
+    finished = [each["request_id"] for each in lines_of(tmp_path / "out" / "completions.jsonl")]
+    assert finished == ["1/0", "2/0", "3/0"]
+    assert (tmp_path / "trickle-0.stopped").exists()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
+    assert (summary["ended"], summary["requests"], summary["requested"]) == ("interrupted", 3, 6)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_engines_start_stops_those_that_are_up(
+    start_seer, trickling, tmp_path, number, status
+):
+    process = start_seer(*trickling(instances=2, stuck=1))
+    while "trickle-1 is coming up" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=BOUND_S)
+    assert process.returncode == status
+    assert all((tmp_path / f"trickle-{engine}.stopped").exists() for engine in range(2))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_run_s_trace_holds_all_that_happened_in_whole_lines(start_seer, trickling, tmp_path):
+    process = start_seer(*trickling(signal=int(signal.SIGKILL), signal_after=3))
+    process.communicate(timeout=BOUND_S)
+    assert process.returncode == -signal.SIGKILL
+    trace = tmp_path / "out" / "trace.jsonl"
+    finished = [line for line in lines_of(trace) if line["event"]["type"] == "ChunkFinished"]
+    assert [line["event"]["request_id"] for line in finished] == ["1/0", "2/0", "3/0"]
+    assert replay(trace, Scheduler(Policies())) == len(lines_of(trace))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("module", ["seer_core", "rich.console", "seer_cli.run", "seer_lab.cli"])
+def test_a_signal_while_the_command_is_still_being_imported_is_one_line(module, number, status):
+    program = (
+        "import os, sys\n"
+        "class Signals:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Signals())\n"
+        "from seer_main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, "sim", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
+    assert result.returncode == status, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("interrupted")
+    assert result.stdout == ""
