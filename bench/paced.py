@@ -3,10 +3,11 @@
 The scheduler is vLLM's, or with ``--engine paced-sglang`` SGLang's, which does not draft.  Steps take as long
 as those of Qwen2-VL-72B on H800s.
 
-``tiny-reasoner`` repeats the recorded responses of the bundled model (bench/data): 1,024 responses on four
-instances, with KV for a quarter of the text.  They are about ten times shorter than a reasoning model's, so a
-token of context costs ten times as much.  Drafts come from the real index and from the text itself; the
-simulator gets the acceptance that these drafts had.
+``tiny-reasoner`` repeats the recorded responses of the bundled model (bench/data): 1,024 responses on two
+instances, with KV for a quarter of the text.  So an instance has about as many responses, and KV for about as
+many of them, as in the paper's run of Qwen2-VL-72B: 512 and 132 here, 600 and 128 there.  Responses are about
+ten times shorter than a reasoning model's, so a token of context costs ten times as much.  Drafts come from
+the real index and from the text itself; the simulator gets the acceptance that these drafts had.
 
 Of the others, the paper's workloads and recorded lengths, contexts and KV are smaller by the factor in a
 row's name, and a token of context costs as many times more, so a step takes as long as before.  Data for
@@ -57,7 +58,6 @@ BASELINE = "verl"
 POLICY_NAMES = (BASELINE, "divided", "context", "oracle")
 BLOCK_TOKENS = 16
 PRESSURE = 4.0
-TEXT_INSTANCES = 4
 TINY_FACTOR = 10
 """How many times shorter the bundled model's responses are than a reasoning model's."""
 END_ID, FIRST_ID = 2, 3
@@ -113,7 +113,7 @@ def recorded(data: Path, name: str, instances: int, by: int) -> Workload:
     return shrunk(crowded(name, lengths, CLUSTERS["qwen2-vl-72b"], instances, PRESSURE), by)
 
 
-def recorded_text(file: Path, name: str, keep: int, by: int) -> Workload:
+def recorded_text(file: Path, name: str, keep: int, by: int, instances: int = 4) -> Workload:
     """Return recorded responses, one ``keep``-th of each, with tokens of context ``by`` times as dear."""
     found = np.load(file)
     ends = found["offsets"]
@@ -130,12 +130,12 @@ def recorded_text(file: Path, name: str, keep: int, by: int) -> Workload:
         lengths[request.rpartition("/")[0]].append(len(text))
     longest = max(map(max, lengths.values()))
     groups = [GroupLengths(each, len(prompts[each]), tuple(lengths[each]), longest) for each in prompts]
-    load = crowded(name, [groups], CLUSTERS["qwen2-vl-72b"], TEXT_INSTANCES, PRESSURE)
+    load = crowded(name, [groups], CLUSTERS["qwen2-vl-72b"], instances, PRESSURE)
     return msgspec.structs.replace(load, tables=_dearer(load.tables, by), text=Text(prompts, responses))
 
 
 LOADS: Mapping[str, Callable[[Path], Workload]] = {
-    "tiny-reasoner": lambda data: recorded_text(DATA, "tiny reasoner's text", 1, TINY_FACTOR),
+    "tiny-reasoner": lambda data: recorded_text(DATA, "tiny reasoner's text", 1, TINY_FACTOR, 2),
     "moonlight": lambda data: shrunk(scaled(WORKLOADS["moonlight"], 1 / 8), 40),
     "qwen2-vl-72b": lambda data: shrunk(scaled(WORKLOADS["qwen2-vl-72b"], 1 / 8), 40),
     "qwen2-vl-72b-full": lambda data: shrunk(WORKLOADS["qwen2-vl-72b"], 40),
