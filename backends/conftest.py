@@ -1,4 +1,4 @@
-"""What the tests of real engines share: a random Qwen3 model made on the spot, and a started instance."""
+"""Fixtures of the tests of real engines: a random Qwen3 model made on the spot, and a started instance."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Harness:
         self._happened.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until ``condition()`` holds; it is asked again whenever the engine has spoken."""
+        """Wait until ``condition()`` holds; it is evaluated again after every message of the engine."""
         while not condition():
             self._happened.clear()
             await self._happened.wait()
@@ -239,15 +239,15 @@ class Harness:
         await self.until(lambda: all(job.id in self.answers for job in jobs))
         outputs = [self.outputs[job.id] for job in jobs]
         for job, output in zip(jobs, outputs, strict=True):
-            token_ids, logprobs = self.told(job)
-            told = len(token_ids)
-            assert told < len(output.token_ids) if job.streams else told == 0
-            assert token_ids == output.token_ids[:told]
-            assert logprobs == output.logprobs[:told]
+            token_ids, logprobs = self.streamed(job)
+            sent = len(token_ids)
+            assert sent < len(output.token_ids) if job.streams else sent == 0
+            assert token_ids == output.token_ids[:sent]
+            assert logprobs == output.logprobs[:sent]
         return outputs
 
-    def told(self, job: ChunkJob) -> tuple[Tokens, Logprobs]:
-        """Return what the instance has told of a chunk while it ran."""
+    def streamed(self, job: ChunkJob) -> tuple[Tokens, Logprobs]:
+        """Return what the instance has streamed of a chunk while it ran."""
         token_ids, logprobs = Tokens(), Logprobs()
         for piece in self.pieces.get(job.id, []):
             assert piece.start == len(token_ids)

@@ -80,8 +80,8 @@ class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     ``stepping_s`` and ``drafting_s`` are the seconds since the instance's start that it has spent in
     steps, and within them on drafts; ``drafting`` holds figures of its draft source, by name.  An engine that
-    emulates an accelerator in real time says how long its steps should have taken, ``paced_s``, and how much
-    longer they have, ``overrun_s``, both in emulated seconds.
+    emulates an accelerator in real time reports how long its steps should have taken, ``emulated_s``, and how
+    much longer they have, ``overrun_s``, both in emulated seconds.
     """
 
     instance_id: str
@@ -91,7 +91,7 @@ class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
     stepping_s: float = 0.0
     drafting_s: float = 0.0
     drafting: dict[str, float] = {}
-    paced_s: float = 0.0
+    emulated_s: float = 0.0
     overrun_s: float = 0.0
 
 

@@ -242,8 +242,8 @@ class Tally:
     def _overrun_share(self, report: InstanceReported) -> float:
         """Return by what part an instance's steps took longer than they should have."""
         before = self._reports_before.get(report.instance_id) or InstanceReported("", 0, 0, 0.0)
-        paced_s = report.paced_s - before.paced_s
-        return max(0.0, report.overrun_s - before.overrun_s) / paced_s if paced_s else 0.0
+        emulated_s = report.emulated_s - before.emulated_s
+        return max(0.0, report.overrun_s - before.overrun_s) / emulated_s if emulated_s else 0.0
 
 
 def _sum(*counts: Sequence[int]) -> list[int]:

@@ -106,8 +106,8 @@ def test_coming_back_to_an_earlier_instance_is_a_migration_too():
 
 
 def test_the_overrun_is_that_of_this_rollout_on_the_instance_that_fell_behind_furthest():
-    def report(name, paced_s, overrun_s):
-        return InstanceReported(name, 1, 0, 0.1, paced_s=paced_s, overrun_s=overrun_s)
+    def report(name, emulated_s, overrun_s):
+        return InstanceReported(name, 1, 0, 0.1, emulated_s=emulated_s, overrun_s=overrun_s)
 
     tally = Tally(0.0, {"a": report("a", 10.0, 5.0), "b": report("b", 10.0, 0.0)})
     assert tally.summary().overrun_share == 0.0

@@ -79,7 +79,7 @@ class Trickle:
         size = len(job.token_ids)
         if self.settings.overrun_s:
             overrun_s = self.settings.overrun_s
-            self.sink.reported(InstanceReported(self.id, 1, 0, 0.1, paced_s=1.0, overrun_s=overrun_s))
+            self.sink.reported(InstanceReported(self.id, 1, 0, 0.1, emulated_s=1.0, overrun_s=overrun_s))
         self.sink.chunk_finished(
             self.id, ChunkOutput(job.id, [7], [-1.0], True, 0, size, size, 0, job.weight_version)
         )

@@ -1,4 +1,4 @@
-"""What the pool needs of the machine: Linux, memory, and room on a disk."""
+"""Checks of the machine for the pool: Linux, memory, and room on a disk."""
 
 from __future__ import annotations
 

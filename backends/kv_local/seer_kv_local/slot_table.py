@@ -139,7 +139,7 @@ class FileBlocks:
         return self._all(os.pwritev, slot, block)
 
     def close(self) -> None:
-        """Close the file."""
+        """Release the descriptor; the file stays open for others."""
         os.close(self._fd)
 
     def _all(self, move: Callable[..., int], slot: int, block: Bytes) -> bool:

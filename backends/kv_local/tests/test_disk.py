@@ -18,7 +18,7 @@ from seer_core.errors import EngineError, PluginError
 
 
 class Patient:
-    """A store that waits for its disk after every put, so that tests know what is where."""
+    """A store that waits for its disk after every put, so that tests can say which block is where."""
 
     def __init__(self, store):
         self.store = store
@@ -101,7 +101,7 @@ def test_a_response_larger_than_memory_goes_on_on_disk(make_pool, open_store, bl
     assert np.array_equal(got(b, keys), data[:8])
 
 
-def test_a_disk_that_cannot_follow_costs_hits_and_nobody_waits(make_pool, open_store, blocks):
+def test_a_disk_that_cannot_follow_costs_hits_and_no_wait(make_pool, open_store, blocks):
     pool = make_pool(blocks=8, disk_blocks=64)
     store = open_store(pool, "a").store
     store._spiller._limit = 1
@@ -188,12 +188,12 @@ def test_a_disk_that_cannot_be_read_is_a_miss_and_is_said_once(make_pool, open_s
     for i in range(3):
         a.put(keys[i : i + 1], data[i : i + 1])
     os.ftruncate(pool._disk["a"].disk_fd, 0)
-    told = []
-    b = open_store(pool, "b", report=told.append)
+    reasons = []
+    b = open_store(pool, "b", report=reasons.append)
     with structlog.testing.capture_logs() as logs:
         assert len(got(b, keys)) == 0
         assert len(got(b, keys[1:])) == 0
-    assert [reason.startswith("the KV pool's disk failed: ") for reason in told] == [True]
+    assert [reason.startswith("the KV pool's disk failed: ") for reason in reasons] == [True]
     assert np.array_equal(got(b, keys[2:]), data[2:])
     assert pool.stats().disk_errors == 2
     assert [entry["event"] for entry in logs] == ["kv_disk_failed"]

@@ -1,4 +1,4 @@
-"""What is evicted first: what was dropped, by whomever; then what was used longest ago, by whomever."""
+"""The order of eviction: dropped blocks first, then those used longest ago, by any instance."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def test_blocks_of_a_response_that_moved_are_released_wherever_they_lie(make_poo
     assert pool.stats().evicted_blocks == 0
 
 
-def test_a_release_of_what_was_replaced_since_harms_nobody(make_pool, open_store, blocks, monkeypatch, got):
+def test_a_release_of_what_was_replaced_since_harms_none(make_pool, open_store, blocks, monkeypatch, got):
     pool = make_pool(blocks=2)
     a, b = open_store(pool, "a"), open_store(pool, "b")
     old, old_data = blocks(2)
@@ -52,7 +52,7 @@ def test_a_release_of_what_was_replaced_since_harms_nobody(make_pool, open_store
     assert a.find(new) == 1
 
 
-def test_a_dropped_block_that_somebody_uses_again_is_kept(make_pool, open_store, blocks):
+def test_a_dropped_block_that_an_instance_uses_again_is_kept(make_pool, open_store, blocks):
     pool = make_pool(blocks=3)
     a, b = open_store(pool, "a"), open_store(pool, "b")
     keys, data = blocks(2)
@@ -77,7 +77,7 @@ def test_use_by_another_instance_counts_too(make_pool, open_store, blocks):
     a.put(*blocks(2))
     assert b.find(keys[:2]) == 2
     assert b.lacks(keys[2:]) == [0, 1]
-    a.put(*blocks(2))  # nobody has used them since
+    a.put(*blocks(2))  # no instance has used them since
     assert b.find(keys[:2]) == 0
 
 

@@ -234,7 +234,7 @@ def test_an_instance_killed_while_it_writes_leaves_whole_blocks_and_misses(make_
         assert (block == int.from_bytes(key, "little") % 251).all()
 
 
-def test_an_instance_killed_while_it_loads_harms_nobody(make_pool, open_store, blocks, got):
+def test_an_instance_killed_while_it_loads_harms_no_other(make_pool, open_store, blocks, got):
     pool = make_pool(blocks=8)
     a = open_store(pool, "a")
     keys, data = blocks(8)

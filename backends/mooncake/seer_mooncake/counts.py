@@ -1,4 +1,4 @@
-"""What a store counts, on its way to the pool."""
+"""The counts of a store, on their way to the pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Counts:
             self._counted.update(counted)
 
     def take(self) -> dict[str, int]:
-        """Return what has been counted since this was last asked."""
+        """Return what has been counted since the last call."""
         with self._lock:
             counted, self._counted = self._counted, Counter()
         return {name: count for name, count in counted.items() if count}

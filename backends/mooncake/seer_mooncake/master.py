@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from seer_core.process import ChildProcess
-from seer_mooncake import keeper
+from seer_mooncake import cleanup
 from seer_mooncake.client import answers
 
 __all__ = ["Master"]
@@ -45,7 +45,7 @@ class Master:
         self._joined = bool(joined)
         self._metrics_port = 0
         self._process: ChildProcess | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._cleanup: subprocess.Popen[bytes] | None = None
         self._restarts: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -53,7 +53,7 @@ class Master:
         """Start the master or find it, and make ``directory``; return whether it answers in time."""
         until = time.monotonic() + timeout_s
         if directory is not None:
-            self._keeper = _keep(directory)
+            self._cleanup = _start_cleanup(directory)
         if not self._joined:
             rpc_port, self._metrics_port = _free_ports(2)
             self.address = f"127.0.0.1:{rpc_port}"
@@ -86,17 +86,17 @@ class Master:
         if self._restarts is not None:
             self._restarts.join()
             self._restarts = self._process = None
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
+        process, self._cleanup = self._cleanup, None
+        if process is None:
             return
-        assert keeper.stdin is not None
+        assert process.stdin is not None
         with suppress(OSError):
-            keeper.stdin.close()
+            process.stdin.close()
         try:
-            keeper.wait(STOP_S)
+            process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            keeper.wait()
+            process.kill()
+            process.wait()
 
     def _answers(self) -> bool:
         if self._metrics_port:
@@ -126,10 +126,10 @@ def _run(command: list[str]) -> ChildProcess:
         return ChildProcess(command, log=nothing)
 
 
-def _keep(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the directory's keeper, which outlives this process to remove the directory."""
+def _start_cleanup(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the process that outlives this one to remove the directory."""
     return subprocess.Popen(
-        [sys.executable, "-I", keeper.__file__, str(directory)],
+        [sys.executable, "-I", cleanup.__file__, str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ import structlog
 
 from seer_core.errors import PluginError
 from seer_core.ports.kv import PoolStats, StoreSpec
-from seer_mooncake.keeper import PREFIX
+from seer_mooncake.cleanup import PREFIX
 from seer_mooncake.master import Master
 from seer_mooncake.settings import Settings
 from seer_mooncake.system import checks, master_binary

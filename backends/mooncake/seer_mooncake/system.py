@@ -1,4 +1,4 @@
-"""What the pool needs of the machine: Mooncake's package, the libraries it is linked to, memory, disk."""
+"""Checks of the machine for the pool: Mooncake's package, the libraries it is linked to, memory, disk."""
 
 from __future__ import annotations
 

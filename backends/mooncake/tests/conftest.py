@@ -54,7 +54,7 @@ def until():
 
 
 class Wired(MooncakePool):
-    """A pool that has heard all that its stores here have to tell before it says anything of it."""
+    """A pool that receives all messages of its stores here before it counts."""
 
     def __init__(self, *arguments):
         self.stores = []
@@ -67,12 +67,12 @@ class Wired(MooncakePool):
         self.connect(name, lambda note: [each.receive(note) for each in mine])
 
     def stats(self):
-        return self.hear() and super().stats()
+        return self.receive_all() and super().stats()
 
     def counted(self, name):
-        return self.hear() and self._counted[name]
+        return self.receive_all() and self._counted[name]
 
-    def hear(self):
+    def receive_all(self):
         for name, store in self.stores:
             self.receive(name, store.take_message())
         return True

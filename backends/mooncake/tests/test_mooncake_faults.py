@@ -1,4 +1,4 @@
-"""What dies, hangs or fills up, with real processes: always a miss, never an error, and nothing is left."""
+"""Processes that die, hang or fill up: always a miss, never an error, and nothing is left."""
 
 import asyncio
 import signal
@@ -28,17 +28,17 @@ def test_a_killed_master_is_a_miss_until_it_is_back_without_its_keys(
     make_pool, open_store, blocks, got, until, master_of
 ):
     pool = make_pool(timeout_s=0.5)
-    told = []
-    a, b = open_store(pool, "a"), open_store(pool, "b", report=told.append)
+    reasons = []
+    a, b = open_store(pool, "a"), open_store(pool, "b", report=reasons.append)
     keys, data = blocks(20)
     a.put(keys, data)
     assert b.find(keys) == 20
-    assert told == []
+    assert reasons == []
     first = master_of(pool)
     first.kill()
     first.wait()
     until(lambda: b.find(keys) == 0)
-    assert told[0].startswith("the KV pool is away, and everything a miss until it is back: ")
+    assert reasons[0].startswith("the KV pool is away, and everything a miss until it is back: ")
     until(lambda: len(got(b, keys)) == 0)
     a.put(keys, data)
     a.drop(keys)
@@ -93,25 +93,25 @@ def test_a_master_that_hangs_is_a_miss_and_comes_back(make_pool, open_store, blo
 
 
 @pytest.fixture
-def nobody():
-    """An address at which nobody listens."""
+def closed_port():
+    """An address at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     return f"127.0.0.1:{port}"
 
 
-def test_a_master_that_was_never_there_ends_the_run_at_its_start(nobody):
-    pool = MooncakePool(Settings(master=nobody, start_timeout_s=0.3))
-    with pytest.raises(PluginError, match=f'no Mooncake master answers at {nobody}; start it.*"local"'):
+def test_a_master_that_was_never_there_ends_the_run_at_its_start(closed_port):
+    pool = MooncakePool(Settings(master=closed_port, start_timeout_s=0.3))
+    with pytest.raises(PluginError, match=f'no Mooncake master answers at {closed_port}; start it.*"local"'):
         asyncio.run(pool.start(["a"]))
 
 
-def test_or_the_run_goes_on_without_a_pool(make_pool, nobody):
-    pool = make_pool(("a",), master=nobody, start_timeout_s=0.3, on_failure="go_on")
-    told, spec = [], pool.store("a")
+def test_or_the_run_goes_on_without_a_pool(make_pool, closed_port):
+    pool = make_pool(("a",), master=closed_port, start_timeout_s=0.3, on_failure="go_on")
+    reasons, spec = [], pool.store("a")
     assert spec.path == "seer_mooncake.store:NoStore"
-    NoStore(spec.settings, StoreContext("a", BLOCK_BYTES, 32, told.append))
-    assert told == [f"the run goes on without its KV pool: no Mooncake master answers at {nobody}"]
+    NoStore(spec.settings, StoreContext("a", BLOCK_BYTES, 32, reasons.append))
+    assert reasons == [f"the run goes on without its KV pool: no Mooncake master answers at {closed_port}"]
     assert pool.stats().capacity_bytes == 0
 
 
@@ -158,7 +158,7 @@ def test_a_killed_owner_s_blocks_are_misses_and_it_can_come_back(
     assert [row[0] for row in found] == list(range(20))
 
 
-def test_an_owner_that_hangs_holds_nobody_up(make_pool, open_store, run_store, blocks, got, until):
+def test_an_owner_that_hangs_delays_no_other(make_pool, open_store, run_store, blocks, got, until):
     pool = make_pool(timeout_s=0.5)
     owner = run_store(pool, "b", say_ready("store.put([key(1)], block(1))"))
     assert owner.stdout.readline() == "ready\n"
@@ -233,14 +233,14 @@ time.sleep(600)
 """
     runtime = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert runtime.stdout.readline() == "ready\n"
-    keeper, master = psutil.Process(runtime.pid).children(recursive=True)
+    cleanup, master = psutil.Process(runtime.pid).children(recursive=True)
     assert master.name() == "mooncake_master"
     assert len(list(tmp_path.iterdir())) == 1
     runtime.kill()
     runtime.wait()
     runtime.stdout.close()
-    psutil.wait_procs([keeper, master], 60)
-    assert not keeper.is_running() or keeper.status() == psutil.STATUS_ZOMBIE
+    psutil.wait_procs([cleanup, master], 60)
+    assert not cleanup.is_running() or cleanup.status() == psutil.STATUS_ZOMBIE
     assert not master.is_running() or master.status() == psutil.STATUS_ZOMBIE
     assert list(tmp_path.iterdir()) == []
 

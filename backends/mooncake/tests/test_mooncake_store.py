@@ -1,4 +1,4 @@
-"""What a store keeps, finds and checks, with a real master and real clients."""
+"""A store keeps, finds and checks blocks, with a real master and real clients."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def name_of(store, key):
 
 
 def forged(value, block):
-    """Return what somebody would write who knows all but the secret: another block under the same key."""
+    """Return the value that a forger without the secret would write: another block under the same key."""
     row = np.empty(len(value), np.uint8)
     pack(
         bytes(SECRET_BYTES),
@@ -256,7 +256,7 @@ def test_a_store_made_before_an_epoch_began_learns_of_it_when_it_is_connected(ma
     late.close()
 
 
-def test_what_a_store_has_counted_is_told_once(pool, a, blocks):
+def test_what_a_store_has_counted_is_sent_once(pool, a, blocks):
     a.take_message()
     keys, data = blocks(2)
     a.put(keys, data)

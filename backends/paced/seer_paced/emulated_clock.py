@@ -37,7 +37,7 @@ class EmulatedClock(Protocol):
         ...
 
     def begin_step(self) -> None:
-        """Begin a step."""
+        """Take note that a step begins now."""
         ...
 
     def idle(self) -> None:
@@ -73,7 +73,7 @@ class CountingClock:
         return self.clock_s + self.step_s
 
     def begin_step(self) -> None:
-        """Begin a step."""
+        """Count from zero again."""
         self.step_s = 0.0
         self.admitted = []
 
@@ -81,7 +81,7 @@ class CountingClock:
         """Do nothing: the clock stands still by itself."""
 
     def spend(self, seconds: float) -> None:
-        """Count."""
+        """Add to the time of the step under way."""
         self.step_s += seconds
 
     def admit(self, request_ids: Sequence[str]) -> None:

@@ -83,7 +83,7 @@ class Emulation:
         return drafts.step_s * verified + drafts.request_s * drafted
 
     def begin_step(self) -> None:
-        """Begin a step."""
+        """Let the clock begin a step."""
         self.time.begin_step()
 
     def idle(self) -> None:
@@ -94,7 +94,7 @@ class Emulation:
         """Return what a chunk writes.
 
         Raises:
-            Refusal: the script lacks it.
+            Rejected: the script lacks it.
         """
         try:
             return self.script.tokens_of(job)
@@ -128,7 +128,7 @@ class Emulation:
         """Return the times of the cost model.
 
         Raises:
-            Refusal: no step of these sizes fits.
+            Rejected: no step of these sizes fits.
         """
         assert self._info is not None
         times = self.settings.acceptance
@@ -163,7 +163,7 @@ class Emulation:
         overrun = self.time.overrun()
         if overrun is None:
             return telemetry
-        return structs.replace(telemetry, paced_s=overrun.emulated_s, overrun_s=overrun.lost_s)
+        return structs.replace(telemetry, emulated_s=overrun.emulated_s, overrun_s=overrun.lost_s)
 
     def degradations(self) -> list[Degraded]:
         """Return once that the machine is too slow."""

@@ -1,4 +1,4 @@
-"""What SGLang's scheduler gets in place of a model: emulated steps, and tokens of a script."""
+"""Emulated steps and tokens of a script, for SGLang's scheduler in place of a model."""
 
 from __future__ import annotations
 

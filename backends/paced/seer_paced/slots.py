@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Slots", "prints_of"]
 
 VALUES = np.uint64(0x5DEE_CE66_D1CE_4E5B)
-"""Tells the fingerprint of values from that of keys."""
+"""Makes the fingerprint of values another than that of keys."""
 
 
 class Slots:

@@ -17,7 +17,7 @@ __all__ = ["LocalStepper", "Stepper", "TurnResult"]
 
 
 class TurnResult(Struct, frozen=True, tag=True):
-    """What came of a turn.
+    """The answers and results of a turn.
 
     ``answers`` are to the messages.  ``results`` are a step's, which takes ``step_s`` seconds and has let in
     the requests ``admitted``; they are None if there was nothing to do.
@@ -34,7 +34,7 @@ class Stepper(Protocol):
 
     @property
     def info(self) -> InstanceInfo:
-        """What the instance can hold."""
+        """The limits of the instance."""
         ...
 
     def turn(self, now_s: float, messages: Sequence[ToWorker], *, step: bool) -> TurnResult:
@@ -57,7 +57,7 @@ class LocalStepper:
 
     @property
     def info(self) -> InstanceInfo:
-        """What the instance can hold."""
+        """The limits of the instance."""
         return self._instance.info
 
     def turn(self, now_s: float, messages: Sequence[ToWorker], *, step: bool) -> TurnResult:

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler gets in place of a model runner: books kept, emulated steps, tokens of a script.
+"""The runner behind vLLM's scheduler in place of a model's: books kept, emulated steps, tokens of a script.
 
 Nothing is computed.  What the scheduler plans is compared with the books: tokens that count as computed,
 blocks that count as found or loaded, and blocks that are in use.

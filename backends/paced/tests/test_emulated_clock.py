@@ -1,4 +1,4 @@
-"""Paces: what is counted, and what a busy machine is told.  No engine is needed."""
+"""Emulated clocks: their counts, and the report of a busy machine.  No engine is needed."""
 
 import time
 

@@ -96,7 +96,7 @@ def roll_out(engine="paced", observer=None, attempts=3, killing=False, drafter=(
     return result
 
 
-def said(result):
+def tokens_of(result):
     return {each.request_id: each.token_ids.tolist() for each in result.completions}
 
 
@@ -107,13 +107,13 @@ def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens():
     assert first.summary == second.summary
     assert first.summary.pool_tokens > 0
     simulated = roll_out("sim")
-    assert said(first) == said(simulated) == said(second)
+    assert tokens_of(first) == tokens_of(simulated) == tokens_of(second)
 
 
 def test_a_killed_instance_costs_time_and_no_token():
     result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
     assert result.summary.instances_lost == 1
-    assert said(result) == said(roll_out())
+    assert tokens_of(result) == tokens_of(roll_out())
 
 
 def shifted(blocks):
@@ -140,7 +140,7 @@ def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
 def test_in_real_time_a_process_each_says_the_same_also_if_one_is_killed():
     result = roll_out(clock="real", speed=0.5, killing=True)
     assert result.summary.instances_lost == 1
-    assert said(result) == said(roll_out("sim"))
+    assert tokens_of(result) == tokens_of(roll_out("sim"))
 
 
 def test_a_machine_that_cannot_keep_the_pace_says_that_the_times_are_not_valid():
@@ -149,7 +149,7 @@ def test_a_machine_that_cannot_keep_the_pace_says_that_the_times_are_not_valid()
     assert result.summary.degradations["pace"] == 2
     assert result.summary.overrun_share > 0.02
     assert any("too slow or too busy for the pace" in line for line in trace.lines)
-    assert said(result) == said(roll_out("sim"))
+    assert tokens_of(result) == tokens_of(roll_out("sim"))
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_drafts_of_recorded_text_are_accepted_as_far_as_it_goes(script):
     plain = roll_out(**GPU, script=str(script))
     lines = map(json.loads, script.read_text().splitlines())
     recorded = {line["request_id"]: line["token_ids"] for line in lines}
-    assert said(first) == said(second) == said(plain) == recorded
+    assert tokens_of(first) == tokens_of(second) == tokens_of(plain) == recorded
     assert first.summary.acceptance_length > plain.summary.acceptance_length == 1.0
     assert first.summary.total_time_s < plain.summary.total_time_s
     assert first.summary.drafting_share > 0

@@ -1,4 +1,4 @@
-"""What a paced instance says, and scripts that will not do.  No engine is needed."""
+"""The tokens of a paced instance, and scripts that will not do.  No engine is needed."""
 
 import json
 
@@ -56,8 +56,8 @@ def test_a_recorded_text_is_repeated(tmp_path):
     script = recorded(tmp_path)
     assert script.has_text
     assert list(script.tokens_of(job(max_tokens=3)).token_ids) == TEXT[:3]
-    said = script.tokens_of(job(generated=TEXT[:3]))
-    assert (list(said.token_ids), said.end) == (TEXT[3:], 2)
+    written = script.tokens_of(job(generated=TEXT[:3]))
+    assert (list(written.token_ids), written.end) == (TEXT[3:], 2)
 
 
 def test_a_chunk_that_the_script_has_not_is_refused_in_one_sentence(tmp_path):

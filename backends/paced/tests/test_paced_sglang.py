@@ -52,13 +52,13 @@ def roll_out(engine="paced", observer=None, kv_pool="local", plugins=PLUGINS, **
     return asyncio.run(run())
 
 
-def said(result):
+def tokens_of(result):
     return {each.request_id: each.token_ids.tolist() for each in result.completions}
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    return said(roll_out("sim", kv_pool="none"))
+    return tokens_of(roll_out("sim", kv_pool="none"))
 
 
 def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens(simulated):
@@ -67,7 +67,7 @@ def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens(simulated):
     assert traces[0].lines == traces[1].lines
     assert first.summary == second.summary
     assert first.summary.pool_tokens > 0
-    assert said(first) == simulated
+    assert tokens_of(first) == simulated
 
 
 def test_what_sglang_retracts_is_written_to_the_same_tokens():
@@ -82,17 +82,17 @@ def test_what_sglang_retracts_is_written_to_the_same_tokens():
     }
     result = roll_out(**long)
     assert result.summary.preemptions > 0
-    assert said(result) == said(roll_out("sim", **long))
+    assert tokens_of(result) == tokens_of(roll_out("sim", **long))
 
 
 def test_a_killed_instance_costs_time_and_no_token(simulated):
     result = roll_out(kill_at_s=[{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}])
     assert result.summary.instances_lost == 1
-    assert said(result) == simulated
+    assert tokens_of(result) == simulated
 
 
-def test_in_real_time_a_process_of_its_own_says_the_same(simulated):
-    assert said(roll_out(clock="real", instances=1)) == simulated
+def test_in_real_time_a_process_of_its_own_writes_the_same(simulated):
+    assert tokens_of(roll_out(clock="real", instances=1)) == simulated
 
 
 def test_a_drafter_is_refused():

@@ -35,13 +35,13 @@ class OneByOne:
     def step(self):
         self._clock.begin_step()
         self._clock.spend(0.5)
-        job, said = self._chunks.pop(next(iter(self._chunks)))
+        job, scripted = self._chunks.pop(next(iter(self._chunks)))
         if job.request_id == "bad/0":
             raise RuntimeError("it broke")
         self._clock.admit([job.request_id])
-        tokens = Tokens(said.token_ids)
+        tokens = Tokens(scripted.token_ids)
         logprobs = Logprobs([-1.0] * len(tokens))
-        return [Finished(ChunkOutput(job.id, tokens, logprobs, said.end is not None, 0, 3, 8, 0, 0))]
+        return [Finished(ChunkOutput(job.id, tokens, logprobs, scripted.end is not None, 0, 3, 8, 0, 0))]
 
     def telemetry(self):
         return Telemetry(len(self._chunks), 0, 0.5)
@@ -73,8 +73,8 @@ def alarms():
 
 @pytest.fixture
 def remote(script, monkeypatch, alarms):
-    def make(start, told):
-        return LocalStepper(lambda clock: OneByOne(clock, told), 1.0)
+    def make(start, sent):
+        return LocalStepper(lambda clock: OneByOne(clock, sent), 1.0)
 
     monkeypatch.setattr(remote_stepper, "_make", make)
     ours, theirs = socket.socketpair()
@@ -106,7 +106,7 @@ def test_turns_are_those_of_a_stepper_here(remote, script):
         assert remote.turn(now_s, messages, step=step) == here.turn(now_s, messages, step=step)
 
 
-def test_a_turn_that_takes_longer_than_anybody_waits_ends_its_process(remote, alarms):
+def test_a_turn_that_takes_longer_than_its_limit_ends_its_process(remote, alarms):
     remote.turn(0.0, [], step=False)
     remote.turn(0.5, [Submit(job("g/0"))], step=True)
     assert alarms == [4, 0, 4, 0]
@@ -125,7 +125,7 @@ def test_why_an_instance_cannot_go_on_arrives_and_then_it_is_gone(remote):
         remote.turn(0.5, [], step=True)
 
 
-def test_a_process_that_says_nothing_is_given_up(script):
+def test_a_process_that_sends_nothing_is_given_up(script):
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(EngineError, match=r"its process sent nothing for 0\.05 s"):
         RemoteStepper(ours, START, script, 0.05, 1.0)

@@ -1,4 +1,4 @@
-"""What this backend needs of the machine: an environment with SGLang, a model, memory, CPUs."""
+"""Checks of the machine for this backend: an environment with SGLang, a model, memory, CPUs."""
 
 from __future__ import annotations
 

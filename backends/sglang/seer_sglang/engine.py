@@ -52,7 +52,7 @@ class Chunk:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """What it has written, to the token with which it ends."""
+        """The tokens written so far, to the one with which it ends."""
         written: Sequence[int] = self.req.output_ids_through_stop
         return written
 
@@ -256,7 +256,7 @@ class SglangEngine:
             raise EngineError("SGLang could not reset its prefix cache")
 
     def _book(self, batch: ScheduleBatch) -> None:
-        """Tell the sampler whose rows come, and note what the step computes for whom."""
+        """Give the sampler the requests whose rows come, and book what the step computes for each."""
         extend = batch.forward_mode.is_extend()
         positions = batch.extend_lens if extend else [1] * len(batch.reqs)
         self.sampler.expect([self._chunk(req).writing for req in batch.reqs])

@@ -22,7 +22,7 @@ __all__ = ["ChunkState", "SglangSampler"]
 
 
 class ChunkState:
-    """What a chunk has written: a log-prob for each token."""
+    """A chunk, and the log-prob of each token that it has written."""
 
     def __init__(self, job: ChunkJob, *, to_the_end: bool = False) -> None:
         self.job = job

@@ -185,7 +185,7 @@ def walk(page, seed, spec=None):
         for req in [*side.running]:
             side.leave(req, "put back")
         free = side.allocator.available_size() + side.cache.evictable_size()
-        assert (free, side.cache.protected_size()) == (SLOTS, 0), "KV memory that nobody can free"
+        assert (free, side.cache.protected_size()) == (SLOTS, 0), "KV memory that no request can free"
         side.store.close()
     return loaded, refused
 

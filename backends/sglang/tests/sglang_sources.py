@@ -1,10 +1,10 @@
-"""A draft source that knows what will be written, imported by workers."""
+"""A draft source with a file of what will be written, imported by workers."""
 
 import json
 from pathlib import Path
 
 
-class Knowing:
+class Prepared:
     """Drafts trees from a file of texts by seed: each token beside a wrong one, or as the group is called."""
 
     def __init__(self, settings, host):

@@ -23,8 +23,8 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spec(texts):
-    """A source that knows what stands in that file."""
-    return SourceSpec("sglang_sources:Knowing", {"texts": str(texts)}, 7, StepTimes((1,), (0,), ((0.001,),)))
+    """A source that drafts what stands in that file."""
+    return SourceSpec("sglang_sources:Prepared", {"texts": str(texts)}, 7, StepTimes((1,), (0,), ((0.001,),)))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_response_that_fills_its_row_is_drafted_to_its_end_and_leaves_its_kv(
     assert drafting.whole(asked, PLAIN, room) == whole
     assert drafting.divided(asked, PLAIN, room, chunk_tokens=room - 3) == whole  # the last has 3 tokens
     drafting.run(drafting.until(lambda: drafting.reports[-1].running == 0))
-    assert drafting.reports[-1].kv_usage == 0  # the cached KV does not count, what nobody can free does
+    assert drafting.reports[-1].kv_usage == 0  # the cached KV does not count, what no request can free does
 
 
 def test_steps_are_measured_with_drafts(drafting):
@@ -134,7 +134,7 @@ def test_steps_are_measured_with_drafts(drafting):
     assert (times.batch, times.draft_tokens) == ((1, 4), (0, 3))
 
 
-def test_a_source_that_fails_is_told_of_and_the_instance_goes_on(roomy, drafting, texts, prompts):
+def test_a_source_that_fails_is_reported_and_the_instance_goes_on(roomy, drafting, texts, prompts):
     """Comes last: the instance drafts no more."""
     whole = roomy.whole(prompts(3), PLAIN, TOKENS)
     drafting.group = "failing"

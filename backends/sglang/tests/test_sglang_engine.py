@@ -70,10 +70,10 @@ def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other,
         assert moved((other, roomy), prompts(6), sampling, 160, 50, cold=False)[0] == whole
 
 
-def test_a_chunk_that_streams_tells_what_it_writes_while_it_runs(roomy, prompts):
+def test_a_chunk_that_streams_sends_what_it_writes_while_it_runs(roomy, prompts):
     jobs = [roomy.job(prompt, 60, seed, CUT) for seed, prompt in enumerate(prompts(4))]
     outputs = roomy.run(roomy.chunks(jobs))
-    assert [len(roomy.told(job)[0]) > 0 for job in jobs] == [job.streams for job in jobs]
+    assert [len(roomy.streamed(job)[0]) > 0 for job in jobs] == [job.streams for job in jobs]
     plain = [structs.replace(job, id=f"{job.id} plain", streams=False) for job in jobs]
     assert [each.token_ids for each in roomy.run(roomy.chunks(plain))] == [each.token_ids for each in outputs]
 
@@ -94,7 +94,7 @@ def test_a_response_ends_with_its_eos_token(roomy, prompts):
         assert output.stopped or len(output.token_ids) == 400
 
 
-def test_logprobs_are_those_of_the_raw_model_whatever_the_sampling(roomy, prompts):
+def test_logprobs_are_those_of_the_raw_model_with_any_sampling(roomy, prompts):
     [prompt] = prompts(1)
     [whole] = roomy.run(roomy.chunks([roomy.job(prompt, 20, 1, CUT)]))
     for place in (0, 7, 19):
@@ -140,7 +140,7 @@ def test_an_aborted_chunk_is_never_answered_and_leaves_its_kv(roomy, prompts):
     roomy.engine.submit(long)
     roomy.run(roomy.chunks([short]))
     roomy.engine.abort(long.id)
-    roomy.engine.abort("never heard of")
+    roomy.engine.abort("an unknown chunk")
     roomy.run(roomy.chunks([last]))
     assert long.id not in roomy.answers
     assert max(roomy.answers.values()) == 1

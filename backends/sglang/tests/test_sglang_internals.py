@@ -1,4 +1,4 @@
-"""What the backend relies on inside SGLang stands in one table, is there, and is missed with one sentence."""
+"""The names of SGLang that the backend relies on stand in one table, are there, and are missed by name."""
 
 import subprocess
 from pathlib import Path

@@ -46,7 +46,7 @@ def texts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(start, models, pool, texts):
     """Two instances of the first model that share the pool."""
-    spec = SourceSpec("sglang_sources:Knowing", {"texts": str(texts)}, 5, StepTimes((1,), (0,), ((0.001,),)))
+    spec = SourceSpec("sglang_sources:Prepared", {"texts": str(texts)}, 5, StepTimes((1,), (0,), ((0.001,),)))
     plain = start(models[0], kv_pool=pool)
     drafting = start(models[0], 1, spec, pool, max_batched_tokens=96)
     yield plain, drafting
@@ -283,7 +283,7 @@ def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, wh
         assert any(output.preemptions for output in there)
         assert sum(output.pool_tokens for output in there) > 0
         tight.run(tight.until(lambda: tight.reports[-1].running == 0))
-        assert tight.reports[-1].kv_usage == 0  # the cached KV does not count, what nobody can free does
+        assert tight.reports[-1].kv_usage == 0  # the cached KV does not count, what no request can free does
     finally:
         tight.run(tight.engine.stop())
 

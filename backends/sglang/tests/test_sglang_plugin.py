@@ -68,7 +68,7 @@ def test_a_step_prefills_whole_blocks(tmp_path):
 
 def test_drafts_are_refused_where_a_block_has_several_tokens(tmp_path):
     arguments = engine_args(settings(block_size=16), tmp_path)
-    start = Start(plugin.INSTANCE, "0", arguments, str(tmp_path), SourceSpec("nobody:Nothing", {}, 3))
+    start = Start(plugin.INSTANCE, "0", arguments, str(tmp_path), SourceSpec("nowhere:Nothing", {}, 3))
     with pytest.raises(
         EngineError, match=r"a drafter needs block_size = 1 in \[engine\.sglang\]: set it, or"
     ):
@@ -89,9 +89,9 @@ def test_kv_memory_that_a_machine_without_a_gpu_has_not_is_refused(tmp_path, mon
 
 
 def test_what_sglang_refuses_is_one_sentence_with_the_remedy():
-    with pytest.raises(EngineError) as told, _blaming_settings():
+    with pytest.raises(EngineError) as caught, _blaming_settings():
         raise ValueError("Model architectures ['Nothing'] are not supported.\nSupported are ...")
-    assert str(told.value) == (
+    assert str(caught.value) == (
         "SGLang cannot serve the model so: ValueError: Model architectures ['Nothing'] are not supported;"
         " correct model, dtype or engine_args in [engine.sglang]"
     )

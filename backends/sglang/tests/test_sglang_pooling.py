@@ -1,4 +1,4 @@
-"""What goes into a store, what comes out, under which keys, and what SGLang's cache makes of it."""
+"""Blocks into a store and out of it, their keys, and their use in SGLang's cache."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ JOB = ChunkJob("job", "g/0", "g", list(range(40)), 20, 60, Sampling(), 0, 0)
 
 
 class Store:
-    """Keeps everything, and what it is asked."""
+    """Keeps everything, and a list of the calls."""
 
     def __init__(self):
         self.blocks, self.calls, self.short = {}, [], 0

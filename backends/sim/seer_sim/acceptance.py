@@ -31,7 +31,7 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many draft tokens are accepted; row i speaks for ``siblings[i]`` finished siblings and more.
 
     With ``tokens`` it speaks for chunks in whose middle ``tokens[i]`` tokens of the response or more are
-    written, whatever has finished: a drafter that indexes text as it is written gets better with it.
+    written, with any number of finished siblings: a drafter that indexes text as it is written improves so.
     ``mean_lengths[i]`` is the number of tokens that a step with ``draft_tokens`` of them gives, the one that
     needs no draft included; each position is accepted with the same probability once all before it are.
     Left out, it is the paper's for so many ``paths``: a request has that many drafts, of which a step

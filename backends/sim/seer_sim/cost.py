@@ -1,4 +1,4 @@
-"""What a step costs: two rooflines with a fixed overhead, and their constants by name.
+"""The cost of a step: two rooflines with a fixed overhead, and their constants by name.
 
     step = overhead + max(weight bytes / bandwidth, FLOPs of its positions / FLOP rate)
                     + the sum over its requests of max(KV bytes / bandwidth, attention FLOPs / FLOP rate)

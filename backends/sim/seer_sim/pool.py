@@ -25,7 +25,7 @@ Bytes = Annotated[int, Meta(ge=0)]
 
 
 class MoveRates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What moving KV between one instance and the pool takes: a load so long, and bytes at this rate.
+    """The time of moving KV between one instance and the pool: a load so long, and bytes at this rate.
 
     The defaults are assumed: half of a 400 Gbit/s network card, and some round trips.
     """
@@ -97,11 +97,11 @@ class SimKVPool:
         self._ssd = _Tier(self.settings.ssd_bytes)
 
     async def start(self, instances: Sequence[str]) -> None:
-        """Be empty."""
+        """Begin without any KV."""
         self._forget()
 
     async def stop(self) -> None:
-        """Be empty."""
+        """Drop all KV."""
         self._forget()
 
     async def clear(self) -> None:

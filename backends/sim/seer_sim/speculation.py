@@ -75,7 +75,7 @@ class Speculation:
         return fixed_s + reading_s, self.drafts.seconds(growth)[1]
 
     def learn(self, cohorts: Iterable[DecodeCohort], steps: int) -> None:
-        """Tell the policy what ``steps`` steps verified, and what of it was accepted in expectation."""
+        """Report to the policy what ``steps`` steps verified, and what of it was accepted in expectation."""
         drafting = [cohort for cohort in cohorts if cohort.draft_tokens and cohort.size]
         if not drafting:
             return

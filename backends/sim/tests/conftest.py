@@ -49,11 +49,11 @@ class FixedPolicy:
 
     def __init__(self, lengths):
         self.lengths_of = lengths
-        self.asked = []
+        self.calls = []
         self.recorded = []
 
     def lengths(self, probes, others):
-        self.asked.append((probes, others))
+        self.calls.append((probes, others))
         return self.lengths_of(probes, others)
 
     def record_acceptance(self, drafted_at, accepted_at):

@@ -126,9 +126,9 @@ def test_the_policy_is_asked_for_each_class_and_receives_what_to_expect(simulate
     drafter = fixed_drafter(lambda probes, others: (2, 1))
     sim = simulate(kv_blocks=500, drafter=drafter, acceptance=HALF)
     run_all(sim, *(chunk_job(name, max_tokens=50, known=50, probe=name == "a") for name in "abc"))
-    assert drafter.made.asked[0] == (1, 2)
-    drafted = [sum(told[0][j] for told in drafter.made.recorded if len(told[0]) > j) for j in range(2)]
-    accepted = [sum(told[1][j] for told in drafter.made.recorded if len(told[1]) > j) for j in range(2)]
+    assert drafter.made.calls[0] == (1, 2)
+    drafted = [sum(record[0][j] for record in drafter.made.recorded if len(record[0]) > j) for j in range(2)]
+    accepted = [sum(record[1][j] for record in drafter.made.recorded if len(record[1]) > j) for j in range(2)]
     outputs = sim.sink.outputs.values()
     assert drafted == [
         sum(output.drafted_at[j] for output in outputs if len(output.drafted_at) > j) for j in range(2)
@@ -191,7 +191,7 @@ def test_an_instance_killed_in_mid_draft_starts_again_with_a_new_policy(simulate
     asyncio.run(sim.engine.start(sim.sink))
     assert drafter.made is not first
     assert "b" in run_all(sim, chunk_job("b")).outputs
-    assert drafter.made.asked
+    assert drafter.made.calls
 
 
 def test_weights_change_and_drafts_go_on(simulate, chunk_job, fixed_drafter):

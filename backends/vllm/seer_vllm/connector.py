@@ -41,7 +41,7 @@ __all__ = ["StoreConnector"]
 
 @attrs.define(eq=False)
 class Loads(KVConnectorMetadata):
-    """What the worker is to load before this step: block numbers, and what belongs there."""
+    """Loads that the worker makes before this step: block numbers, and what belongs there."""
 
     loads: list[tuple[list[int], Bytes]] = attrs.field(factory=list)
 

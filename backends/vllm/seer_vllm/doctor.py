@@ -1,4 +1,4 @@
-"""What this backend needs of the machine: vLLM, a torch that fits it, a model, memory, CPUs."""
+"""Checks of the machine for this backend: vLLM, a torch that fits it, a model, memory, CPUs."""
 
 from __future__ import annotations
 

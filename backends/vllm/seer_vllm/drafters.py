@@ -55,7 +55,7 @@ class BuiltinDrafter:
 
 
 class _Plugin:
-    """What an entry point names: settings and one hook."""
+    """A plug-in for an entry point to name: settings and one hook."""
 
     Settings = OwnSettings
 

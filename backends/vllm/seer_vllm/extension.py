@@ -1,4 +1,4 @@
-"""What Seer does inside every vLLM worker, called by name through ``collective_rpc``."""
+"""Seer's methods inside every vLLM worker, called by name through ``collective_rpc``."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class WorkerExtension:
         self.model_runner.drafter.add_sibling_tokens(text)
 
     def seer_forget(self, group_id: str) -> None:
-        """Forget a group."""
+        """Drop what is kept of a group that is over."""
         self.model_runner.drafter.forget(group_id)
 
     def seer_reset(self) -> None:
@@ -154,7 +154,7 @@ class WorkerExtension:
         return self._seer_drafting.seconds, figures
 
     def seer_degradations(self) -> list[Degraded]:
-        """Return what drafting complains of, since it was last asked."""
+        """Return what drafting complains of, since the last call."""
         return [] if self._seer_drafting is None else self._seer_drafting.degradations.take()
 
     def seer_stop_drafting(self) -> None:

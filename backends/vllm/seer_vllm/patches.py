@@ -1,4 +1,4 @@
-"""What Seer changes of vLLM 0.32 before it makes an engine: where a file lies, and the text of an error."""
+"""Changes to vLLM 0.32 before an engine is made: where a file lies, and the text of an error."""
 
 from __future__ import annotations
 

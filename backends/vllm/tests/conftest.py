@@ -76,7 +76,7 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
 
 @pytest.fixture(scope="session")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the draft sources of tests note what they are told, and find what to draft."""
+    """The directory where the draft sources of tests note their calls, and find what to draft."""
     return tmp_path_factory.mktemp("notes")
 
 

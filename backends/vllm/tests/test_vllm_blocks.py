@@ -31,7 +31,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_are_read_and_loaded_whatever_the_layout(layout):
+def test_blocks_are_read_and_loaded_in_any_layout(layout):
     layer = LAYOUTS[layout]()
     before = layer.clone()
     kv = layers(layer, LAYOUTS["plain"]())

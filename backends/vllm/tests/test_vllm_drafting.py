@@ -63,7 +63,7 @@ def test_a_batch_of_greedy_and_random_requests_is_verified_each_by_its_own_rule(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
-def test_logprobs_are_those_of_the_tokens_whatever_was_drafted(roomy, drafts, prompts, sampling):
+def test_logprobs_are_those_of_the_tokens_with_any_drafts(roomy, drafts, prompts, sampling):
     def respond(harness):
         jobs = [harness.job(prompt, 90, seed, sampling) for seed, prompt in enumerate(prompts(5))]
         return harness.run(harness.chunks(jobs))
@@ -132,7 +132,7 @@ def test_drafts_go_up_to_the_models_length_limit_and_not_beyond(roomy, drafts, p
     assert drafts("perfect", expected, lambda it: [output.token_ids for output in respond(it)]) == expected
 
 
-def test_a_source_hears_of_every_chunk_group_and_reset(drafting, notes, prompts):
+def test_a_source_learns_of_every_chunk_group_and_reset(drafting, notes, prompts):
     (notes / "calls.jsonl").write_text("")
     one, two = prompts(2)
     short, long = drafting.job(one, 5, 0, PLAIN), drafting.job(two, 900, 0, GREEDY)
@@ -141,12 +141,15 @@ def test_a_source_hears_of_every_chunk_group_and_reset(drafting, notes, prompts)
     drafting.engine.abort(long.id)
     drafting.engine.forget_group("group")
     drafting.run(drafting.engine.reset_cache())
-    [*told] = calls(notes)
-    handles = {words[2]: words[1] for words in told if words[0] == "open"}
+    [*received] = calls(notes)
+    handles = {words[2]: words[1] for words in received if words[0] == "open"}
     assert set(handles) == {short.id, long.id}
     # The long chunk may end by itself before it is aborted; it is closed once in either case.
-    assert sorted(words[1] for words in told if words[0] == "close") == sorted(handles.values())
-    assert [words for words in told if words[0] in ("forget", "reset")] == [["forget", "group"], ["reset"]]
+    assert sorted(words[1] for words in received if words[0] == "close") == sorted(handles.values())
+    assert [words for words in received if words[0] in ("forget", "reset")] == [
+        ["forget", "group"],
+        ["reset"],
+    ]
 
 
 def test_new_weights_make_the_source_start_afresh(drafting, models, notes, prompts):
@@ -231,7 +234,7 @@ def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, n
     log.parent.rmdir()
 
 
-def test_a_source_tells_what_it_lacks_before_its_instance_is_ready_and_later(start, models, notes, prompts):
+def test_a_source_reports_what_it_lacks_before_its_instance_is_ready_and_later(start, models, notes, prompts):
     settings = {"notes": str(notes), "complaint": "the draft model is far away"}
     harness = start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 2, TIMES))
     assert [(each.what, each.reason) for each in harness.degradations] == [

@@ -1,4 +1,4 @@
-"""What the backend relies on inside vLLM stands in one table, is there, and is missed with one sentence."""
+"""The names inside vLLM that the backend relies on stand in one table, are there, and are missed by name."""
 
 from types import SimpleNamespace
 

@@ -70,7 +70,7 @@ def cold(pair, pool):
 
 @pytest.fixture
 def answers(notes):
-    """Return a function that tells the drafting instance what to draft well."""
+    """Return a function that writes down what the drafting instance drafts well."""
     return lambda expected: (notes / "answers.json").write_text(json.dumps(expected, default=list))
 
 
@@ -241,7 +241,9 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, co
     assert max(output.prefilled_tokens for output in outputs) <= BLOCK
 
 
-def test_an_instance_tells_what_its_store_complains_of_and_that_it_is_given_up(start, models, roomy, prompts):
+def test_an_instance_reports_what_its_store_complains_of_and_that_it_is_given_up(
+    start, models, roomy, prompts
+):
     class Pool:
         def store(self, instance_id):
             return StoreSpec("kv_stores:Failing", {})

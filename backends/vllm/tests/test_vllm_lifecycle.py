@@ -197,7 +197,7 @@ def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
 
 def test_nothing_is_imported_from_where_a_worker_runs(loop, make_fleet, models, tmp_path, monkeypatch):
     for name in ("msgspec", "numpy", "structlog", "torch", "vllm"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was here')")
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
     monkeypatch.chdir(tmp_path)
     pool = make_fleet(models[0], engine_args={"no_such_argument": 1})
     with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
@@ -206,16 +206,16 @@ def test_nothing_is_imported_from_where_a_worker_runs(loop, make_fleet, models, 
 
 def test_the_last_lines_are_those_of_the_life_that_ended(loop, make_fleet, models, tmp_path):
     log = tmp_path / "vllm-0.log"
-    log.write_text("what an earlier life said\n")
+    log.write_text("what an earlier life wrote\n")
     pool = make_fleet(models[0], start_timeout_s=0.2, log_dir=str(tmp_path))
     with pytest.raises(EngineError, match="not ready after") as caught:
         loop.run_until_complete(pool.engines[0].start(None))
     assert f"the last lines of {log}:" in str(caught.value)
     assert "earlier life" not in str(caught.value)
-    assert log.read_text().startswith("what an earlier life said\n")
+    assert log.read_text().startswith("what an earlier life wrote\n")
 
 
-def test_a_start_that_cannot_be_told_is_an_error_and_leaves_no_worker(loop, make_fleet, models):
+def test_a_start_that_cannot_be_encoded_is_an_error_and_leaves_no_worker(loop, make_fleet, models):
     deep = None
     for _ in range(100_000):
         deep = [deep]

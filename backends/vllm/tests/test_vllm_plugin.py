@@ -147,7 +147,7 @@ print({{"torch", "vllm", "transformers"}} & set(sys.modules))
 HUB_NAME = "Qwen/Qwen3-0.6B"
 
 
-def test_a_hub_name_is_told_that_nothing_is_downloaded(tmp_path):
+def test_a_hub_name_is_refused_since_nothing_is_downloaded(tmp_path):
     with pytest.raises(ConfigError, match=r"is no directory; give a directory .* nothing is downloaded"):
         read_model_info(tmp_path / HUB_NAME, 0, "engine.vllm")
 

@@ -1,4 +1,4 @@
-"""What any engine's settings ask of the machine: a model, CPUs, memory."""
+"""Checks of the machine for the settings of any engine: a model, CPUs, memory."""
 
 from __future__ import annotations
 

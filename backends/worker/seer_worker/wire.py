@@ -155,7 +155,7 @@ class Streamed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Telemetry(msgspec.Struct, frozen=True, tag=True):
-    """What an instance is doing, as ``InstanceReported`` has it; ``stepping_s`` comes from the worker."""
+    """The load and the times of an instance, as in ``InstanceReported``; the worker adds ``stepping_s``."""
 
     running: int
     waiting: int
@@ -163,12 +163,12 @@ class Telemetry(msgspec.Struct, frozen=True, tag=True):
     stepping_s: float = 0.0
     drafting_s: float = 0.0
     drafting: dict[str, float] = {}
-    paced_s: float = 0.0
+    emulated_s: float = 0.0
     overrun_s: float = 0.0
 
 
 class Called(msgspec.Struct, frozen=True, tag=True):
-    """The answer to the oldest control message not yet answered; ``refusal`` is None if it worked.
+    """The answer to the oldest control message not yet answered; ``rejection`` is None if it worked.
 
     ``fingerprint`` stands for the weights just loaded, ``freed_bytes`` is what sleeping gave back.
     """

@@ -1,4 +1,4 @@
-"""Weights are looked at before an engine loads anything of them, whatever they are read from."""
+"""Weights are looked at before an engine loads anything of them, from any source."""
 
 import json
 import sys
@@ -61,7 +61,7 @@ class Mute:
 
 @pytest.fixture(autouse=True)
 def _module(monkeypatch):
-    """What workers would import is this module."""
+    """Workers would import this module."""
     monkeypatch.setitem(sys.modules, HERE, sys.modules[__name__])
     monkeypatch.setattr(Memory, "left", dict(GOOD))
     monkeypatch.setattr(Memory, "readings", 0)
@@ -117,7 +117,7 @@ def test_what_converts_is_taken_and_so_is_a_tied_tensor_by_either_name_or_both()
         ("Torn", f"weight source '{HERE}:Torn' failed: KeyError: 'the trainer is gone'"),
         ("Stammering", "tensor 'embed' is there twice"),
         ("Mute", "is no WeightSource: it lacks tensors; correct what update_weights was given"),
-        ("Nobody", f"weight source '{HERE}:Nobody' cannot be imported"),
+        ("Missing", f"weight source '{HERE}:Missing' cannot be imported"),
     ],
 )
 def test_a_source_that_is_none_or_fails_is_refused_by_its_name(name, fact):

@@ -1,4 +1,4 @@
-"""Between an engine and a draft source: what is asked, what is believed, what a failure does."""
+"""Between an engine and a draft source: the calls, their checks, and what a failure does."""
 
 import pytest
 import structlog
@@ -16,11 +16,11 @@ ROWS, DRAFT_TOKENS, VOCAB = 8, 4, 50
 
 
 class Source:
-    """Drafts what it is told to, and keeps what it is asked."""
+    """Drafts what ``reply`` writes, and keeps the batches and the other calls."""
 
     def __init__(self):
         self.batches = []
-        self.told = []
+        self.calls = []
         self.reply = lambda batch: None
         self.handle = 70
 
@@ -38,16 +38,16 @@ class Source:
         self.reply(batch)
 
     def close(self, handle):
-        self.told.append(("close", handle))
+        self.calls.append(("close", handle))
 
     def add_sibling_tokens(self, text):
-        self.told.append(("add_sibling_tokens", text))
+        self.calls.append(("add_sibling_tokens", text))
 
     def forget(self, group_id):
-        self.told.append(("forget", group_id))
+        self.calls.append(("forget", group_id))
 
     def reset(self):
-        self.told.append(("reset",))
+        self.calls.append(("reset",))
 
     def stats(self):
         return {"groups": 1.0}
@@ -117,15 +117,15 @@ def test_where_room_is_short_limits_and_made_up_drafts_are_shorter(engine):
     assert len(engine.proposer.propose_for(sampled, lengths, text, 2)[0]) == 2
 
 
-def test_tokens_of_steps_that_went_by_unasked_are_told_with_the_next(engine):
+def test_tokens_of_steps_that_went_by_unasked_come_with_the_next(engine):
     for name in ("a", "b"):
         engine.proposer.open(name, job(name, 10, 30))
     engine.step(a=(11, 1), b=(12, 2))
     engine.step(a=(15, 2), b=(13, 1))
     engine.step(b=(18, 1))
     engine.step(b=(20, 2), a=(16, 1))
-    told = [(batch["written"].tolist(), batch["new_tokens"].tolist()) for batch in engine.source.batches]
-    assert told == [
+    sent = [(batch["written"].tolist(), batch["new_tokens"].tolist()) for batch in engine.source.batches]
+    assert sent == [
         ([1, 2], [10, 10, 11]),
         ([4, 1], [11, 12, 13, 14, 12]),
         ([5], [13, 14, 15, 16, 17]),
@@ -188,7 +188,7 @@ def test_handles_follow_requests_that_come_go_and_move(engine):
         [73, 72],
     ]
     assert engine.source.batches[1]["lengths"].tolist() == [12, 13, 12]
-    assert engine.source.told == [("close", 71)]
+    assert engine.source.calls == [("close", 71)]
 
 
 def test_what_the_source_writes_is_what_the_engine_gets(engine):
@@ -205,7 +205,7 @@ def test_what_the_source_writes_is_what_the_engine_gets(engine):
 def test_what_siblings_wrote_elsewhere_goes_to_the_source(engine):
     text = SiblingTokens("r", "g", "g/1", 0, Tokens([1, 2]))
     engine.proposer.add_sibling_tokens(text)
-    assert engine.source.told == [("add_sibling_tokens", text)]
+    assert engine.source.calls == [("add_sibling_tokens", text)]
 
 
 def too_many(batch):
@@ -232,7 +232,7 @@ def absent(batch):
 
 @pytest.fixture
 def logged():
-    """What is logged meanwhile."""
+    """The records that are logged meanwhile."""
     with structlog.testing.capture_logs() as logs:
         yield logs
 
@@ -254,7 +254,7 @@ def test_a_source_that_errs_is_never_asked_again(engine, logged, reply):
     engine.proposer.stop()
     assert engine.proposer.stats() == {}
     assert len(engine.source.batches) == 2
-    assert engine.source.told == []
+    assert engine.source.calls == []
     assert [entry["event"] for entry in logged] == ["draft_source_failed"]
     [degradation] = engine.proposer.drafting.degradations.take()
     assert degradation.what == "drafting"

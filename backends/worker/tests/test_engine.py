@@ -144,7 +144,7 @@ async def started(launch, sink):
     return engine
 
 
-def tell(story):
+def play(story):
     asyncio.run(asyncio.wait_for(story(), 240))
 
 
@@ -183,7 +183,7 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
             await engine.stop()
             assert sink.losses == []
 
-    tell(story)
+    play(story)
     first, second = tokens
     assert first == second
     assert len(first) == 8
@@ -217,7 +217,7 @@ def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
         await sink.until(lambda: "good" in sink.outputs)
         await engine.stop()
 
-    tell(story)
+    play(story)
 
 
 def test_an_instance_that_can_give_memory_back_is_asked_to_and_others_only_take_no_chunks(launch):
@@ -249,7 +249,7 @@ def test_an_instance_that_can_give_memory_back_is_asked_to_and_others_only_take_
         await sink.until(lambda: "still awake" in sink.outputs)
         await awake.stop()
 
-    tell(story)
+    play(story)
 
 
 def test_an_instance_that_cannot_wake_is_lost_with_its_reason(launch, local):
@@ -263,7 +263,7 @@ def test_an_instance_that_cannot_wake_is_lost_with_its_reason(launch, local):
         await sink.until(lambda: bool(sink.losses))
         await engine.stop()
 
-    tell(story)
+    play(story)
 
 
 def test_an_instance_that_does_not_answer_in_time_is_lost_lest_it_obeys_later(launch, local):
@@ -279,7 +279,7 @@ def test_an_instance_that_does_not_answer_in_time_is_lost_lest_it_obeys_later(la
         assert engine.worker is None
         await engine.stop()
 
-    tell(story)
+    play(story)
 
 
 def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch, local):
@@ -297,7 +297,7 @@ def test_an_error_in_a_step_ends_the_instance_with_its_traceback(launch, local):
         assert "Traceback (most recent call last)" in text
         assert re.search(r"^\d\d:\d\d:\d\d \[error\s*\] worker_failed", text, re.M)
 
-    tell(story)
+    play(story)
 
 
 def test_an_instance_that_ended_well_leaves_nothing(launch, local):
@@ -312,7 +312,7 @@ def test_an_instance_that_ended_well_leaves_nothing(launch, local):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
-    tell(story)
+    play(story)
 
 
 def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch, local):
@@ -329,14 +329,14 @@ def test_what_an_instance_complains_of_comes_with_the_place_of_its_log(launch, l
         await engine.stop()
         assert log.exists()
 
-    tell(story)
+    play(story)
 
 
 class MessagingPool:
-    """Tells an epoch, and writes down what it is told, and after how many outputs."""
+    """Sends an epoch, and keeps what it receives, and after how many outputs."""
 
     def __init__(self, sink):
-        self.sink, self.lines, self.heard = sink, {}, []
+        self.sink, self.lines, self.received = sink, {}, []
 
     async def start(self, instances):
         pass
@@ -345,7 +345,7 @@ class MessagingPool:
         pass
 
     def store(self, instance_id):
-        return StoreSpec("nobody:makes_it", {})
+        return StoreSpec("nowhere:Store", {})
 
     async def clear(self):
         for line in self.lines.values():
@@ -354,15 +354,15 @@ class MessagingPool:
     def stats(self):
         return PoolStats(0)
 
-    def connect(self, instance_id, tell):
-        self.lines[instance_id] = tell
-        tell({"epoch": 7})
+    def connect(self, instance_id, send):
+        self.lines[instance_id] = send
+        send({"epoch": 7})
 
     def receive(self, instance_id, note):
-        self.heard.append((instance_id, note, len(self.sink.outputs)))
+        self.received.append((instance_id, note, len(self.sink.outputs)))
 
 
-def test_a_pool_and_its_stores_tell_each_other_over_the_wire_before_results(launch, local):
+def test_a_pool_and_its_stores_exchange_messages_before_results(launch, local):
     async def story():
         sink = Sink()
         pool = MessagingPool(sink)
@@ -370,41 +370,41 @@ def test_a_pool_and_its_stores_tell_each_other_over_the_wire_before_results(laun
         engine = process_client("toy-0", pooling)
         assert engine.set_kv_pool(pool)
         await engine.start(sink)
-        [(_, selftest, _)] = pool.heard
+        [(_, selftest, _)] = pool.received
         steps = selftest["steps"]
         for name, epoch in (("j", 7), ("k", 8)):
             engine.submit(job(name, max_tokens=3))
             await sink.until(lambda name=name: name in sink.outputs)
-            [*_, (_, _, outputs)] = pool.heard
-            assert outputs == (name == "k")  # told before the result
-            assert [note["epoch"] for _, note, _ in pool.heard if "epoch" in note][-1] == epoch
+            [*_, (_, _, outputs)] = pool.received
+            assert outputs == (name == "k")  # received before the result
+            assert [note["epoch"] for _, note, _ in pool.received if "epoch" in note][-1] == epoch
             steps += 3
-            assert sum(note.get("steps", 0) for _, note, _ in pool.heard) == steps
+            assert sum(note.get("steps", 0) for _, note, _ in pool.received) == steps
             await pool.clear()
         await engine.stop()
-        await pool.clear()  # nobody hears it
+        await pool.clear()  # no store receives it
         await engine.start(sink)
-        assert pool.heard[-1][:2] == ("toy-0", selftest)
+        assert pool.received[-1][:2] == ("toy-0", selftest)
         await engine.stop()
 
-    tell(story)
+    play(story)
 
 
-def test_a_pool_that_raises_at_what_it_is_told_is_told_no_more(launch):
-    class Deaf(MessagingPool):
+def test_a_pool_that_raises_at_a_message_receives_no_more(launch):
+    class Raising(MessagingPool):
         def receive(self, instance_id, note):
             super().receive(instance_id, note)
             raise KeyError("no such count")
 
     async def story():
         sink = Sink()
-        pool = Deaf(sink)
+        pool = Raising(sink)
         engine = process_client("toy-0", attrs.evolve(launch, instance="toys:Pooling", ignores_kv_pool=False))
         engine.set_kv_pool(pool)
         await engine.start(sink)
         engine.submit(job())
         await sink.until(lambda: "j" in sink.outputs)
-        assert len(pool.heard) == 1
+        assert len(pool.received) == 1
         [degradation] = sink.degradations
         assert (degradation.what, degradation.reason) == (
             "kv_pool",
@@ -412,7 +412,7 @@ def test_a_pool_that_raises_at_what_it_is_told_is_told_no_more(launch):
         )
         await engine.stop()
 
-    tell(story)
+    play(story)
 
 
 def test_an_instance_without_a_draft_source_or_a_store_needs_no_methods_for_them(launch):
@@ -442,7 +442,7 @@ def test_an_instance_without_a_draft_source_or_a_store_needs_no_methods_for_them
         with pytest.raises(EngineError, match="Bare took a draft source, and lacks push_sibling_tokens, "):
             await engine.start(sink)
 
-    tell(story)
+    play(story)
 
 
 class OwnDrafter:
@@ -475,13 +475,13 @@ def test_siblings_text_is_sent_to_an_instance_whose_drafter_shares(launch, shari
         await engine.stop()
         assert engine.set_drafter(None) is False
 
-    tell(story)
+    play(story)
 
 
 @pytest.mark.parametrize(
     ("toy", "complaint"),
     [
-        ("Unheard", "does not sample by key: the token at position 4 of a response was not chosen where"),
+        ("Unwatched", "does not sample by key: the token at position 4 of a response was not chosen where"),
         ("Greedy", "does not sample by key: at position 4 of a response it chose token"),
         ("Warm", "gives wrong log-probs: "),
         ("Late", "does not sample by key: the token at position 4"),
@@ -495,7 +495,7 @@ def test_an_engine_whose_sampling_is_not_keyed_is_refused_at_its_start(launch, t
         with pytest.raises(EngineError, match=f"'toy-0' did not start: the engine {complaint}"):
             await engine.start(Sink())
 
-    tell(story)
+    play(story)
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,7 @@ def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, compla
             await engine.start(Sink())
         assert engine.worker is None
 
-    tell(story)
+    play(story)
 
 
 def test_an_engine_that_cannot_draft_or_share_kv_says_so_or_goes_without(launch):
@@ -541,4 +541,4 @@ def test_an_instance_says_the_labels_and_the_model_that_it_was_launched_with(lau
         await engine.stop()
         assert (info.labels, info.model) == ({"gpu": "h100"}, "files")
 
-    tell(story)
+    play(story)

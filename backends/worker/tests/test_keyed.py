@@ -218,7 +218,7 @@ def test_masked_tokens_are_never_drawn_and_the_rest_keep_their_odds():
 
 
 def followed_by_definition(sampled, drafts, last):
-    """What a request without drafts would give, as far as its drafts were right."""
+    """Return what a request without drafts would give, as far as its drafts were right."""
     tokens = []
     for place, token in enumerate(sampled):
         tokens.append(token)

@@ -1,4 +1,4 @@
-"""The listener ends when it is told to, whatever the worker says at that moment."""
+"""The listener ends when it is cancelled, also while a message of the worker arrives."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ LAUNCH = Launch(
 
 
 class Worker:
-    """Says one thing, when told to, and then nothing more."""
+    """Sends one message, when the test sets it, and then nothing more."""
 
     received_bytes = 0
     log = "nowhere"

@@ -1,4 +1,4 @@
-"""What a worker loads by name: what cannot be made is named, and what fails is not asked again."""
+"""Classes that a worker loads by name: one that cannot be made is named, one that fails is left alone."""
 
 import sys
 from types import SimpleNamespace
@@ -13,20 +13,20 @@ from seer_core.ports.drafting import SourceSpec
 from seer_core.ports.kv import StoreContext
 
 
-def test_a_store_that_fails_is_not_asked_again():
+def test_a_store_that_fails_is_not_calls_again():
     class Broken:
-        asked = 0
+        calls = 0
 
         def find(self, keys):
-            self.asked += 1
+            self.calls += 1
             raise RuntimeError("out of order")
 
-    store, told = Broken(), []
-    guarded = FailsafeStore(store, told.append)
+    store, reasons = Broken(), []
+    guarded = FailsafeStore(store, reasons.append)
     with structlog.testing.capture_logs() as logs:
         assert [guarded.ask(lambda it: it.find([bytes(32)]), 0) for _ in range(3)] == [0, 0, 0]
-    assert store.asked == 1
-    assert told == ["the KV store failed: RuntimeError: out of order"]
+    assert store.calls == 1
+    assert reasons == ["the KV store failed: RuntimeError: out of order"]
     assert [(entry["event"], entry["exc_info"]) for entry in logs] == [("kv_store_failed", True)]
 
 
@@ -46,9 +46,9 @@ def test_a_store_that_cannot_be_made_is_named(path, fact):
 def test_what_is_named_must_be_a_class(monkeypatch):
     methods = ("close", "drop", "find", "get", "lacks", "put")
     made = SimpleNamespace(**dict.fromkeys(methods, print))
-    monkeypatch.setitem(sys.modules, "strangers", SimpleNamespace(made=made))
+    monkeypatch.setitem(sys.modules, "elsewhere", SimpleNamespace(made=made))
     with pytest.raises(EngineError, match="is no KVStore: it is an object, not a class"):
-        STORE.load("strangers:made")
+        STORE.load("elsewhere:made")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a worker tells of running chunks whose responses somebody reads meanwhile."""
+"""Pieces that a worker sends of running chunks whose responses are read meanwhile."""
 
 from importlib import import_module
 from pathlib import Path
@@ -54,7 +54,7 @@ def run(worker, sent, *jobs):
     return pieces, outputs
 
 
-def test_the_first_token_is_told_at_once_and_others_now_and_then(worker):
+def test_the_first_token_is_sent_at_once_and_others_now_and_then(worker):
     pieces, outputs = run(*worker("Streaming"), job("a"), job("b"), job("silent", streams=False))
     assert pieces["silent"] == []
     for name in "ab":
@@ -64,13 +64,13 @@ def test_the_first_token_is_told_at_once_and_others_now_and_then(worker):
             (6, 5),
             (11, 5),
         ]
-        told = [token for each in pieces[name] for token in each.token_ids]
-        assert told == list(outputs[name].token_ids[:16])
+        sent = [token for each in pieces[name] for token in each.token_ids]
+        assert sent == list(outputs[name].token_ids[:16])
         scores = [score for each in pieces[name] for score in each.logprobs]
         assert scores == pytest.approx(list(outputs[name].logprobs[:16]))
 
 
-def test_one_that_comes_later_tells_its_first_token_at_once(worker):
+def test_one_that_comes_later_sends_its_first_token_at_once(worker):
     made, sent = worker("Streaming")
     made.handle(Submit(job("early")))
     for _ in range(3):
@@ -86,19 +86,19 @@ def test_a_chunk_of_one_step_has_only_its_answer(worker):
     assert list(outputs) == ["j"]
 
 
-def test_what_is_not_finite_is_never_told_nor_what_follows_it(worker):
+def test_what_is_not_finite_is_never_sent_nor_what_follows_it(worker):
     pieces, _ = run(*worker("Streaming"), job(group="poisoned"))
     assert sum(len(each.token_ids) for each in pieces["j"]) == 5
 
 
-def test_a_chunk_that_its_instance_begins_anew_tells_nothing_twice(worker):
+def test_a_chunk_that_its_instance_begins_anew_sends_nothing_twice(worker):
     pieces, outputs = run(*worker("Hesitant"), job())
-    told = [(each.start, token) for each in pieces["j"] for token in each.token_ids]
-    assert [token for _, token in told] == list(outputs["j"].token_ids[: len(told)])
-    assert len(told) > 4
+    sent = [(each.start, token) for each in pieces["j"] for token in each.token_ids]
+    assert [token for _, token in sent] == list(outputs["j"].token_ids[: len(sent)])
+    assert len(sent) > 4
 
 
-def test_an_aborted_chunk_tells_nothing_more(worker):
+def test_an_aborted_chunk_sends_nothing_more(worker):
     made, sent = worker("Streaming")
     made.handle(Submit(job()))
     made.step()
@@ -110,7 +110,7 @@ def test_an_aborted_chunk_tells_nothing_more(worker):
     }
 
 
-def test_an_instance_that_cannot_tell_is_not_asked(worker):
+def test_an_instance_that_cannot_stream_is_not_called(worker):
     pieces, outputs = run(*worker("Toy"), job())
     assert pieces == {"j": []}
     assert len(outputs["j"].token_ids) == 20

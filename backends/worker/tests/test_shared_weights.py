@@ -62,7 +62,7 @@ def test_parameters_that_go_on_being_trained_do_not_change_what_was_offered(shar
     assert read(source)["weight"].tolist() == [1, 1, 1]
 
 
-def test_nobody_can_change_what_was_offered(shared):
+def test_no_process_can_change_what_was_offered(shared):
     source = offer(shared, TENSORS)
     with pytest.raises(PermissionError), open(source.settings["area"], "r+b", buffering=0) as file:
         file.write(b"x")
@@ -106,7 +106,7 @@ def test_an_engine_that_has_mapped_weights_keeps_them_when_the_trainer_lets_go(s
     assert torch.equal(tensor, TENSORS["embed"])
 
 
-def test_another_area_under_the_same_descriptor_is_told_from_the_first(shared):
+def test_another_area_under_the_same_descriptor_is_not_taken_for_the_first(shared):
     first = offer(shared, {"weight": torch.zeros(2)})
     shared.close()
     second = offer(shared, {"weight": torch.ones(2)})

@@ -1,4 +1,4 @@
-"""Chats become the tokens that transformers makes of them, whatever the style of the template."""
+"""Chats become the tokens that transformers makes of them, in any style of template."""
 
 import json
 import subprocess
@@ -124,14 +124,14 @@ def write_tokenizer(directory, template):
 def test_templates_of_ten_styles_give_the_tokens_that_transformers_gives(tmp_path):
     pytest.importorskip("transformers")
     models = {name: write_tokenizer(tmp_path / name, source) for name, source in TEMPLATES.items()}
-    asked = subprocess.run(
+    rendered = subprocess.run(
         [sys.executable, "-c", BY_TRANSFORMERS, json.dumps(CHAT)],
         input=json.dumps({"models": {name: str(path) for name, path in models.items()}}),
         capture_output=True,
         text=True,
         check=True,
     )
-    expected = json.loads(asked.stdout.splitlines()[-1])
+    expected = json.loads(rendered.stdout.splitlines()[-1])
     found = {name: ModelTokenizer(path).encode_chat(CHAT) for name, path in models.items()}
     assert len(found) == 10
     assert found == expected

@@ -85,7 +85,7 @@ def test_every_message_survives_the_wire_in_pieces_of_any_size(kind, messages, p
     [
         b"",
         b"\xc1garbage",
-        msgspec.msgpack.encode({"type": "Unheard"}),
+        msgspec.msgpack.encode({"type": "Unknown"}),
         msgspec.msgpack.encode({"type": "AbortChunk"}),
         msgspec.msgpack.encode({"type": "AbortChunk", "job_id": 7}),
         encode(Fatal("the other direction"))[4:],

@@ -25,7 +25,7 @@ class Toy:
         self.running = {}
         self.sampler = Sampler(VOCAB)
         self.version = 0
-        self.told = [Degraded("drafting", "no idea yet")] if start.settings.get("degraded") else []
+        self.reports = [Degraded("drafting", "no idea yet")] if start.settings.get("degraded") else []
         if "refuses" in start.settings:
             raise EngineError(start.settings["refuses"])
         with open(os.path.join(start.scratch, "scratched"), "w"):
@@ -79,14 +79,14 @@ class Toy:
         return Telemetry(len(self.running), 0, 0.0)
 
     def degradations(self):
-        told, self.told = self.told, []
-        return told
+        reports, self.reports = self.reports, []
+        return reports
 
     def push_sibling_tokens(self, text):
-        self.told.append(Degraded("drafting", f"{text.request_id} goes on with {text.token_ids.tolist()}"))
+        self.reports.append(Degraded("drafting", f"{text.request_id} goes on with {text.token_ids.tolist()}"))
 
     def forget_group(self, group_id):
-        self.told.append(Degraded("drafting", f"{group_id} is forgotten"))
+        self.reports.append(Degraded("drafting", f"{group_id} is forgotten"))
 
     def measure_steps(self, batch, draft_tokens, context_tokens):
         raise Rejected("it has no clock")
@@ -111,13 +111,13 @@ class Toy:
 
 
 class Streaming(Toy):
-    """Tells what a running chunk has written; one of group ``poisoned`` comes to what is no number."""
+    """Returns what a running chunk has written; one of group ``poisoned`` comes to what is no number."""
 
     def written(self, job_id, start):
         job, written = self.running[job_id]
-        spoilt = [(token, nan if job.group_id == "poisoned" else logprob) for token, logprob in written[5:]]
-        told = (written[:5] + spoilt)[start:]
-        return [token for token, _ in told], [logprob for _, logprob in told]
+        poisoned = [(token, nan if job.group_id == "poisoned" else logprob) for token, logprob in written[5:]]
+        streamed = (written[:5] + poisoned)[start:]
+        return [token for token, _ in streamed], [logprob for _, logprob in streamed]
 
 
 class Hesitant(Streaming):
@@ -136,16 +136,16 @@ class Hesitant(Streaming):
 
 
 class Sleepy(Toy):
-    """Gives memory back, if it is not told to refuse, and cannot wake from bad weights."""
+    """Gives memory back, if it is not set to refuse, and cannot wake from bad weights."""
 
     def sleep(self):
         if "sleepless" in self.start.settings:
             raise Rejected("it has coffee")
-        self.told.append(Degraded("drafting", "good night"))
+        self.reports.append(Degraded("drafting", "good night"))
         return 4096
 
     def wake(self):
-        self.told.append(Degraded("drafting", "good morning"))
+        self.reports.append(Degraded("drafting", "good morning"))
         if self.version == 13:
             raise RuntimeError("the toy had a nightmare")
 
@@ -157,7 +157,7 @@ class Bare(Toy):
 
 
 class Pooling(Toy):
-    """Shares KV, it says: counts its steps for the pool, and repeats what the pool has told."""
+    """Claims to share KV: counts its steps for the pool, and repeats what the pool has sent."""
 
     def __init__(self, start):
         super().__init__(start)
@@ -183,7 +183,7 @@ class Slow(Toy):
         return super().update_weights(source, version)
 
 
-class Unheard(Toy):
+class Unwatched(Toy):
     """Chooses its tokens elsewhere."""
 
     def watch(self, on):

@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 calls of ``sgl_kernel`` where there is no GPU; anything else raises when it is called.
+"""The part of ``sgl_kernel`` that SGLang 0.5.23 calls without a GPU; anything else raises when it is called.
 
 Indices of the KV cache are called slots here: ``req_to_token`` says, row by row, in which slot a request's KV
 lies.
@@ -29,7 +29,7 @@ __version__ = "0.4.10"
 """That of the kernels SGLang 0.5.23 asks for."""
 
 STAND_IN = True
-"""By this the stand-in is told from the kernels."""
+"""Marks the stand-in; the kernels lack it."""
 
 _library: Any = torch.library.Library  # untyped
 _torchvision = _library("torchvision", "FRAGMENT")

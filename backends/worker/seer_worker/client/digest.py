@@ -1,4 +1,4 @@
-"""What stands for a model's files, without reading all of them."""
+"""A digest of a model's files, without reading all of them."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ __all__ = ["InstanceSpec", "Peer", "Transport", "WorkerClient"]
 
 @attrs.frozen
 class InstanceSpec:
-    """What an instance is, wherever its worker runs.
+    """The description of an instance, wherever its worker runs.
 
     ``instance`` is the import path of its class, or of a function that makes it, and ``settings`` plain data
     for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
@@ -87,7 +87,7 @@ class Transport(Protocol):
 
     @property
     def spec(self) -> InstanceSpec:
-        """What the instance is."""
+        """The description of the instance."""
         ...
 
     @property

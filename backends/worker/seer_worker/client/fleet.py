@@ -174,14 +174,14 @@ def make_fleet(
 
 
 class TextConfig(Struct, frozen=True):
-    """What is needed of a language model's ``config.json``."""
+    """The part of a language model's ``config.json`` that is needed."""
 
     vocab_size: Positive | None = None
     max_position_embeddings: Positive | None = None
 
 
 class ModelConfig(TextConfig, frozen=True):
-    """The same, of a model that may see as well."""
+    """That part, of a model that may see as well."""
 
     text_config: TextConfig | None = None
 

@@ -73,7 +73,7 @@ class ProcessTransport:
 
     @property
     def spec(self) -> Launch:
-        """What the instance is, and how its worker is started."""
+        """The description of the instance, and how its worker is started."""
         return self.launch
 
     @property

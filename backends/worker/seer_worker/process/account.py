@@ -1,4 +1,4 @@
-"""What a request has cost, position by position and draft by draft."""
+"""The cost of a request, position by position and draft by draft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RequestStats"]
 
 @attrs.define(eq=False)
 class RequestStats:
-    """What a request has cost so far, and what became of its drafts.
+    """The cost of a request so far, and what became of its drafts.
 
     ``computed_tokens`` counts positions run through the model, rejected drafts left out; ``pool_tokens``
     those whose KV the pool had when the request was let in; ``spared_steps`` the tokens that came of a step

@@ -24,10 +24,10 @@ from seer_core.ports.engine import ChunkJob, ChunkOutput
 from seer_core.ports.kv import KVStore, StoreContext, StoreSpec
 from seer_core.ports.weights import WeightSpec
 from seer_worker.process.account import RequestStats
+from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import CELL_S, MoveProfiler, Profilable, StepProfiler, start_grid
 from seer_worker.process.stores import STORE, FailsafeStore
-from seer_worker.process.troubles import DegradationLog
 from seer_worker.wire import Degraded, Failed, Finished, Start, Telemetry
 
 __all__ = [
@@ -84,10 +84,10 @@ class Load:
 
 
 class DraftControl(Protocol):
-    """What drafts in an engine: a draft source, or a method of the engine's own."""
+    """The drafting of an engine: by a draft source, or by a method of the engine's own."""
 
     takes_source: bool
-    """Whether it is a source, which has to be attached."""
+    """Whether it is by a source, which has to be attached."""
 
     def attach(self, spec: SourceSpec, host: DraftContext) -> None:
         """Make the source; ``host.report`` is left for the control to fill in."""
@@ -136,7 +136,7 @@ class SharedKV(Protocol):
 
 
 class EngineCore(Protocol):
-    """What an engine's author writes: the engine's scheduler, weights and memory, one call each.
+    """The part that an engine's author writes: scheduler, weights and memory, one call each.
 
     Between two steps, and while no chunk is running for all of it but ``add``, ``drop`` and ``written``.
     """
@@ -149,14 +149,14 @@ class EngineCore(Protocol):
 
     @property
     def drafts(self) -> DraftControl | None:
-        """What drafts, if anything does."""
+        """The drafting of the engine, if it drafts."""
         ...
 
     def add(self, job: ChunkJob, salt: str, script: ScriptedTokens | None) -> None:
         """Queue a chunk, whose KV is shared under ``salt``; with a script it ends where that ends.
 
         Raises:
-            Refusal: the engine does not take it.
+            Rejected: the engine does not take it.
         """
         ...
 

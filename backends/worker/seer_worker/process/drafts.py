@@ -1,4 +1,4 @@
-"""What drafts in a worker: a ``DraftSource``, or a method that the engine brings itself.
+"""Drafting in a worker: by a ``DraftSource``, or by a method that the engine brings itself.
 
 An engine asks for drafts after each step, with the tokens just sampled.  ``Drafting`` is what both kinds
 share: the time they take, the switch to made-up drafts while steps are measured, and what happens when they
@@ -22,8 +22,8 @@ import structlog
 from seer_core.errors import EngineError
 from seer_core.ports.drafting import DraftBatch, DraftSource, SiblingTokens, SourceSpec, tree_flaw
 from seer_core.ports.engine import ChunkJob
+from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.loader import ImportedClass
-from seer_worker.process.troubles import DegradationLog
 
 __all__ = ["SOURCE", "Drafting", "SourceProposer", "check_source"]
 
@@ -65,7 +65,7 @@ class Drafting:
         self.failed = False
         self.degradations = DegradationLog("drafting")
         self.made_up: int | None = None
-        """While it is not None: so many tokens of no meaning for everyone, instead of drafts."""
+        """While it is not None: so many tokens of no meaning for every request, instead of drafts."""
         self._nonsense: list[int] = np.random.default_rng(0).integers(0, vocab_size, 1 << 12).tolist()
         self._offset = 0
 
@@ -137,7 +137,7 @@ class SourceProposer:
 
     def open(self, request_id: str, job: ChunkJob) -> None:
         """Open a chunk in the source, and remember where it ends."""
-        handle = self._tell("open", job)
+        handle = self._call("open", job)
         if handle is not None:
             tokens = len(job.token_ids)
             self._open[request_id] = _Chunk(handle, tokens + job.max_tokens, tokens)
@@ -146,24 +146,24 @@ class SourceProposer:
         """Close a chunk in the source."""
         opened = self._open.pop(request_id, None)
         if opened is not None:
-            self._tell("close", opened.handle)
+            self._call("close", opened.handle)
 
     def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Pass on to the source what a response has written on another instance."""
-        self._tell("add_sibling_tokens", text)
+        self._call("add_sibling_tokens", text)
 
     def forget(self, group_id: str) -> None:
         """Have the source drop a group that is over."""
-        self._tell("forget", group_id)
+        self._call("forget", group_id)
 
     def reset(self) -> None:
         """Have the source drop everything."""
-        self._tell("reset")
+        self._call("reset")
 
     def stats(self) -> dict[str, float]:
         """Return the source's figures."""
         try:
-            return {str(name): float(value) for name, value in (self._tell("stats") or {}).items()}
+            return {str(name): float(value) for name, value in (self._call("stats") or {}).items()}
         except Exception as error:
             self.drafting.fail(error)
             return {}
@@ -259,7 +259,7 @@ class SourceProposer:
             )
         return self._batch
 
-    def _tell(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the source; None without a source that works."""
         if self._source is None or self.drafting.failed:
             return None

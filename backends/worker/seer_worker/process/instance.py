@@ -1,4 +1,4 @@
-"""What an engine's author writes: one instance of the engine, as its worker process drives it."""
+"""The contract of an engine's author: one instance of the engine, as its worker process drives it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class EngineAdapter(Protocol):
 
     @optional
     def degradations(self) -> list[Degraded]:
-        """Return the complaints of the draft source and the KV store since this was last asked."""
+        """Return the failures of the draft source and the KV store since the last call."""
         return []
 
     @optional
@@ -151,7 +151,7 @@ class EngineAdapter(Protocol):
 
     @optional
     def take_pool_message(self) -> dict[str, int]:
-        """Return the store's note to the pool, since this was last asked."""
+        """Return the store's note to the pool, since the last call."""
         return {}
 
 

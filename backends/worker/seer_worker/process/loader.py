@@ -1,4 +1,4 @@
-"""What a plug-in names by ``package.module:Class`` for an engine's process: imported, checked, made."""
+"""Classes that a plug-in names as ``package.module:Class`` for workers: imported, checked, made."""
 
 from __future__ import annotations
 

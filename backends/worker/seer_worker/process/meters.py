@@ -31,7 +31,7 @@ RUNNING = 32
 
 
 class Sizes(NamedTuple):
-    """What an engine can hold: tokens of the vocabulary and of a request, requests and positions of a step,
+    """Limits of an engine: tokens of the vocabulary and of a request, requests and positions of a step,
     tokens of a draft, and KV in so many blocks of so many tokens.
     """
 
@@ -45,14 +45,14 @@ class Sizes(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step computed: so many requests, so many positions of them."""
+    """The size of a step: so many requests, so many positions of them."""
 
     requests: int
     positions: int
 
 
 class Profilable(Protocol):
-    """What meters need of an idle engine: made-up requests, sampled at temperature 1, and steps.
+    """An idle engine as it is measured: made-up requests, sampled at temperature 1, and steps.
 
     A request runs to its last token, also past an end-of-text token.  It finds the KV of earlier ones, but no
     chunk's.

@@ -1,4 +1,4 @@
-"""What an instance has in the KV pool of its requests and groups; blocks are named by the engine's keys.
+"""The blocks that an instance has in the KV pool, by request and group; the engine's keys name them.
 
 Blocks are copied out of the store, and checked, before the engine is promised a single token of them, so that
 what is promised can always be loaded.  They are written to the store before their request's end, or

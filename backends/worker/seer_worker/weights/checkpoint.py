@@ -33,7 +33,7 @@ PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TensorHeader(NamedTuple):
-    """What a tensor is, without its values."""
+    """The shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -85,7 +85,7 @@ def open_checked(
         dtype: what the model computes in, which must be able to hold every value.
 
     Raises:
-        Refusal: it cannot be made or read, or a tensor will not do, the first of which is named.
+        Rejected: it cannot be made or read, or a tensor will not do, the first of which is named.
     """
     try:
         source = WEIGHTS.make(spec.path, spec.settings)

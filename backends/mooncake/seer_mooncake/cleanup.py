@@ -1,6 +1,6 @@
-"""Keep the directory of a run, and remove it however the run ends.
+"""A process that holds the directory of a run, and removes it when the run ends, killed or not.
 
-``python -I keeper.py DIRECTORY``: remove what killed runs have left, make DIRECTORY, and remove it when
+``python -I cleanup.py DIRECTORY``: remove what killed runs have left, make DIRECTORY, and remove it when
 standard input ends, which it does when the runtime is killed.  The file imports nothing of Seer, so that it
 starts quickly.
 """
@@ -18,7 +18,7 @@ PREFIX = "seer-mooncake-"
 
 
 def main(directory: Path) -> None:
-    """Keep the directory until standard input ends."""
+    """Hold the directory until standard input ends."""
     sweep(directory.parent)
     claim(directory)
     while os.read(0, 1):
@@ -27,7 +27,7 @@ def main(directory: Path) -> None:
 
 
 def claim(directory: Path) -> None:
-    """Make a directory and lock it until this process ends, though another keeper may sweep it in between."""
+    """Make a directory and lock it until this process ends, though another one may sweep it in between."""
     while True:
         directory.mkdir(0o700, parents=True, exist_ok=True)
         try:
@@ -41,10 +41,10 @@ def claim(directory: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove directories of runs that were killed together with their keeper; only what such a run made.
+    """Remove directories of runs that were killed together with their cleanup; only what such a run made.
 
     All users may write where temporary files go: an entry of such a name that is no directory, belongs to
-    another user, or is gone because another keeper sweeps too, is left alone.
+    another user, or is gone because another cleanup sweeps too, is left alone.
     """
     for left in root.glob(PREFIX + "*"):
         try:

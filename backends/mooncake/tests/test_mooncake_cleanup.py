@@ -1,19 +1,19 @@
-"""The keeper's sweep: what it removes, what it leaves alone, and that nothing there stops it."""
+"""The sweep of a run's cleanup: what it removes, what it leaves alone, and that nothing there stops it."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from seer_mooncake import keeper
+from seer_mooncake import cleanup
 
 pytestmark = pytest.mark.no_mooncake
 
-KEEPERS = 8
+PROCESSES = 8
 
 
 def left_by_a_killed_run(root, name, files=200):
-    directory = root / f"{keeper.PREFIX}{name}"
+    directory = root / f"{cleanup.PREFIX}{name}"
     for instance in ("a", "b"):
         (directory / instance).mkdir(parents=True)
         for number in range(files):
@@ -21,19 +21,19 @@ def left_by_a_killed_run(root, name, files=200):
     return directory
 
 
-def start_keeper(directory):
-    command = [sys.executable, "-I", keeper.__file__, str(directory)]
+def start_cleanup(directory):
+    command = [sys.executable, "-I", cleanup.__file__, str(directory)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_several_keepers_may_sweep_one_leftover_at_once(tmp_path):
+def test_several_processes_may_sweep_one_leftover_at_once(tmp_path):
     for number in range(5):
         left_by_a_killed_run(tmp_path, f"left{number}")
-    keepers = [start_keeper(tmp_path / f"{keeper.PREFIX}run{number}") for number in range(KEEPERS)]
-    ended = [one.communicate(timeout=60) for one in keepers]
-    assert [(one.returncode, errors) for one, (_, errors) in zip(keepers, ended, strict=True)] == [
+    processes = [start_cleanup(tmp_path / f"{cleanup.PREFIX}run{number}") for number in range(PROCESSES)]
+    ended = [one.communicate(timeout=60) for one in processes]
+    assert [(one.returncode, errors) for one, (_, errors) in zip(processes, ended, strict=True)] == [
         (0, "")
-    ] * KEEPERS
+    ] * PROCESSES
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,12 +43,12 @@ def test_what_has_such_a_name_and_is_no_directory_of_a_run_of_ours_is_left_alone
     (elsewhere / "precious").touch()
     root = tmp_path / "root"
     root.mkdir()
-    os.mkfifo(root / f"{keeper.PREFIX}fifo")
-    (root / f"{keeper.PREFIX}file").touch()
-    (root / f"{keeper.PREFIX}link").symlink_to(elsewhere)
+    os.mkfifo(root / f"{cleanup.PREFIX}fifo")
+    (root / f"{cleanup.PREFIX}file").touch()
+    (root / f"{cleanup.PREFIX}link").symlink_to(elsewhere)
     before = sorted(root.iterdir())
     left_by_a_killed_run(root, "left")
-    _, errors = start_keeper(root / f"{keeper.PREFIX}run").communicate(timeout=60)
+    _, errors = start_cleanup(root / f"{cleanup.PREFIX}run").communicate(timeout=60)
     assert errors == ""
     assert sorted(root.iterdir()) == before
     assert (elsewhere / "precious").exists()
@@ -56,22 +56,22 @@ def test_what_has_such_a_name_and_is_no_directory_of_a_run_of_ours_is_left_alone
 
 def test_another_user_s_directory_is_left_alone(tmp_path, monkeypatch):
     directory = left_by_a_killed_run(tmp_path, "left")
-    monkeypatch.setattr(keeper.os, "geteuid", lambda: os.getuid() + 1)
-    keeper.sweep(tmp_path)
+    monkeypatch.setattr(cleanup.os, "geteuid", lambda: os.getuid() + 1)
+    cleanup.sweep(tmp_path)
     assert directory.is_dir()
     monkeypatch.undo()
-    keeper.sweep(tmp_path)
+    cleanup.sweep(tmp_path)
     assert not directory.exists()
 
 
-def test_the_directory_of_a_run_that_lives_is_left_alone_and_nobody_else_may_read_it(tmp_path):
-    mine = tmp_path / f"{keeper.PREFIX}mine"
-    one = start_keeper(mine)
+def test_the_directory_of_a_run_that_lives_is_left_alone_and_no_other_user_may_read_it(tmp_path):
+    mine = tmp_path / f"{cleanup.PREFIX}mine"
+    one = start_cleanup(mine)
     try:
         while not mine.is_dir():
             assert one.poll() is None
         for _ in range(3):
-            start_keeper(tmp_path / f"{keeper.PREFIX}other").communicate(timeout=60)
+            start_cleanup(tmp_path / f"{cleanup.PREFIX}other").communicate(timeout=60)
         assert mine.stat().st_mode & 0o077 == 0
     finally:
         one.communicate(timeout=60)

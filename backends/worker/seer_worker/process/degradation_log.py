@@ -1,4 +1,4 @@
-"""What parts of a worker complain of, on its way to the runtime."""
+"""Failures of a worker's parts, on their way to the runtime."""
 
 from __future__ import annotations
 
