@@ -129,7 +129,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-class Drafter:
+class BareDrafter:
     """Has a source, and nothing else."""
 
     def __init__(self, spec: SourceSpec) -> None:
@@ -152,7 +152,7 @@ class Harness:
         self,
         loop: asyncio.AbstractEventLoop,
         engine: WorkerClient,
-        drafter: Drafter | None = None,
+        drafter: BareDrafter | None = None,
         kv_pool: KVPool | None = None,
     ) -> None:
         self.loop = loop
@@ -354,7 +354,7 @@ def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harnes
     started: list[Harness] = []
 
     def run(engine: WorkerClient, source: SourceSpec | None = None, kv_pool: KVPool | None = None) -> Harness:
-        started.append(Harness(loop, engine, None if source is None else Drafter(source), kv_pool))
+        started.append(Harness(loop, engine, None if source is None else BareDrafter(source), kv_pool))
         return started[-1]
 
     yield run

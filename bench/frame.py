@@ -67,7 +67,7 @@ class Case(Protocol):
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one command measured, and where.  ``dirty``: the tree had changes that the commit lacks."""
+    """The rows of one command, and their origin.  ``dirty``: the tree had changes that the commit lacks."""
 
     case: str
     command: str

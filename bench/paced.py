@@ -28,8 +28,8 @@ from seer_cli.stats import ratios
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.paced import SCHEDULERS
 from seer_lab.policies import POLICIES
-from seer_lab.simulate import Simulation, simulate
-from seer_lab.texts import Text
+from seer_lab.simulate import SimulatedIteration, simulate
+from seer_lab.texts import RecordedText
 from seer_lab.traces import read_lengths
 from seer_lab.twin import drafts_of
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, crowded, scaled
@@ -131,7 +131,9 @@ def recorded_text(file: Path, name: str, keep: int, by: int, instances: int = 4)
     longest = max(map(max, lengths.values()))
     groups = [GroupLengths(each, len(prompts[each]), tuple(lengths[each]), longest) for each in prompts]
     load = crowded(name, [groups], CLUSTERS["qwen2-vl-72b"], instances, PRESSURE)
-    return msgspec.structs.replace(load, tables=_dearer(load.tables, by), text=Text(prompts, responses))
+    return msgspec.structs.replace(
+        load, tables=_dearer(load.tables, by), text=RecordedText(prompts, responses)
+    )
 
 
 LOADS: Mapping[str, Callable[[Path], Workload]] = {
@@ -185,7 +187,7 @@ def _with_drafts(tables: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     return {**tables, "engine": {"sim": {**engine, "acceptance": {**engine["acceptance"], **worth}}}}
 
 
-def figures(run: Simulation) -> dict[str, Any]:
+def figures(run: SimulatedIteration) -> dict[str, Any]:
     """Return the figures that are compared."""
     names = ("total_time_s", "tail_time_s", "throughput_tokens_per_s", "tokens", "chunks", "preemptions")
     names += ("recomputed_tokens", "pool_tokens", "migrations", "acceptance_length")

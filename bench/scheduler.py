@@ -77,7 +77,7 @@ def make_groups(first: int, count: int, size: int) -> tuple[GroupSpec, ...]:
     )
 
 
-class Load:
+class SteadyLoad:
     """A scheduler under a steady load, with the true lengths and the chunks in flight."""
 
     def __init__(self, queued: int, instances: int, group_size: int, seed: int) -> None:
@@ -171,7 +171,7 @@ def frozen(freeze: bool) -> Iterator[None]:
         gc.unfreeze()
 
 
-def measure(load: Load, events: int, rounds: int, freeze: bool) -> Row:
+def measure(load: SteadyLoad, events: int, rounds: int, freeze: bool) -> Row:
     """Return CPU microseconds per event and per decision, spreads over the rounds.
 
     ``quiet_us`` is per decision in the fastest twentieth of slices of 500 events: what remains without
@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     memory = {queued: bytes_per_request(queued, options.group_size) for queued in options.queued}
     for queued, instances in product(options.queued, options.instances):
         start = perf_counter()
-        load = Load(queued, instances, options.group_size, options.seed)
+        load = SteadyLoad(queued, instances, options.group_size, options.seed)
         print(
             f"{queued} queued, {instances} instances: set up in {perf_counter() - start:.1f} s",
             file=sys.stderr,

@@ -66,7 +66,7 @@ class Hand:
         self.drafter = self.kv_pool = None
         self.shares_kv = True
         self.forgotten = []
-        self.taught = []
+        self.sibling_tokens = []
 
     def set_drafter(self, drafter):
         self.drafter = drafter
@@ -77,7 +77,7 @@ class Hand:
         return self.shares_kv and pool is not None
 
     def push_sibling_tokens(self, text):
-        self.taught.append(text)
+        self.sibling_tokens.append(text)
 
     def forget_group(self, group_id):
         self.forgotten.append(group_id)
@@ -147,7 +147,7 @@ class Hand:
         )
 
     def grow(self, job_id=None, tokens=1, *, start=0, logprob=-0.5):
-        """Tell of so many tokens of a running job, by default the oldest, as ``finish`` will have them."""
+        """Stream so many tokens of a running job, by default the oldest, as ``finish`` will have them."""
         job = self.jobs[job_id or next(iter(self.jobs))]
         first = 5 + len(job.token_ids) - job.prompt_tokens + start
         told = Tokens(range(first, first + tokens)), Logprobs([logprob] * tokens)

@@ -86,7 +86,7 @@ def test_a_contract_names_only_what_exists(module):
         ("PromptGroup.streams", True),
         ("seer_core.ports.clock.RealClock", True),
         ("seer_core.ports.clock.UnrealClock", False),
-        ("Nobody.method", False),
+        ("Absent.method", False),
     ],
 )
 def test_a_name_that_is_gone_is_found(name, there):

@@ -19,7 +19,7 @@ ABSENT = (
 )
 ALONE = """
 import sys
-sys.modules.update(dict.fromkeys({absent!r}))  # whoever imports one gets an ImportError
+sys.modules.update(dict.fromkeys({absent!r}))  # an import of one raises an ImportError
 import pytest
 sys.exit(pytest.main(["tests/core", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]))
 """

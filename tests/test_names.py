@@ -14,10 +14,6 @@ BY_DESIGN = {
     "Settings": "the hook of every plug-in takes a class of this name",
 }
 """Names that several classes have for good, and why."""
-NOT_YET = {
-    *("Answer", "Drafter", "Load", "Rollouts", "Simulation", "Sink", "Tally", "Text", "Trainer"),
-}
-"""Names to be made unique."""
 
 
 def classes():
@@ -34,11 +30,7 @@ def classes():
 
 
 def test_every_class_has_a_name_of_its_own():
-    twice = {
-        name: places
-        for name, places in classes().items()
-        if len(places) > 1 and name not in {*BY_DESIGN, *NOT_YET}
-    }
+    twice = {name: places for name, places in classes().items() if len(places) > 1 and name not in BY_DESIGN}
     assert twice == {}, "rename all but one, or say in BY_DESIGN why the name stands for several"
 
 

@@ -92,6 +92,7 @@ def test_a_docstring_without_subject_or_news_or_with_dialect_is_refused(lint, te
         "Return the tokens that the request has so far.",
         "Raise if the chunk is unknown.",
         "A chunk that one instance runs.",
+        "What does a chunk cost?",
     ],
 )
 def test_a_docstring_that_says_more_than_the_name_passes(lint, text):

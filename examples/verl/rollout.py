@@ -81,7 +81,7 @@ def make_batch(rows: list[dict[str, Any]], responses: int, step: int) -> DataPro
 
 
 @ray.remote
-class Trainer:
+class TrainerWorker:
     """Stands for a trainer's worker: it has the model's weights, and verl's rollout class sends them."""
 
     def __init__(self, config: Any) -> None:
@@ -96,11 +96,11 @@ class Trainer:
         await self.rollout.update_weights(iter(self.weights.items()), global_steps=step)
 
 
-class Rollouts:
+class TrainingRollouts:
     """Servers, rewards, agent loops and weights, as verl's ``RayPPOTrainer`` makes them of its config."""
 
     def __init__(self, config: Any) -> None:
-        trainer = Trainer.remote(config)
+        trainer = TrainerWorker.remote(config)
         workers = SimpleNamespace(
             world_size=1,
             workers=[trainer],
@@ -150,7 +150,7 @@ def main() -> None:
     found = []
     ray.init(num_cpus=4, include_dashboard=False)
     try:
-        rollouts = Rollouts(config)
+        rollouts = TrainingRollouts(config)
         for step in range(1, args.steps + 1):
             batch = make_batch(rows[(step - 1) * args.groups : step * args.groups], args.responses, step)
             began = time.monotonic()

@@ -19,7 +19,7 @@ from seer_core.plugins.slots import check_enabled
 from seer_lab.choose import choose_workload
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES, parse_policy
-from seer_lab.simulate import ENGINES, Simulation, simulate
+from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, table_of, to_json
 from seer_lab.workloads import CLUSTERS, Workload
 
@@ -182,7 +182,7 @@ def _title(workload: Workload, seed: int, overrides: tuple[str, ...]) -> str:
     )
 
 
-def _drawing(path: Path) -> Callable[[Path, Sequence[Simulation]], None]:
+def _drawing(path: Path) -> Callable[[Path, Sequence[SimulatedIteration]], None]:
     """Import what draws, or say how to get it, before any work starts.
 
     Raises:

@@ -17,7 +17,7 @@ from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config, structure
 from seer_core.ports.engine import EngineFleet
 from seer_lab.lengths import TrueLengths
-from seer_lab.texts import Text
+from seer_lab.texts import RecordedText
 
 __all__ = ["ENGINE", "SCHEDULERS", "paced", "paced_fleet"]
 
@@ -53,7 +53,7 @@ def paced(config: Config, scheduler: str) -> Config:
     )
 
 
-def paced_fleet(config: Config, lengths: Mapping[str, int], text: Text | None) -> EngineFleet:
+def paced_fleet(config: Config, lengths: Mapping[str, int], text: RecordedText | None) -> EngineFleet:
     """Return emulated instances whose responses have these lengths, and these texts or made-up ones.
 
     Raises:

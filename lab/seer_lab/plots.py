@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from seer_cli.output import replacing
 
-from seer_lab.simulate import Simulation
+from seer_lab.simulate import SimulatedIteration
 from seer_lab.timeline import InstanceTimeline, LoadSample
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TAIL_SHARE = 0.9
 """Requests finished when the tail begins."""
 
 
-def draw(path: Path, runs: Sequence[Simulation]) -> None:
+def draw(path: Path, runs: Sequence[SimulatedIteration]) -> None:
     """Draw KV in use, requests running, finishes, and each instance's KV in use over time.
 
     Raises:
@@ -69,12 +69,12 @@ def _at(instance: InstanceTimeline, times: Sequence[float]) -> list[LoadSample]:
     return loads
 
 
-def _finishes(axes: Axes, run: Simulation, colour: str) -> None:
+def _finishes(axes: Axes, run: SimulatedIteration, colour: str) -> None:
     times = run.finish_times_s
     axes.step(times, [(number + 1) / len(times) for number in range(len(times))], colour, where="post")
 
 
-def _instances(axes: Axes, run: Simulation, loads: Sequence[Sequence[LoadSample]]) -> None:
+def _instances(axes: Axes, run: SimulatedIteration, loads: Sequence[Sequence[LoadSample]]) -> None:
     """Draw one line of colour per instance: the darker, the more of its KV is in use."""
     image = [[sample.kv_usage for sample in line] for line in loads]
     axes.imshow(

@@ -26,11 +26,11 @@ from seer_core.scheduling.scheduler import CORE
 from seer_lab.lengths import GroupLengths, TrueLengths
 from seer_lab.paced import ENGINE, SCHEDULERS, paced, paced_fleet
 from seer_lab.policies import PolicySet
-from seer_lab.texts import Text
+from seer_lab.texts import RecordedText
 from seer_lab.timeline import InstanceTimeline, Timeline
 from seer_lab.workloads import Workload
 
-__all__ = ["ENGINES", "Simulation", "simulate"]
+__all__ = ["ENGINES", "SimulatedIteration", "simulate"]
 
 ENGINES = ("sim", *SCHEDULERS)
 
@@ -47,7 +47,7 @@ LATE_SHARE = 0.05
 """Part of the requests, last to start, whose start counts as late (arXiv 2511.14617)."""
 
 
-class Simulation(msgspec.Struct, frozen=True):
+class SimulatedIteration(msgspec.Struct, frozen=True):
     """The figures of one iteration under one policy; times in virtual seconds since its start.
 
     ``idle_share`` is the part of all instances' time in which an instance had nothing to do, ``kv_usage``
@@ -104,7 +104,7 @@ def simulate(
     overrides: Sequence[str] = (),
     observer: Observer | None = None,
     engine: str = "sim",
-) -> Simulation:
+) -> SimulatedIteration:
     """Roll out one iteration of ``workload`` under ``policy``; equal arguments give equal results.
 
     ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event,
@@ -137,7 +137,7 @@ def simulate(
         tally.add(completion)
     summary = tally.summary()
     instances = timeline.instances()
-    return Simulation(
+    return SimulatedIteration(
         workload=workload.name,
         policy=policy,
         seed=seed,
@@ -166,7 +166,7 @@ def _later_groups(workload: Workload, policy: PolicySet, seed: int) -> list[Grou
     ]
 
 
-def _fleet(config: Config, groups: Sequence[GroupLengths], text: Text | None) -> EngineFleet:
+def _fleet(config: Config, groups: Sequence[GroupLengths], text: RecordedText | None) -> EngineFleet:
     """Return engines that have each response's length; simulated ones write no text."""
     lengths = {
         f"{group.id}/{index}": tokens for group in groups for index, tokens in enumerate(group.output_tokens)
@@ -184,7 +184,7 @@ def _prompt_token_ids(tokens: int) -> tuple[int, ...]:
     return (PROMPT_TOKEN,) * tokens
 
 
-def _prompt_of(group: GroupLengths, number: int, engine: str, text: Text | None) -> tuple[int, ...]:
+def _prompt_of(group: GroupLengths, number: int, engine: str, text: RecordedText | None) -> tuple[int, ...]:
     """Return a group's prompt; on a paced engine it is its own, up to some ten thousand groups."""
     if text is not None and group.id in text.prompts:
         return text.prompts[group.id]

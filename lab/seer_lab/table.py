@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 from seer_cli.stats import Stats, spread
 
-from seer_lab.simulate import Simulation
+from seer_lab.simulate import SimulatedIteration
 
 __all__ = ["FIGURES", "TableRow", "rows_of", "table_of", "to_json"]
 
@@ -18,9 +18,9 @@ class Figure(msgspec.Struct, frozen=True):
     """One column: its title, its value, how it is shown, and whether only where ``shown_if``."""
 
     title: str
-    of: Callable[[Simulation], float]
+    of: Callable[[SimulatedIteration], float]
     form: str = ",.0f"
-    shown_if: Callable[[Simulation], object] = lambda run: True
+    shown_if: Callable[[SimulatedIteration], object] = lambda run: True
 
 
 FIGURES = {
@@ -59,7 +59,7 @@ THROUGHPUT = "throughput_tokens_per_s"
 class TableRow(msgspec.Struct, frozen=True):
     """One policy: its simulations, one per seed, in the order of the seeds."""
 
-    runs: list[Simulation]
+    runs: list[SimulatedIteration]
 
     @property
     def stats(self) -> Stats:
@@ -67,9 +67,9 @@ class TableRow(msgspec.Struct, frozen=True):
         return Stats({name: [figure.of(run) for run in self.runs] for name, figure in FIGURES.items()})
 
 
-def rows_of(simulations: Sequence[Simulation]) -> list[TableRow]:
+def rows_of(simulations: Sequence[SimulatedIteration]) -> list[TableRow]:
     """Gather simulations by policy, in the order of their first."""
-    by_policy: dict[str, list[Simulation]] = {}
+    by_policy: dict[str, list[SimulatedIteration]] = {}
     for run in simulations:
         by_policy.setdefault(run.policy.name, []).append(run)
     return [TableRow(runs) for runs in by_policy.values()]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = ["Text"]
+__all__ = ["RecordedText"]
 
 
-class Text(msgspec.Struct, frozen=True):
+class RecordedText(msgspec.Struct, frozen=True):
     """Token ids of prompts, by group, as far as they were recorded, and of whole responses, by request.
 
     A response ends with a token that ends it, unless it is among those that were ``cut``.

@@ -24,7 +24,7 @@ from seer_core.model.events import InstanceReported, InstanceStarted
 from seer_core.plugins.config import Config
 from seer_core.scheduling.trace import read_trace
 from seer_lab.fit import Fit, fit
-from seer_lab.texts import Text
+from seer_lab.texts import RecordedText
 from seer_lab.traces import read_lengths
 from seer_lab.workloads import Workload
 
@@ -102,10 +102,10 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     return Twin(run.name, [groups], tables, text, base_dir=config.base_dir), fitted
 
 
-def _text(run: Path) -> Text:
+def _text(run: Path) -> RecordedText:
     """Return what a run's responses say."""
     completions = _completions(run)
-    return Text(
+    return RecordedText(
         {},
         {each.request_id: tuple(each.token_ids) for each in completions},
         frozenset(each.request_id for each in completions if each.finish_reason != "stop"),

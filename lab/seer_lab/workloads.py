@@ -15,7 +15,7 @@ from seer_sim.cost import PRESETS
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config, make_config
 from seer_lab.lengths import DrawnLengths, GroupLengths
-from seer_lab.texts import Text
+from seer_lab.texts import RecordedText
 
 __all__ = ["CLUSTERS", "SYNTHETIC", "WORKLOADS", "Cluster", "Workload", "crowded", "scaled"]
 
@@ -99,7 +99,7 @@ class Workload(msgspec.Struct, frozen=True):
     name: str
     lengths: DrawnLengths | Sequence[Sequence[GroupLengths]]
     tables: Mapping[str, Any]
-    text: Text | None = None
+    text: RecordedText | None = None
 
     def groups(self, seed: int, later: int = 0) -> Sequence[GroupLengths]:
         """Return the groups of one iteration, or of one ``later``."""

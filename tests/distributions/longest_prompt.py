@@ -1,4 +1,4 @@
-"""A stranger's prioritizer: the longest prompt first."""
+"""A third party's prioritizer: the longest prompt first."""
 
 from msgspec import Struct
 

@@ -20,7 +20,7 @@ from seer_core.ports.engine import ChunkOutput, ModelInfo
 class Settings(Struct, frozen=True):
     """``signal_after`` responses the process gets ``signal``; ``stuck`` instances never come up.
 
-    Every chunk is given back for the reason ``refusal``, and each start tells the ``trouble``, if any.
+    Every chunk is given back for the reason ``refusal``, and each start reports the ``degradation``, if any.
     Steps that should have taken a second have taken ``overrun_s`` more.
     """
 

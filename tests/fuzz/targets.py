@@ -107,7 +107,7 @@ SETS = (
 )
 
 PROMPTS = (
-    {"prompt": "tell me", "n": 2, "max_tokens": 40},
+    {"prompt": "show me", "n": 2, "max_tokens": 40},
     {"prompt_token_ids": [3, 4, 5], "temperature": 0.0, "top_p": 0.5, "top_k": 5, "seed": 9},
     {
         "messages": [{"role": "user", "content": "hi"}],

@@ -1,4 +1,4 @@
-"""Drafters: started before the engines, told to them, restarted with a change, counted."""
+"""Drafters: started before the engines, sent to them, restarted with a change, counted."""
 
 import asyncio
 
@@ -115,7 +115,7 @@ def test_engines_forget_a_group_with_its_last_response(by_hand, hand, some_group
 
 
 @pytest.mark.parametrize("sharing", [True, False])
-def test_engines_are_taught_what_siblings_write_elsewhere_if_the_drafter_shares(
+def test_engines_receive_what_siblings_write_elsewhere_if_the_drafter_shares(
     by_hand, hand, some_groups, sharing
 ):
     engines = hand("a", max_running=1), hand("b", max_running=1)
@@ -130,8 +130,8 @@ def test_engines_are_taught_what_siblings_write_elsewhere_if_the_drafter_shares(
             await rollout.wait()
 
     asyncio.run(main())
-    told = [[(text.start, text.token_ids) for text in engine.taught] for engine in engines]
-    assert told == ([[(0, [5, 6])], [(0, [5, 6, 7])]] if sharing else [[], []])
+    received = [[(text.start, text.token_ids) for text in engine.sibling_tokens] for engine in engines]
+    assert received == ([[(0, [5, 6])], [(0, [5, 6, 7])]] if sharing else [[], []])
 
 
 def test_drafts_are_counted_per_chunk_per_group_and_in_the_summary(by_hand, hand, some_groups, tmp_path):

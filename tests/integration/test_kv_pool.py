@@ -41,7 +41,7 @@ def seer_make_kv_pool(settings):
 
 
 class Noted:
-    """A pool that notes what it is told."""
+    """A pool that notes the calls of its methods."""
 
     def __init__(self, failing=None):
         self.calls = []
@@ -113,7 +113,7 @@ def test_another_pool_is_one_line_and_has_a_table_of_its_own(write_config, distr
             r"\[seer\].kv_pool: .* 'locl'; did you mean 'local'\?; install .* 'none'",
         ),
         ([], "", 'kv_pool = "sim"', "'sim' makes no KV pool"),
-        ([], "[kv_pool.nobody]\nx = 1", "", r"\[kv_pool.nobody\]: no installed plug-in"),
+        ([], "[kv_pool.absent]\nx = 1", "", r"\[kv_pool.absent\]: no installed plug-in"),
         (
             [],
             "[kv_pool.local]\ncapacity = 1",
@@ -128,7 +128,7 @@ def test_a_wrong_pool_is_named_before_anything_starts(write_config, plugins, mor
         assemble(load_config(write_config(plugins, more, seer=seer)))
 
 
-def test_engines_are_told_of_the_pool_and_it_lives_as_long_as_they_do(by_hand, hand):
+def test_engines_get_the_pool_and_it_lives_as_long_as_they_do(by_hand, hand):
     pool, engines = Noted(), [hand("a"), hand("b"), hand("c")]
     engines[1].shares_kv = False
 
@@ -152,7 +152,7 @@ def test_a_pool_that_no_engine_uses_is_not_started(by_hand, hand):
     asyncio.run(main())
 
 
-def test_without_a_pool_engines_are_told_so(by_hand, hand):
+def test_without_a_pool_engines_get_none(by_hand, hand):
     engine = hand("a")
     engine.kv_pool = "of an earlier run"
 
@@ -188,8 +188,8 @@ def test_a_pool_that_does_not_start_is_named_with_the_way_out(by_hand, hand):
     assert engine.starts == 0
 
 
-def test_a_pool_through_which_no_engine_shares_is_told(simulated, by_hand, hand):
-    def told(runtime):
+def test_a_pool_through_which_no_engine_shares_is_logged(simulated, by_hand, hand):
+    def unused(runtime):
         async def main():
             async with runtime:
                 pass
@@ -198,9 +198,9 @@ def test_a_pool_through_which_no_engine_shares_is_told(simulated, by_hand, hand)
             asyncio.run(main())
         return [entry["pool"] for entry in logs if entry["event"] == "kv_pool_unused"]
 
-    assert told(simulated(kv_pool=slot(Noted()))) == ["noted"]
-    assert told(by_hand(hand("a"), kv_pool=slot(Noted()))) == []
-    assert told(simulated()) == []
+    assert unused(simulated(kv_pool=slot(Noted()))) == ["noted"]
+    assert unused(by_hand(hand("a"), kv_pool=slot(Noted()))) == []
+    assert unused(simulated()) == []
 
 
 def test_an_engine_that_cannot_share_as_configured_says_so_at_the_start(by_hand, hand):
@@ -238,7 +238,7 @@ def test_tokens_from_the_pool_are_counted_per_chunk_in_the_trace_and_in_the_summ
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_engines_are_told_of_the_end_of_a_group_where_there_is_a_pool(by_hand, hand, some_groups, shares):
+def test_engines_are_notified_of_the_end_of_a_group_where_there_is_a_pool(by_hand, hand, some_groups, shares):
     engines = [hand("a"), hand("b")]
 
     async def main():
@@ -254,7 +254,7 @@ def test_engines_are_told_of_the_end_of_a_group_where_there_is_a_pool(by_hand, h
     assert [len(engine.forgotten) for engine in engines] == [shares, shares]
 
 
-def test_only_instances_that_were_given_chunks_of_a_group_are_told_of_its_end(by_hand, hand, some_groups):
+def test_only_instances_that_were_given_chunks_of_a_group_are_notified_of_its_end(by_hand, hand, some_groups):
     engines = [hand("a"), hand("b"), hand("c")]
 
     async def main():

@@ -80,7 +80,7 @@ max_batched_tokens = 64
 """
 
 
-def test_labels_and_time_reach_strategies_and_a_replay_tells_the_same(distribution, write_config, tmp_path):
+def test_labels_and_time_reach_strategies_and_a_replay_shows_the_same(distribution, write_config, tmp_path):
     distribution("tenants", TENANTS)
     config = load_config(write_config(["tenants"], MORE))
     prompts = [

@@ -36,7 +36,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs
 
 
 class Only:
-    """Placer that knows one instance."""
+    """Placer that uses one instance."""
 
     def __init__(self, name):
         self.name = name
@@ -54,7 +54,7 @@ class Only:
         )
 
 
-class Nomad(Only):
+class Migrating(Only):
     """Placer that lets no request stay, where it can go elsewhere."""
 
     def __init__(self):
@@ -81,7 +81,7 @@ def test_a_rollout_goes_from_vllm_to_sglang_and_back_and_on_without_one_of_them(
     async def main():
         found = {}
         runtime = Runtime.from_config(config)
-        await runtime.use(placed_by(Nomad()))
+        await runtime.use(placed_by(Migrating()))
         async with runtime:
             assert set(runtime.alive) == {"vllm-0", "sglang-0"}
             groups = runtime.groups(records)
@@ -91,7 +91,7 @@ def test_a_rollout_goes_from_vllm_to_sglang_and_back_and_on_without_one_of_them(
                 found[name] = await runtime.rollout(groups).wait()
             assert await runtime.update_weights(EXAMPLE / "weights") == 1
             assert set(runtime.alive) == {"vllm-0", "sglang-0"}
-            await runtime.use(placed_by(Nomad()))
+            await runtime.use(placed_by(Migrating()))
             rollout = runtime.rollout(groups)
             finished = 0
             async for _ in rollout:

@@ -21,10 +21,10 @@ from .helpers import play, tokens
 
 NO_MODEL = Path(__file__).parents[2] / "examples/plugins/engines/seer_no_model/__init__.py"
 
-NOMAD = """
+MIGRATING = """
 from seer_core.plugins.hookspecs import hookimpl
 
-class Nomad:
+class Migrating:
     def instance_changed(self, instance):
         pass
 
@@ -37,7 +37,7 @@ class Nomad:
 
 @hookimpl
 def seer_make_placer():
-    return Nomad()
+    return Migrating()
 """
 
 CHUNKS = "[plugin.divided_rollout]\nchunk_tokens = 8\n"
@@ -46,11 +46,11 @@ RECORDS = [{"prompt_token_ids": [1, 2, 3], "n": 4}, {"prompt_token_ids": [4, 5],
 
 @pytest.fixture
 def kinds(distribution):
-    """Two kinds of engines, ``here`` and ``there``, that write the same tokens; and a placer, ``nomad``."""
+    """Two kinds of engines, ``here`` and ``there``, of equal tokens; and the placer ``migrating``."""
     source = NO_MODEL.read_text()
     for name in ("here", "there"):
         distribution(name, source.replace("no_model", name))
-    distribution("nomad", NOMAD)
+    distribution("migrating", MIGRATING)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def roll_out(config):
 
 
 def test_one_rollout_goes_on_on_either_kind_to_the_same_tokens(kinds, write):
-    plugins, slots = ["divided_rollout", "nomad"], "slots.placer = 'nomad'"
+    plugins, slots = ["divided_rollout", "migrating"], "slots.placer = 'migrating'"
     mixed = roll_out(write(["here", "there"], plugins, f"{CHUNKS}[engine.there]\ninstances = 1", slots))
     instances = {chunk.instance for each in mixed.completions for chunk in each.chunks}
     assert instances == {"here-0", "here-1", "there-0"}
@@ -126,7 +126,7 @@ def test_a_profile_is_of_one_kind(kinds, write, seer, tmp_path):
         (["here", "here"], r"\[seer\].engine lists 'here' twice; keep one"),
         ([], r"\[seer\].engine names no engine; write `engine =`"),
         (["here", "their"], r"engine.their: no installed plug-in is called 'their'; did you mean 'there'"),
-        (["here", "nomad"], r"plug-in 'nomad' makes no engines"),
+        (["here", "migrating"], r"plug-in 'migrating' makes no engines"),
         (
             ["here", "sim"],
             r"'sim' lives on a clock of its own, and engines of several kinds need",

@@ -55,14 +55,14 @@ def test_an_observer_sees_the_pool_s_figures_not_too_often_and_at_the_end(write_
     assert watching.pool[-1][1].put_bytes >= watching.pool[0][1].put_bytes
 
 
-def test_without_a_pool_nobody_hears_of_one(write_config):
+def test_without_a_pool_observers_get_no_figures_of_one(write_config):
     watching = Watching()
     rollout(write_config(seer='kv_pool = "none"'), PROMPTS, observers=[watching])
     assert watching.pool == []
 
 
 @pytest.mark.parametrize("method", ["completed", "pool_reported"])
-def test_one_that_raises_is_left_out_and_harms_nobody(write_config, tmp_path, method):
+def test_one_that_raises_is_left_out_and_the_others_go_on(write_config, tmp_path, method):
     class Fragile(Watching):
         pass
 
@@ -83,7 +83,7 @@ def test_one_that_raises_is_left_out_and_harms_nobody(write_config, tmp_path, me
         rollout(debugging, PROMPTS, observers=[Fragile()])
 
 
-def test_a_pool_that_cannot_tell_its_figures_is_asked_once_and_harms_nobody(write_config):
+def test_a_pool_that_cannot_report_its_figures_is_asked_once_and_observers_go_on(write_config):
     more = "[engine.sim]\nreport_interval_s = 0.01\n[kv_pool.sim_pool]\ndram_bytes = 1000000000"
     assembly = assemble(load_config(write_config(["divided_rollout"], more, seer='kv_pool = "sim_pool"')))
     asked = []
@@ -98,7 +98,7 @@ def test_a_pool_that_cannot_tell_its_figures_is_asked_once_and_harms_nobody(writ
     assert (len(asked), watching.pool) == (1, [])
 
 
-def test_whoever_has_stopped_is_shown_nothing_while_the_others_stop():
+def test_an_observer_that_has_stopped_is_shown_nothing_while_the_others_stop():
     class Last(Watching):
         async def start(self):
             pass

@@ -116,7 +116,7 @@ def test_an_aborted_group_goes_at_once_and_none_of_it_takes_another_s_place(by_h
             rollout = runtime.open()
             rollout.add(some_groups(2, 3))
             rollout.abort_group("a")
-            rollout.abort_group("nobody")
+            rollout.abort_group("absent")
             assert engine.aborted == ["a/0#0@hand-0"]
             assert list(engine.jobs) == ["b/0#1@hand-0"]
             result = await rollout.abort()

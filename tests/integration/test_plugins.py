@@ -1,4 +1,4 @@
-"""Plug-ins: a stranger's takes a slot by config alone, and each way to be wrong names the culprit."""
+"""Plug-ins: a third party's takes a slot by config alone, and each way to be wrong names the culprit."""
 
 import asyncio
 import json
@@ -56,7 +56,9 @@ max_running = 1
 """
 
 
-def test_a_stranger_s_prioritizer_takes_the_slot_by_config_and_changes_the_order(local_plugin, write_config):
+def test_a_third_party_s_prioritizer_takes_the_slot_by_config_and_changes_the_order(
+    local_plugin, write_config
+):
     assert order_of(write_config([], ONE_AT_A_TIME)) == ["3", "9", "6"]
 
     local_plugin("longest_prompt")
@@ -72,7 +74,7 @@ def test_a_stranger_s_prioritizer_takes_the_slot_by_config_and_changes_the_order
     assert order_of(load_config(config, without=["longest_prompt"])) == ["3", "9", "6"]
 
 
-def test_a_stranger_s_distribution_is_seen_by_the_command_line(
+def test_a_third_party_s_distribution_is_seen_by_the_command_line(
     local_plugin, write_config, start_seer, tmp_path
 ):
     local_plugin("longest_prompt")
@@ -100,9 +102,9 @@ def test_only_what_the_config_names_is_imported(distribution, write_config):
     assert "landmine_module" not in sys.modules
 
 
-def test_a_plug_in_tells_its_distribution_and_version(distribution):
-    distribution("mine", NAMED_QUEUE, version="2.5", project="somebody-s-queue")
-    assert describe("mine") == {"name": "mine", "distribution": "somebody-s-queue", "version": "2.5"}
+def test_a_plug_in_has_its_distribution_and_version(distribution):
+    distribution("mine", NAMED_QUEUE, version="2.5", project="another-queue")
+    assert describe("mine") == {"name": "mine", "distribution": "another-queue", "version": "2.5"}
 
 
 def test_two_owners_of_a_slot_are_both_named(distribution, write_config):
@@ -218,7 +220,7 @@ def test_a_hook_that_answers_with_the_wrong_type_says_what_it_lacks(refused, hoo
         ("observer", "Observer", "completed(self, completion)", "'completed' cannot be called with now, "),
         ("drafter", "Drafter", "sources(self)", "it lacks policy, shares, source; is 'sources' meant for"),
         ("drafter", "Drafter", "source(self, engine)", "it lacks policy, shares"),
-        ("kv_pool", "KVPool", "connects(self, instance, tell)", "rename it to 'connect'"),
+        ("kv_pool", "KVPool", "connects(self, instance, report)", "rename it to 'connect'"),
         ("kv_pool", "KVPool", "store(self)", "'store' cannot be called with instance_id: "),
         ("engines", "EngineFleet", "start(self)", "it lacks clock, engines, model, tokenizer"),
     ],
@@ -287,7 +289,7 @@ def test_engines_that_are_none_or_share_an_id_are_refused(distribution, write_co
     assert "'odd'" in str(caught.value)
 
 
-def test_a_plug_in_without_a_hook_is_told_how_to_mark_one(refused):
+def test_a_plug_in_without_a_hook_is_refused_with_how_to_mark_one(refused):
     message = refused("def make_prioritizer():\n    pass\n")
     assert "plug-in 'mine' implements no hook" in message
     assert "hookimpl" in message
@@ -363,7 +365,7 @@ def test_engines_among_the_plug_ins_are_named_before_the_settings_that_they_lack
         ("def seer_make_splitter()", r"ValueError: one two at \S*mine_module.py:5; run without it"),
     ],
 )
-def test_whatever_is_wrong_with_a_hook_is_one_sentence(refused, hook, words):
+def test_each_fault_of_a_hook_is_one_sentence(refused, hook, words):
     message = refused(f"{HEAD}\n@hookimpl\n{hook}:\n    raise ValueError('one\\ntwo')\n")
     assert re.search(words, message), message
     assert "\n" not in message
@@ -376,11 +378,11 @@ def test_whatever_is_wrong_with_a_hook_is_one_sentence(refused, hook, words):
         ("def f(:", r"SyntaxError: invalid syntax \(mine_module.py, line 1\); mend or"),
     ],
 )
-def test_an_import_that_fails_tells_the_line(refused, source, words):
+def test_an_import_that_fails_names_the_line(refused, source, words):
     assert re.search(words, refused(source))
 
 
-def test_slots_are_told_without_an_import(distribution):
+def test_slots_are_listed_without_an_import(distribution):
     distribution("landmine", f"{NAMED_QUEUE}\nraise RuntimeError('imported')")
     distribution("relay", "from landmine_module import seer_make_prioritizer, seer_make_observer")
     distribution("garbled", "def f(:")

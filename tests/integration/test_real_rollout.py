@@ -94,7 +94,7 @@ def test_a_killed_runtime_leaves_no_engine_and_no_kv_behind(tmp_path):
 
 
 def holds_pool(pid):
-    """Tell whether a process has a part of a KV pool in its memory."""
+    """Return whether a process has a part of a KV pool in its memory."""
     try:
         return "memfd:seer-kv-" in Path(f"/proc/{pid}/maps").read_text()
     except (OSError, ProcessLookupError):

@@ -186,7 +186,7 @@ def test_an_aborted_request_keeps_what_it_has(by_hand, hand, some_groups):
             engine.finish(tokens=4, stopped=False)
             under_way.abort_request("a/0")
             under_way.abort_request("a/2")
-            under_way.abort_request("nobody")
+            under_way.abort_request("absent")
             assert engine.aborted == ["a/0#1@hand-0"]
             engine.finish("a/1#2@hand-0", 2)
             return await under_way.wait()

@@ -1,4 +1,4 @@
-"""Rollouts of a runtime: completions, their order, and the same tokens whatever happens."""
+"""Rollouts of a runtime: completions, their order, and the same tokens however they came."""
 
 import pytest
 from seer_divided_rollout import Chunks

@@ -85,7 +85,7 @@ def test_an_open_rollout_that_is_left_gives_up_the_rest(config):
         with session.open() as rollout:
             rollout.add(RECORDS)
             first = next(iter(rollout))
-            rollout.abort_request("nobody")
+            rollout.abort_request("absent")
             rollout.abort_group(first.group_id)
             with pytest.raises(SeerError, match=r"is rolling out; one thing at a time"):
                 session.update_weights("step 1")

@@ -19,7 +19,7 @@ from seer_core.scheduling.scheduler import Slot
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
-"""Drafts cost nothing, so as many as there are get verified, at whatever speed this machine is."""
+"""Drafts cost nothing, so as many as there are get verified, however fast this machine is."""
 
 pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
@@ -67,7 +67,7 @@ def test_siblings_text_from_another_instance_is_drafted_also_after_one_was_kille
         async with runtime:
             fleet = runtime._fleet
             groups = runtime.groups(records)
-            told = await runtime.rollout(groups).wait()
+            shared = await runtime.rollout(groups).wait()
             second = max(fleet.engines)
             os.kill(fleet.engines[second].worker.pid, signal.SIGKILL)
             while second in fleet.alive:
@@ -77,12 +77,12 @@ def test_siblings_text_from_another_instance_is_drafted_also_after_one_was_kille
             again = await runtime.rollout(groups).wait()
             await runtime.use(strategies("plugin.grouped_spec.share=false"))
             alone = await runtime.rollout(groups).wait()
-        return told, again, alone
+        return shared, again, alone
 
-    told, again, alone = asyncio.run(main())
-    assert texts(told) == texts(again) == texts(alone)
-    assert acceptance(told) > 1.2 * acceptance(alone)
-    assert acceptance(again) == pytest.approx(acceptance(told), rel=0.03)
+    shared, again, alone = asyncio.run(main())
+    assert texts(shared) == texts(again) == texts(alone)
+    assert acceptance(shared) > 1.2 * acceptance(alone)
+    assert acceptance(again) == pytest.approx(acceptance(shared), rel=0.03)
 
 
 def texts(result):

@@ -190,7 +190,7 @@ def test_a_strategy_wraps_the_one_that_the_next_plug_in_offers(distribution, wri
     assert max(sum(began <= at < ended for began, ended in spans) for at, _ in spans) == 2
 
 
-def test_a_strategy_that_wraps_has_the_core_s_own_where_nobody_else_is_named(distribution, write_config):
+def test_a_strategy_that_wraps_has_the_core_s_own_where_no_other_is_named(distribution, write_config):
     distribution("cap", CAP)
     placer = fill_slots(load_config(write_config(["cap"]))).policies.placer
     assert [link.owner for link in placer.links] == ["cap", "seer-core"]

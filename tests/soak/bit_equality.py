@@ -1,4 +1,4 @@
-"""The same training under group round-robin and under full Seer, on real engines.
+"""One training under group round-robin and under full Seer, on real engines.
 
 Each arm trains the example anew with the same seed.  The baseline is what veRL does: whole groups pinned to
 instances, no chunks, no drafts, no KV pool.  Its weights go to the engines by a directory, those of full Seer

@@ -6,7 +6,7 @@ import pytest
 
 @attrs.frozen
 class Soak:
-    """What the command line asks for; ``full`` is whether checks of fixed size run in full."""
+    """The options of the command line; ``full`` is whether checks of fixed size run in full."""
 
     minutes: float
     seed: int

@@ -26,7 +26,7 @@ from seer_sim.cost import PRESETS
 from seer_lab.lengths import DrawnLengths
 from seer_lab.paper.numbers import TIMES, VERL
 from seer_lab.policies import POLICIES
-from seer_lab.simulate import Simulation, simulate
+from seer_lab.simulate import SimulatedIteration, simulate
 from seer_lab.workloads import CLUSTERS, WORKLOADS, Workload, scaled
 
 SIGMAS = {
@@ -61,7 +61,7 @@ def engines(name: str, limit: int, memory_share: float) -> list[str]:
     return [f"engine.sim.max_running={limit * ranks}", f"engine.sim.kv_capacity_tokens={tokens}"]
 
 
-def misfits(name: str, runs: Sequence[Simulation]) -> dict[str, float]:
+def misfits(name: str, runs: Sequence[SimulatedIteration]) -> dict[str, float]:
     """Return the relative errors of what the paper says of veRL, its total apart."""
     total_s, tail_s = TIMES[name]["verl"]
     tail = fmean(run.summary.tail_time_s for run in runs) / fmean(run.summary.total_time_s for run in runs)

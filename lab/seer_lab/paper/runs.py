@@ -14,7 +14,7 @@ from seer_cli.stats import ratios
 
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES
-from seer_lab.simulate import Simulation, simulate
+from seer_lab.simulate import SimulatedIteration, simulate
 from seer_lab.workloads import WORKLOADS, Workload, scaled
 
 __all__ = ["FIGURES", "PaperArm", "Runs", "arm_of", "mean", "ratio", "run_arms", "workload_of"]
@@ -35,10 +35,10 @@ def arm_of(workload: str, policy: str, group_size: int) -> PaperArm:
     return PaperArm(workload, policy, 0 if group_size == lengths.group_size else group_size)
 
 
-Runs = Mapping[PaperArm, Sequence[Simulation]]
+Runs = Mapping[PaperArm, Sequence[SimulatedIteration]]
 """The simulations of each arm, one per seed, in the order of the seeds."""
 
-FIGURES: Mapping[str, Callable[[Simulation], float]] = {
+FIGURES: Mapping[str, Callable[[SimulatedIteration], float]] = {
     "total_time_s": lambda run: run.summary.total_time_s,
     "tail_time_s": lambda run: run.summary.tail_time_s,
     "throughput": lambda run: run.throughput_tokens_per_s,
@@ -83,13 +83,13 @@ def run_arms(
     *,
     jobs: int = 1,
     report: Callable[[str], None] = lambda line: None,
-) -> dict[PaperArm, list[Simulation]]:
+) -> dict[PaperArm, list[SimulatedIteration]]:
     """Simulate each arm once per seed, ``jobs`` at a time; the result does not depend on ``jobs``.
 
     ``overrides`` are KEY=VALUE of a config; ``report`` receives a line for each simulation that is done.
     """
     wanted = [(arm, seed) for arm in dict.fromkeys(arms) for seed in seeds]
-    done: dict[tuple[PaperArm, int], Simulation] = {}
+    done: dict[tuple[PaperArm, int], SimulatedIteration] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         waiting = {pool.submit(_run, arm, seed, scale, overrides): (arm, seed) for arm, seed in wanted}
         try:
@@ -108,6 +108,6 @@ def run_arms(
     return {arm: [done[arm, seed] for seed in seeds] for arm, _ in wanted}
 
 
-def _run(arm: PaperArm, seed: int, scale: float | None, overrides: Sequence[str]) -> Simulation:
+def _run(arm: PaperArm, seed: int, scale: float | None, overrides: Sequence[str]) -> SimulatedIteration:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     return simulate(workload_of(arm, scale), POLICIES[arm.policy], seed, overrides)

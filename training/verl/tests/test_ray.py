@@ -52,7 +52,7 @@ def example():
 
 def test_the_example_rolls_out_scores_and_updates_weights(example, fresh_server):
     sizes = ("actor_rollout_ref.rollout.n=3", "actor_rollout_ref.rollout.response_length=12")
-    rollouts = example.Rollouts(example.configure(fresh_server.url, *sizes))
+    rollouts = example.TrainingRollouts(example.configure(fresh_server.url, *sizes))
     rows = list(example.task.prompt_rows(4, 3, seed=77))
     for step in (1, 2):
         output = rollouts.step(example.make_batch(rows[2 * step - 2 : 2 * step], 3, step))
