@@ -25,7 +25,16 @@ from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
 from seer_server.broker import RolloutBroker, Subscription
 from seer_server.control import Control
-from seer_server.http import REFUSALS, Refused, Stream, check_token, disconnected, read_body, refusal
+from seer_server.http import (
+    REFUSALS,
+    Handler,
+    Refused,
+    Stream,
+    guarded,
+    read_body,
+    refusal,
+    unless_disconnected,
+)
 from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest, error_body, parse, records
 from seer_server.reservations import Reservations
 from seer_server.text import GrowingText
@@ -45,12 +54,11 @@ def make_app(
     ``most_requests`` responses are unfinished at a time.
     """
     broker = RolloutBroker(make_runtime, most_requests)
-    service = _Service(broker, model, token)
-    batches, reservations, control = (
-        Batches(broker, token),
-        Reservations(broker, token),
-        Control(broker, token),
-    )
+    service, batches = _Service(broker, model), Batches(broker)
+    reservations, control = Reservations(broker), Control(broker)
+
+    def route(method: str, path: str, handler: Handler) -> Route:
+        return Route(path, guarded(handler, token), methods=[method])
 
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -63,33 +71,34 @@ def make_app(
                 with suppress(asyncio.CancelledError):
                     await serving
 
-    return Starlette(
+    app = Starlette(
         lifespan=live,
         routes=[
-            Route("/v1/chat/completions", service.chat, methods=["POST"]),
-            Route("/v1/completions", service.completions, methods=["POST"]),
-            Route("/v1/models", service.models),
-            Route("/v1/rollouts", batches.roll_out, methods=["POST"]),
-            Route("/v1/abort", batches.abort, methods=["POST"]),
-            Route("/v1/reservations", reservations.reserve, methods=["POST"]),
-            Route("/v1/reservations/{id}", reservations.release, methods=["DELETE"]),
-            Route("/v1/weights", control.update_weights, methods=["POST"]),
-            Route("/v1/weights", control.receive_weights, methods=["PUT"]),
-            Route("/v1/sleep", control.sleep, methods=["POST"]),
-            Route("/v1/wake", control.wake, methods=["POST"]),
-            Route("/v1/state", control.state),
-            Route("/v1/rows", reservations.stream_row, methods=["POST"]),
+            route("POST", "/v1/chat/completions", service.chat),
+            route("POST", "/v1/completions", service.completions),
+            route("GET", "/v1/models", service.models),
+            route("POST", "/v1/rollouts", batches.roll_out),
+            route("POST", "/v1/abort", batches.abort),
+            route("POST", "/v1/reservations", reservations.reserve),
+            route("DELETE", "/v1/reservations/{id}", reservations.release),
+            route("POST", "/v1/weights", control.update_weights),
+            route("PUT", "/v1/weights", control.receive_weights),
+            route("POST", "/v1/sleep", control.sleep),
+            route("POST", "/v1/wake", control.wake),
+            route("GET", "/v1/state", control.state),
+            route("POST", "/v1/rows", reservations.stream_row),
             Route("/health", service.health),
         ],
         exception_handlers=REFUSALS,
     )
+    app.state.broker = broker
+    return app
 
 
 @attrs.define(eq=False)
 class _Service:
     broker: RolloutBroker
     model: str
-    token: str | None
 
     async def health(self, request: Request) -> Response:
         """Report whether requests are taken; this needs no token."""
@@ -101,7 +110,6 @@ class _Service:
 
     async def models(self, request: Request) -> Response:
         """List the one model that is served."""
-        check_token(request, self.token)
         entry = {
             "id": self.model,
             "object": "model",
@@ -121,19 +129,16 @@ class _Service:
         return await self._roll_out(request, ChatRequest)
 
     async def _roll_out(self, request: Request, kind: type[GenerationRequest]) -> Response:
-        check_token(request, self.token)
+        asked = parse(await read_body(request), kind)
+        if asked.model not in (None, self.model):
+            raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
+        asked = _with_headers(asked, request.headers)
+        answer = Answer(asked, self.model, self._tokenizer)
+        wanted = records(asked, asked.group or answer.id)
         try:
-            asked = parse(await read_body(request), kind)
-            if asked.model not in (None, self.model):
-                raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
-            asked = _with_headers(asked, request.headers)
-            answer = Answer(asked, self.model, self._tokenizer)
-            wanted = records(asked, asked.group or answer.id)
             subscription = self.broker.submit(wanted, bool(asked.stream), fitting=True)
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
-        except SeerError as error:
-            raise refusal(error) from error
         if asked.stream:
             return Stream(self._stream(subscription, answer), partial(self.broker.unsubscribe, subscription))
         try:
@@ -143,18 +148,10 @@ class _Service:
 
     async def _whole(self, request: Request, subscription: Subscription, answer: Answer) -> Response:
         """Wait for all responses, or for the client to disconnect."""
-        collecting = asyncio.ensure_future(_collect(subscription))
-        gone = asyncio.ensure_future(disconnected(request))
         try:
-            await asyncio.wait((collecting, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                return Response(status_code=499)
-            completions = collecting.result()
+            completions = await unless_disconnected(request, _collect(subscription))
         except SeerError as error:
             raise Refused(503, str(error)) from error
-        finally:
-            collecting.cancel()
-            gone.cancel()
         prompt_of = {group.id: group.prompt_token_ids for group in subscription.groups}
         parts = [
             Part(
@@ -232,8 +229,7 @@ async def _collect(subscription: Subscription) -> list[Completion]:
 
 def _places(subscription: Subscription) -> dict[str, int]:
     """Return the index of each request among the choices."""
-    names = (f"{group.id}/{index}" for group in subscription.groups for index in range(group.n))
-    return {name: number for number, name in enumerate(names)}
+    return {name: number for number, name in enumerate(subscription.request_ids)}
 
 
 def _usage(subscription: Subscription, written: int) -> dict[str, int]:

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seer_server.broker import RolloutBroker
-from seer_server.http import Stream, check_token, read_body
-from seer_server.streams import NDJSON, Encoding, ProgressS, decode, refusing, require_version, results
+from seer_server.http import Stream, read_json
+from seer_server.streams import NDJSON, Encoding, ProgressS, results
 
 __all__ = ["Batches"]
 
@@ -39,24 +39,17 @@ class Batches:
     """Routes for batches, on the broker's open rollout."""
 
     broker: RolloutBroker
-    token: str | None
 
     async def roll_out(self, request: Request) -> Response:
         """Roll out a batch, and stream its completions; closing the stream aborts the rest."""
-        check_token(request, self.token)
-        body = await read_body(request)
-        with refusing(self.broker):
-            asked = decode(body, BatchRequest)
-            require_version(self.broker, asked.weight_version)
-            subscription = self.broker.submit(asked.records, streams=False, iteration=asked.iteration)
-        names = [f"{group.id}/{index}" for group in subscription.groups for index in range(group.n)]
-        lines = results(self.broker, names, subscription.updates, asked.progress_s, asked.encoding)
+        asked = await read_json(request, BatchRequest)
+        self.broker.require_version(asked.weight_version)
+        subscription = self.broker.submit(asked.records, streams=False, iteration=asked.iteration)
+        names, updates = subscription.request_ids, subscription.updates
+        lines = results(self.broker, names, updates, asked.progress_s, asked.encoding)
         return Stream(lines, partial(self.broker.unsubscribe, subscription), NDJSON)
 
     async def abort(self, request: Request) -> Response:
         """Abort groups and requests of any client; a name that is not under way is no error."""
-        check_token(request, self.token)
-        body = await read_body(request)
-        with refusing(self.broker):
-            asked = decode(body, AbortRequest)
+        asked = await read_json(request, AbortRequest)
         return JSONResponse({"aborted": self.broker.abort(asked.groups, asked.requests)})

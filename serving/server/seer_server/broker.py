@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import structlog
 
-from seer_core.errors import EngineError, PromptError, SeerError
+from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.events import ChunkFinished, Command, Event
 from seer_core.ports.policy import Observer
@@ -56,6 +56,11 @@ class Subscription:
     streams: bool
     updates: UpdateQueue
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Its requests, in the order of groups and indices."""
+        return [f"{group.id}/{index}" for group in self.groups for index in range(group.n)]
+
 
 class RolloutBroker(Observer):
     """Adds groups to an open rollout, and hands their responses, which it observes, to the subscriptions.
@@ -89,8 +94,7 @@ class RolloutBroker(Observer):
             SeerError: it has failed, or has not begun.
         """
         self.require_working()
-        if self.runtime.asleep:
-            raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
+        self.require_awake()
         if self.changing:
             raise BusyUpdatingError(UPDATING)
         if self._rollout is None:
@@ -113,6 +117,20 @@ class RolloutBroker(Observer):
             raise self._failure
         if self._rollout is not None or self._lock.locked():
             self.runtime.require_alive()
+
+    def require_awake(self) -> None:
+        """Raise AsleepError if the instances sleep."""
+        if self.runtime.asleep:
+            raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
+
+    def require_version(self, version: int | None) -> None:
+        """Raise WeightVersionError unless these weights are loaded, if it matters."""
+        loaded = self.runtime.weight_version
+        if version not in (None, loaded):
+            raise WeightVersionError(
+                f"the request is for weight version {version}, and {loaded} is loaded; update the weights, or"
+                f" ask for version {loaded}"
+            )
 
     async def serve(self) -> None:
         """Keep a rollout going, one after the other, until one has failed, or this is cancelled."""

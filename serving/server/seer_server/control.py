@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import msgspec
@@ -16,10 +15,9 @@ from starlette.responses import JSONResponse, Response
 from seer_core.errors import EngineError, OutputError, PromptError
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.runtime.runtime import Runtime
-from seer_server.broker import AsleepError, RolloutBroker
-from seer_server.http import Refused, check_token, disconnected, read_body
+from seer_server.broker import RolloutBroker
+from seer_server.http import Refused, read_body, read_json, unless_disconnected
 from seer_server.shared_buffers import SharedBuffer, TensorSlice, open_buffer, receive_buffer
-from seer_server.streams import decode, refusing
 
 __all__ = ["Control"]
 
@@ -65,36 +63,32 @@ class Control:
     """Routes for trainers; it holds the buffer of the current weights, if they were sent or shared."""
 
     broker: RolloutBroker
-    token: str | None
     _buffer: SharedBuffer | None = None
 
     async def update_weights(self, request: Request) -> Response:
         """Load a directory or shared memory."""
-        check_token(request, self.token)
-        body = await read_body(request)
-        with refusing(self.broker):
-            asked = decode(body, LoadWeightsRequest)
-            if (asked.directory is None) == (asked.shared is None):
-                raise PromptError("give either directory or shared")
-            if asked.directory is not None:
-                source = directory(asked.directory)
-                return await self._update(request, source, None, asked.version, asked.wait_s)
-            assert asked.shared is not None
-            buffer = open_buffer(asked.shared.path, asked.shared.tensors, asked.shared.digest)
-            return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
+        asked = await read_json(request, LoadWeightsRequest)
+        if (asked.directory is None) == (asked.shared is None):
+            raise PromptError("give either directory or shared")
+        if asked.directory is not None:
+            source = directory(asked.directory)
+            return await self._update(request, source, None, asked.version, asked.wait_s)
+        assert asked.shared is not None
+        buffer = open_buffer(asked.shared.path, asked.shared.tensors, asked.shared.digest)
+        return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
 
     async def receive_weights(self, request: Request) -> Response:
         """Load weights from the body, which may arrive while requests are unfinished."""
-        check_token(request, self.token)
-        with refusing(self.broker):
-            try:
-                asked = _query(request)
-                buffer = await receive_buffer(request.stream())
-            except OutputError as error:
-                raise Refused(413, str(error)) from error
-            except ClientDisconnect:
-                raise Refused(499, "the weights were not sent to their end") from None
-            return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
+        try:
+            asked = msgspec.convert(dict(request.query_params), SentWeightsRequest, strict=False)
+            buffer = await receive_buffer(request.stream())
+        except msgspec.ValidationError as error:
+            raise PromptError(f"the query does not fit: {error}") from None
+        except OutputError as error:
+            raise Refused(413, str(error)) from error
+        except ClientDisconnect:
+            raise Refused(499, "the weights were not sent to their end") from None
+        return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
 
     async def _update(
         self,
@@ -105,7 +99,7 @@ class Control:
         wait_s: float,
     ) -> Response:
         try:
-            self._require_awake()
+            self.broker.require_awake()
             async with self._exclusive(request, wait_s) as runtime:
                 instances = set(runtime.alive)
                 try:
@@ -126,71 +120,38 @@ class Control:
     @asynccontextmanager
     async def _exclusive(self, request: Request, wait_s: float) -> AsyncIterator[Runtime]:
         """Yield the runtime as the broker does, unless the client disconnects while it waits."""
-        context = self.broker.exclusive(wait_s)
-        entered = asyncio.ensure_future(context.__aenter__())
-        gone = asyncio.ensure_future(disconnected(request))
-        try:
-            await asyncio.wait({entered, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not entered.done():
-                raise Refused(499, "the client has gone")
-        except BaseException:
-            entered.cancel()
-            await asyncio.wait({entered})
-            if not entered.cancelled() and entered.exception() is None:  # the cancellation came too late
-                await context.__aexit__(None, None, None)
-            raise
-        finally:
-            gone.cancel()
-        async with AsyncExitStack() as stack:
-            runtime = entered.result()
-            stack.push_async_exit(context)
-            yield runtime
-
-    def _require_awake(self) -> None:
-        if self.broker.runtime.asleep:
-            raise AsleepError("the instances are asleep; wake them first: POST /v1/wake")
+        async with AsyncExitStack() as stack:  # releases it also where the cancellation comes too late
+            entering = stack.enter_async_context(self.broker.exclusive(wait_s))
+            yield await unless_disconnected(request, entering)
 
     async def sleep(self, request: Request) -> Response:
         """Put the instances to sleep: they give their memory back."""
-        check_token(request, self.token)
-        body = await read_body(request)
-        with refusing(self.broker):
-            asked = decode(body, SleepRequest)
-            async with self._exclusive(request, asked.wait_s) as runtime:
-                freed = await runtime.sleep()
+        asked = await read_json(request, SleepRequest)
+        async with self._exclusive(request, asked.wait_s) as runtime:
+            freed = await runtime.sleep()
         return JSONResponse({"freed_bytes": freed})
 
     async def wake(self, request: Request) -> Response:
         """Wake the instances: they take their memory again."""
-        check_token(request, self.token)
         await read_body(request)
-        with refusing(self.broker):
-            if self.broker.runtime.asleep:
-                async with self.broker.exclusive() as runtime:
-                    await runtime.wake()
+        if self.broker.runtime.asleep:
+            async with self.broker.exclusive() as runtime:
+                await runtime.wake()
         return JSONResponse({})
 
     async def state(self, request: Request) -> Response:
         """Report the loaded version, the unfinished responses and the model's limits."""
-        check_token(request, self.token)
         broker, runtime = self.broker, self.broker.runtime
-        with refusing(broker):
-            broker.require_working()
-        found: dict[str, Any] = {
-            "weight_version": runtime.weight_version,
-            "asleep": runtime.asleep,
-            "changing": broker.changing,
-            "unfinished": broker.unfinished,
-            "reserved": broker.reserved,
-            "instances": list(runtime.alive),
-            "max_model_len": runtime.model.max_model_tokens,
-            "vocab_size": runtime.model.vocab_size,
-        }
-        return JSONResponse(found)
-
-
-def _query(request: Request) -> SentWeightsRequest:
-    try:
-        return msgspec.convert(dict(request.query_params), SentWeightsRequest, strict=False)
-    except msgspec.ValidationError as error:
-        raise PromptError(f"the query does not fit: {error}") from None
+        broker.require_working()
+        return JSONResponse(
+            {
+                "weight_version": runtime.weight_version,
+                "asleep": runtime.asleep,
+                "changing": broker.changing,
+                "unfinished": broker.unfinished,
+                "reserved": broker.reserved,
+                "instances": list(runtime.alive),
+                "max_model_len": runtime.model.max_model_tokens,
+                "vocab_size": runtime.model.vocab_size,
+            }
+        )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,9 +23,22 @@ from seer_core.errors import (
     printable,
 )
 from seer_server.broker import AsleepError, BusyError, BusyUpdatingError, GoneError
-from seer_server.protocol import error_body
+from seer_server.protocol import LONGEST_FAULT, error_body
 
-__all__ = ["REFUSALS", "Refused", "Stream", "check_token", "disconnected", "read_body", "refusal"]
+__all__ = [
+    "REFUSALS",
+    "Refused",
+    "Stream",
+    "guarded",
+    "read_body",
+    "read_json",
+    "refusal",
+    "unless_disconnected",
+]
+
+T = TypeVar("T")
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 LARGEST_BODY = 64 << 20
 """Bytes of a request; beyond any batch of prompts."""
@@ -71,37 +85,39 @@ def refusal(error: SeerError, retry_s: int = 1) -> Refused:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    return JSONResponse(error.body, error.status, error.headers)
-
-
-async def _refuse_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = {
-        404: f"there is nothing at {printable(request.url.path, QUOTED)}",
-        405: f"{printable(request.url.path, QUOTED)} takes no {printable(request.method, QUOTED)}",
-    }
-    answer = Refused(error.status_code, words.get(error.status_code, error.detail), error.headers)
+    match error:
+        case Refused():
+            answer = error
+        case SeerError():
+            answer = refusal(error, request.app.state.broker.retry_s(1))
+        case HTTPException(status_code=status):
+            words = {
+                404: f"there is nothing at {printable(request.url.path, QUOTED)}",
+                405: f"{printable(request.url.path, QUOTED)} takes no {printable(request.method, QUOTED)}",
+            }
+            answer = Refused(status, words.get(status, error.detail), error.headers)
+        case _:
+            answer = Refused(500, "the server has failed at this request; look into its log, and report it")
     return JSONResponse(answer.body, answer.status, answer.headers)
 
 
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    answer = Refused(500, "the server has failed at this request; look into its log, and report it")
-    return JSONResponse(answer.body, answer.status)
+REFUSALS = dict.fromkeys((Refused, SeerError, HTTPException, Exception), _refuse)
+"""How errors are answered, in an application whose ``state`` has the ``broker``."""
 
 
-REFUSALS = {Refused: _refuse, HTTPException: _refuse_path, Exception: _answer_failure}
-"""How errors are answered."""
-
-
-def check_token(request: Request, token: str | None) -> None:
-    """Refuse a request without the token, if there is one."""
+def guarded(handler: Handler, token: str | None) -> Handler:
+    """Return a handler that refuses requests without the token, if there is one."""
     if token is None:
-        return
-    scheme, _, brought = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
-        words = "bring the server's token: Authorization: Bearer ..."
-        raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
+        return handler
+
+    async def checked(request: Request) -> Response:
+        scheme, _, brought = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
+            words = "bring the server's token: Authorization: Bearer ..."
+            raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    return checked
 
 
 async def read_body(request: Request) -> bytes:
@@ -128,8 +144,35 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def disconnected(request: Request) -> None:
-    """Wait until the client has disconnected; its body was read before."""
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Return a request's body, which is of this kind; an empty one is an empty object.
+
+    Raises:
+        PromptError: it is none.
+    """
+    body = await read_body(request)
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PromptError(printable(f"the body does not fit: {error}", LONGEST_FAULT)) from None
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns, or cancel it if the client, whose body was read, disconnects before."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(499, "the client has gone")
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

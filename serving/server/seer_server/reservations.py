@@ -21,18 +21,8 @@ from starlette.responses import JSONResponse, Response
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion
 from seer_server.broker import GoneError, RolloutBroker, Subscription
-from seer_server.http import Refused, Stream, check_token, read_body
-from seer_server.streams import (
-    NDJSON,
-    Encoding,
-    ProgressS,
-    decode,
-    line,
-    over_within,
-    refusing,
-    require_version,
-    results,
-)
+from seer_server.http import Refused, Stream, read_json
+from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results
 
 __all__ = ["Reservations"]
 
@@ -229,18 +219,14 @@ class Reservations:
     """Routes for reserved groups and their rows."""
 
     broker: RolloutBroker
-    token: str | None
     _reservations: dict[str, _Reservation] = attrs.Factory(dict)
     _groups: dict[str, _ReservedGroup] = attrs.Factory(dict)
 
     async def reserve(self, request: Request) -> Response:
         """Reserve groups, and stream how many of their rows are over; closing the stream aborts them."""
-        check_token(request, self.token)
-        body = await read_body(request)
-        with refusing(self.broker):
-            asked = decode(body, ReservationRequest)
-            require_version(self.broker, asked.weight_version)
-            reservation = self._open(asked)
+        asked = await read_json(request, ReservationRequest)
+        self.broker.require_version(asked.weight_version)
+        reservation = self._open(asked)
         lines = self._watch(reservation, asked.progress_s)
         return Stream(lines, partial(self._close, reservation), NDJSON)
 
@@ -276,7 +262,6 @@ class Reservations:
 
     async def release(self, request: Request) -> Response:
         """Close a reservation, if it is still open; when this is answered, nothing of it is left."""
-        check_token(request, self.token)
         reservation = self._reservations.get(request.path_params["id"])
         if reservation is not None:
             self._close(reservation)
@@ -303,15 +288,12 @@ class Reservations:
 
     async def stream_row(self, request: Request) -> Response:
         """Answer with one row of a reserved group; closing the stream aborts it."""
-        check_token(request, self.token)
-        body = await read_body(request)
-        with refusing(self.broker):
-            asked = decode(body, RowRequest)
-            require_version(self.broker, asked.weight_version)
-            self.broker.require_rollout()
-            submission = self._request_row(asked)
-            if isinstance(submission.outcome, SeerError):
-                raise submission.outcome
+        asked = await read_json(request, RowRequest)
+        self.broker.require_version(asked.weight_version)
+        self.broker.require_rollout()
+        submission = self._request_row(asked)
+        if isinstance(submission.outcome, SeerError):
+            raise submission.outcome
         names, row = [f"{asked.group_id}/{asked.index}"], submission.rows[asked.index]
         lines = results(self.broker, names, row, asked.progress_s, asked.encoding)
         return Stream(lines, partial(self._leave_row, submission, asked.index), NDJSON)

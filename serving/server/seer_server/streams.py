@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from seer_core.errors import EngineError, OverloadError, PromptError, SeerError, WeightVersionError, printable
+from seer_core.errors import EngineError, SeerError
 from seer_core.model import Completion
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_server.broker import RolloutBroker
 from seer_server.http import refusal
-from seer_server.protocol import LONGEST_FAULT
 from seer_server.updates import UpdateQueue
 
 __all__ = [
     "NDJSON",
     "Encoding",
     "ProgressS",
-    "decode",
     "error_line",
     "line",
     "over_within",
-    "refusing",
-    "require_version",
     "results",
 ]
-
-T = TypeVar("T")
 
 NDJSON = "application/x-ndjson"
 
@@ -41,43 +34,6 @@ Encoding = Literal["list", "base64"]
 
 ProgressS = Annotated[float, Meta(ge=0.01, le=60)]
 """Seconds without another line after which a stream has a line of progress."""
-
-
-def decode(body: bytes, kind: type[T]) -> T:
-    """Read a body of this kind; an empty one is an empty object.
-
-    Raises:
-        PromptError: it is none.
-    """
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PromptError(printable(f"the body does not fit: {error}", LONGEST_FAULT)) from None
-
-
-def require_version(broker: RolloutBroker, version: int | None) -> None:
-    """Make sure that these weights are loaded, if it matters.
-
-    Raises:
-        WeightVersionError: others are.
-    """
-    loaded = broker.runtime.weight_version
-    if version not in (None, loaded):
-        raise WeightVersionError(
-            f"the request is for weight version {version}, and {loaded} is loaded; update the weights, or ask"
-            f" for version {loaded}"
-        )
-
-
-@contextmanager
-def refusing(broker: RolloutBroker) -> Iterator[None]:
-    """Turn errors of Seer's into answers."""
-    try:
-        yield
-    except OverloadError as error:
-        raise refusal(error, broker.retry_s(1)) from error
-    except SeerError as error:
-        raise refusal(error) from error
 
 
 def line(kind: str, value: Any) -> bytes:

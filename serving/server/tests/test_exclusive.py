@@ -37,7 +37,7 @@ async def story(ticks, quiet_first):
     request = Request()
 
     async def update():
-        async with Control(broker, None)._exclusive(request, 60.0):
+        async with Control(broker)._exclusive(request, 60.0):
             pass
 
     def end():
