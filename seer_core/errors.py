@@ -96,4 +96,4 @@ def printable(text: str, limit: int | None = None, *, keep: str = "") -> str:
 
 
 def ignore_report(reason: str) -> None:
-    """Take what a plug-in's half in an engine tells of its troubles, where nobody listens."""
+    """Drop a report of a plug-in's half in an engine; the default where a run does not collect them."""

@@ -1,4 +1,4 @@
-"""Reading files that others wrote: whatever is wrong with one is an error with place, fact and remedy."""
+"""Reading files that other programs wrote: every flaw is an error with place, fact and remedy."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def new_beside(path: Path) -> Path:
 
 
 class LineFile:
-    """A new file of lines: each is there whole or not at all, whatever ends the process or fills the disk.
+    """A new file of lines: each is there whole or not at all, even if the process dies or the disk is full.
 
     Nothing is buffered: a line is with the operating system when ``write`` returns.
     """

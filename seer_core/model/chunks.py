@@ -19,8 +19,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
     responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
     chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
-    requests may come again; what is kept between chunks beside the engine goes by it.  ``streams``: somebody
-    reads the response while it is written; an engine that can tells of the chunk in ``ChunkPiece``s.
+    requests may come again; what is kept between chunks beside the engine goes by it.  ``streams``: the
+    response is read while it is written; an engine that can reports the running chunk in ``ChunkPiece``s.
     """
 
     id: str
@@ -41,7 +41,7 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
-    """What came of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order; lists will do.
+    """The result of a chunk.  ``token_ids`` and ``logprobs`` hold the new tokens, in order; lists will do.
 
     ``stopped``: the model ended the response.  The token with which it did, the end token or another that
     the model's configuration names, is the last of ``token_ids``, with its log-prob, and counts in the
@@ -70,9 +70,9 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChunkPiece(msgspec.Struct, frozen=True, gc=False):
-    """What a running chunk has written since its last piece: ``start`` new tokens of the chunk came before.
+    """The tokens of a running chunk since its last piece; ``start`` new tokens of the chunk came before.
 
-    It holds what ``ChunkOutput`` will say at those places, so no log-prob of it is infinite or not a number.
+    They are those that ``ChunkOutput`` will have at those places, so no log-prob is infinite or not a number.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""What happens to a rollout (events) and what the scheduler wants done about it (commands).
+"""Events of a rollout, and the commands with which the scheduler answers them.
 
 ``msgspec.Struct`` instead of attrs: the trace needs tagged unions, and one costs 0.1 us to make.
 """
@@ -137,7 +137,7 @@ class ChunkFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestsAborted(msgspec.Struct, frozen=True, tag=True):
-    """Somebody outside the scheduler no longer wants these requests; none of them runs in another's place."""
+    """The user no longer wants these requests; none of them runs in another's place."""
 
     request_ids: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""The nouns of a rollout: what a user submits, what the scheduler knows, what comes back."""
+"""The nouns of a rollout: what a user submits, what the scheduler keeps of it, what comes back."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     known beforehand, in tokens; only an oracle or a simulated engine reads them.  Strategies see ``labels``,
     such as a tenant or a priority, and the trace keeps them; ``metadata`` is the user's own, and comes back
     with each completion.  Responses that are not over ``timeout_s`` after their submission are aborted.
-    ``streams``: somebody reads them while they are written, so engines that can tell of pieces of a chunk do.
+    ``streams``: they are read while they are written, so engines that can report the pieces of a chunk.
     """
 
     id: str
@@ -103,7 +103,7 @@ class RequestState(Enum):
 
 @attrs.define(eq=False)
 class GroupContext:
-    """What has been learnt about one prompt group so far; shared by its requests.
+    """The state of one prompt group, which its requests share.
 
     All lengths are in tokens.  ``finished`` counts the responses that ended by themselves or at
     their limit; ``left`` counts those not over yet.  ``longest_finished_tokens`` is 0 until one has
@@ -161,7 +161,7 @@ class Request:
 
     @property
     def probe(self) -> bool:
-        """Whether it is the group's speculative request, whose length tells the others' (paper)."""
+        """Whether it is the group's speculative request, which predicts the others' length (paper)."""
         return self.index == 0
 
     @property
@@ -176,7 +176,7 @@ class Request:
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
-    """What an engine instance can hold; fixed while it lives.
+    """The limits of an engine instance; fixed while it lives.
 
     ``kv_capacity_tokens`` is a multiple of ``block_tokens``; ``max_running`` bounds the sequences
     decoded in one step; ``max_model_tokens`` bounds prompt plus response.  ``kv_bytes_per_token`` and
@@ -212,7 +212,7 @@ class InstanceInfo(msgspec.Struct, frozen=True):
 
     @property
     def move_cost(self) -> float:
-        """What it costs to take over a request's KV from its kind, in 0..1 of prefilling all of it again."""
+        """The cost of taking over a request's KV from its kind, in 0..1 of prefilling all of it again."""
         if self.fetch_s_per_token is None:
             return 1.0
         if self.prefill_s_per_token <= 0.0:
@@ -220,7 +220,7 @@ class InstanceInfo(msgspec.Struct, frozen=True):
         return min(1.0, self.fetch_s_per_token / self.prefill_s_per_token)
 
     def move_cost_from(self, other: InstanceInfo) -> float:
-        """The same for a request from there; one of another kind, or from no pool, prefills all of it."""
+        """Return ``move_cost`` for a request from there; of another kind or no pool, it prefills all."""
         shared = self.kv_kind == other.kv_kind and other.fetch_s_per_token is not None
         return self.move_cost if shared else 1.0
 
@@ -230,8 +230,8 @@ class InstanceStatus:
     """One instance as the scheduler sees it: its limits and the load the scheduler gave it.
 
     ``reserved_kv_tokens`` sums the whole-block footprints of the chunks in flight, a prompt that siblings
-    share counted once, so it is known before the engine knows it; ``reported_*`` is the engine's own word,
-    as fresh as its last report.
+    share counted once, so it is there before the engine has allocated it; ``reported_*`` are the figures of
+    the engine's last report.
     """
 
     info: InstanceInfo

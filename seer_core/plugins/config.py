@@ -43,7 +43,7 @@ MOST_NESTED = 100
 """Tables within tables; Python's own recursion ends at a thousand calls."""
 
 LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
-"""TOML's own limits, which Python's reader does not know."""
+"""TOML's own limits, which Python's reader does not check."""
 
 
 Names = str | tuple[str, ...]

@@ -30,7 +30,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Startup(msgspec.Struct, frozen=True):
-    """What every hook may know of the run: its seed, and where relative paths of the config start."""
+    """The run as every hook sees it: its seed, and where relative paths of the config start."""
 
     seed: int
     base_dir: Path

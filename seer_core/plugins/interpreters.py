@@ -1,4 +1,4 @@
-"""What this environment, and that of another interpreter, has installed, for the doctor."""
+"""The packages that this environment, and that of another interpreter, has installed; for the doctor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for name in sys.argv[1:]:
 
 
 def versions_under(python: str | Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those of the distributions that an interpreter has, imported by nobody.
+    """Return the versions of those of the distributions that an interpreter has, importing none.
 
     Raises:
         SeerError: it does not answer.

@@ -57,7 +57,7 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
 
 
 def _agree(fleets: Mapping[str, EngineFleet], what: str, of: Callable[[ModelInfo], Any]) -> None:
-    """Refuse fleets of different models; what one does not know of its own, as 0 or "", agrees with all."""
+    """Refuse fleets of different models; an unknown value, 0 or "", agrees with all."""
     known = {name: of(fleet.model) for name, fleet in fleets.items() if of(fleet.model)}
     for name in known:
         one = next(iter(known))

@@ -1,1 +1,1 @@
-"""What a plug-in or a backend implements: Protocols of policies, engines, KV pools, drafters and clocks."""
+"""Contracts that a plug-in or a backend implements: policies, engines, KV pools, drafters and clocks."""

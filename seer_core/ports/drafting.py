@@ -3,8 +3,9 @@
 A technique fills the slot ``drafter`` with a ``Drafter``, which lives beside the runtime.  It has two
 halves.  The pure half, a ``DraftPolicy``, says how long drafts should be; simulated engines ask it
 directly.  The engine half, a ``DraftSource``, is named by import path, made in each engine's worker,
-and called once per step for the whole batch; so an engine knows these Protocols and never the plug-in.
-Drafts only propose: an engine accepts a draft token exactly when it is the token it would have sampled.
+and called once per step for the whole batch; so an engine depends on these Protocols and never on the
+plug-in.  Drafts only propose: an engine accepts a draft token exactly when it is the token it would have
+sampled.
 """
 
 from __future__ import annotations
@@ -112,13 +113,13 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
 
 class DraftContext(msgspec.Struct, frozen=True):
-    """What a draft source may know of the instance it works in.
+    """The instance that a draft source works in.
 
     ``paths`` is how many paths of a draft the engine verifies at once: 1 is a line, more are a tree.
-    ``report(reason)`` lets the user know that the source drafts less than it should, or not at all: the run's
-    log and summary say so.  It may be called from any thread, and returns at once; what has been told once
-    is not told again.  ``clock`` returns seconds as the instance's steps take them, where that is not the
-    machine's own time.
+    ``report(reason)`` lets the user see that the source drafts less than it should, or not at all: the run's
+    log and summary say so.  It may be called from any thread, and returns at once; a reason that has been
+    reported is not reported again.  ``clock`` returns seconds as the instance's steps take them, where
+    that is not the machine's own time.
     """
 
     instance_id: str
@@ -133,7 +134,7 @@ class DraftContext(msgspec.Struct, frozen=True):
 
 
 class SiblingTokens(msgspec.Struct, frozen=True, gc=False):
-    """What a response of a group has written on other instances: from its token ``start`` on."""
+    """Tokens that a response of a group has written on other instances, from its token ``start`` on."""
 
     rollout_id: str
     group_id: str
@@ -147,7 +148,7 @@ class DraftBatch:
     """One step's requests for drafts, and where the drafts go; B requests, at most K tokens each.
 
     All arrays are int32, and the engine's own.  ``handles`` [B] are what ``open`` returned.  Request b has
-    written ``written[b]`` tokens since the source was last asked, or told of the chunk: one more than the
+    written ``written[b]`` tokens since the source was last asked, or received the chunk: one more than the
     drafts that the step accepted, none in a prefill, and more where steps went by without being asked.
     They stand in ``new_tokens`` [sum of ``written``], one request's after the other's.  With them its prompt
     and response have ``lengths[b]`` tokens.
@@ -192,7 +193,7 @@ class DraftSource(Protocol):
     """Drafts for one instance, in its worker; every method returns at once, and only ``propose`` is hot.
 
     Made by ``Class(settings, host)``.  A source that cannot draft writes counts of 0; if a method
-    raises, the instance goes on without drafts and tells the runtime why.
+    raises, the instance goes on without drafts and reports the reason to the runtime.
     """
 
     def open(self, job: ChunkJob) -> int:

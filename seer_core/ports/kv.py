@@ -1,8 +1,8 @@
 """KV shared by all instances of a run: what a pool, an engine and the core agree on.
 
 A plug-in fills the slot ``kv_pool`` with a ``KVPool``, which lives beside the runtime.  It has an engine
-half, a ``KVStore``, which is named by import path and made in each engine's process; so an engine knows
-these Protocols and never the plug-in, and a pool never an engine.  What travels are blocks: the KV of
+half, a ``KVStore``, which is named by import path and made in each engine's process; so an engine depends on
+these Protocols and never on the plug-in, and a pool never on an engine.  What travels are blocks: the KV of
 ``block_tokens`` tokens in a row, as bytes, under a key that stands for these tokens, for all tokens
 before them, for the version of the weights and for the kind of engine, whose layout of KV is its own.
 """
@@ -35,7 +35,7 @@ class PoolStats(msgspec.Struct, frozen=True):
     ``asked_blocks`` counts the keys given to ``KVStore.find``, those behind a missing one too, and
     ``hit_blocks`` what it answered; ``lacks`` and ``get`` count as neither.  ``torn_blocks`` were found but
     turned out, when copied, to be damaged or replaced, which counts as a miss.  ``evicted_blocks`` were lost
-    to make room for others; ``released_blocks`` had been dropped before, so nobody misses them.
+    to make room for others; ``released_blocks`` had been dropped before, so no request misses them.
     ``put_bytes`` came in, ``got_bytes`` went out, whichever the tier; ``disk_*`` is the part of a disk below
     memory, and ``disk_errors`` counts what that could not write or read.
     """
@@ -77,9 +77,9 @@ class StoreSpec(msgspec.Struct, frozen=True):
 
 
 class StoreContext(msgspec.Struct, frozen=True):
-    """What a store may know of the instance it works in.
+    """The instance that a store works in.
 
-    ``report(reason)`` lets the user know that the store does less than it should, as a ``DraftContext``'s
+    ``report(reason)`` lets the user see that the store does less than it should, as a ``DraftContext``'s
     does.
     """
 
@@ -92,9 +92,9 @@ class StoreContext(msgspec.Struct, frozen=True):
 class KVStore(Protocol):
     """One instance's end of the pool, in its engine's process; used by one thread.
 
-    Made by ``Class(settings, host)``.  A block that cannot be had, for whatever reason, is a miss and never
-    an error; if a method raises all the same, the instance goes on without the pool and tells the runtime
-    why.
+    Made by ``Class(settings, host)``.  A block that cannot be had, for any reason, is a miss and never an
+    error; if a method raises all the same, the instance goes on without the pool and reports the reason to
+    the runtime.
     """
 
     def find(self, keys: Sequence[bytes]) -> int:
@@ -117,7 +117,7 @@ class KVStore(Protocol):
         ...
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Take these keys for never asked for again, whoever put them: their room may go to others at once.
+        """Take these keys, of any instance, for never asked for again: their room may go to others at once.
 
         A hint, best effort: a block that is asked for all the same may be there or not.
         """

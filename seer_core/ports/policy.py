@@ -27,7 +27,7 @@ __all__ = ["Observer", "Placement", "Placer", "Prioritizer", "Splitter", "Strate
 
 
 class Strategy(Protocol):
-    """What the scheduler notifies splitters, prioritizers and placers of.
+    """The notifications that the scheduler sends to splitters, prioritizers and placers.
 
     An object that fills two slots is notified once.
     """

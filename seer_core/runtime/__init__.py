@@ -1,1 +1,1 @@
-"""What drives a rollout: the fleet of instances, the controller, transcripts, sessions."""
+"""The parts that drive a rollout: the fleet of instances, the controller, transcripts, sessions."""

@@ -25,7 +25,7 @@ MOST_NAMED = 65_536
 
 
 class Controller(Protocol):
-    """What a rollout asks of the controller that runs it."""
+    """The controller, as a rollout calls it."""
 
     def submit(self, groups: Sequence[PromptGroup]) -> None:
         """Roll out these groups as well."""

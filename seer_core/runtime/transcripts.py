@@ -25,7 +25,7 @@ A = TypeVar("A", Tokens, Logprobs)
 
 @attrs.define(eq=False)
 class Siblings:
-    """What the transcripts of a group share.
+    """The part that the transcripts of a group share.
 
     ``left`` counts the responses that are not over, ``instances`` were sent chunks of the group, ``running``
     counts the chunks under way on each.

@@ -14,7 +14,7 @@ WAITING, RUNNING, FINISHED = RequestState
 """The states by themselves: reading one off its Enum costs 0.1 us in Python 3.11."""
 
 HISTORY = 4096
-"""Transitions remembered over all requests, to tell the story of an illegal one."""
+"""Transitions remembered over all requests, for the error message of an illegal one."""
 
 
 class RequestBuffer:
@@ -74,7 +74,7 @@ class RequestBuffer:
         self._back(request, "give back")
 
     def lose_instance(self, instance_id: str) -> list[Request]:
-        """Void the chunks in flight on an instance and return their requests; KV is nobody's there now."""
+        """Void the chunks in flight on an instance and return their requests; their KV is lost."""
         lost = list(self.on_instance.get(instance_id, {}).values())
         for request in lost:
             self.give_back(request)
@@ -111,7 +111,7 @@ class RequestBuffer:
         self._history.append((request.id, what, where))
 
     def story(self, request: Request) -> str:
-        """Tell what is remembered of a request, for error messages."""
+        """Return the remembered transitions of a request, for error messages."""
         steps = [what + where for request_id, what, where in self._history if request_id == request.id]
         return (
             f"{request.generated_tokens} of {request.group.max_tokens} tokens in {request.chunks} chunks,"

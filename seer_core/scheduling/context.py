@@ -1,4 +1,4 @@
-"""The context manager: what each prompt group has taught so far."""
+"""The context manager: what the finished responses of each prompt group have shown."""
 
 from __future__ import annotations
 

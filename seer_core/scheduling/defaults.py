@@ -1,4 +1,4 @@
-"""What the core does with no plug-in: first come first served, whole requests, least loaded instance."""
+"""The core's own strategies: first come first served, whole requests, least loaded instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``debug`` adds to a scheduler: a plug-in that changes what it was given is named, with the line.
+"""The guard of ``debug``: a plug-in that changes what it was given is named, with the line.
 
 Requests, groups and instances are the scheduler's; strategies may read and keep them.  Guarded ones cannot be
 written to while a strategy is called, whichever of its methods has kept them.

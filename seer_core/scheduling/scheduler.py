@@ -4,7 +4,7 @@ One decision asks three strategies in turn: the prioritizer which request is nex
 many tokens its chunk may have, the placer where it runs.  The first refusal of the placer ends the
 round; the next event starts another.
 
-Nobody starves, whatever the prioritizer prefers and whatever arrives later: every ``STARVATION_INTERVAL``-th
+No request starves, under any prioritizer and any later arrivals: every ``STARVATION_INTERVAL``-th
 chunk goes to the request that has waited longest, if the prioritizer's choice arrived after it.  So a
 request waits for at most ``STARVATION_INTERVAL`` times the chunks that those before it, and with it, still
 need.
@@ -103,8 +103,8 @@ class Scheduler:
     """Decides which request runs where and for how long; does nothing itself.
 
     ``max_failures`` chunks of one request may fail on living instances before it completes with
-    reason ``error``.  ``debug``: a strategy that changes what it is given is a ``PluginError`` at once; where
-    nobody looks, it is a rollout that goes wrong.
+    reason ``error``.  ``debug``: a strategy that changes what it is given is a ``PluginError`` at once, and
+    otherwise a rollout that goes wrong.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
 from math import isfinite
 from typing import Any
 
@@ -34,6 +35,29 @@ TOKENS = 24
 """True length of the responses, for engines that read ``known_tokens``."""
 
 
+def _played(test: Callable[[EngineContract], Coroutine[Any, Any, None]]) -> Callable[[EngineContract], None]:
+    """Return a test that pytest can call: it runs the coroutine to its end, within ``patience_s``."""
+
+    @wraps(test)
+    def play(self: EngineContract) -> None:
+        self._play(test(self))
+
+    return play
+
+
+def _on_stage(
+    test: Callable[[EngineContract, _Stage], Coroutine[Any, Any, None]],
+) -> Callable[[EngineContract], None]:
+    """Return a test that pytest can call: it starts engines, or takes those that tests share."""
+
+    async def on_stage(self: EngineContract) -> None:
+        async with self._stage() as stage:
+            await test(self, stage)
+
+    on_stage.__name__, on_stage.__doc__ = test.__name__, test.__doc__
+    return _played(on_stage)
+
+
 class EngineContract:
     """Tests of an ``EngineFleet`` and its engines; ``make`` returns a new fleet, nothing of it started.
 
@@ -55,290 +79,233 @@ class EngineContract:
         """Return a new fleet of two engines or more, nothing of it started."""
         raise NotImplementedError("define make(), which returns a new fleet of engines, not yet started")
 
-    def test_it_is_a_fleet_of_engines(self) -> None:
+    @_played
+    async def test_it_is_a_fleet_of_engines(self) -> None:
         """Their ids are distinct, and the clock and the tokenizer are what they must be."""
+        fleet = self.make()
+        assert isinstance(fleet, EngineFleet)
+        assert isinstance(fleet.clock, Clock)
+        assert fleet.tokenizer is None or isinstance(fleet.tokenizer, Tokenizer)
+        assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
+        ids = [engine.id for engine in fleet.engines]
+        assert len(set(ids)) == len(ids) >= 2, f"needs two engines with ids of their own, has {ids}"
+        assert fleet.model.vocab_size > 0
+        assert fleet.model.max_model_tokens >= 64
 
-        async def story() -> None:
-            fleet = self.make()
-            assert isinstance(fleet, EngineFleet)
-            assert isinstance(fleet.clock, Clock)
-            assert fleet.tokenizer is None or isinstance(fleet.tokenizer, Tokenizer)
-            assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
-            ids = [engine.id for engine in fleet.engines]
-            assert len(set(ids)) == len(ids) >= 2, f"needs two engines with ids of their own, has {ids}"
-            assert fleet.model.vocab_size > 0
-            assert fleet.model.max_model_tokens >= 64
-
-        self._play(story)
-
-    def test_an_instance_says_what_it_can_hold(self) -> None:
+    @_on_stage
+    async def test_an_instance_says_what_it_can_hold(self, stage: _Stage) -> None:
         """KV in whole blocks, and no more tokens a response than the model allows."""
+        for engine, info in zip(stage.fleet.engines, stage.infos, strict=True):
+            assert isinstance(info, InstanceInfo)
+            assert info.id == engine.id
+            assert info.block_tokens >= 1
+            assert info.kv_capacity_tokens >= info.block_tokens
+            assert info.kv_capacity_tokens % info.block_tokens == 0
+            assert info.max_running >= 1
+            assert 64 <= info.max_model_tokens <= stage.fleet.model.max_model_tokens
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                for engine, info in zip(stage.fleet.engines, stage.infos, strict=True):
-                    assert isinstance(info, InstanceInfo)
-                    assert info.id == engine.id
-                    assert info.block_tokens >= 1
-                    assert info.kv_capacity_tokens >= info.block_tokens
-                    assert info.kv_capacity_tokens % info.block_tokens == 0
-                    assert info.max_running >= 1
-                    assert 64 <= info.max_model_tokens <= stage.fleet.model.max_model_tokens
-
-        self._play(story)
-
-    def test_every_chunk_is_answered_once(self) -> None:
+    @_on_stage
+    async def test_every_chunk_is_answered_once(self, stage: _Stage) -> None:
         """Also where there are many; and every answer is of a chunk that was submitted."""
+        jobs = [stage.job(number, max_tokens=1 + number % 24) for number in range(40)]
+        await stage.run(jobs)
+        await stage.run([stage.job(99)])  # time for what should not come
+        assert set(stage.sink.answers) == {job.id for job in [*jobs, stage.job(99)]}
+        for job_id, answers in stage.sink.answers.items():
+            assert len(answers) == 1, f"answered chunk {job_id!r} {len(answers)} times"
+        assert not stage.sink.losses
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                jobs = [stage.job(number, max_tokens=1 + number % 24) for number in range(40)]
-                await stage.run(jobs)
-                await stage.run([stage.job(99)])  # time for what should not come
-                assert set(stage.sink.answers) == {job.id for job in [*jobs, stage.job(99)]}
-                for job_id, answers in stage.sink.answers.items():
-                    assert len(answers) == 1, f"answered chunk {job_id!r} {len(answers)} times"
-                assert not stage.sink.losses
-
-        self._play(story)
-
-    def test_a_chunk_s_account_adds_up(self) -> None:
+    @_on_stage
+    async def test_a_chunk_s_account_adds_up(self, stage: _Stage) -> None:
         """Tokens, log-probs, and what they cost."""
+        for name in ("first", "cached"):
+            jobs = [
+                stage.job(number, name=f"{name} {number}", max_tokens=tokens)
+                for number, tokens in enumerate((5, 20, 30, 30))
+            ]
+            for job, output in zip(jobs, await stage.run(jobs), strict=True):
+                _check_account(job, output, stage.fleet.model.vocab_size)
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                for name in ("first", "cached"):
-                    jobs = [
-                        stage.job(number, name=f"{name} {number}", max_tokens=tokens)
-                        for number, tokens in enumerate((5, 20, 30, 30))
-                    ]
-                    for job, output in zip(jobs, await stage.run(jobs), strict=True):
-                        _check_account(job, output, stage.fleet.model.vocab_size)
-
-        self._play(story)
-
-    def test_pieces_of_a_running_chunk_are_what_it_will_have_written(self) -> None:
+    @_on_stage
+    async def test_pieces_of_a_running_chunk_are_what_it_will_have_written(self, stage: _Stage) -> None:
         """They come in order, before the answer, and only of chunks that stream; an engine may send none."""
+        jobs = [stage.job(number, max_tokens=TOKENS, streams=number > 0) for number in range(3)]
+        for job, output in zip(jobs, await stage.run(jobs), strict=True):
+            pieces = stage.sink.pieces[job.id]
+            assert job.streams or not pieces, f"pieces of chunk {job.id!r}, which does not stream"
+            sent = 0
+            for piece in pieces:
+                end = sent + len(piece.token_ids)
+                assert sent == piece.start < end, f"a piece of {job.id!r} is empty or out of order"
+                assert piece.token_ids == list(output.token_ids[sent:end]), "sent other tokens"
+                assert piece.logprobs == list(output.logprobs[sent:end]), "sent other log-probs"
+                sent = end
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                jobs = [stage.job(number, max_tokens=TOKENS, streams=number > 0) for number in range(3)]
-                for job, output in zip(jobs, await stage.run(jobs), strict=True):
-                    pieces = stage.sink.pieces[job.id]
-                    assert job.streams or not pieces, f"pieces of chunk {job.id!r}, which does not stream"
-                    sent = 0
-                    for piece in pieces:
-                        end = sent + len(piece.token_ids)
-                        assert sent == piece.start < end, f"a piece of {job.id!r} is empty or out of order"
-                        assert piece.token_ids == list(output.token_ids[sent:end]), "sent other tokens"
-                        assert piece.logprobs == list(output.logprobs[sent:end]), "sent other log-probs"
-                        sent = end
-
-        self._play(story)
-
-    def test_the_same_seed_gives_the_same_tokens(self) -> None:
+    @_played
+    async def test_the_same_seed_gives_the_same_tokens(self) -> None:
         """Whole, or divided and moved; of another run of the same engines, or of the other instance."""
         if not self.exact:
             pytest.skip("this engine does not promise equal tokens")
+        async with self._stage() as stage:
+            [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
+            whole = list(output.token_ids)
+            divided: list[int] = []
+            number = 0
+            while len(divided) < TOKENS:
+                tokens = min(5, TOKENS - len(divided))
+                job = stage.job(3, name=f"part {number}", max_tokens=tokens, generated=divided)
+                [output] = await stage.run([job], on=number % 2)
+                divided += output.token_ids
+                number += 1
+                if output.stopped:
+                    break
+                assert len(output.token_ids) == tokens, "neither stopped nor full"
+            version = stage.version
+        async with self._stage(self.make(), most=1) as stage:
+            if version:
+                await stage.update(self.weights, version)
+            [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
+        assert list(output.token_ids) == whole, "two runs gave other tokens"
+        assert divided == whole, "divided and moved, it gave other tokens"
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
-                whole = list(output.token_ids)
-                divided: list[int] = []
-                number = 0
-                while len(divided) < TOKENS:
-                    tokens = min(5, TOKENS - len(divided))
-                    job = stage.job(3, name=f"part {number}", max_tokens=tokens, generated=divided)
-                    [output] = await stage.run([job], on=number % 2)
-                    divided += output.token_ids
-                    number += 1
-                    if output.stopped:
-                        break
-                    assert len(output.token_ids) == tokens, "neither stopped nor full"
-                version = stage.version
-            async with self._stage(self.make(), most=1) as stage:
-                if version:
-                    await stage.update(self.weights, version)
-                [output] = await stage.run([stage.job(3, max_tokens=TOKENS)])
-            assert list(output.token_ids) == whole, "two runs gave other tokens"
-            assert divided == whole, "divided and moved, it gave other tokens"
-
-        self._play(story)
-
-    def test_the_sink_is_never_called_from_within_submit_or_abort(self) -> None:
+    @_on_stage
+    async def test_the_sink_is_never_called_from_within_submit_or_abort(self, stage: _Stage) -> None:
         """The runtime is in the midst of a decision then."""
+        too_long = stage.job(8, max_tokens=2 * stage.fleet.model.max_model_tokens)
+        for job in (stage.job(7), too_long):
+            stage.submit(job)
+            stage.abort(job.id)
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                too_long = stage.job(8, max_tokens=2 * stage.fleet.model.max_model_tokens)
-                for job in (stage.job(7), too_long):
-                    stage.submit(job)
-                    stage.abort(job.id)
-
-        self._play(story)
-
-    def test_an_aborted_chunk_disturbs_no_other(self) -> None:
+    @_on_stage
+    async def test_an_aborted_chunk_disturbs_no_other(self, stage: _Stage) -> None:
         """One that is unknown is ignored; one that is answered all the same is answered once."""
+        jobs = [stage.job(number) for number in range(6)]
+        for job in jobs:
+            stage.submit(job)
+        stage.abort("unknown")
+        for job in jobs[::2]:
+            stage.abort(job.id)
+        await stage.answered(jobs[1::2])
+        await stage.run([stage.job(99)])
+        assert all(len(answers) == 1 for answers in stage.sink.answers.values())
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                jobs = [stage.job(number) for number in range(6)]
-                for job in jobs:
-                    stage.submit(job)
-                stage.abort("unknown")
-                for job in jobs[::2]:
-                    stage.abort(job.id)
-                await stage.answered(jobs[1::2])
-                await stage.run([stage.job(99)])
-                assert all(len(answers) == 1 for answers in stage.sink.answers.values())
-
-        self._play(story)
-
-    def test_a_chunk_that_cannot_be_run_is_given_back(self) -> None:
+    @_on_stage
+    async def test_a_chunk_that_cannot_be_run_is_given_back(self, stage: _Stage) -> None:
         """With the reason; the instance lives on."""
+        job = stage.job(0, max_tokens=2 * stage.fleet.model.max_model_tokens)
+        stage.submit(job)
+        await stage.answered([job])
+        [answer] = stage.sink.answers[job.id]
+        assert isinstance(answer, str), "answered a chunk longer than the model with tokens"
+        assert answer, "gave a chunk back without a reason"
+        await stage.run([stage.job(1)])
 
-        async def story() -> None:
-            async with self._stage() as stage:
-                job = stage.job(0, max_tokens=2 * stage.fleet.model.max_model_tokens)
-                stage.submit(job)
-                await stage.answered([job])
-                [answer] = stage.sink.answers[job.id]
-                assert isinstance(answer, str), "answered a chunk longer than the model with tokens"
-                assert answer, "gave a chunk back without a reason"
-                await stage.run([stage.job(1)])
-
-        self._play(story)
-
-    def test_what_is_cached_is_forgotten_when_it_must_be(self) -> None:
+    @_on_stage
+    async def test_what_is_cached_is_forgotten_when_it_must_be(self, stage: _Stage) -> None:
         """By ``reset_cache``, by other weights, and by a restart."""
-
-        async def story() -> None:
-            async with self._stage() as stage:
-                engine = stage.fleet.engines[0]
-                for turn, forget in enumerate(("reset_cache", "update_weights", "stop")):
-                    await stage.run([stage.job(0, name=f"{turn} before", prompt=40)])
-                    if forget == "reset_cache":
-                        await engine.reset_cache()
-                    elif forget == "update_weights":
-                        await stage.update(self.weights)
-                    else:
-                        await engine.stop()
-                        await stage.start_again(self.weights)
-                    [output] = await stage.run([stage.job(0, name=f"{turn} after", prompt=40)])
-                    assert output.cached_tokens == 0, f"{forget}() left {output.cached_tokens} tokens of KV"
-                    assert output.weight_version == stage.version
-
-        self._play(story)
-
-    def test_after_a_sleep_it_answers_as_before(self) -> None:
-        """By the same weights, without the KV of before; asleep it gives chunks back and refuses calls."""
-
-        async def story() -> None:
-            async with self._stage() as stage:
-                engine = stage.fleet.engines[0]
+        engine = stage.fleet.engines[0]
+        for turn, forget in enumerate(("reset_cache", "update_weights", "stop")):
+            await stage.run([stage.job(0, name=f"{turn} before", prompt=40)])
+            if forget == "reset_cache":
+                await engine.reset_cache()
+            elif forget == "update_weights":
                 await stage.update(self.weights)
-                [before] = await stage.run([stage.job(0, name="before", prompt=40)])
-                freed = [await engine.sleep(), await engine.sleep()]
-                assert freed[0] >= 0
-                assert freed[1] == 0, f"asleep already, it gave {freed[1]} bytes"
-                job = stage.job(1, name="asleep")
-                stage.submit(job)
-                await stage.answered([job])
-                [answer] = stage.sink.answers["asleep"]
-                assert isinstance(answer, str), "answered a chunk asleep"
-                for name, call in (
-                    (
-                        "update_weights",
-                        lambda: engine.update_weights(directory(self.weights), stage.version + 1),
-                    ),
-                    ("reset_cache", engine.reset_cache),
-                    ("measure_steps", lambda: engine.measure_steps((1,), (0,))),
-                ):
-                    assert await _refused(call()), f"took {name}() asleep"
-                await engine.wake()
-                await engine.wake()
-                [after] = await stage.run([stage.job(0, name="after", prompt=40)])
-                assert after.cached_tokens == 0, f"sleep() left {after.cached_tokens} tokens of KV"
-                assert after.weight_version == stage.version
-                if self.exact:
-                    assert after.token_ids == before.token_ids, "asleep it forgot its weights"
-
-        self._play(story)
-
-    def test_it_sleeps_only_while_it_is_idle_and_up_and_starts_awake(self) -> None:
-        """A busy one refuses and goes on with its chunk; one that was stopped asleep starts awake."""
-
-        async def story() -> None:
-            fleet = self.make()
-            assert await _refused(fleet.engines[0].sleep()), "slept before it had started"
-            assert await _refused(fleet.engines[0].wake()), "woke before it had started"
-            async with self._stage(fleet, most=1) as stage:
-                engine = fleet.engines[0]
-                job = stage.job(0, max_tokens=TOKENS)
-                stage.submit(job)
-                assert await _refused(engine.sleep()), "slept in the midst of a chunk"
-                await stage.answered([job])
-                assert isinstance(stage.sink.answers[job.id][0], ChunkOutput)
-                await engine.sleep()
+            else:
                 await engine.stop()
-                await engine.start(stage.sink)
-                await stage.run([stage.job(1)])
-
-        self._play(story)
-
-    def test_it_stops_twice_and_says_nothing_afterwards(self) -> None:
-        """Also if it never started."""
-
-        async def story() -> None:
-            for engine in self.make().engines:
-                await engine.stop()
-            async with self._stage() as stage:
-                first = stage.fleet.engines[0]
-                job = stage.job(0)
-                stage.submit(job)
-                await first.stop()
-                await first.stop()
-                stage.sink.answers.clear()
-                await stage.run([stage.job(1)], on=1)
-                assert job.id not in stage.sink.answers, f"{first.id} spoke after it was stopped"
                 await stage.start_again(self.weights)
+            [output] = await stage.run([stage.job(0, name=f"{turn} after", prompt=40)])
+            assert output.cached_tokens == 0, f"{forget}() left {output.cached_tokens} tokens of KV"
+            assert output.weight_version == stage.version
 
-        self._play(story)
+    @_on_stage
+    async def test_after_a_sleep_it_answers_as_before(self, stage: _Stage) -> None:
+        """By the same weights, without the KV of before; asleep it gives chunks back and refuses calls."""
+        engine = stage.fleet.engines[0]
+        await stage.update(self.weights)
+        [before] = await stage.run([stage.job(0, name="before", prompt=40)])
+        freed = [await engine.sleep(), await engine.sleep()]
+        assert freed[0] >= 0
+        assert freed[1] == 0, f"asleep already, it gave {freed[1]} bytes"
+        job = stage.job(1, name="asleep")
+        stage.submit(job)
+        await stage.answered([job])
+        [answer] = stage.sink.answers["asleep"]
+        assert isinstance(answer, str), "answered a chunk asleep"
+        for name, call in (
+            (
+                "update_weights",
+                lambda: engine.update_weights(directory(self.weights), stage.version + 1),
+            ),
+            ("reset_cache", engine.reset_cache),
+            ("measure_steps", lambda: engine.measure_steps((1,), (0,))),
+        ):
+            assert await _refused(call()), f"took {name}() asleep"
+        await engine.wake()
+        await engine.wake()
+        [after] = await stage.run([stage.job(0, name="after", prompt=40)])
+        assert after.cached_tokens == 0, f"sleep() left {after.cached_tokens} tokens of KV"
+        assert after.weight_version == stage.version
+        if self.exact:
+            assert after.token_ids == before.token_ids, "asleep it forgot its weights"
 
-    def test_without_drafter_and_pool_it_goes_without(self) -> None:
+    @_played
+    async def test_it_sleeps_only_while_it_is_idle_and_up_and_starts_awake(self) -> None:
+        """A busy one refuses and goes on with its chunk; one that was stopped asleep starts awake."""
+        fleet = self.make()
+        assert await _refused(fleet.engines[0].sleep()), "slept before it had started"
+        assert await _refused(fleet.engines[0].wake()), "woke before it had started"
+        async with self._stage(fleet, most=1) as stage:
+            engine = fleet.engines[0]
+            job = stage.job(0, max_tokens=TOKENS)
+            stage.submit(job)
+            assert await _refused(engine.sleep()), "slept in the midst of a chunk"
+            await stage.answered([job])
+            assert isinstance(stage.sink.answers[job.id][0], ChunkOutput)
+            await engine.sleep()
+            await engine.stop()
+            await engine.start(stage.sink)
+            await stage.run([stage.job(1)])
+
+    @_played
+    async def test_it_stops_twice_and_says_nothing_afterwards(self) -> None:
+        """Also if it never started."""
+        for engine in self.make().engines:
+            await engine.stop()
+        async with self._stage() as stage:
+            first = stage.fleet.engines[0]
+            job = stage.job(0)
+            stage.submit(job)
+            await first.stop()
+            await first.stop()
+            stage.sink.answers.clear()
+            await stage.run([stage.job(1)], on=1)
+            assert job.id not in stage.sink.answers, f"{first.id} spoke after it was stopped"
+            await stage.start_again(self.weights)
+
+    @_played
+    async def test_without_drafter_and_pool_it_goes_without(self) -> None:
         """``set_kv_pool(None)`` is False; an unknown group and its siblings' tokens are no errors."""
+        fleet = self.make()
+        for engine in fleet.engines:
+            assert not engine.set_drafter(None)
+            assert engine.set_kv_pool(None) is False
+        async with self._stage(fleet, most=1) as stage:
+            fleet.engines[0].forget_group("unknown")
+            fleet.engines[0].push_sibling_tokens(SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1])))
+            [output] = await stage.run([stage.job(0)])
+            assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
 
-        async def story() -> None:
-            fleet = self.make()
-            for engine in fleet.engines:
-                assert not engine.set_drafter(None)
-                assert engine.set_kv_pool(None) is False
-            async with self._stage(fleet, most=1) as stage:
-                fleet.engines[0].forget_group("unknown")
-                fleet.engines[0].push_sibling_tokens(
-                    SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1]))
-                )
-                [output] = await stage.run([stage.job(0)])
-                assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
-
-        self._play(story)
-
-    def test_steps_are_measured_on_the_grid_asked_for(self) -> None:
+    @_on_stage
+    async def test_steps_are_measured_on_the_grid_asked_for(self, stage: _Stage) -> None:
         """With as much context as asked for, or as it likes; or it says that it cannot."""
-
-        async def story() -> None:
-            async with self._stage() as stage:
-                engine = stage.fleet.engines[0]
-                for context in ((), (16,)):
-                    try:
-                        times = await engine.measure_steps((1, 2), (0,), *context)
-                    except EngineError:
-                        continue
-                    assert set(times.batch) <= {1, 2}
-                    assert times.draft_tokens == (0,)
-
-        self._play(story)
+        engine = stage.fleet.engines[0]
+        for context in ((), (16,)):
+            try:
+                times = await engine.measure_steps((1, 2), (0,), *context)
+            except EngineError:
+                continue
+            assert set(times.batch) <= {1, 2}
+            assert times.draft_tokens == (0,)
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -376,13 +343,11 @@ class EngineContract:
             finally:
                 await stage.stop()
 
-    def _play(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _play(self, story: Coroutine[Any, Any, None]) -> None:
+        cls = type(self)
         if self.shared:
-            cls = type(self)
             cls._loop = cls._loop or asyncio.new_event_loop()
-            run_within(self.patience_s, story(), "an answer", cls._loop)
-        else:
-            run_within(self.patience_s, story(), "an answer")
+        run_within(self.patience_s, story, "an answer", cls._loop)
 
 
 class _Sink:
@@ -396,7 +361,7 @@ class _Sink:
         self.calling: str | None = None
 
     def clear(self) -> None:
-        """Forget what was said."""
+        """Drop all records."""
         self.answers.clear()
         self.pieces.clear()
         self.losses.clear()

@@ -177,47 +177,33 @@ class DeterminismHarness(SchedulerHarness):
     def _handle(self, event: Event) -> list[Command]:
         commands = super()._handle(event)
         assert commands == self.twin.handle(event, self.now), (
-            f"after {event}, strategies made alike and told alike decided differently; take nothing from"
+            f"after {event}, strategies made alike decided differently on the same events; take nothing from"
             " clocks, chance, or the order of sets"
         )
         return commands
 
 
-class _Unchanging:
-    """A strategy whose calls have to leave lists, events and commands as they were."""
+class _Unchanging(MutationGuard):
+    """A strategy whose calls have to leave lists, events and commands as they were, too."""
 
-    def __init__(self, strategy: Any) -> None:
-        self.strategy = strategy
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.strategy, name)
-        if not callable(found):
-            return found
-
-        def call(*arguments: Any) -> Any:
-            before = [_look(argument) for argument in arguments]
-            answer = found(*arguments)
-            for argument, then in zip(arguments, before, strict=True):
-                now = _look(argument)
-                assert now == then, f"{name}() changed what it was given, from {then} to {now}"
-            return answer
-
-        return call
-
-    def __len__(self) -> int:
-        return len(self.strategy)
+    def _call(self, name: str, *arguments: Any) -> Any:
+        before = [_look(argument) for argument in arguments]
+        answer = super()._call(name, *arguments)
+        for argument, then in zip(arguments, before, strict=True):
+            now = _look(argument)
+            assert now == then, f"{name}() changed what it was given, from {then} to {now}"
+        return answer
 
 
 def guarded(slot: str, strategy: S) -> S:
     """Return ``strategy`` behind a guard: a call that changes what it was ever given raises.
 
-    ``guard`` has to know the requests, groups and instances.
+    The requests, groups and instances have to be read-only (``make_read_only``).
 
     Raises:
         PluginError, AssertionError: from the call.
     """
-    guarded = MutationGuard(type(strategy).__name__, slot, strategy)
-    return cast("S", _Unchanging(guarded))
+    return cast("S", _Unchanging(type(strategy).__name__, slot, strategy))
 
 
 def _look(value: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from itertools import count
 
 import hypothesis.strategies as st
 import msgspec
 from hypothesis import given
 
+from seer_core.errors import StalledError
 from seer_core.model import GroupContext, Request
 from seer_core.model.arrays import packed
 from seer_core.ports.contracts import implemented
@@ -18,18 +18,15 @@ from seer_core.ports.kv import PoolStats
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.scheduling.defaults import WholeRequests
 from seer_core.scheduling.scheduler import Policies
-from seer_core.testing.harness import guarded
+from seer_core.testing.harness import DeterminismHarness, guarded
+from seer_core.testing.queue_harness import QueueHarness
 from seer_core.testing.rollouts import PIECE, FixedSplitter, outlast_arrivals, quiet, roll_out_at_random
 from seer_core.testing.scenarios import (
-    PlacerHarness,
-    drain,
-    end,
     every_event,
-    new_requests,
     one_completion,
     placement_scenario,
-    push_all,
     queue_scenario,
+    rollout_of,
     slot,
 )
 from seer_core.testing.support import expect_contract, run_within
@@ -70,14 +67,14 @@ class SplitterContract:
     def test_what_it_is_given_is_not_changed(self) -> None:
         """The request belongs to the scheduler."""
         splitter = guarded("splitter", self.make())
-        for request in new_requests(2, 3):
+        for request in rollout_of((2, 3)).waiting:
             splitter.split(request)
 
-    def test_told_alike_two_decide_alike(self) -> None:
+    def test_two_with_the_same_input_decide_the_same(self) -> None:
         """Without this, no trace replays."""
         answers = []
         for splitter in (self.make(), self.make()):
-            answers.append([splitter.split(request) for request in new_requests(3, 3) * 20])
+            answers.append([splitter.split(request) for request in rollout_of((3, 3)).waiting * 20])
         assert answers[0] == answers[1]
 
     def test_random_rollouts_lose_nothing(self) -> None:
@@ -101,66 +98,51 @@ class PrioritizerContract:
         expect_contract(self.make(), Prioritizer)
 
     def test_an_empty_queue_offers_nothing(self) -> None:
-        """There is nobody to serve."""
+        """No request waits, so there is none to serve."""
         queue = self.make()
         assert (queue.peek(), len(queue)) == (None, 0)
 
     def test_every_request_is_offered_once(self) -> None:
-        """What is pushed comes out, whatever the order, and ``len`` says how many wait."""
-        queue = self.make()
-        waiting = new_requests(3, 1, 4)
-        push_all(queue, waiting)
-        drain(queue, waiting)
+        """Every request that is pushed comes out, in any order, and ``len`` says how many wait."""
+        rollout_of((3, 1, 4), self.make()).drain()
 
     def test_peek_is_the_same_until_something_changes(self) -> None:
         """The scheduler peeks after each event, also when the placer has refused before."""
-        queue = self.make()
-        push_all(queue, new_requests(3, 3))
+        rollout = rollout_of((3, 3), self.make())
+        [queue] = rollout.queues
         while (request := queue.peek()) is not None:
             assert all(queue.peek() is request for _ in range(4)), "peek() changed its mind by itself"
-            queue.take(request)
+            rollout.take(request)
 
     def test_a_request_that_was_not_offered_can_be_taken(self) -> None:
         """So an aborted one leaves the queue."""
-        queue = self.make()
-        waiting = new_requests(3, 3, 3)
-        push_all(queue, waiting)
+        rollout = rollout_of((3, 3, 3), self.make())
         for _ in range(4):
-            offered = queue.peek()
-            aborted = next(request for request in reversed(waiting) if request is not offered)
-            queue.take(aborted)
-            waiting.remove(aborted)
-            end(queue, aborted)
-        drain(queue, waiting)
+            rollout.abort(_last_not_offered(rollout))
+        rollout.drain()
 
     def test_a_request_may_come_back_as_often_as_it_has_chunks(self) -> None:
         """Each push is good for one service."""
-        queue = self.make()
-        waiting = new_requests(2, 3)
-        push_all(queue, waiting)
+        rollout = rollout_of((2, 3), self.make())
         for _ in range(4):
-            served = drain(queue, waiting, tell=False)
-            for request in served:
-                request.generated_tokens += 5
-            push_all(queue, served)
-        drain(queue, waiting)
+            while rollout.serve() is not None:
+                pass
+            for request in list(rollout.running):
+                rollout.come_back(request, 5)
+        rollout.drain()
 
     def test_one_served_out_of_its_turn_comes_back(self) -> None:
-        """The scheduler serves now and then who has been overtaken longest; some of it may be for nothing."""
-        queue = self.make()
-        waiting = new_requests(3, 3)
-        push_all(queue, waiting)
+        """The scheduler now and then serves the request that has been overtaken longest, also in vain."""
+        rollout = rollout_of((3, 3), self.make())
         for tokens in (0, 5, 0, 0, 5, 0):
-            offered = queue.peek()
-            oldest = next(request for request in reversed(waiting) if request is not offered)
-            queue.take(oldest)
+            oldest = _last_not_offered(rollout)
+            rollout.take(oldest)
             oldest.generated_tokens += tokens
-            queue.push(oldest)
-            assert len(queue) == len(waiting), f"has length {len(queue)} when {len(waiting)} wait"
-        drain(queue, waiting)
+            rollout.push(oldest)
+        rollout.drain()
 
-    def test_nobody_waits_for_ever_while_others_arrive(self) -> None:
-        """Whoever is preferred: the scheduler sees to it, as long as somebody is offered."""
+    def test_no_request_waits_for_ever_while_others_arrive(self) -> None:
+        """Under any preference: the scheduler ensures it, as long as some request is offered."""
 
         def fill() -> Policies:
             return Policies(slot("splitter", FixedSplitter(PIECE)), slot("prioritizer", self.make()))
@@ -169,41 +151,30 @@ class PrioritizerContract:
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests and groups belong to the scheduler."""
-        queue = guarded("prioritizer", self.make())
-        waiting = new_requests(3, 3)
-        push_all(queue, waiting)
-        drain(queue, waiting)
+        rollout_of((3, 3), self.make()).drain()
 
-    def test_told_alike_two_decide_alike(self) -> None:
+    def test_two_with_the_same_input_decide_the_same(self) -> None:
         """Without this, no trace replays."""
         assert queue_scenario(self.make()) == queue_scenario(self.make())
 
     def test_what_is_over_is_forgotten(self) -> None:
         """Sooner or later: of many groups that have come and gone, not half are still held.
 
-        Some were aborted while they waited, and there is always somebody who waits.
+        Some were aborted while they waited, and there are always some that wait.
         """
-        queue = self.make()
+        rollout = rollout_of((4,), self.make())
         seen: list[weakref.ref[Request]] = []
-        numbers = count()
-        waiting = new_requests(4, numbers=numbers)
-        push_all(queue, waiting)
         for _ in range(200):
-            new = new_requests(4, numbers=numbers)
-            push_all(queue, new)
-            aborted = new.pop()
-            queue.take(aborted)
-            end(queue, aborted)
-            waiting += new
-            seen += [weakref.ref(request) for request in (aborted, *new)]
+            rollout.add(4)
+            new = rollout.waiting[-4:]
+            seen += [weakref.ref(request) for request in new]
+            rollout.abort(new.pop())
             for _ in new:
-                offered = queue.peek()
+                offered = rollout.serve()
                 assert offered is not None
-                queue.take(offered)
-                waiting.remove(offered)
-                end(queue, offered, learn=True)
-        drain(queue, waiting)
-        del waiting, new, aborted, offered
+                rollout.end(offered, 0)
+        rollout.drain()
+        del new, offered
         gc.collect()
         held = sum(request() is not None for request in seen)
         assert 2 * held < len(seen), f"holds {held} of {len(seen)} requests that are over"
@@ -234,51 +205,59 @@ class PlacerContract:
         expect_contract(self.make(), Placer)
 
     def test_an_idle_fleet_takes_a_chunk(self) -> None:
-        """What waits while nothing runs waits for ever."""
+        """A request that waits while nothing runs waits for ever."""
         for size in (1, 3):
-            fleet = PlacerHarness(self.make())
-            for _ in range(size):
-                fleet.start()
-            assert fleet.place() is not None, f"placed nothing on {size} idle instances; that is a stall"
+            rig = self._rig()
+            for number in range(size):
+                rig.start(f"i{number}", 160, 16, 4)
+            try:
+                rig.group("g")
+            except StalledError as error:
+                raise AssertionError(f"placed nothing on {size} idle instances: {error}") from error
 
     def test_it_answers_one_of_the_instances_or_none(self) -> None:
         """The very objects it was given, however full they are."""
-        placement_scenario(PlacerHarness(self.make()))
+        placement_scenario(self._rig())
 
     def test_a_lost_instance_is_not_chosen_again(self) -> None:
         """One that comes back under its name is another."""
-        fleet = PlacerHarness(self.make())
-        old = fleet.start("a")
-        assert fleet.place() is old
-        fleet.start("b")
-        fleet.lose(old)
-        for _ in range(3):
-            fleet.place(home="a")
-        fleet.start("a")
-        for _ in range(5):
-            fleet.place(home="a")
+        rig = self._rig()
+        rig.start("a", 160, 16, 4)
+        rig.group("first", 3)
+        rig.start("b", 160, 16, 4)
+        rig.lose("a")
+        rig.group("second", 3)
+        rig.start("a", 160, 16, 4)
+        rig.group("third", 5)
+        rig.finish_all()
 
     def test_groups_that_are_over_are_forgotten(self) -> None:
-        """Of many groups that come and go, not half are still held; ``group_over`` may drop one."""
-        fleet = PlacerHarness(self.make())
-        fleet.start()
-        fleet.start()
-        for _ in range(400):
-            fleet.place()
-            while len(fleet.chunks) > 2:
-                fleet.end(0)
+        """Less than half of many groups that come and go are still held; ``group_over`` may drop one."""
+        rig = self._rig()
+        rig.start("a", 160, 16, 4)
+        rig.start("b", 160, 16, 4)
+        seen: list[weakref.ref[GroupContext]] = []
+        for number in range(400):
+            rig.group(f"g{number}", max_tokens=PIECE)
+            seen += [weakref.ref(group) for group in rig.scheduler.contexts if group.seq == number]
+            while len(rig.in_flight) > 2:
+                rig.finish(next(iter(rig.in_flight)))
         gc.collect()
-        held = sum(group() is not None for group in fleet.seen)
-        assert 2 * held < len(fleet.seen), f"holds {held} of {len(fleet.seen)} groups that are over"
+        held = sum(group() is not None for group in seen)
+        assert 2 * held < len(seen), f"holds {held} of {len(seen)} groups that are over"
 
     def test_what_it_is_given_is_not_changed(self) -> None:
         """Requests, instances and their list belong to the scheduler."""
-        placement_scenario(PlacerHarness(guarded("placer", self.make())))
+        placement_scenario(self._rig())
 
-    def test_told_alike_two_decide_alike(self) -> None:
+    def test_two_with_the_same_input_decide_the_same(self) -> None:
         """Without this, no trace replays."""
-        assert placement_scenario(PlacerHarness(self.make())) == placement_scenario(
-            PlacerHarness(self.make())
+        placement_scenario(self._rig())
+
+    def _rig(self) -> DeterminismHarness:
+        """Return two schedulers by hand, each with a new placer; the placers have to decide alike."""
+        return DeterminismHarness(
+            lambda: Policies(slot("splitter", FixedSplitter(PIECE)), placer=slot("placer", self.make()))
         )
 
     def test_random_rollouts_lose_nothing(self) -> None:
@@ -342,6 +321,11 @@ class ObserverContract:
         observer = guarded("observer", self.make())
         for number, (event, commands) in enumerate(every_event()):
             observer.observe(float(number), event, commands)
+
+
+def _last_not_offered(rollout: QueueHarness) -> Request:
+    offered = rollout.queues[0].peek()
+    return next(request for request in reversed(rollout.waiting) if request is not offered)
 
 
 SPLITTERS: st.SearchStrategy[Callable[[], Splitter]] = st.sampled_from(

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 from hypothesis.strategies import DataObject
 
 from seer_core.model import GroupContext, Request, RequestState
+from seer_core.ports.contracts import implemented
 from seer_core.ports.policy import Prioritizer
 from seer_core.scheduling.readonly import make_read_only
 from seer_core.testing.harness import guarded
@@ -19,8 +20,8 @@ class QueueHarness:
     """Groups whose requests wait, run and finish when a test says so; no scheduler, no engine.
 
     Drives one prioritizer, or several that must agree, such as a fast one and a plain reference.  ``running``
-    and ``waiting`` are requests, in the order in which they began to.  A queue that changes what it is given
-    raises ``PluginError``.
+    and ``waiting`` are requests, in the order in which they began to.  A queue of a wrong length, or one that
+    offers what does not wait, fails the test; one that changes what it is given raises ``PluginError``.
     """
 
     def __init__(self, *queues: Prioritizer, max_tokens: int) -> None:
@@ -34,7 +35,8 @@ class QueueHarness:
     def add(self, size: int, max_tokens: int | None = None) -> GroupContext:
         """Let the requests of one more group wait; return the group."""
         longest = self.max_tokens if max_tokens is None else max_tokens
-        group = GroupContext(f"g{self.groups}", self.groups, size, PROMPT_TOKENS, longest, left=size)
+        lengths = tuple(5 + 11 * index % 45 for index in range(size))
+        group = GroupContext(f"g{self.groups}", self.groups, size, PROMPT_TOKENS, longest, lengths, left=size)
         make_read_only(group)
         self.groups += 1
         for index in range(size):
@@ -50,12 +52,14 @@ class QueueHarness:
         self.waiting.append(request)
         for queue in self.queues:
             queue.push(request)
+        self._check_lengths()
 
     def take(self, request: Request) -> None:
         """Remove a waiting request, which need not be the next; it neither waits nor runs then."""
         self.waiting.remove(request)
         for queue in self.queues:
             queue.take(request)
+        self._check_lengths()
 
     def serve(self) -> Request | None:
         """Let what is next run, and return it; None if nothing waits."""
@@ -63,6 +67,8 @@ class QueueHarness:
         assert len(set(offers)) == 1, f"the queues disagree: {offers}"
         offered = offers[0]
         if offered is not None:
+            assert isinstance(offered, Request), f"offered {offered!r}, which is no request"
+            assert offered in self.waiting, f"offered {offered.id!r}, which does not wait"
             self.take(offered)
             offered.state = RequestState.RUNNING
             self.running.append(offered)
@@ -91,6 +97,15 @@ class QueueHarness:
             self.take(request)
         self._over(request)
 
+    def drain(self) -> list[Request]:
+        """Serve until nothing is offered, each request to its end; all that wait have to be served."""
+        served = []
+        while (request := self.serve()) is not None:
+            self.end(request, 0)
+            served.append(request)
+        assert not self.waiting, f"offers none while {', '.join(each.id for each in self.waiting)} wait"
+        return served
+
     def play(self, data: DataObject) -> None:
         """Play a random rollout to its end; the queues must agree, hold what waits, and lose no request.
 
@@ -117,15 +132,15 @@ class QueueHarness:
                     self.end(draw(st.sampled_from(self.running)), draw(st.integers(0, 9)))
                 case _:
                     self.abort(draw(st.sampled_from(getattr(self, step.removeprefix("abort ")))))
-            assert {len(queue) for queue in self.queues} == {len(self.waiting)}
-        served = []
-        while (request := self.serve()) is not None:  # type: ignore[assignment]
-            served.append(request)
-        assert len(served) == len(set(served))
-        assert self.waiting == []
+        self.drain()
 
     def _over(self, request: Request) -> None:
         request.state = RequestState.FINISHED
         request.group.left -= 1
         for queue in self.queues:
-            queue.group_changed(request.group, request)
+            if (group_changed := implemented(queue, "group_changed")) is not None:
+                group_changed(request.group, request)
+
+    def _check_lengths(self) -> None:
+        for length in map(len, self.queues):
+            assert length == len(self.waiting), f"has length {length} when {len(self.waiting)} wait"

@@ -1,4 +1,4 @@
-"""What strategies are told beyond their slot's Protocol: time, labels, instances, groups that are over."""
+"""Notifications beyond the Protocol of a slot: time, labels, instances, groups that are over."""
 
 import attrs
 import pytest
@@ -18,7 +18,7 @@ def policies(**strategies):
 
 
 class Ageing(FirstComeFirstServed):
-    """Whoever has waited ten seconds goes before everybody else, then those with the higher priority."""
+    """Requests that have waited ten seconds go before all others, then those with the higher priority."""
 
     def __init__(self):
         super().__init__()
@@ -62,20 +62,20 @@ def test_a_prioritizer_orders_by_label_and_by_age_in_seconds():
 
 
 def test_the_time_comes_before_anything_else_of_an_event_and_once(make_rig):
-    told = []
+    notified = []
 
     class Both(FirstComeFirstServed, LeastLoaded):
         def tick(self, now):
-            told.append(now)
+            notified.append(now)
 
         def push(self, request):
-            told.append(request.id)
+            notified.append(request.id)
             super().push(request)
 
     both = Both()
     rig = make_rig(policies(prioritizer=both, placer=both))
     rig.group("g", n=2)
-    assert told == [rig.now, "g/0", "g/1"]
+    assert notified == [rig.now, "g/0", "g/1"]
 
 
 def test_a_group_shows_its_sampling_its_labels_and_when_it_arrived(make_rig):
@@ -86,11 +86,11 @@ def test_a_group_shows_its_sampling_its_labels_and_when_it_arrived(make_rig):
 
 
 def test_group_changed_says_which_response_ended_and_how_long_it_is(make_rig):
-    told = []
+    notified = []
 
     class Learning(FirstComeFirstServed):
         def group_changed(self, group, request):
-            told.append((group.id, request.index, request.generated_tokens, group.left))
+            notified.append((group.id, request.index, request.generated_tokens, group.left))
 
     rig = make_rig(policies(prioritizer=Learning()))
     rig.start("a")
@@ -98,7 +98,7 @@ def test_group_changed_says_which_response_ended_and_how_long_it_is(make_rig):
     rig.finish("g/1", 7, stopped=True)
     rig.abort("g/0")
     rig.finish("g/2")
-    assert told == [("g", 1, 7, 2), ("g", 0, 0, 1), ("g", 2, 100, 0)]
+    assert notified == [("g", 1, 7, 2), ("g", 0, 0, 1), ("g", 2, 100, 0)]
 
 
 def test_splitters_and_placers_learn_that_a_group_is_over(make_rig):
@@ -121,15 +121,15 @@ def test_splitters_and_placers_learn_that_a_group_is_over(make_rig):
     assert over == [("splitter", "g"), ("placer", "g")]
 
 
-def test_what_is_wrapped_is_told_too(make_rig):
-    told = []
+def test_a_wrapped_strategy_is_notified_too(make_rig):
+    notified = []
 
     class Inner(LeastLoaded):
         def tick(self, now):
-            told.append("time")
+            notified.append("time")
 
         def group_over(self, group):
-            told.append(group.id)
+            notified.append(group.id)
 
     class Outer:
         def __init__(self, inner):
@@ -144,28 +144,28 @@ def test_what_is_wrapped_is_told_too(make_rig):
     rig.start("a")
     assert rig.group("g")[0].why == "outer"
     rig.finish("g/0")
-    assert told == ["time", "time", "time", "g"]
+    assert notified == ["time", "time", "time", "g"]
 
 
-def test_an_object_in_two_slots_hears_once_that_an_instance_is_lost(make_rig):
-    told = []
+def test_an_object_in_two_slots_is_notified_once_of_a_lost_instance(make_rig):
+    notified = []
 
     class Both(WholeRequests, LeastLoaded):
         def instance_started(self, instance):
-            told.append(f"+{instance.id}")
+            notified.append(f"+{instance.id}")
 
         def instance_lost(self, instance):
-            told.append(f"-{instance.id}")
+            notified.append(f"-{instance.id}")
 
     both = Both()
     rig = make_rig(policies(splitter=both, placer=both))
     rig.start("a")
     rig.lose("a")
-    assert told == ["+a", "-a"]
+    assert notified == ["+a", "-a"]
 
 
 @pytest.mark.parametrize("method", ["tick", "group_over"])
-def test_one_that_raises_when_it_is_told_is_named(make_rig, method):
+def test_one_that_raises_when_it_is_notified_is_named(make_rig, method):
     def fail(self, *given):
         raise ZeroDivisionError("oh")
 

@@ -122,7 +122,7 @@ def test_an_illegal_step_is_named(buffer, before, step, message):
         step(buffer, request)
 
 
-def test_the_story_tells_the_last_steps_of_that_request_alone(buffer):
+def test_the_story_has_the_last_steps_of_that_request_alone(buffer):
     request, other = add(buffer, size=2)
     run(buffer, request)
     run(buffer, other)

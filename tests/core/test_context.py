@@ -53,7 +53,7 @@ def test_an_empty_response_is_learnt_too(contexts):
     assert context.estimate_tokens == 0
 
 
-def test_a_request_that_failed_is_over_and_teaches_nothing(contexts):
+def test_a_request_that_failed_is_over_and_its_length_is_not_counted(contexts):
     context, requests = opened(contexts)
     requests[0].generated_tokens = 90
     contexts.close(requests[0])

@@ -106,7 +106,7 @@ def test_arguments_of_other_names_defaults_and_stars_pass():
     assert flaw_of(Mine(), Placer) is None
 
 
-def test_an_async_method_that_nobody_awaits_is_refused():
+def test_an_async_method_that_is_never_awaited_is_refused():
     class Mine(LeastLoaded):
         async def tick(self, now):
             pass

@@ -1,4 +1,4 @@
-"""What messages show of values that others wrote: one line, nothing a terminal obeys, not too much."""
+"""Messages show foreign values on one line, shortened, with nothing that a terminal obeys."""
 
 import pytest
 

@@ -297,7 +297,7 @@ def test_losing_instances_is_no_failure_of_the_request(make_rig):
     assert rig.finish("g/0") == [Complete("g/0", "length")]
 
 
-def test_only_responses_that_ended_by_themselves_teach_a_length(make_rig):
+def test_only_responses_that_ended_by_themselves_count_for_the_length(make_rig):
     rig = make_rig(max_failures=0)
     rig.start("a")
     rig.group("g", n=4)
@@ -334,7 +334,7 @@ def test_aborting_what_is_over_or_was_never_there_does_nothing(rig):
     rig.group("g")
     rig.finish("g/0")
     assert rig.abort("g/0") == []
-    assert rig.abort("nobody/7") == []
+    assert rig.abort("unknown/7") == []
 
 
 # Events that do not fit.
@@ -346,7 +346,7 @@ def test_an_answer_for_an_unknown_request_is_illegal(rig):
         rig.handle(ChunkFinished("x/0", "a", 1, stopped=True))
 
 
-def test_an_answer_from_the_wrong_instance_tells_the_request_s_story(rig):
+def test_an_answer_from_the_wrong_instance_shows_the_request_s_story(rig):
     rig.start("a")
     rig.start("b")
     rig.group("g")
@@ -434,7 +434,7 @@ def test_a_group_id_that_is_over_can_be_used_again(rig):
     assert sent(rig.group("g")) == [("g/0", "a")]
 
 
-def test_an_object_that_is_no_event_is_nobody_s_plug_in_error(rig):
+def test_an_object_that_is_no_event_is_no_plug_in_s_error(rig):
     with pytest.raises(KeyError):
         rig.scheduler.handle("ChunkFinished", 0.0)
 
@@ -531,25 +531,25 @@ def test_a_plug_in_that_raises_is_named_with_slot_and_request(make_rig, slot, ba
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
-def test_a_splitter_that_wants_to_know_is_told_of_instances_before_anything_runs_there(make_rig):
-    told = []
+def test_a_splitter_is_notified_of_instances_before_anything_runs_there(make_rig):
+    seen = []
 
-    class Told(WholeRequests):
+    class Watching(WholeRequests):
         def instance_started(self, instance):
-            told.append(("started", instance.id, instance.running))
+            seen.append(("started", instance.id, instance.running))
 
         def instance_lost(self, instance):
-            told.append(("lost", instance.id))
+            seen.append(("lost", instance.id))
 
-    rig = make_rig(policies(splitter=Told()))
+    rig = make_rig(policies(splitter=Watching()))
     rig.group("g")
     rig.start("a")
     rig.start("b")
     rig.lose("a")
-    assert told == [("started", "a", 0), ("started", "b", 0), ("lost", "a")]
+    assert seen == [("started", "a", 0), ("started", "b", 0), ("lost", "a")]
 
 
-def test_a_splitter_that_raises_when_told_of_an_instance_is_named(make_rig):
+def test_a_splitter_that_raises_at_a_new_instance_is_named(make_rig):
     class Broken(Pieces):
         def instance_started(self, instance):
             raise ZeroDivisionError("oh")
@@ -603,7 +603,7 @@ def test_numpy_s_whole_numbers_are_sizes(make_rig):
     assert (dispatch.max_tokens, type(dispatch.max_tokens)) == (32, int)
 
 
-def test_what_a_strategy_raises_is_told_on_one_line_with_the_place_where_it_was_raised(make_rig):
+def test_what_a_strategy_raises_is_shown_on_one_line_with_the_place_where_it_was_raised(make_rig):
     class Wordy(WholeRequests):
         def split(self, request):
             return self.helper()
@@ -630,7 +630,7 @@ class Meddler(FirstComeFirstServed):
         return request
 
 
-def test_in_debug_whoever_changes_what_he_was_given_is_told_where():
+def test_in_debug_a_strategy_that_changes_what_it_was_given_is_named_with_the_line():
     scheduler = Scheduler(policies(prioritizer=Meddler()), debug=True)
     scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
     with pytest.raises(PluginError) as caught:

@@ -1,4 +1,4 @@
-"""Which instance is told what of its group's text: all of it, once, and nothing that it knows."""
+"""An instance is sent all tokens of its group, each once, and none that it has."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,11 +7,11 @@ from seer_core.ports.drafting import SiblingTokens
 from seer_core.scheduling.sibling_tokens import SiblingLog
 
 
-def told(shared, instance):
+def sent(shared, instance):
     return {text.request_id: (text.start, text.token_ids) for text in shared.take_pending(instance)}
 
 
-def test_who_joins_late_is_told_everything_once():
+def test_an_instance_that_joins_late_is_sent_everything_once():
     shared = SiblingLog("r", "g")
     shared.record("x", "g/0", [1, 2, 3])
     shared.record("y", "g/1", [4])
@@ -22,12 +22,12 @@ def test_who_joins_late_is_told_everything_once():
     assert shared.take_pending("late") == []
 
 
-def test_only_what_is_new_is_told():
+def test_only_what_is_new_is_sent():
     shared = SiblingLog("r", "g")
     shared.record("x", "g/0", [1, 2, 3])
-    assert told(shared, "y") == {"g/0": (0, [1, 2, 3])}
+    assert sent(shared, "y") == {"g/0": (0, [1, 2, 3])}
     shared.record("x", "g/0", [1, 2, 3, 4, 5])
-    assert told(shared, "y") == {"g/0": (3, [4, 5])}
+    assert sent(shared, "y") == {"g/0": (3, [4, 5])}
 
 
 def test_own_text_is_not_sent_back():
@@ -35,30 +35,30 @@ def test_own_text_is_not_sent_back():
     shared.record("x", "g/0", [1, 2, 3])
     assert shared.take_pending("x") == []
     shared.record("y", "g/0", [1, 2, 3, 4])  # it has moved
-    assert told(shared, "x") == {"g/0": (3, [4])}
+    assert sent(shared, "x") == {"g/0": (3, [4])}
     shared.record("x", "g/0", [1, 2, 3, 4])  # and comes back with its next chunk
     assert shared.take_pending("x") == []
 
 
-def test_an_instance_that_was_lost_is_told_again():
+def test_an_instance_that_was_lost_is_sent_everything_again():
     shared = SiblingLog("r", "g")
     shared.record("x", "g/0", [1, 2, 3])
     shared.record("y", "g/1", [4])
     shared.take_pending("x")
     shared.lost("x")
     shared.lost("never seen")
-    assert told(shared, "x") == {"g/0": (0, [1, 2, 3]), "g/1": (0, [4])}
+    assert sent(shared, "x") == {"g/0": (0, [1, 2, 3]), "g/1": (0, [4])}
 
 
 @given(
     st.lists(
         st.one_of(
             st.tuples(st.just("write"), st.sampled_from("xyz"), st.integers(0, 3), st.integers(1, 5)),
-            st.tuples(st.sampled_from(["tell", "lose"]), st.sampled_from("xyz")),
+            st.tuples(st.sampled_from(["send", "lose"]), st.sampled_from("xyz")),
         )
     )
 )
-def test_an_instance_has_all_text_after_it_was_told_and_gets_no_token_twice(story):
+def test_an_instance_has_all_text_after_it_was_sent_and_gets_no_token_twice(story):
     shared = SiblingLog("r", "g")
     texts = {}
     held = {name: {} for name in "xyz"}

@@ -137,7 +137,7 @@ def test_without_copies_the_checkpoint_must_stay_as_it_was(checkpoint):
 
 def test_a_source_without_safetensors_is_the_engines_own_business(store, place, tmp_path):
     for source in (
-        directory("hub:somebody/something"),
+        directory("hub:owner/something"),
         directory(tmp_path),
         WeightSpec("p.m:Shared", {"at": 7}),
     ):

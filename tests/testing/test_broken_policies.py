@@ -372,7 +372,7 @@ class Censor:
 
 RANDOM = "test_random_rollouts_lose_nothing"
 UNCHANGED = "test_what_it_is_given_is_not_changed"
-ALIKE = "test_told_alike_two_decide_alike"
+ALIKE = "test_two_with_the_same_input_decide_the_same"
 SIZE = "test_a_chunk_has_a_token_at_least_and_no_more_than_are_left"
 ONCE = "test_every_request_is_offered_once"
 ONE_OF = "test_it_answers_one_of_the_instances_or_none"
@@ -409,13 +409,17 @@ FAULTS = {
         (Copier, ONCE, "does not wait"),
         (Namer, ONCE, "offered 'g0/0', which is no request"),
         (Namer, RANDOM, "offered 'n.*', which is no request"),
-        (Staller, ONCE, "offers .* while g0/0, .* wait"),
+        (Staller, ONCE, "offers none while g0/0, .* wait"),
         (Staller, RANDOM, "offers none of .* waiting requests while nothing runs"),
         (Fickle, "test_peek_is_the_same_until_something_changes", "changed its mind"),
         (Popper, "test_a_request_that_was_not_offered_can_be_taken", ""),
         (Once, "test_a_request_may_come_back_as_often_as_it_has_chunks", "has length 0 when 1 wait"),
         (Ghost, "test_one_served_out_of_its_turn_comes_back", "has length 1 when 0 wait"),
-        (Upstart, "test_nobody_waits_for_ever_while_others_arrive", "raised AssertionError: not its turn"),
+        (
+            Upstart,
+            "test_no_request_waits_for_ever_while_others_arrive",
+            "raised AssertionError: not its turn",
+        ),
         (Marker, UNCHANGED, "group_changed\\(\\) changed"),
         (
             Peeker,
@@ -426,7 +430,7 @@ FAULTS = {
         (Counter, UNCHANGED, "__len__\\(\\) changed what it was given: left of group 'g0' from 3 to 1"),
         (Sly, UNCHANGED, "take\\(\\) changed what it was given: failures of request 'g0/0'"),
         (MoodyQueue, ALIKE, ""),
-        (MoodyQueue, RANDOM, "strategies made alike .* decided differently"),
+        (MoodyQueue, RANDOM, "strategies made alike decided differently"),
         (Hoarder, "test_what_is_over_is_forgotten", "holds 800 of 800 requests"),
         (RaisingQueue, RANDOM, "raised ValueError: not you again"),
     ],
@@ -434,12 +438,11 @@ FAULTS = {
         (NoPlacer, "test_it_is_a_placer", "it lacks place"),
         (Never, "test_an_idle_fleet_takes_a_chunk", "placed nothing on 1 idle"),
         (Never, RANDOM, "'Never' places no chunk"),
-        (Founder, ONE_OF, "not one of the living"),
-        (Caller, ONE_OF, "answered '.*', not one of the living"),
+        (Founder, ONE_OF, "which is no living instance"),
+        (Caller, ONE_OF, "which is no living instance"),
         (Caller, RANDOM, "which is no living instance"),
-        (Faithful, "test_a_lost_instance_is_not_chosen_again", "not one of the living"),
+        (Faithful, "test_a_lost_instance_is_not_chosen_again", "which is no living instance"),
         (Faithful, RANDOM, "which is no living instance"),
-        (Sorter, UNCHANGED, "place\\(\\) changed"),
         (Sorter, RANDOM, "raised AttributeError: 'tuple' object has no attribute 'sort' at .*policies.py:"),
         (
             Padder,
