@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import math
@@ -10,6 +11,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -360,3 +362,34 @@ def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harnes
     yield run
     for harness in started:
         harness.run(harness.engine.stop())
+
+
+@pytest.fixture(scope="session")
+def private_names() -> Callable[[ModuleType], set[str]]:
+    """Return a function that finds the private names that modules of a package use and do not define."""
+
+    def find(package: ModuleType) -> set[str]:
+        assert package.__file__ is not None
+        trees = [ast.parse(path.read_text("utf-8")) for path in Path(package.__file__).parent.glob("*.py")]
+        used = {
+            node.attr
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        }
+        return used - {name for tree in trees for name in defined_in(tree)}
+
+    return find
+
+
+def defined_in(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module defines: functions, classes and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id

@@ -10,7 +10,7 @@ before them, for the version of the weights and for the kind of engine, whose la
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Bytes = NDArray[np.uint8]
-
-__all__ = ["KEY_BYTES", "KVPool", "KVStore", "PoolStats", "StoreContext", "StoreSpec"]
+__all__ = ["KEY_BYTES", "Bytes", "KVPool", "KVStore", "PoolStats", "StoreContext", "StoreSpec"]
 
 KEY_BYTES = 32
 """Length of every key."""
+
+Bytes: TypeAlias = "NDArray[np.uint8]"
+"""Blocks, one row of bytes each."""
 
 
 class PoolStats(msgspec.Struct, frozen=True):

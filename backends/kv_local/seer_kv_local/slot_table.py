@@ -29,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from seer_core.errors import ignore_report
-from seer_core.ports.kv import KEY_BYTES
+from seer_core.ports.kv import KEY_BYTES, Bytes
 
 __all__ = ["PAGE", "Bytes", "FileBlocks", "SlotTable", "SlotTableHeader", "Word", "checksum", "slots_in"]
 
@@ -39,8 +39,6 @@ PAGE = mmap.PAGESIZE
 ROW_BYTES = 8 + 8 + KEY_BYTES
 MARK_BYTES = 8
 EPOCH_SHIFT = 40
-
-Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 

@@ -8,20 +8,15 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from seer_core.errors import EngineError
-from seer_core.ports.kv import StoreContext
+from seer_core.ports.kv import Bytes, StoreContext
 from seer_mooncake.client import MooncakeClient, answers
 from seer_mooncake.counts import Counts
 from seer_mooncake.values import HEADER_BYTES, pack, unpack
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
 
 __all__ = ["MooncakeStore", "NoStore"]
 

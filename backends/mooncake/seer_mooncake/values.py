@@ -12,13 +12,10 @@ import hmac
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
-from seer_core.ports.kv import KEY_BYTES
+from seer_core.ports.kv import KEY_BYTES, Bytes
 
 __all__ = ["HEADER_BYTES", "SECRET_BYTES", "pack", "unpack"]
-
-Bytes = NDArray[np.uint8]
 
 FORMAT = b"seerkv02"
 DIGEST_BYTES = 16

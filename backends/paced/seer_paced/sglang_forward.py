@@ -13,6 +13,7 @@ from seer_sglang.blocks import SglangLayers
 from seer_sglang.engine import SglangEngine
 from sglang.srt.managers.utils import GenerationBatchResult
 
+from seer_core.ports.kv import Bytes
 from seer_paced.emulation import LOGPROB, Emulation
 from seer_paced.slots import Slots, prints_of
 
@@ -40,12 +41,12 @@ class TimedLayers(SglangLayers):
         self.loaded_tokens = 0
         self._emulation = emulation
 
-    def read(self, slots: Tensor) -> NDArray[np.uint8]:
+    def read(self, slots: Tensor) -> Bytes:
         """Return blocks for the pool."""
         self._emulation.time.spend(self._emulation.save_s(len(slots)))
         return super().read(slots)
 
-    def write(self, slots: Tensor, blocks: NDArray[np.uint8]) -> None:
+    def write(self, slots: Tensor, blocks: Bytes) -> None:
         """Fill slots from the pool."""
         self.loaded_tokens += len(slots)
         super().write(slots, blocks)

@@ -7,7 +7,6 @@ blocks that count as found or loaded, and blocks that are in use.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +23,7 @@ from vllm.v1.outputs import (
 )
 
 from seer_core.errors import EngineError
+from seer_core.ports.kv import Bytes
 from seer_paced.emulation import LOGPROB, Emulation
 from seer_paced.fingerprints import Chain, Fingerprints
 
@@ -67,10 +67,7 @@ class _Request:
 
 
 class EmulatedRunner:
-    """Keeps the books of one instance.
-
-    ``drafter`` and ``input_batch.req_ids`` are where ``seer_vllm.extension`` looks for them.
-    """
+    """Keeps the books of one instance."""
 
     def __init__(
         self, vllm_config: VllmConfig, kv: Fingerprints, block_tokens: int, connector: StoreConnector | None
@@ -78,7 +75,7 @@ class EmulatedRunner:
         emulation = vllm_config.additional_config
         assert isinstance(emulation, Emulation)
         self.speculative_config = vllm_config.speculative_config
-        self.input_batch = SimpleNamespace(req_ids=[])
+        self._ids: list[str] = []
         self.drafting_s = 0.0
         self._emulation, self._cost = emulation, emulation.cost
         self._kv, self._block_tokens, self._connector = kv, block_tokens, connector
@@ -86,8 +83,8 @@ class EmulatedRunner:
         self._drafts: DraftTokenIds | None = None
         self._version = emulation.weight_version
         if self.speculative_config is not None:
-            self.num_spec_tokens = self.speculative_config.num_speculative_tokens
             self.drafter = Proposer(vllm_config)
+            self.drafter.request_ids = lambda: self._ids
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Make a step."""
@@ -104,7 +101,7 @@ class EmulatedRunner:
         found = self._admit(plan)
         self._emulation.time.admit([request.name for request, _ in found])
         ids = list(plan.num_scheduled_tokens)
-        self.input_batch.req_ids = ids
+        self._ids = ids
         sampled, step_s = self._write(plan, {id(request) for request, _ in found})
         for request, full in found:
             # Only now: a block that one request finds may be computed by another in this very step.
@@ -123,7 +120,7 @@ class EmulatedRunner:
         drafts, self._drafts = self._drafts, None
         return drafts
 
-    def read_kv(self, block_ids: list[int]) -> NDArray[np.uint8]:
+    def read_kv(self, block_ids: list[int]) -> Bytes:
         """Return blocks for the KV pool, uint8 [n, block_bytes]; the step under way takes longer for it."""
         assert self._connector is not None
         self._emulation.time.spend(self._emulation.save_s(len(block_ids) * self._block_tokens))

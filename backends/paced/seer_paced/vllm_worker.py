@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from seer_vllm.connector import StoreConnector
@@ -14,13 +14,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
+from seer_core.ports.kv import Bytes
 from seer_paced.fingerprints import Fingerprints
 from seer_paced.settings import block_bytes, head_size
 from seer_paced.vllm_runner import EmulatedRunner
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 __all__ = ["EmulatedWorker"]
 
@@ -96,13 +93,13 @@ class EmulatedWorker(WorkerBase, WorkerExtension):
     def seer_install(self) -> None:
         """Show the extension what drafts."""
         if self.speculative_config is not None:
-            self._seer_drafting = self.model_runner.drafter.drafting
+            self._seer_drafts = self.model_runner.drafter
 
-    def seer_read_kv(self, block_ids: list[int]) -> NDArray[np.uint8]:
+    def seer_read_kv(self, block_ids: list[int]) -> Bytes:
         """Return blocks, uint8 [n, block_bytes]."""
         return self.model_runner.read_kv(block_ids)
 
-    def seer_drafting(self) -> tuple[float, dict[str, float]]:
-        """Return the emulated seconds spent on drafts, and the source's figures."""
-        _, figures = super().seer_drafting()
-        return self.model_runner.drafting_s, figures
+    def seer_draft(self, method: str, *arguments: Any) -> Any:
+        """Call a method of what drafts; its report has emulated seconds."""
+        found = super().seer_draft(method, *arguments)
+        return (self.model_runner.drafting_s, found[1]) if method == "report" else found

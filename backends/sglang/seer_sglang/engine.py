@@ -115,8 +115,10 @@ class SglangEngine:
         self._proposer = proposer
         self._verifier = drafting.KeyedVerifier(self.sampler, self.config.hf_eos_token_id)
         self._live: list[str] = []
+        """The ids of the requests for which drafts are wanted now, in order."""
         self._verified: list[str] = []
         if proposer is not None:
+            proposer.request_ids = lambda: self._live
             drafting.install(self.scheduler, self._verifier, self._propose)
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
@@ -206,11 +208,6 @@ class SglangEngine:
         if batch is not None and self._proposer is not None and batch.forward_mode.is_decode():
             self._book_drafts(batch)
         return [self._forget(req.rid) for req in ended if req.rid in self.chunks]
-
-    @property
-    def live(self) -> list[str]:
-        """The ids of the requests for which drafts are wanted now, in order."""
-        return self._live
 
     @property
     def waiting(self) -> int:

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import torch
-from msgspec import structs
 from seer_worker.machine import memory_bytes
 from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, Load, ScriptedTokens
-from seer_worker.process.drafts import SOURCE, SourceProposer
+from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import Sizes
 from seer_worker.weights import checkpoint, memory
-from seer_worker.wire import Degraded, Start
+from seer_worker.wire import Start
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
-from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
@@ -100,7 +98,7 @@ class SglangCore:
         self._draft_tokens = 0 if source is None else source.draft_tokens
         self._empty_steps = 0
         self.vocab_size = self.engine.vocab_size
-        self.drafts = None if proposer is None else SglangDrafts(proposer, self.engine)
+        self.drafts = proposer
         self.info = self._describe(start.instance_id)
         self._layers: SglangLayers | None = None
         if forward is not None:
@@ -229,46 +227,6 @@ class SglangCore:
             shares_prompts=True,
             kv_kind="sglang",
         )
-
-
-class SglangDrafts:
-    """``DraftControl`` of SGLang; the engine itself opens and closes chunks."""
-
-    takes_source = True
-
-    def __init__(self, proposer: SourceProposer, engine: SglangEngine) -> None:
-        self.drafting = proposer.drafting
-        self._proposer, self._engine = proposer, engine
-
-    def attach(self, spec: SourceSpec, host: DraftContext) -> None:
-        """Make the source."""
-        host = structs.replace(host, report=self.drafting.degradations.report)
-        made = SOURCE.make(spec.path, spec.settings, host)
-        self._proposer.attach(made, lambda: self._engine.live)
-
-    def add_sibling_tokens(self, text: SiblingTokens) -> None:
-        """Hand on what a response has written on another instance."""
-        self._proposer.add_sibling_tokens(text)
-
-    def forget(self, group_id: str) -> None:
-        """Drop what is kept of a group."""
-        self._proposer.forget(group_id)
-
-    def reset(self) -> None:
-        """Drop all drafts."""
-        self._proposer.reset()
-
-    def report(self) -> tuple[float, dict[str, float]]:
-        """Return the seconds spent on drafts, and the source's figures."""
-        return self.drafting.seconds, self._proposer.stats()
-
-    def take_degradations(self) -> list[Degraded]:
-        """Return what has failed since the last call."""
-        return self.drafting.degradations.take()
-
-    def stop(self) -> None:
-        """Stop the source."""
-        self._proposer.stop()
 
 
 def _ended(chunk: Chunk) -> EndedChunk:

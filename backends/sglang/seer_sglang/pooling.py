@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.process.stores import FailsafeStore
 from torch import Tensor
@@ -17,11 +15,6 @@ from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_sglang import SUPPORTED_SGLANG
 from seer_sglang.blocks import SglangLayers
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
 
 __all__ = ["KvPoolAdapter"]
 

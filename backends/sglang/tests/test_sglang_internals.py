@@ -8,7 +8,6 @@ import pytest
 import seer_sglang
 from seer_sglang import internals
 from seer_sglang.doctor import interpreter
-from seer_worker.process.names import private_names
 
 from seer_core.errors import EngineError
 
@@ -68,7 +67,7 @@ for attempt in (
 """
 
 
-def test_every_private_name_of_sglang_that_is_used_stands_in_the_table():
+def test_every_private_name_of_sglang_that_is_used_stands_in_the_table(private_names):
     foreign = private_names(seer_sglang)
     assert foreign
     assert foreign <= NAMES

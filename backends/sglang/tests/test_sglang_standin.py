@@ -74,46 +74,6 @@ def test_a_tree_is_read_from_who_descends_from_whom(kernels, trees):
             assert walked == children
 
 
-def test_a_tree_is_followed_as_far_as_its_drafts_are_predicted(kernels, trees, random):
-    lengths = torch.zeros(len(trees), dtype=torch.int64)
-    _, numbers, child, sibling = links(kernels, trees, lengths)
-    depths = set()
-    for _ in range(40):
-        tokens = torch.from_numpy(random.integers(0, 3, (len(trees), NODES)))
-        predicted = torch.from_numpy(random.integers(0, 3, (len(trees), NODES)))
-        predicts = torch.full((len(trees) * NODES,), -7, dtype=torch.int32)
-        passed = torch.full((len(trees), NODES), -1, dtype=torch.int32)
-        accepted = torch.empty(len(trees), dtype=torch.int32)
-        kernels.verify_tree_greedy_cpu(
-            predicts=predicts,
-            accept_index=passed,
-            accept_token_num=accepted,
-            candidates=tokens,
-            retrive_index=numbers,
-            retrive_next_token=child,
-            retrive_next_sibling=sibling,
-            target_predict=predicted,
-        )
-        for tree, parents in enumerate(trees):
-            node, way = 0, [0]
-            while True:
-                following = [
-                    each
-                    for each in range(NODES)
-                    if parents[each] == node and tokens[tree, each] == predicted[tree, node]
-                ]
-                if not following:
-                    break
-                node = following[0]
-                way.append(node)
-            assert passed[tree, : len(way)].tolist() == [tree * NODES + each for each in way]
-            assert set(passed[tree, len(way) :].tolist()) <= {-1}
-            assert accepted[tree] == len(way) - 1
-            assert [int(predicts[tree * NODES + each]) for each in way] == predicted[tree, way].tolist()
-            depths.add(len(way))
-    assert len(depths) > 2
-
-
 def test_slots_are_written_into_rows_and_read_out_of_them(kernels):
     rows = torch.zeros(4, 10, dtype=torch.int32)
     which, starts, ends = torch.tensor([2, 0]), torch.tensor([3, 0]), torch.tensor([5, 4])
@@ -153,9 +113,6 @@ def test_what_was_accepted_is_picked_out(kernels):
         torch.tensor([[0, 2, -1], [3, -1, -1]]), torch.arange(100, 106), slots
     )
     assert slots.tolist() == [100, 102, 103, -9]
-    last = torch.zeros(2, dtype=torch.int64)
-    kernels.fill_bonus_tokens_cpu(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([2, 1]), last, 3)
-    assert last.tolist() == [2, 4]
 
 
 def test_any_other_kernel_says_that_it_is_not_there(kernels):

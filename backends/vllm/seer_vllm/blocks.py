@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from seer_core.errors import EngineError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
+from seer_core.ports.kv import Bytes
 
 __all__ = ["VllmLayers"]
 

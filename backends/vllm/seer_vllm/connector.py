@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 import torch
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.process.stores import FailsafeStore
@@ -27,14 +26,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAtte
 from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
-from seer_core.ports.kv import KEY_BYTES, KVStore
+from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
 from seer_vllm.blocks import VllmLayers
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from vllm.config import VllmConfig
-
-    Bytes = NDArray[np.uint8]
 
 __all__ = ["StoreConnector"]
 

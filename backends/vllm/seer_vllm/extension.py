@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from msgspec import structs
-from seer_worker.process.drafts import SOURCE, Drafting
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.weights import checkpoint, memory
-from seer_worker.wire import Degraded
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
-from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
-from seer_core.ports.engine import ChunkJob
+from seer_core.ports.drafting import DraftContext, SourceSpec
+from seer_core.ports.kv import Bytes
 from seer_core.ports.weights import WeightSource, WeightSpec
 from seer_vllm import internals, sampling, weights
 from seer_vllm.connector import StoreConnector
-from seer_vllm.proposer import Proposer
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from seer_vllm.proposer import OwnMethod, Proposer
 
 __all__ = ["WorkerExtension"]
 
@@ -34,7 +27,7 @@ class WorkerExtension:
     model_runner: Any
     rank: int
     _seer_sampler: sampling.VllmSampler
-    _seer_drafting: Drafting | None = None
+    _seer_drafts: OwnMethod | Proposer
     _seer_weights: WeightSource | None = None
 
     def seer_install(self) -> None:
@@ -52,9 +45,10 @@ class WorkerExtension:
         # vLLM drafts nonsense for a whole batch of which one request comes near this limit.
         runner.effective_drafter_max_model_len = runner.max_model_len + 2 * runner.num_spec_tokens + 2
         if isinstance(drafter, Proposer):
-            self._seer_drafting = drafter.drafting
+            drafter.request_ids = lambda: runner.input_batch.req_ids
+            self._seer_drafts = drafter
         else:
-            self._seer_wrap(drafter)
+            self._seer_drafts = OwnMethod(drafter, runner.vllm_config)
 
     def seer_watch(self, on: bool) -> list[LogitRow]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
@@ -99,7 +93,7 @@ class WorkerExtension:
         """Return the memory in use: this process's, or all of the device."""
         return memory.used_bytes(self.model_runner.device)
 
-    def seer_read_kv(self, block_ids: list[int]) -> NDArray[np.uint8]:
+    def seer_read_kv(self, block_ids: list[int]) -> Bytes:
         """Return blocks of KV, uint8 [n, block_bytes]."""
         connector = get_kv_transfer_group()
         assert isinstance(connector, StoreConnector)
@@ -108,70 +102,12 @@ class WorkerExtension:
     def seer_attach(self, spec: SourceSpec, host: DraftContext) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""
         if self.rank == 0:
-            assert self._seer_drafting is not None
-            host = structs.replace(host, report=self._seer_drafting.degradations.report)
-            source = SOURCE.make(spec.path, spec.settings, host)
-            self.model_runner.drafter.attach(source, lambda: self.model_runner.input_batch.req_ids)
+            self.seer_draft("attach", spec, host)
 
-    def seer_open(self, request_id: str, job: ChunkJob) -> None:
-        """Open a chunk that vLLM calls ``request_id``."""
-        self.model_runner.drafter.open(request_id, job)
-
-    def seer_close(self, request_ids: list[str]) -> None:
-        """Close chunks."""
-        for request_id in request_ids:
-            self.model_runner.drafter.close(request_id)
-
-    def seer_add_sibling_tokens(self, text: SiblingTokens) -> None:
-        """Pass on to drafting what a response has written on another instance."""
-        self.model_runner.drafter.add_sibling_tokens(text)
-
-    def seer_forget(self, group_id: str) -> None:
-        """Drop what is kept of a group that is over."""
-        self.model_runner.drafter.forget(group_id)
-
-    def seer_reset(self) -> None:
-        """Forget everything; a method of vLLM's own is made anew."""
-        drafter = self.model_runner.drafter
-        if isinstance(drafter, Proposer):
-            drafter.reset()
-        elif self.model_runner.speculative_config.method == "suffix":
-            drafter.__init__(self.model_runner.vllm_config)
+    def seer_draft(self, method: str, *arguments: Any) -> Any:
+        """Call a method of what drafts in this worker."""
+        return getattr(self._seer_drafts, method)(*arguments)
 
     def seer_make_up_drafts(self, tokens: int | None) -> None:
         """Draft so many meaningless tokens for every request, until called with None."""
-        assert self._seer_drafting is not None
-        self._seer_drafting.made_up = tokens
-
-    def seer_drafting(self) -> tuple[float, dict[str, float]]:
-        """Return the seconds spent on drafts, and the source's figures."""
-        if self._seer_drafting is None:
-            return 0.0, {}
-        drafter = self.model_runner.drafter
-        figures = drafter.stats() if isinstance(drafter, Proposer) else {}
-        if self._seer_drafting.failed:
-            figures = {"failed": 1.0}
-        return self._seer_drafting.seconds, figures
-
-    def seer_degradations(self) -> list[Degraded]:
-        """Return what drafting complains of, since the last call."""
-        return [] if self._seer_drafting is None else self._seer_drafting.degradations.take()
-
-    def seer_stop_drafting(self) -> None:
-        """Stop the source."""
-        drafter = getattr(self.model_runner, "drafter", None)
-        if isinstance(drafter, Proposer):
-            drafter.stop()
-
-    def _seer_wrap(self, drafter: Any) -> None:
-        """Put ``Drafting`` around a method of vLLM's own."""
-        runner = self.model_runner
-        propose = drafter.propose
-        drafting = Drafting(runner.num_spec_tokens, runner.model_config.get_vocab_size())
-
-        def timed(*arguments: Any, **named: Any) -> list[list[int]]:
-            sampled = next(value for value in arguments if isinstance(value, list))
-            return drafting.draft(sampled, lambda: propose(*arguments, **named))
-
-        drafter.propose = timed
-        self._seer_drafting = drafting
+        self._seer_drafts.drafting.made_up = tokens

@@ -263,42 +263,42 @@ class VllmDrafts:
     def open(self, request_id: str, job: ChunkJob) -> None:
         """Open a chunk that vLLM calls ``request_id``."""
         if self.takes_source:
-            self._call("seer_open", request_id, job)
+            self._call("seer_draft", "open", request_id, job)
 
     def close(self, request_ids: list[str]) -> None:
         """Close chunks."""
         if self.takes_source:
-            self._call("seer_close", request_ids)
+            self._call("seer_draft", "close", *request_ids)
 
     def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Hand on what a response has written on another instance."""
         if self.takes_source:
-            self._call("seer_add_sibling_tokens", text)
+            self._call("seer_draft", "add_sibling_tokens", text)
 
     def forget(self, group_id: str) -> None:
         """Drop what is kept of a group."""
         if self.takes_source:
-            self._call("seer_forget", group_id)
+            self._call("seer_draft", "forget", group_id)
 
     def reset(self) -> None:
         """Drop all drafts."""
-        self._call("seer_reset")
+        self._call("seer_draft", "reset")
 
     def report(self) -> tuple[float, dict[str, float]]:
         """Return the seconds spent on drafts, and the source's figures."""
-        report: tuple[float, dict[str, float]] = self._call("seer_drafting")[0]
+        report: tuple[float, dict[str, float]] = self._call("seer_draft", "report")[0]
         return report
 
     def take_degradations(self) -> list[Degraded]:
         """Return what has failed since the last call."""
-        degradations: list[Degraded] = self._call("seer_degradations")[0]
+        degradations: list[Degraded] = self._call("seer_draft", "take_degradations")[0]
         return degradations
 
     def stop(self) -> None:
         """Stop the source."""
         if self.takes_source:
             with suppress(Exception):  # a worker may be gone
-                self._call("seer_stop_drafting")
+                self._call("seer_draft", "stop")
 
 
 def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingParams:

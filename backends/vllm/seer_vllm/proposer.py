@@ -1,10 +1,11 @@
-"""A ``DraftSource`` behind vLLM's custom proposer, which vLLM calls after each step."""
+"""Drafting in vLLM's workers: a ``DraftSource`` behind its custom proposer, or a method of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seer_worker.process.drafts import Drafts, SourceProposer
+from seer_worker.process.drafts import Drafting, Drafts, SourceProposer
+from seer_worker.wire import Degraded
 
 from seer_core.ports.drafting import SourceSpec
 from seer_vllm.drafters import OWN_METHODS
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Proposer", "own_method", "speculative_config"]
+__all__ = ["OwnMethod", "Proposer", "own_method", "speculative_config"]
 
 PROPOSER = "seer_vllm.proposer.Proposer"
 
@@ -56,3 +57,34 @@ class Proposer(SourceProposer):
         return self.propose_for(
             sampled_token_ids, lengths, lambda row, start, stop: token_ids_cpu[row, start:stop].tolist()
         )
+
+
+class OwnMethod:
+    """A method of vLLM's own, timed, and given up when it fails; it reads no source and no chunk's job."""
+
+    def __init__(self, drafter: Any, vllm_config: Any) -> None:
+        self._drafter, self._vllm_config = drafter, vllm_config
+        self._method = vllm_config.speculative_config.method
+        self.drafting = Drafting(
+            vllm_config.speculative_config.num_speculative_tokens, vllm_config.model_config.get_vocab_size()
+        )
+        propose = drafter.propose
+
+        def timed(*arguments: Any, **named: Any) -> Drafts:
+            sampled = next(value for value in arguments if isinstance(value, list))
+            return self.drafting.draft(sampled, lambda: propose(*arguments, **named))
+
+        drafter.propose = timed
+
+    def reset(self) -> None:
+        """Make what keeps texts anew."""
+        if self._method == "suffix":
+            self._drafter.__init__(self._vllm_config)
+
+    def report(self) -> tuple[float, dict[str, float]]:
+        """Return the seconds spent on drafts, and whether it was given up."""
+        return self.drafting.seconds, {"failed": 1.0} if self.drafting.failed else {}
+
+    def take_degradations(self) -> list[Degraded]:
+        """Return what has failed since the last call."""
+        return self.drafting.degradations.take()

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import seer_vllm
 from seer_vllm import internals
-from seer_worker.process.names import Name, private_names
+from seer_worker.process.names import Name
 
 from seer_core.errors import EngineError
 
@@ -22,7 +22,7 @@ IMPORTING = pytest.mark.filterwarnings("ignore")  # vLLM and torch deprecate thi
 NAMES = {part for table in TABLES for name in table for part in name.name.split(".")}
 
 
-def test_every_private_name_of_vllm_that_is_used_stands_in_the_table():
+def test_every_private_name_of_vllm_that_is_used_stands_in_the_table(private_names):
     foreign = private_names(seer_vllm)
     assert foreign
     assert foreign <= NAMES

@@ -67,7 +67,7 @@ class Engine:
         self.ids = []
         self.source = Source()
         self.proposer = SourceProposer(DRAFT_TOKENS, VOCAB, ROWS, paths)
-        self.proposer.attach(self.source, lambda: self.ids)
+        self.proposer.source, self.proposer.request_ids = self.source, lambda: self.ids
 
     def step(self, **sampled):
         return self.proposer.propose_for(*self.made(sampled))
@@ -164,7 +164,7 @@ def test_what_is_no_tree_ends_drafting(woods, tokens, parents, flaw):
 
     woods.source.reply = reply
     assert woods.trees(a=(11, 1), b=(11, 1)) == ([[], []], [[], []])
-    [degradation] = woods.proposer.drafting.degradations.take()
+    [degradation] = woods.proposer.take_degradations()
     assert degradation.reason.startswith(f"the draft source failed: ValueError: a draft with {flaw}")
 
 
@@ -252,11 +252,11 @@ def test_a_source_that_errs_is_never_asked_again(engine, logged, reply):
     engine.proposer.forget("g")
     engine.proposer.reset()
     engine.proposer.stop()
-    assert engine.proposer.stats() == {}
+    assert engine.proposer.report()[1] == {"failed": 1.0}
     assert len(engine.source.batches) == 2
     assert engine.source.calls == []
     assert [entry["event"] for entry in logged] == ["draft_source_failed"]
-    [degradation] = engine.proposer.drafting.degradations.take()
+    [degradation] = engine.proposer.take_degradations()
     assert degradation.what == "drafting"
     assert degradation.reason.startswith("the draft source failed: ")
 
@@ -273,7 +273,7 @@ def test_an_error_in_any_other_method_ends_drafting_too(engine, logged, method, 
 
 def test_figures_that_are_no_numbers_end_drafting_too(engine, logged):
     engine.source.stats = lambda: {"server": "gone"}
-    assert engine.proposer.stats() == {}
+    assert engine.proposer.report()[1] == {"failed": 1.0}
     assert engine.proposer.drafting.failed
     assert [type(entry["exc_info"]) for entry in logged] == [ValueError]
 
@@ -288,7 +288,7 @@ def test_made_up_drafts_bypass_the_source_and_its_clock(engine):
     engine.proposer.open("a", job("a", 10, 30))
     engine.step(a=(11, 1))
     assert engine.proposer.drafting.seconds > 0
-    assert engine.proposer.stats() == {"groups": 1.0}
+    assert engine.proposer.report()[1] == {"groups": 1.0}
 
 
 def test_without_a_source_there_are_no_drafts(engine):

@@ -13,16 +13,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sgl_kernel.speculative import verify_tree_greedy_cpu
-
 __all__ = [
     "STAND_IN",
     "assign_extend_cache_locs_cpu",
     "assign_req_to_token_pool_cpu",
     "copy_all_layer_kv_cache_cpu",
     "fill_accept_out_cache_loc_cpu",
-    "fill_bonus_tokens_cpu",
-    "verify_tree_greedy_cpu",
 ]
 
 __version__ = "0.4.10"
@@ -102,14 +98,6 @@ def fill_accept_out_cache_loc_cpu(
     accepted = accept_index.flatten()
     accepted = accepted[accepted >= 0].long()
     accept_out_cache_loc[: len(accepted)] = out_cache_loc[accepted]
-
-
-def fill_bonus_tokens_cpu(
-    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
-) -> None:
-    """Write each request's last accepted token; ``accept_tokens`` has ``accept_stride`` places for each."""
-    last = torch.arange(len(accept_lens)) * accept_stride + accept_lens - 1
-    bonus_tokens.copy_(accept_tokens.flatten()[last])
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:

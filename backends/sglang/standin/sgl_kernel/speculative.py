@@ -9,49 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["reconstruct_indices_from_tree_mask", "verify_tree_greedy_cpu"]
-
-
-def verify_tree_greedy_cpu(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    target_predict: Tensor,
-) -> None:
-    """Follow each tree as far as its drafts are what the model predicts; the misspelt names are SGLang's.
-
-    Args:
-        predicts: out, [all nodes]: at each node passed, what the model predicts there.
-        accept_index: out, [requests, depth]: the nodes passed, numbered over all requests.
-        accept_token_num: out, [requests]: the drafts accepted.
-        candidates: the nodes' tokens, [requests, nodes].
-        retrive_index: the nodes' numbers over all requests, likewise.
-        retrive_next_token: likewise.
-        retrive_next_sibling: likewise.
-        target_predict: what the model predicts at each node, likewise.
-    """
-    depth = accept_index.shape[1]
-    trees = (candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict)
-    for request, (tokens, numbers, child_of, sibling_of, predicted) in enumerate(
-        zip(*(tree.tolist() for tree in trees), strict=True)
-    ):
-        node, passed = 0, [numbers[0]]
-        predicts[numbers[0]] = predicted[0]
-        while len(passed) < depth:
-            child = child_of[node]
-            while child != -1 and tokens[child] != predicted[node]:
-                child = sibling_of[child]
-            if child == -1:
-                break
-            node = child
-            passed.append(numbers[node])
-            predicts[numbers[node]] = predicted[node]
-        accept_index[request, : len(passed)] = torch.tensor(passed, dtype=accept_index.dtype)
-        accept_token_num[request] = len(passed) - 1
+__all__ = ["reconstruct_indices_from_tree_mask"]
 
 
 def reconstruct_indices_from_tree_mask(

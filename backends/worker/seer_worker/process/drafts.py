@@ -18,12 +18,21 @@ from typing import Any
 import attrs
 import numpy as np
 import structlog
+from msgspec import structs
 
 from seer_core.errors import EngineError
-from seer_core.ports.drafting import DraftBatch, DraftSource, SiblingTokens, SourceSpec, tree_flaw
+from seer_core.ports.drafting import (
+    DraftBatch,
+    DraftContext,
+    DraftSource,
+    SiblingTokens,
+    SourceSpec,
+    tree_flaw,
+)
 from seer_core.ports.engine import ChunkJob
 from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.loader import ImportedClass
+from seer_worker.wire import Degraded
 
 __all__ = ["SOURCE", "Drafting", "SourceProposer", "check_source"]
 
@@ -105,19 +114,22 @@ class _Chunk:
 
 
 class SourceProposer:
-    """Asks a source once per step for the whole batch.
+    """Asks a source once per step for the whole batch; a ``DraftControl`` for the adapter.
 
     Chunks have to be opened before they run, by the ids the engine has for them, and closed.  Until
     ``attach``, and in processes without a source, no request gets a draft.  Engines that verify more than one
     of a draft's ``paths`` at once ask for trees.
     """
 
+    takes_source = True
+
     def __init__(self, draft_tokens: int, vocab_size: int, max_running: int, paths: int = 1) -> None:
         self.drafting = Drafting(draft_tokens, vocab_size)
         self._vocab_size = vocab_size
         self._paths = paths
-        self._source: DraftSource | None = None
-        self._request_ids: Callable[[], list[str]] = list
+        self.source: DraftSource | None = None
+        self.request_ids: Callable[[], list[str]] = list
+        """Returns the engine's ids of the batch, in order."""
         self._batched: list[str] = []
         self._open: dict[str, _Chunk] = {}
         self._batch: DraftBatch | None = None
@@ -131,9 +143,10 @@ class SourceProposer:
         self._line = np.arange(-1, draft_tokens - 1, dtype=np.int32)
         self._parents = np.tile(self._line, (max_running, 1))
 
-    def attach(self, source: DraftSource, request_ids: Callable[[], list[str]]) -> None:
-        """Draft with ``source``; ``request_ids`` returns the batch's, in order."""
-        self._source, self._request_ids = source, request_ids
+    def attach(self, spec: SourceSpec, host: DraftContext) -> None:
+        """Make the source, and draft with it from now on."""
+        host = structs.replace(host, report=self.drafting.degradations.report)
+        self.source = SOURCE.make(spec.path, spec.settings, host)
 
     def open(self, request_id: str, job: ChunkJob) -> None:
         """Open a chunk in the source, and remember where it ends."""
@@ -142,11 +155,12 @@ class SourceProposer:
             tokens = len(job.token_ids)
             self._open[request_id] = _Chunk(handle, tokens + job.max_tokens, tokens)
 
-    def close(self, request_id: str) -> None:
-        """Close a chunk in the source."""
-        opened = self._open.pop(request_id, None)
-        if opened is not None:
-            self._call("close", opened.handle)
+    def close(self, *request_ids: str) -> None:
+        """Close chunks in the source."""
+        for request_id in request_ids:
+            opened = self._open.pop(request_id, None)
+            if opened is not None:
+                self._call("close", opened.handle)
 
     def add_sibling_tokens(self, text: SiblingTokens) -> None:
         """Pass on to the source what a response has written on another instance."""
@@ -160,19 +174,23 @@ class SourceProposer:
         """Have the source drop everything."""
         self._call("reset")
 
-    def stats(self) -> dict[str, float]:
-        """Return the source's figures."""
+    def report(self) -> tuple[float, dict[str, float]]:
+        """Return the seconds spent on drafts, and the source's figures."""
         try:
-            return {str(name): float(value) for name, value in (self._call("stats") or {}).items()}
+            figures = {str(name): float(value) for name, value in (self._call("stats") or {}).items()}
         except Exception as error:
             self.drafting.fail(error)
-            return {}
+        return self.drafting.seconds, {"failed": 1.0} if self.drafting.failed else figures
+
+    def take_degradations(self) -> list[Degraded]:
+        """Return what has failed since the last call."""
+        return self.drafting.degradations.take()
 
     def stop(self) -> None:
         """End what the source started."""
-        if self._source is not None:
+        if self.source is not None:
             with suppress(Exception):
-                self._source.stop()
+                self.source.stop()
 
     def propose_for(
         self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
@@ -200,7 +218,7 @@ class SourceProposer:
         return drafts, [row[: len(draft)] for row, draft in zip(parents, drafts, strict=True)]
 
     def _ask(self, sampled: list[list[int]], lengths: list[int], text: Text, most: int) -> Drafts:
-        if self._source is None:
+        if self.source is None:
             return [[] for _ in sampled]
         batch = self._arrange()
         # Lists, not numpy: on batches of this size it takes half the time.
@@ -218,7 +236,7 @@ class SourceProposer:
         batch.new_tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
         batch.limits[:] = limits
         batch.counts.fill(0)
-        self._source.propose(batch)
+        self.source.propose(batch)
         counts = batch.counts.tolist()
         if not any(counts):
             return [[] for _ in sampled]
@@ -237,7 +255,7 @@ class SourceProposer:
 
     def _arrange(self) -> DraftBatch:
         """Return the batch's arrays; made anew only where requests have come, gone or moved."""
-        ids = self._request_ids()
+        ids = self.request_ids()
         if self._batch is None or ids != self._batched:
             for chunk, known in zip(self._chunks, self._known, strict=True):
                 chunk.known = known
@@ -261,10 +279,10 @@ class SourceProposer:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the source; None without a source that works."""
-        if self._source is None or self.drafting.failed:
+        if self.source is None or self.drafting.failed:
             return None
         try:
-            return getattr(self._source, method)(*arguments)
+            return getattr(self.source, method)(*arguments)
         except Exception as error:
             self.drafting.fail(error)
             return None

@@ -6,20 +6,17 @@ engine is refused with one sentence, instead of giving a wrong token.
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import attrgetter
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import attrs
 
 from seer_core.errors import EngineError
 
-__all__ = ["Name", "complain", "flaw_of", "lacking", "private_names"]
+__all__ = ["Name", "complain", "flaw_of", "lacking"]
 
 
 @attrs.frozen
@@ -77,26 +74,3 @@ def flaw_of(name: Name) -> str | None:
             takes, wanted = ", ".join(taken), ", ".join(name.takes)
             return f"{name.owner}.{name.name} takes ({takes}), not ({wanted}), and then {name.without}"
     return None
-
-
-def private_names(package: ModuleType) -> set[str]:
-    """Return the private names that modules of a package use and do not define, for the test of its table."""
-    assert package.__file__ is not None
-    trees = [ast.parse(path.read_text("utf-8")) for path in Path(package.__file__).parent.glob("*.py")]
-    asked = {
-        node.attr
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-    }
-    return asked - {name for tree in trees for name in _defined(tree)}
-
-
-def _defined(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id

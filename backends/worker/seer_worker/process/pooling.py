@@ -9,17 +9,9 @@ over is dropped from the store at once, its prompt with the last of its group.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from seer_core.ports.kv import KVStore
+from seer_core.ports.kv import Bytes, KVStore
 from seer_worker.process.stores import FailsafeStore, PrefetchedBlocks
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
 
 __all__ = ["PooledRequests"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 import numpy as np
@@ -11,13 +11,8 @@ import structlog
 
 from seer_core.errors import ignore_report
 from seer_core.ports.contracts import implemented
-from seer_core.ports.kv import KVStore
+from seer_core.ports.kv import Bytes, KVStore
 from seer_worker.process.loader import ImportedClass
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
 
 __all__ = ["STORE", "FailsafeStore", "PrefetchedBlocks"]
 
