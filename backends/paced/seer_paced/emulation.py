@@ -12,8 +12,8 @@ from msgspec import structs
 from seer_sim.drafts import Drafts
 from seer_sim.profile import step_times
 from seer_sim.settings import cost_of
-from seer_worker.process.adapter import ScriptedTokens
-from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.process.adapter import Forward, ScriptedTokens
+from seer_worker.process.instance import Rejected
 from seer_worker.wire import Degraded, Telemetry
 
 from seer_core.errors import EngineError
@@ -42,7 +42,7 @@ LEAST_STEPS = 100
 """Steps before an instance reports that it falls behind."""
 
 
-class Emulation:
+class Emulation(Forward):
     """``Forward`` of one instance, and the time it lives on.
 
     Args:
@@ -150,13 +150,6 @@ class Emulation:
         """Return the bytes that all KV stands for."""
         assert self._info is not None
         return self._info.kv_capacity_tokens * self._info.kv_bytes_per_token
-
-    def restore(self) -> None:
-        """Do nothing."""
-
-    def watch(self, on: bool) -> list[LogitRow]:
-        """Return nothing: there are no logits."""
-        return []
 
     def telemetry(self, telemetry: Telemetry) -> Telemetry:
         """Add, in real time, how far steps fell behind."""

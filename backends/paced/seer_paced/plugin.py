@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import attrs
 import msgspec
 from seer_sim.clock import VirtualClock
 from seer_sim.settings import schedule_losses
 from seer_sim.tokens import ByteTokenizer
 from seer_worker.client.devices import worker_environment
 from seer_worker.client.engine import InstanceSpec
-from seer_worker.client.fleet import ProcessSettings, read_model_info
+from seer_worker.client.fleet import ProcessSettings, WorkerFleet, read_model_info
 from seer_worker.client.process_transport import process_client
 from seer_worker.client.tokenizer import ModelTokenizer
 from seer_worker.wire import Start
@@ -24,13 +23,13 @@ from seer_core.errors import ConfigError, EngineError
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.plugins.labels import labels_of
 from seer_core.ports.clock import RealClock
-from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.engine import ModelInfo, Tokenizer
 from seer_paced.script import Script, read_script
 from seer_paced.settings import TABLE, Settings, check
 from seer_paced.stepper import Stepper
 from seer_paced.virtual_transport import VirtualEngine, VirtualTransport
 
-__all__ = ["EmulatedFleet", "ScaledClock", "Settings", "make_fleet", "seer_doctor", "seer_make_engines"]
+__all__ = ["ScaledClock", "Settings", "make_fleet", "seer_doctor", "seer_make_engines"]
 
 VLLM = "seer_paced.vllm_instance:EmulatedVllm"
 SGLANG = "seer_paced.sglang_instance:EmulatedSglang"
@@ -40,16 +39,6 @@ CANNOT_DRAFT = (
 )
 CANNOT_WIRE = 'is on a virtual clock and has no wire to its pool; set kv_pool = "local"'
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
-
-
-@attrs.frozen
-class EmulatedFleet:
-    """Emulated instances, and the time they live on."""
-
-    engines: Sequence[InstanceClient]
-    clock: Clock
-    model: ModelInfo
-    tokenizer: Tokenizer | None
 
 
 class ScaledClock(RealClock):
@@ -69,7 +58,7 @@ class ScaledClock(RealClock):
 
 
 @hookimpl
-def seer_make_engines(settings: Settings, startup: Startup) -> EmulatedFleet:
+def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
     """Return the instances, not yet started."""
     changes: dict[str, str | int | ProcessSettings] = {"worker": settings.worker.resolve(startup)}
     tokenizer: Tokenizer | None = ByteTokenizer()
@@ -98,7 +87,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
 
 def make_fleet(
     settings: Settings, tokenizer: Tokenizer | None = None, script: Script | None = None
-) -> EmulatedFleet:
+) -> WorkerFleet:
     """Return the instances that settings describe; a ``script`` of one's own is for the virtual clock.
 
     Raises:
@@ -123,7 +112,7 @@ def make_fleet(
             "paced", spec.instance, spec.settings, environment, cannot_draft=spec.cannot_draft
         )
         processes = [process_client(name, launch, labels[number]) for number, name in enumerate(names)]
-        return EmulatedFleet(processes, ScaledClock(settings.speed), model, tokenizer)
+        return WorkerFleet(processes, ScaledClock(settings.speed), model, tokenizer)
     script = script or Script(settings.vocab_size, settings.lengths, recorded)
     if sglang is None:
         os.environ.update(environment | QUIET)  # before vLLM is imported, which reads some of it only then
@@ -136,7 +125,7 @@ def make_fleet(
         for number, name in enumerate(names)
     }
     schedule_losses(settings.kill_at_s, engines, clock, TABLE)
-    return EmulatedFleet(list(engines.values()), clock, model, tokenizer)
+    return WorkerFleet(list(engines.values()), clock, model, tokenizer)
 
 
 def _sglang(settings: Settings) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 from seer_sglang.instance import SglangAdapter
+from seer_sglang.plugin import FIXED_ENGINE_ARGS
 from seer_worker.wire import Start
 
 from seer_paced.checkpoint import write_checkpoint
@@ -63,6 +64,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
     """Return the arguments of SGLang's ``ServerArgs``, and what ``seer_sglang`` takes beside them."""
     page = settings.block_tokens
     return {
+        **FIXED_ENGINE_ARGS,
         "model_path": str(model.absolute()),
         "load_format": "dummy",
         "dtype": "bfloat16",
@@ -73,10 +75,6 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "chunked_prefill_size": settings.max_batched_tokens,
         "context_length": settings.max_model_tokens,
         "disable_cuda_graph": True,
-        "disable_overlap_schedule": True,
-        "skip_tokenizer_init": True,
-        "random_seed": 0,
-        "log_level": "warning",
         "kv_cache_bytes": None,
         "draft_paths": 1,
     }

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from seer_worker.machine import machine as asked_of_machine
-
 from seer_core.errors import SeerError
 from seer_core.plugins.hookspecs import Check
 from seer_core.plugins.interpreters import versions_under
 from seer_sglang import SUPPORTED_SGLANG
 
-__all__ = ["beside", "installation", "interpreter", "machine"]
+__all__ = ["beside", "installation", "interpreter"]
 
 PART = "sglang"
 SETUP = "run `make setup-sglang` in Seer's checkout (GPU: `pip install -e './backends/sglang[gpu]'`)"
@@ -61,10 +59,3 @@ def installation(python: str | None, needed: Sequence[str] = NEEDED) -> list[Che
         finding = "a stand-in for SGLang's kernels, " + ("and a GPU" if gpu else "as is right without a GPU")
         checks.append(Check(PART, not gpu, finding, remedy if gpu else ""))
     return checks
-
-
-def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | None) -> list[Check]:
-    """Compare what the settings ask for with what the machine has."""
-    return asked_of_machine(
-        PART, model, instances, threads, kv_cache_bytes, "threads that wait for a CPU spin"
-    )

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field, structs
 from seer_worker.client.devices import refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
-from seer_sglang.doctor import beside, installation, interpreter, machine
+from seer_sglang.doctor import PART, beside, installation, interpreter
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
@@ -39,6 +40,15 @@ OWN_ENGINE_ARGS = {
     "speculative_algorithm": "enable a drafter in [seer].plugins",
     "tp_size": "an instance has one device",
 }
+
+
+FIXED_ENGINE_ARGS = {
+    "disable_overlap_schedule": True,
+    "skip_tokenizer_init": True,
+    "random_seed": 0,
+    "log_level": "warning",
+}
+"""Arguments that every instance of SGLang has."""
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,7 +102,8 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         return installation(interpreter())
     python = interpreter() if settings.python is None else str(startup.path(settings.python))
     model = startup.path(settings.model)
-    checks = machine(model, settings.instances, settings.threads, settings.kv_cache_bytes)
+    spin = "threads that wait for a CPU spin"
+    checks = machine(PART, model, settings.instances, settings.threads, settings.kv_cache_bytes, spin)
     return installation(python) + checks
 
 
@@ -110,15 +121,12 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
             f" block_size = {settings.block_size}; a step prefills whole blocks"
         )
     arguments: dict[str, Any] = {
+        **FIXED_ENGINE_ARGS,
         "model_path": str(model_dir.absolute()),
         "dtype": settings.dtype,
         "page_size": settings.block_size,
         "max_running_requests": settings.max_running,
         "disable_cuda_graph": settings.enforce_eager,
-        "disable_overlap_schedule": True,
-        "skip_tokenizer_init": True,
-        "random_seed": 0,
-        "log_level": "warning",
         "draft_paths": settings.draft_paths,
     }
     optional = {

@@ -159,7 +159,8 @@ def test_the_doctor_looks_into_the_other_environment(tmp_path, answer, finding, 
 
 
 def test_the_doctor_compares_settings_with_the_machine(tmp_path):
-    model, cpus, memory = doctor.machine(tmp_path, 500, 8, 1 << 50)
+    settings = Settings(model=str(tmp_path), instances=500, threads=8, kv_cache_bytes=1 << 50)
+    *_, model, cpus, memory = seer_doctor(settings, Startup(0, tmp_path))
     assert [check.ok for check in (model, cpus, memory)] == [False, False, False]
     assert "no config.json in" in model.finding
     assert "500 instances of 8 threads" in cpus.finding

@@ -19,7 +19,7 @@ from seer_core.plugins.config_types import Seconds
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.labels import InstanceLabels, labels_of
 from seer_core.ports.clock import RealClock
-from seer_core.ports.engine import Clock, ModelInfo
+from seer_core.ports.engine import Clock, ModelInfo, Tokenizer
 from seer_worker.client.digest import digest_of
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalLauncher
@@ -109,12 +109,12 @@ class WorkerSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True, k
 
 @attrs.frozen
 class WorkerFleet:
-    """Instances in worker processes, on the machine's clock."""
+    """Instances over workers, and the clock they live on."""
 
     engines: Sequence[WorkerClient]
     clock: Clock
     model: ModelInfo
-    tokenizer: ModelTokenizer | None
+    tokenizer: Tokenizer | None
 
 
 def make_fleet(

@@ -15,7 +15,7 @@ import attrs
 
 from seer_core.process import ChildProcess, log_tail
 from seer_worker.client.channel import Channel
-from seer_worker.wire import FromWorker, Shutdown, ToWorker
+from seer_worker.wire import Shutdown
 
 __all__ = ["LocalLauncher", "LocalWorker"]
 
@@ -46,25 +46,26 @@ class LocalLauncher:
         except BaseException:
             ours.close()
             raise
-        channel = Channel(*await asyncio.open_unix_connection(sock=ours))
+        streams = await asyncio.open_unix_connection(sock=ours)
         scratch = Path(tempfile.mkdtemp(prefix="seer-worker-"))
-        return LocalWorker(process, channel, log_path, log_start, scratch, self.keep_logs)
+        return LocalWorker(process, *streams, log_path, log_start, scratch, self.keep_logs)
 
 
-class LocalWorker:
+class LocalWorker(Channel):
     """A ``RunningWorker`` in a child process, which leads a process group of its own."""
 
     def __init__(
         self,
         process: ChildProcess,
-        channel: Channel,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
         log_path: Path,
         log_start: int,
         scratch: Path,
         keep_log: bool,
     ) -> None:
+        super().__init__(reader, writer)
         self._process = process
-        self._channel = channel
         self._log_path, self._log_start, self._keep_log = log_path, log_start, keep_log
         self._scratch = scratch
 
@@ -83,19 +84,6 @@ class LocalWorker:
         """The path of its log."""
         return str(self._log_path)
 
-    @property
-    def received_bytes(self) -> int:
-        """Bytes received from it so far."""
-        return self._channel.received_bytes
-
-    def send(self, message: ToWorker) -> None:
-        """Send a message at the end of this turn of the event loop."""
-        self._channel.send(message)
-
-    async def receive(self) -> list[FromWorker]:
-        """Wait for the next messages."""
-        return await self._channel.receive()
-
     async def end(self, grace_s: float = 0.0) -> str:
         """Ask, wait ``grace_s``, terminate, wait, kill."""
         if grace_s > 0:
@@ -104,13 +92,13 @@ class LocalWorker:
         ended = asyncio.wrap_future(thread.submit(self._process.end, grace_s))
         thread.shutdown(wait=False)
         reason = await ended
-        self._channel.close()
+        self.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-        return reason if self._channel.fatal is None else self._channel.fatal
+        return reason if self.fatal is None else self.fatal
 
     def last_words(self) -> str:
         """Return the last lines of its log, unless the worker has sent the reason of its end."""
-        if self._channel.fatal is not None:
+        if self.fatal is not None:
             return f"its log is {self._log_path}"
         with self._log_path.open("rb") as log:
             lines = log_tail(log, self._log_start)

@@ -232,27 +232,25 @@ class EngineCore(Protocol):
 class Forward(Protocol):
     """The forward pass behind an engine's scheduler: a model's, or an emulation of one.
 
-    ``emulated`` is true if its tokens are written down beforehand.
+    A class that derives from it inherits the methods that do nothing.
     """
 
-    emulated: bool
-
-    @property
-    def clock(self) -> Callable[[], float] | None:
-        """Return seconds as its steps take them; None where that is the machine's own time."""
-        ...
+    emulated: bool = False
+    """Whether its tokens are written down beforehand."""
+    clock: Callable[[], float] | None = None
+    """Returns seconds as its steps take them; None where that is the machine's own time."""
 
     def begin_step(self) -> None:
         """Take note that a step begins."""
-        ...
+        return
 
     def idle(self) -> None:
         """Take note that nothing is left to do until a step begins."""
-        ...
+        return
 
     def sample(self, job: ChunkJob) -> ScriptedTokens | None:
         """Return what a chunk writes, None if the model will choose; a ``Rejected`` without a script."""
-        ...
+        return None
 
     def describe(self, info: InstanceInfo) -> InstanceInfo:
         """Return the info with what follows from the model: the weights' fingerprint, or costs."""
@@ -278,7 +276,7 @@ class Forward(Protocol):
 
     def kv_dropped(self, weight_version: int) -> None:
         """Take note that no KV of before counts, and of which weights the next will be."""
-        ...
+        return
 
     def release(self) -> int:
         """Give memory back, on an idle engine without KV; return the bytes."""
@@ -286,43 +284,31 @@ class Forward(Protocol):
 
     def restore(self) -> None:
         """Take the memory again; an EngineError if the weights are not those of before."""
-        ...
+        return
 
     def watch(self, on: bool) -> Sequence[LogitRow]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""
-        ...
+        return []
 
     def telemetry(self, telemetry: Telemetry) -> Telemetry:
         """Return telemetry with what is particular to this forward pass."""
-        ...
+        return telemetry
 
     def degradations(self) -> list[Degraded]:
         """Return what has gone wrong since the last call."""
-        ...
+        return []
 
     def close(self) -> None:
         """Take note that the instance ends."""
-        ...
+        return
 
 
-class ModelForward:
+class ModelForward(Forward):
     """The model of an engine: measured, loaded and put to sleep through its core."""
-
-    emulated = False
-    clock = None
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._asleep = ""
-
-    def begin_step(self) -> None:
-        """Do nothing."""
-
-    def idle(self) -> None:
-        """Do nothing."""
-
-    def sample(self, job: ChunkJob) -> None:
-        """Return None: the model chooses."""
 
     def describe(self, info: InstanceInfo) -> InstanceInfo:
         """Add the fingerprint of the weights."""
@@ -352,9 +338,6 @@ class ModelForward:
         """Load weights into the model."""
         return self._core.load_weights(source, version)
 
-    def kv_dropped(self, weight_version: int) -> None:
-        """Do nothing."""
-
     def release(self) -> int:
         """Give memory back, and return how much less is in use."""
         self._asleep = self._core.fingerprint()
@@ -371,17 +354,6 @@ class ModelForward:
     def watch(self, on: bool) -> Sequence[LogitRow]:
         """Keep logits, or no longer."""
         return self._core.watch(on)
-
-    def telemetry(self, telemetry: Telemetry) -> Telemetry:
-        """Return it unchanged."""
-        return telemetry
-
-    def degradations(self) -> list[Degraded]:
-        """Return nothing."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class CoreAdapter:
