@@ -49,6 +49,13 @@ LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
 Names = str | tuple[str, ...]
 
 
+def _tuple(names: Names) -> tuple[str, ...]:
+    """Return one name, several, or an empty string for none as a tuple."""
+    if isinstance(names, str):
+        return (names,) if names else ()
+    return names
+
+
 class SlotsTable(Struct, frozen=True):
     """``[seer.slots]``: which enabled plug-in fills a slot that several offer; empty: the one that offers it.
 
@@ -62,10 +69,7 @@ class SlotsTable(Struct, frozen=True):
 
     def chain(self, slot: str) -> tuple[str, ...]:
         """Return the names that fill a slot, the outermost first; none where nothing is said."""
-        names: Names = getattr(self, slot)
-        if isinstance(names, str):
-            return (names,) if names else ()
-        return names
+        return _tuple(getattr(self, slot))
 
     def only(self, kept: Callable[[str], bool]) -> SlotsTable:
         """Return the same choice among the plug-ins that are kept."""
@@ -114,9 +118,7 @@ class SeerTable(Struct, frozen=True):
     @property
     def engines(self) -> tuple[str, ...]:
         """The names in ``engine``, as a tuple also where it is one."""
-        if isinstance(self.engine, str):
-            return (self.engine,) if self.engine else ()
-        return self.engine
+        return _tuple(self.engine)
 
 
 class RolloutTable(Struct, frozen=True):

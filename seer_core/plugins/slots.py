@@ -17,7 +17,7 @@ from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
-from seer_core.scheduling.scheduler import CORE, Policies, Slot
+from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 
 __all__ = ["SLOTS", "Factories", "Plugin", "Strategies", "check_enabled", "fill"]
 
@@ -132,7 +132,7 @@ class Factories:
         except Exception as error:
             raise PluginError(
                 f"plug-in {plugin.name!r} raised in hook 'seer_make_{slot}':"
-                f" {describe_error(error, plugin.module)}; run without it: {_without(plugin.name, slot)}"
+                f" {describe_error(error, plugin.module)}; {remedy_without(slot, plugin.name)}"
             ) from error
 
 
@@ -228,13 +228,6 @@ def _default(slot: str) -> Slot[Any] | None:
     """Return what the core fills a slot with."""
     default: Slot[Any] | None = getattr(Policies(), slot, None)
     return default
-
-
-def _without(name: str, slot: str) -> str:
-    """Return the option that leaves a plug-in out, or what to name instead of it."""
-    if slot == "engines":
-        return "name another one in [seer].engine"
-    return "--set seer.kv_pool=none" if slot == "kv_pool" else f"-p no:{name}"
 
 
 def _check_type(name: str, slot: str, strategy: Any) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 import structlog
 
-from seer_core.error_origin import describe_error
-from seer_core.errors import EngineError, PluginError, SeerError
+from seer_core.errors import EngineError, SeerError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Event,
@@ -26,6 +24,7 @@ from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
+from seer_core.runtime.observers import stop_strategy
 from seer_core.runtime.restarts import RestartBudget
 from seer_core.scheduling.scheduler import Slot
 from seer_core.weights.versions import WeightVersions
@@ -119,14 +118,14 @@ class Fleet:
         self.failed.clear()
         self._budget = RestartBudget(self._settings.restarts)
         await self._start_kv_pool()
-        self._set_drafter()
         engines = self.engines.values()
+        self.shares_sibling_tokens = False
+        self._set_drafter(engines)
         starts = await asyncio.gather(*map(self._start, engines), return_exceptions=True)
         for answer in starts:
             if isinstance(answer, BaseException):
                 raise answer
             self._admit(answer)
-            log.info("instance_started", instance=answer.id, kv_tokens=answer.kv_capacity_tokens)
             self._listener.apply(InstanceStarted(answer))
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
@@ -149,16 +148,8 @@ class Fleet:
         for answer in answers:
             if isinstance(answer, BaseException):
                 log.error("instance_stop_failed", error=str(answer))
-        if (slot := self.kv_pool) is not None:
-            try:
-                await slot.strategy.stop()
-            except Exception as error:
-                log.error(
-                    "stop_failed",
-                    slot=slot.name,
-                    plugin=slot.owner,
-                    error=describe_error(error, slot.strategy),
-                )
+        if self.kv_pool is not None:
+            await stop_strategy(self.kv_pool)
 
     async def add(self, engine: InstanceClient) -> InstanceInfo:
         """Start one more engine, also while a rollout runs; it shares no KV until the fleet starts anew.
@@ -176,8 +167,7 @@ class Fleet:
         self._lost_early.pop(engine.id, None)
         try:
             engine.set_kv_pool(None)  # pools make room for those they are started with
-            drafter = None if self.drafter is None else self.drafter.strategy
-            self.shares_sibling_tokens = engine.set_drafter(drafter) or self.shares_sibling_tokens
+            self._set_drafter([engine])
             info = await self._start(engine)
             if life != self._lives or self.engines.get(engine.id) is not engine:
                 raise EngineError(f"instance {engine.id!r} was taken away before it had started")
@@ -189,7 +179,6 @@ class Fleet:
         finally:
             self._adding -= 1
         self._admit(info)
-        log.info("instance_started", instance=info.id, kv_tokens=info.kv_capacity_tokens)
         self._listener.apply_guarded(InstanceStarted(info))
         if (reason := self._lost_early.pop(info.id, None)) is not None:
             self.lost(info.id, reason)
@@ -232,9 +221,10 @@ class Fleet:
             )
         raise EngineError("no instance is alive; enter the runtime before rolling out")
 
-    def _admit(self, info: InstanceInfo) -> None:
+    def _admit(self, info: InstanceInfo, event: str = "instance_started") -> None:
         self.alive[info.id] = info
         self._budget.started(info.id, self.clock.now())
+        log.info(event, instance=info.id, kv_tokens=info.kv_capacity_tokens)
 
     async def _start_kv_pool(self) -> None:
         slot = self.kv_pool
@@ -243,14 +233,14 @@ class Fleet:
         if slot is not None and not shared:
             log.info("kv_pool_unused", pool=slot.owner, why="no engine shares its KV through it")
         if slot is not None and shared:
-            with _naming_plugin(slot):
+            with slot.named():
                 await slot.strategy.start(shared)
             log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
 
-    def _set_drafter(self) -> None:
+    def _set_drafter(self, engines: Iterable[InstanceClient]) -> None:
         drafter = None if self.drafter is None else self.drafter.strategy
-        answers = [engine.set_drafter(drafter) for engine in self.engines.values()]
-        self.shares_sibling_tokens = any(answers)
+        for engine in engines:
+            self.shares_sibling_tokens |= engine.set_drafter(drafter)
 
     async def _start(self, engine: InstanceClient) -> InstanceInfo:
         """Start an engine with the latest weights; an error names it."""
@@ -304,8 +294,7 @@ class Fleet:
                 reason = str(error).partition("\n")[0]
                 await engine.stop()
                 continue
-            self._admit(info)
-            log.info("instance_restarted", instance=info.id)
+            self._admit(info, "instance_restarted")
             self._listener.apply_guarded(InstanceStarted(info))
             return
         log.error(
@@ -403,7 +392,7 @@ class Fleet:
 
     async def _clear_kv_pool(self) -> None:
         if self.kv_pool is not None:
-            with _naming_plugin(self.kv_pool):
+            with self.kv_pool.named():
                 await self.kv_pool.strategy.clear()
 
     def forget_group(self, group_id: str, instances: Iterable[str]) -> None:
@@ -450,18 +439,3 @@ class Fleet:
         task = asyncio.ensure_future(self._restart(self.engines[instance_id], reason))
         self._restarts[instance_id] = task
         task.add_done_callback(lambda task: self._restarted(instance_id, task))
-
-
-@contextmanager
-def _naming_plugin(slot: Slot[Any]) -> Iterator[None]:
-    """Turn a plug-in's unexpected error into a ``PluginError`` that names it and the way around it."""
-    try:
-        yield
-    except SeerError:
-        raise
-    except Exception as error:
-        without = "--set seer.kv_pool=none" if slot.name == "kv_pool" else f"-p no:{slot.owner}"
-        raise PluginError(
-            f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {describe_error(error, slot.strategy)};"
-            f" run without it: {without}"
-        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from seer_core.error_origin import describe_error
-from seer_core.errors import PluginError, SeerError
+from seer_core.errors import SeerError
 from seer_core.model import Completion
 from seer_core.model.events import Command, Event, InstanceReported
 from seer_core.ports.contracts import implemented
@@ -17,7 +17,7 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Notified, Slot
 
-__all__ = ["ObserverHub"]
+__all__ = ["ObserverHub", "stop_strategy"]
 
 log = structlog.get_logger("seer")
 
@@ -70,12 +70,8 @@ class ObserverHub:
         for slot in self._slots:
             start = implemented(slot.strategy, "start")
             if start is not None:
-                try:
+                with slot.named():
                     await start()
-                except SeerError:
-                    raise
-                except Exception as error:
-                    raise _attribute_error(slot, error) from error
             self._started.append(slot)
 
     async def stop(self) -> None:
@@ -92,18 +88,8 @@ class ObserverHub:
         self._shown = {method: [] for method in SHOWN}
         while self._started:
             slot = self._started.pop()
-            stop = implemented(slot.strategy, "stop")
-            if stop is None:
-                continue
-            try:
-                await stop()
-            except Exception as error:
-                log.error(
-                    "stop_failed",
-                    slot=slot.name,
-                    plugin=slot.owner,
-                    error=describe_error(error, slot.strategy),
-                )
+            if implemented(slot.strategy, "stop") is not None:
+                await stop_strategy(slot)
 
     def notify(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Show an event at ``now`` seconds with the commands it led to.
@@ -149,15 +135,18 @@ class ObserverHub:
     def _raised(self, slot: Slot[Observer], error: Exception) -> None:
         """Leave an observer out, unless its failure fails the rollout."""
         if self.debug or slot.owner == CORE:
-            raise error if isinstance(error, SeerError) else _attribute_error(slot, error) from error
+            with slot.named():
+                raise error
         for method, shown in self._shown.items():
             self._shown[method] = [each for each in shown if each[0] is not slot]
         self.failed += 1
         log.error("observer_failed", plugin=slot.owner, error=describe_error(error, slot.strategy))
 
 
-def _attribute_error(slot: Slot[Observer], error: Exception) -> PluginError:
-    return PluginError(
-        f"plug-in {slot.owner!r}, slot {slot.name!r}: raised {describe_error(error, slot.strategy)};"
-        f" run without it: -p no:{slot.owner}"
-    )
+async def stop_strategy(slot: Slot[Any]) -> None:
+    """Stop an observer or a KV pool; an error is logged, since the other parts have to be stopped too."""
+    try:
+        await slot.strategy.stop()
+    except Exception as error:
+        fact = describe_error(error, slot.strategy)
+        log.error("stop_failed", slot=slot.name, plugin=slot.owner, error=fact)

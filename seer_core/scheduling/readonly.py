@@ -38,30 +38,14 @@ class _ReadOnly:
         if changes is None:
             object.__setattr__(self, name, value)
             return
-        noun = NOUNS[type(self)]
+        noun = NOUNS[_plain(type(self))]
         change = f"{name} of {noun} {self.id!r} from {getattr(self, name, None)!r} to {value!r}"  # type: ignore[attr-defined]
         changes.append(AttributeError(change))
         raise changes[-1]
 
 
-class _ReadOnlyGroup(_ReadOnly, GroupContext):
-    __slots__ = ()
-
-
-class _ReadOnlyInstance(_ReadOnly, InstanceStatus):
-    __slots__ = ()
-
-
-class _ReadOnlyRequest(_ReadOnly, Request):
-    __slots__ = ()
-
-
-READ_ONLY = {GroupContext: _ReadOnlyGroup, InstanceStatus: _ReadOnlyInstance, Request: _ReadOnlyRequest}
-NOUNS: dict[type, str] = {
-    _ReadOnlyGroup: "group",
-    _ReadOnlyInstance: "instance",
-    _ReadOnlyRequest: "request",
-}
+NOUNS: dict[type, str] = {GroupContext: "group", InstanceStatus: "instance", Request: "request"}
+READ_ONLY = {each: type(f"_ReadOnly{each.__name__}", (_ReadOnly, each), {"__slots__": ()}) for each in NOUNS}
 
 
 def _plain(guarded: type) -> type:
@@ -71,7 +55,7 @@ def _plain(guarded: type) -> type:
 def make_read_only(*things: GroupContext | InstanceStatus | Request) -> None:
     """Let no strategy write to these objects from now on."""
     for thing in things:
-        thing.__class__ = READ_ONLY[type(thing)]  # type: ignore[assignment]
+        thing.__class__ = READ_ONLY[type(thing)]
 
 
 class MutationGuard:

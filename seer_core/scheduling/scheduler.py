@@ -12,8 +12,8 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from operator import index
 from typing import Any, Generic, TypeVar, cast
 
@@ -46,13 +46,19 @@ from seer_core.scheduling.context import ContextManager
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.scheduling.readonly import MutationGuard, make_read_only
 
-__all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot"]
+__all__ = ["CORE", "STARVATION_INTERVAL", "Policies", "Scheduler", "Slot", "remedy_without"]
 
 CORE = "seer-core"
 """Owner of a slot that no plug-in claims."""
 
 STARVATION_INTERVAL = 32
 """Chunks of which one goes to the oldest request, if later arrivals would overtake it."""
+
+NOTIFICATIONS = (
+    *("tick", "instance_started", "instance_changed", "instance_lost"),
+    *("group_changed", "group_over"),
+)
+"""The optional methods of ``Strategy``."""
 
 S = TypeVar("S")
 
@@ -75,6 +81,26 @@ class Slot(Generic[S]):
         """Return the same slot, its strategies unable to change what is guarded."""
         strategy = cast("S", MutationGuard(self.owner, self.name, self.strategy))
         return Slot(self.name, self.owner, strategy, self.inner and self.inner.guarded())
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Turn an unexpected error of the strategy into a ``PluginError`` that names its plug-in."""
+        try:
+            yield
+        except SeerError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"plug-in {self.owner!r}, slot {self.name!r}: raised {describe_error(error, self.strategy)};"
+                f" {remedy_without(self.name, self.owner)}"
+            ) from error
+
+
+def remedy_without(slot: str, owner: str) -> str:
+    """Return the remedy that ends an error of a plug-in: how to run without it."""
+    if slot == "engines":
+        return "run without it: name another one in [seer].engine"
+    return f"run without it: {'--set seer.kv_pool=none' if slot == 'kv_pool' else f'-p no:{owner}'}"
 
 
 Notified = tuple[Slot[Any], Callable[..., None]]
@@ -121,12 +147,7 @@ class Scheduler:
         self._instances_seen = 0
         self._now = 0.0
         self._sent = 0
-        self._on_tick = self._implementing(policies, "tick")
-        self._on_start = self._implementing(policies, "instance_started")
-        self._on_load = self._implementing(policies, "instance_changed")
-        self._on_loss = self._implementing(policies, "instance_lost")
-        self._on_response = self._implementing(policies, "group_changed")
-        self._on_group = self._implementing(policies, "group_over")
+        self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -155,7 +176,7 @@ class Scheduler:
         self._subject = None
         self._now = now
         try:
-            self._notify(self._on_tick, now)
+            self._notify("tick", now)
             handler(event, commands)
             self._dispatch(commands)
             self._check_queue()
@@ -173,10 +194,10 @@ class Scheduler:
                 found.setdefault(id(given.strategy), (slot, getattr(slot.strategy, method)))
         return list(found.values())
 
-    def _notify(self, notified: list[Notified], *what: Any) -> None:
-        for slot, method in notified:
+    def _notify(self, method: str, *what: Any) -> None:
+        for slot, call in self._notified[method]:
             self._stage = slot
-            method(*what)
+            call(*what)
 
     @property
     def waiting(self) -> int:
@@ -214,7 +235,7 @@ class Scheduler:
             kv_tokens = added + instance.shared_kv_tokens(request.group)
             migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
             self._sent += 1
-            self._notify(self._on_load, instance)
+            self._notify("instance_changed", instance)
             commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why))
 
     def _next(self) -> Request | None:
@@ -256,8 +277,8 @@ class Scheduler:
         self._living += (instance,)
         if self.debug:
             make_read_only(instance)
-        self._notify(self._on_start, instance)
-        self._notify(self._on_load, instance)
+        self._notify("instance_started", instance)
+        self._notify("instance_changed", instance)
 
     def _noted(self, event: InstanceFailed | InstanceDegraded, commands: list[Command]) -> None:
         """Take in what no decision depends on."""
@@ -267,7 +288,7 @@ class Scheduler:
         del self.instances[instance.id]
         self._living = tuple(each for each in self._living if each is not instance)
         self._subject = None
-        self._notify(self._on_loss, instance)
+        self._notify("instance_lost", instance)
         for request in self.buffer.lose_instance(instance.id):
             self._push(request)
 
@@ -276,7 +297,7 @@ class Scheduler:
         instance.reported_running = event.running
         instance.reported_waiting = event.waiting
         instance.reported_kv_usage = event.kv_usage
-        self._notify(self._on_load, instance)
+        self._notify("instance_changed", instance)
 
     def _chunk_finished(self, event: ChunkFinished, commands: list[Command]) -> None:
         request = self._running(event.request_id, event.instance_id)
@@ -329,9 +350,9 @@ class Scheduler:
         commands.append(Complete(request.id, reason))
         self._subject = request
         group = request.group
-        self._notify(self._on_response, group, request)
+        self._notify("group_changed", group, request)
         if group.left == 0:
-            self._notify(self._on_group, group)
+            self._notify("group_over", group)
 
     def _release(self, request: Request) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
@@ -340,7 +361,7 @@ class Scheduler:
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request
-        self._notify(self._on_load, instance)
+        self._notify("instance_changed", instance)
 
     def _running(self, request_id: str, instance_id: str) -> Request:
         request = self.buffer.get(request_id)
