@@ -177,7 +177,7 @@ async def move(options: argparse.Namespace, name: str) -> list[Row]:
     runtime = Runtime.from_config(config_of(options, [f"seer.kv_pool={name}"]))
     pool, sink = runtime.kv_pool, ChunkSink()
     assert pool is not None
-    here, there = list(runtime._fleet.engines.values())[:2]
+    here, there = list(runtime.engines.values())[:2]
     dice = random.Random(0)
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
     outputs: dict[tuple[int, str], ChunkOutput] = {}

@@ -124,15 +124,20 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
 
 def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
     """Refuse a plug-in that stands where the config names what makes something else."""
-    if kind == "engine" and "engines" not in hooks:
-        raise ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
-    if kind == "kv_pool" and "kv_pool" not in hooks:
-        raise ConfigError(
-            f"plug-in {name!r} makes no KV pool; [seer].kv_pool must name one that does, or {NO_POOL!r}"
-        )
+    if (kind == "engine" and "engines" not in hooks) or (kind == "kv_pool" and "kv_pool" not in hooks):
+        raise _makes_none(name, kind)
     for slot, key, what in (("engines", "engine", "engines"), ("kv_pool", "kv_pool", "a KV pool")):
         if kind == "plugin" and set(hooks) == {slot}:
             raise ConfigError(f'{name!r} in [seer].plugins makes {what} only; write {key} = "{name}" instead')
+
+
+def _makes_none(name: str, kind: str) -> ConfigError:
+    """Return the error for a plug-in that ``[seer].engine`` or ``[seer].kv_pool`` names in vain."""
+    if kind == "engine":
+        return ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+    return ConfigError(
+        f"plug-in {name!r} makes no KV pool; [seer].kv_pool must name one that does, or {NO_POOL!r}"
+    )
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
@@ -192,7 +197,7 @@ def assemble(config: Config) -> Assembly:
 def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
     fleet = factories.make(plugin, "engines")
     if fleet is None:
-        raise ConfigError(f"plug-in {plugin.name!r} makes no engines; [seer].engine must name one that does")
+        raise _makes_none(plugin.name, "engine")
     made: EngineFleet = fleet.strategy
     return made
 
@@ -203,10 +208,7 @@ def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
         return None
     answer = factories.make(plugin, "kv_pool")
     if answer is None:
-        raise ConfigError(
-            f"plug-in {plugin.name!r} makes no KV pool; [seer].kv_pool must name one that does,"
-            f" or {NO_POOL!r}"
-        )
+        raise _makes_none(plugin.name, "kv_pool")
     return answer
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-__all__ = ["flaw_of", "implemented", "optional", "required_members"]
+__all__ = ["flaw_of", "implemented", "optional"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,11 +33,6 @@ def implemented(thing: object, name: str) -> Callable[..., Any] | None:
     """Return the method that the author of ``thing`` wrote; None for none, and for the Protocol's own."""
     method = getattr(thing, name, None)
     return None if getattr(method, MARK, False) else method
-
-
-def required_members(protocol: type) -> set[str]:
-    """Return the names of the methods and attributes that are not ``optional``."""
-    return {name for name, member in _members(protocol) if not _open(member)}
 
 
 def flaw_of(thing: object, protocol: type) -> str | None:

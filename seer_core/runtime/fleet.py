@@ -95,11 +95,6 @@ class Fleet:
         self._adding = 0
 
     @property
-    def restarting(self) -> bool:
-        """Whether a lost instance is being started again."""
-        return bool(self._restarts)
-
-    @property
     def asleep(self) -> bool:
         """Whether the instances sleep, or are about to, or about to wake."""
         return not self._awake.is_set()

@@ -74,6 +74,11 @@ class Runtime:
         return self._fleet.alive
 
     @property
+    def engines(self) -> Mapping[str, InstanceClient]:
+        """All instances by id, also those that are down."""
+        return self._fleet.engines
+
+    @property
     def asleep(self) -> bool:
         """Whether the instances sleep, or are about to, or about to wake."""
         return self._fleet.asleep

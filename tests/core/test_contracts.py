@@ -4,7 +4,7 @@ from typing import Protocol
 
 import pytest
 
-from seer_core.ports.contracts import flaw_of, implemented, optional, required_members
+from seer_core.ports.contracts import flaw_of, implemented, optional
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 
@@ -21,8 +21,8 @@ def having(name, method, base=Watching):
 
 def test_a_method_that_is_required_is_missed():
     assert flaw_of(object(), Observer) == "it lacks observe"
-    assert required_members(Observer) == {"observe"}
-    assert required_members(Prioritizer) == {"push", "peek", "take", "__len__"}
+    assert flaw_of(object(), Observer) == "it lacks observe"
+    assert flaw_of(object(), Prioritizer) == "it lacks __len__, peek, push, take"
 
 
 def test_a_required_method_under_another_name_is_shown():

@@ -83,7 +83,7 @@ def test_an_instance_whose_id_is_taken_or_that_does_not_start_is_not_added(by_ha
                 await runtime.add(hand("x"))
             with pytest.raises(EngineError, match="'y' did not start: OSError: no more memory"):
                 await runtime.add(broken)
-            assert set(runtime.alive) == set(runtime._fleet.engines) == {"x"}
+            assert set(runtime.alive) == set(runtime.engines) == {"x"}
 
     play(run())
     assert broken.stops == 1
@@ -188,9 +188,9 @@ def test_an_instance_that_is_being_started_again_can_be_removed(by_hand, hand, s
             under_way = runtime.rollout(some_groups(1, 1))
             x.die()
             await turns()
-            assert runtime._fleet.restarting
+            assert runtime._fleet._restarts
             await runtime.remove("x")
-            assert not runtime._fleet.restarting
+            assert not runtime._fleet._restarts
             y.finish()
             await under_way.wait()
 

@@ -227,7 +227,7 @@ def test_an_instance_does_not_come_back_with_weights_that_are_not_the_versions(
             copy.write_bytes(b"two")
             x.die()
             async with asyncio.timeout(20):
-                while x.starts < 3 or runtime._fleet.restarting:
+                while x.starts < 3 or runtime._fleet._restarts:
                     await asyncio.to_thread(lambda: None)
             assert set(runtime.alive) == {"y"}
 
@@ -301,7 +301,7 @@ def test_an_instance_whose_weights_are_not_the_others_does_not_serve(by_hand, re
             y.odd = "stale"
             y.die()
             async with asyncio.timeout(20):
-                while runtime._fleet.restarting:
+                while runtime._fleet._restarts:
                     await asyncio.to_thread(lambda: None)
             assert set(runtime.alive) == {"x", "z"}
 

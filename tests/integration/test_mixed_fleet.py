@@ -97,7 +97,7 @@ def test_a_rollout_goes_from_vllm_to_sglang_and_back_and_on_without_one_of_them(
             async for _ in rollout:
                 finished += 1
                 if finished == KILL_AFTER:
-                    os.kill(runtime._fleet.engines["sglang-0"].worker.pid, signal.SIGKILL)
+                    os.kill(runtime.engines["sglang-0"].worker.pid, signal.SIGKILL)
             found["killed"] = rollout.result
             await runtime._fleet.restarts_over()
             assert set(runtime.alive) == {"vllm-0", "sglang-0"}

@@ -79,7 +79,7 @@ async def roll_out(
     async for completion in rollout:
         found[completion.request_id] = completion
         if kill and len(found) == int(total * KILL_AFTER):
-            pid = next(iter(runtime._fleet.engines.values())).worker.pid  # type: ignore[attr-defined]
+            pid = next(iter(runtime.engines.values())).worker.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
     return found, rollout.result.summary.instances_lost
 

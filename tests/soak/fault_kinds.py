@@ -46,7 +46,7 @@ def named(word: str) -> list[int]:
 
 def instances(runtime: Runtime) -> list[int]:
     """Return the process ids of the workers that are up."""
-    workers = (cast("WorkerClient", engine).worker for engine in runtime._fleet.engines.values())
+    workers = (cast("WorkerClient", engine).worker for engine in runtime.engines.values())
     return [cast("LocalWorker", worker).pid for worker in workers if worker is not None]
 
 
