@@ -38,6 +38,8 @@ CASES = (
     "draft_acceptance",
     "server",
     "chunk_overhead",
+    "paper_fit",
+    "paper_sensitivity",
 )
 
 Row = dict[str, Any]

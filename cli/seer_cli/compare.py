@@ -24,20 +24,6 @@ from seer_core.scheduling.scheduler import Policies, Slot
 
 __all__ = ["compare_command"]
 
-TITLES = {
-    "throughput_tokens_per_s": "tokens per second",
-    "total_time_s": "total time, s",
-    "tail_time_s": "tail time, s",
-    "preemptions": "preemptions",
-    "recomputed_tokens": "recomputed tokens",
-    "pool_tokens": "tokens from the KV pool",
-    "chunks": "chunks",
-    "migrations": "migrations",
-    "acceptance_length": "tokens per request and step",
-    "drafting_share": "step time spent drafting",
-    "overrun_share": "steps overran their pace by",
-}
-
 DRAFTING = ("acceptance_length", "drafting_share")
 """Figures shown only where an arm drafts."""
 
@@ -108,12 +94,12 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     for result in results:
         table.add_column(result.arm.name, justify="right", no_wrap=True)
     drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
-    for figure in FIGURES:
+    for figure, title in FIGURES.items():
         if figure in DRAFTING and not drafted:
             continue
         if figure in RARE and not any(any(result.stats.values[figure]) for result in results):
             continue
-        table.add_row(TITLES[figure], *(_cell(result, figure, baseline) for result in results))
+        table.add_row(title, *(_cell(result, figure, baseline) for result in results))
     table.add_row(
         "same tokens",
         *("yes" if result.tokens_equal else f"{len(result.differing)} differ" for result in results),

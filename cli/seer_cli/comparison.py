@@ -21,21 +21,20 @@ from seer_core.scheduling.scheduler import Slot
 
 __all__ = ["FIGURES", "Arm", "ArmResult", "arms_of", "compare", "left_out", "plugins_of", "with_lengths"]
 
-FIGURES = (
-    "throughput_tokens_per_s",
-    "total_time_s",
-    "tail_time_s",
-    "preemptions",
-    "recomputed_tokens",
-    "pool_tokens",
-    "chunks",
-    "migrations",
-    "acceptance_length",
-    "drafting_share",
-    "overrun_share",
-)
-"""Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too."""
-
+FIGURES = {
+    "throughput_tokens_per_s": "tokens per second",
+    "total_time_s": "total time, s",
+    "tail_time_s": "tail time, s",
+    "preemptions": "preemptions",
+    "recomputed_tokens": "recomputed tokens",
+    "pool_tokens": "tokens from the KV pool",
+    "chunks": "chunks",
+    "migrations": "migrations",
+    "acceptance_length": "tokens per request and step",
+    "drafting_share": "step time spent drafting",
+    "overrun_share": "steps overran their pace by",
+}
+"""Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too, and their titles."""
 
 Watch = Callable[["Arm", int], AbstractContextManager[Slot[Observer] | None]]
 

@@ -126,7 +126,14 @@ def simulate(
     assembly = assemble(config).with_observer(*observers, owner=CORE)
     assembly = attrs.evolve(assembly, fleet=_fleet(config, groups, workload.text))
     prompts = [
-        _prompt(group, number, policy.has_lengths, _prompt_of(group, number, engine, workload.text))
+        PromptGroup(
+            id=group.id,
+            prompt_token_ids=_prompt_of(group, number, engine, workload.text),
+            n=len(group.output_tokens),
+            max_tokens=group.max_tokens,
+            seed=number,
+            known_lengths=group.output_tokens if policy.has_lengths else None,
+        )
         for number, group in enumerate(groups)
     ]
     began_s = time.monotonic()
@@ -190,17 +197,6 @@ def _prompt_of(group: GroupLengths, number: int, engine: str, text: RecordedText
         return text.prompts[group.id]
     prompt = _prompt_token_ids(group.prompt_tokens)
     return (PROMPT_TOKEN + number % MARKS, *prompt[1:]) if engine in SCHEDULERS else prompt
-
-
-def _prompt(group: GroupLengths, seed: int, has_lengths: bool, prompt: tuple[int, ...]) -> PromptGroup:
-    return PromptGroup(
-        id=group.id,
-        prompt_token_ids=prompt,
-        n=len(group.output_tokens),
-        max_tokens=group.max_tokens,
-        seed=seed,
-        known_lengths=group.output_tokens if has_lengths else None,
-    )
 
 
 async def _roll_out(

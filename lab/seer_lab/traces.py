@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,50 +143,44 @@ def _iterations(lines: Sequence[LengthsLine]) -> list[list[GroupLengths]]:
 
 def _of_run(path: Path) -> list[GroupLengths]:
     """Return the groups of a run, by its trace."""
-    lengths: dict[str, int] = {}
+    specs: dict[str, GroupSpec] = {}
+    lengths: Counter[str] = Counter()
     over: dict[str, str] = {}
-    specs: list[GroupSpec] = []
-    known: set[str] = set()
     for record in read_trace(path):
-        match record.event:
-            case GroupsSubmitted():
-                for spec in record.event.groups:
-                    if spec.id in known:
-                        raise PromptError(
-                            f"{path}: group {quote(spec.id)} was submitted twice, so lengths are mixed;"
-                            " use a run that gave each group its own id"
-                        )
-                    known.add(spec.id)
-                specs += record.event.groups
-            case ChunkFinished():
-                name = record.event.request_id
-                lengths[name] = lengths.get(name, 0) + record.event.tokens
-            case _:
-                pass
+        if isinstance(record.event, GroupsSubmitted):
+            for spec in record.event.groups:
+                if spec.id in specs:
+                    raise PromptError(
+                        f"{path}: group {quote(spec.id)} was submitted twice, so lengths are mixed;"
+                        " use a run that gave each group its own id"
+                    )
+                specs[spec.id] = spec
+        elif isinstance(record.event, ChunkFinished):
+            lengths[record.event.request_id] += record.event.tokens
         over |= {
             command.request_id: command.finish_reason
             for command in record.commands
             if isinstance(command, Complete)
         }
     groups = []
-    for spec in specs:
-        names = []
-        for index in range(spec.n):
-            names.append(f"{spec.id}/{index}")
-            reason = over.get(names[-1], "unfinished")
-            if reason not in ("stop", "length"):
+    for spec in specs.values():
+        tokens = []
+        for index in range(spec.n):  # a damaged file may have any number
+            name = f"{spec.id}/{index}"
+            if (reason := over.get(name, "unfinished")) not in ("stop", "length"):
                 raise PromptError(
-                    f"{path}: request {quote(names[-1])} is {reason}, so its length is unknown; use a run"
+                    f"{path}: request {quote(name)} is {reason}, so its length is unknown; use a run"
                     " that finished"
                 )
-        tokens = [lengths.get(name, 0) for name in names]
+            tokens.append(lengths[name])
         fields = {
+            "group": spec.id,
             "prompt_tokens": spec.prompt_tokens,
             "output_tokens": tokens,
             "max_tokens": spec.max_tokens,
         }
         try:
-            line = msgspec.convert({"group": spec.id, **fields}, LengthsLine)
+            line = msgspec.convert(fields, LengthsLine)
         except msgspec.ValidationError as error:
             raise PromptError(
                 f"{path}: group {quote(spec.id)}: {describe_flaw(error)}; use a run that finished"

@@ -98,7 +98,7 @@ def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _drawing(directory: Path) -> Callable[[Path, Sequence[Outcome], Runs], list[Path]]:
+def _drawing(directory: Path) -> Callable[[Path, Sequence[Outcome], Runs], None]:
     """Import what draws and make the directory, or say what is missing, before any work starts.
 
     Raises:

@@ -20,22 +20,18 @@ BAR = 0.38
 """Width of a bar; two stand on one place."""
 
 
-def draw_all(directory: Path, outcomes: Sequence[Outcome], runs: Runs) -> list[Path]:
-    """Draw what there is into ``directory``; return the files.
+def draw_all(directory: Path, outcomes: Sequence[Outcome], runs: Runs) -> None:
+    """Draw what there is into ``directory``.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    files = []
     for name, here in by_table(outcomes):
-        files.append(directory / f"{name}.svg")
-        _bars(files[-1], name, here)
+        _bars(directory / f"{name}.svg", name, here)
     for workload, policies in ABLATION.items():
         arms = [PaperArm(workload, policy) for policy in ("verl", *policies)]
         if all(arm in runs for arm in arms):
-            files.append(directory / f"{workload}.svg")
-            draw(files[-1], [runs[arm][0] for arm in arms])
-    return files
+            draw(directory / f"{workload}.svg", [runs[arm][0] for arm in arms])
 
 
 def _bars(path: Path, name: str, outcomes: Sequence[Outcome]) -> None:

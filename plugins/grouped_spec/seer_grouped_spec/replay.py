@@ -73,15 +73,13 @@ def replay(
     control: bool = False,
     common: int = 0,
     targets: Sequence[int] | None = None,
-    top_k: int = 0,
     paths: int = 0,
-    voting: Voting | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[ReplayRow]:
     """Return a row per entry of ``siblings``; groups with too few responses for it are left out.
 
-    With ``tree_nodes`` trees of so many nodes are drafted, of at most so many ``paths`` and ``top_k``
-    children per node (0: no limit), else single paths of ``draft_tokens``.  ``control``
+    With ``tree_nodes`` trees of so many nodes are drafted, of at most so many ``paths`` (0: no limit),
+    else single paths of ``draft_tokens``.  ``control``
     takes other prompts' responses as siblings: what the group itself adds is the difference.  ``common``
     responses of each other group go to the common index, as if those groups had finished before.
     ``targets`` are the numbers of the responses to replay, all by default; "live" always advances all.
@@ -91,7 +89,8 @@ def replay(
         raise ReplayError(f"{draft_tokens} draft tokens, {tree_nodes} tree nodes: pass at least 1 and 0")
     if not 0 <= min_probability <= 1:
         raise ReplayError(f"a least probability of {min_probability}: pass one from 0 to 1")
-    chosen = _voting(voting, min_probability, common)
+    common_weight = Voting().common_weight if common else 0.0
+    voting = Voting(min_probability=min_probability, common_weight=common_weight)
     rows = []
     for setting in siblings:
         fitting = [
@@ -109,7 +108,7 @@ def replay(
         for done, number in enumerate(fitting):
             if progress is not None:
                 progress(f"siblings {setting}", done, len(fitting))
-            index = DraftIndex(1 << 40, voting=chosen)
+            index = DraftIndex(1 << 40, voting=voting)
             _fill_common(index, recordings, number, common)
             played = recordings[number].responses
             if setting == "live":
@@ -119,7 +118,7 @@ def replay(
                 played = tuple(played[t] for t in wanted)
                 requests = [_open_target(index, recordings, number, t, setting, control) for t in wanted]
             total += _play(
-                index, requests, recordings[number].prompt, played, draft_tokens, tree_nodes, top_k, paths
+                index, requests, recordings[number].prompt, played, draft_tokens, tree_nodes, paths
             )
         if progress is not None:
             progress(f"siblings {setting}", len(fitting), len(fitting))
@@ -141,17 +140,6 @@ def replay(
             )
         )
     return rows
-
-
-def _voting(voting: Voting | None, min_probability: float, common: int) -> Voting:
-    voting = voting if voting is not None else Voting()
-    names = [name for name in dir(voting) if not name.startswith("_")]
-    values = {name: getattr(voting, name) for name in names}
-    if min_probability:
-        values["min_probability"] = min_probability
-    if not common:
-        values["common_weight"] = 0.0
-    return Voting(**values)
 
 
 def _fits(recordings: Sequence[Recording], recording: Recording, setting: Siblings, control: bool) -> bool:
@@ -203,7 +191,6 @@ def _play(
     responses: Sequence[Tokens],
     draft_tokens: int,
     tree_nodes: int,
-    top_k: int,
     paths: int,
 ) -> NDArray[np.int64]:
     """Play responses side by side; return the numbers of responses, steps, tokens and drafted tokens."""
@@ -241,7 +228,7 @@ def _play(
         truth = tokens[rows[:, None], lengths[:, None] + offsets]
         asked = (handles, lengths, written, new_tokens, limits)
         if tree_nodes:
-            index.draft_trees(*asked, out, parents, counts, probabilities, top_k=top_k, paths=paths)
+            index.draft_trees(*asked, out, parents, counts, probabilities, paths=paths)
             accepted = _accept_tree(out[:size], parents[:size], counts[:size], truth)
         else:
             index.draft(*asked, out, counts, probabilities)

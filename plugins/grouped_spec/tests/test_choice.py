@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seer_grouped_spec._index import Calibration, Step, StepModel, TokenChoice
 from seer_grouped_spec.curves import StepCurves
-from seer_grouped_spec.testing import FLAT, MEASURED, STEEP
 
 from seer_core.ports.drafting import StepTimes
+
+from .helpers import FLAT, MEASURED, STEEP
 
 EXPLORE_EVERY, REFRESH = TokenChoice.EXPLORE_EVERY, StepModel.REFRESH
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from seer_grouped_spec import DraftIndexError
 from seer_grouped_spec._index import TokenChoice
 from seer_grouped_spec.curves import StepCurves
-from seer_grouped_spec.testing import FLAT, MEASURED, STEEP
+
+from .helpers import FLAT, MEASURED, STEEP
 
 WIDTH = 4
 MOST = 32

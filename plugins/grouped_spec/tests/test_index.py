@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 from seer_grouped_spec import DraftIndex, DraftIndexError, Voting
-from seer_grouped_spec.testing import FOREVER, draft, ids
 
 from seer_core.errors import SeerError
+
+from .helpers import FOREVER, draft, ids
 
 PROMPT = ids(1, 2, 3)
 

@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from seer_grouped_spec import DraftIndex, DraftIndexError, Voting
-from seer_grouped_spec.testing import draft
+
+from .helpers import draft
 
 TEXT = st.lists(st.integers(0, 3), max_size=40)  # few tokens, so that contexts recur
 

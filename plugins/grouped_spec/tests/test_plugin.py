@@ -5,11 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from seer_grouped_spec.plugin import Settings, seer_make_drafter
-from seer_grouped_spec.testing import FLAT
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.drafting import Drafter
+
+from .helpers import FLAT
 
 
 def make(base_dir=Path(), **settings):

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from seer_grouped_spec.policy import EXPLORE_EVERY, EXPLORE_SHARE, MarginalBenefit
-from seer_grouped_spec.testing import FLAT, MEASURED, STEEP
 
 from seer_core.ports.drafting import DraftPolicy, StepTimes
+
+from .helpers import FLAT, MEASURED, STEEP
 
 
 def trained(step_times, beta, longest=None, **more):

@@ -8,12 +8,13 @@ import pytest
 from seer_grouped_spec.plugin import GroupedDrafter, Settings
 from seer_grouped_spec.settings import SourceSettings
 from seer_grouped_spec.source import GroupedSource
-from seer_grouped_spec.testing import FLAT
 
 from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.ports.drafting import DraftBatch, DraftContext, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob
+
+from .helpers import FLAT
 
 COSTLY = StepTimes((1, 64), (0, 8), ((1.0, 100.0), (1.0, 100.0)))
 PROMPT = [1, 2, 3, 4]

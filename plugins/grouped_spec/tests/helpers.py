@@ -1,4 +1,4 @@
-"""Helpers for tests: drafts without the bookkeeping of arrays, and step times."""
+"""Drafts without the bookkeeping of arrays, and step times."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from seer_grouped_spec._index import DraftIndex
 
 from seer_core.ports.drafting import StepTimes
-from seer_grouped_spec._index import DraftIndex
 
 FOREVER = float("inf")
 
