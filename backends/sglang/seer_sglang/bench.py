@@ -60,4 +60,4 @@ class SglangBench:
     def forget_saved(self) -> None:
         """Forget the KV that was saved."""
         if self._engine.pooling is not None:
-            self._engine.pooling.forget_group(GROUP)
+            self._engine.pooling.pooled.forget_group(GROUP)

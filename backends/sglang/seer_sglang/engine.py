@@ -15,6 +15,7 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.meters import Step
+from seer_worker.process.pooling import PooledRequests
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
@@ -125,11 +126,11 @@ class SglangEngine:
         self.pooling: KvPoolAdapter | None = None
         self._numbers = itertools.count()
 
-    def share(self, layers: SglangLayers, store: KVStore, report: Callable[[str], None]) -> KvPoolAdapter:
+    def share(self, layers: SglangLayers, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure."""
         self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report)
         self.scheduler.tree_cache.pooling = self.pooling
-        return self.pooling
+        return self.pooling.pooled
 
     def add(
         self,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 import torch
 from seer_worker.machine import memory_bytes
-from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, Load, ScriptedTokens
+from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import Sizes
+from seer_worker.process.pooling import PooledRequests
 from seer_worker.weights import checkpoint, memory
-from seer_worker.wire import Start
+from seer_worker.wire import Start, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from seer_sglang.bench import SglangBench
     from seer_sglang.blocks import SglangLayers
     from seer_sglang.engine import Chunk, SglangEngine
-    from seer_sglang.pooling import KvPoolAdapter
 
 __all__ = ["SglangAdapter", "SglangCore", "SglangForward"]
 
@@ -130,10 +130,10 @@ class SglangCore:
         chunk = self.engine.chunk(job_id)
         return list(chunk.token_ids[start:]), chunk.writing.logprobs[start:]
 
-    def load(self) -> Load:
+    def load(self) -> Telemetry:
         """Return how much SGLang has to do."""
         waiting = self.engine.waiting
-        return Load(len(self.engine.chunks) - waiting, waiting, self.engine.kv_usage)
+        return Telemetry(len(self.engine.chunks) - waiting, waiting, self.engine.kv_usage)
 
     def bench(self) -> SglangBench:
         """Return the idle engine for the meters."""
@@ -164,7 +164,7 @@ class SglangCore:
         assert self._layers is not None
         return self._layers.block_bytes, self._layers.block_tokens
 
-    def share(self, store: KVStore, report: Callable[[str], None]) -> KvPoolAdapter:
+    def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store through SGLang's cache."""
         assert self._layers is not None
         return self.engine.share(self._layers, store, report)

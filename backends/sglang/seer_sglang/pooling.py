@@ -38,8 +38,7 @@ class KvPoolAdapter:
     def __init__(
         self, layers: SglangLayers, store: KVStore, sound: Callable[[], bool], report: Callable[[str], None]
     ) -> None:
-        self.store = FailsafeStore(store, report)
-        self._pool = PooledRequests(self.store, layers.block_bytes)
+        self.pooled = PooledRequests(FailsafeStore(store, report), layers.block_bytes)
         self._layers = layers
         self._sound = sound
         self._requests: dict[str, Pooled] = {}
@@ -52,7 +51,7 @@ class KvPoolAdapter:
     def close(self, rid: str) -> None:
         """Forget a request, ended or not."""
         self._requests.pop(rid, None)
-        self._pool.take(rid)
+        self.pooled.take(rid)
 
     def stage(self, rid: str, tokens: array[int], cached: int, limit: int) -> int:
         """Copy out what the store has of a text's first ``limit`` tokens behind those cached.
@@ -65,11 +64,11 @@ class KvPoolAdapter:
         size = self._layers.block_tokens
         first = cached // size
         keys = self._keys(pooled, tokens[: limit // size * size])[first:]
-        return max(0, (first + self._pool.stage(rid, first, keys)) * size - cached)
+        return max(0, (first + self.pooled.stage(rid, first, keys)) * size - cached)
 
     def load(self, rid: str, slots: Tensor) -> None:
         """Write what has been staged into the slots given for it."""
-        staged = self._pool.take(rid)
+        staged = self.pooled.take(rid)
         assert staged is not None
         self._layers.write(slots, staged.blocks)
 
@@ -85,7 +84,7 @@ class KvPoolAdapter:
         if cut and not pooled.job.last:
             self.save(rid, tokens, slots)
         else:
-            self._pool.drop(written)
+            self.pooled.drop(written)
 
     def save(self, rid: str, tokens: array[int], slots: Tensor) -> None:
         """Save the KV of a text's first tokens, which lies in these slots, as far as the store lacks it."""
@@ -95,21 +94,13 @@ class KvPoolAdapter:
         whole = slots[: len(slots) // size * size].view(-1, size)
         keys = self._keys(pooled, tokens)[: len(whole)]
 
-        self._pool.save(keys, lambda lacking: self._layers.read(whole[lacking].flatten()))
+        self.pooled.save(keys, lambda lacking: self._layers.read(whole[lacking].flatten()))
 
     def give_up(self, rid: str) -> None:
         """Drop what there is of an aborted chunk, but for its group's prompt."""
         pooled = self._saved(rid)
         if pooled is not None:
-            self._pool.drop(self._split(pooled, array("q", pooled.job.token_ids)))
-
-    def forget_group(self, group_id: str) -> None:
-        """Drop the prompt of a group that is over."""
-        self._pool.forget_group(group_id)
-
-    def reset(self) -> None:
-        """Forget all groups."""
-        self._pool.reset()
+            self.pooled.drop(self._split(pooled, array("q", pooled.job.token_ids)))
 
     def _keys(self, pooled: Pooled, tokens: array[int]) -> list[bytes]:
         """Return the keys of a text's whole blocks: each stands for its tokens and all before them."""
@@ -123,7 +114,7 @@ class KvPoolAdapter:
         """Keep the keys of the group's prompt; return all others that a text has had here."""
         self._keys(pooled, tokens)
         prompt_blocks = pooled.job.prompt_tokens // self._layers.block_tokens
-        return self._pool.beyond_prompt(pooled.job.group_id, pooled.keys[1:], prompt_blocks)
+        return self.pooled.beyond_prompt(pooled.job.group_id, pooled.keys[1:], prompt_blocks)
 
     def _saved(self, rid: str) -> Pooled | None:
         """Return a request whose KV may go to the pool."""

@@ -163,8 +163,8 @@ def test_a_response_that_is_over_is_dropped_and_its_prompt_with_its_group():
         a = pooling(store, kv(1))
         a.open("0", job, "weights")
         a.end("0", text(100), slots(100), cut=cut)
-        a.forget_group("g")
-        a.forget_group("g")
+        a.pooled.forget_group("g")
+        a.pooled.forget_group("g")
         assert store.calls == [("drop", 5), ("drop", 1)]
 
 
@@ -186,7 +186,7 @@ def test_nothing_stays_of_a_request_that_was_put_back_and_then_given_up():
     a.save("0", text(90), slots(89))
     a.give_up("0")
     a.close("0")
-    a.forget_group("g")
+    a.pooled.forget_group("g")
     assert store.calls == [("put", 5), ("drop", 4), ("drop", 1)]
 
 

@@ -91,4 +91,4 @@ class VllmBench:
     def forget_saved(self) -> None:
         """Forget the KV that was saved."""
         if self._connector is not None:
-            self._connector.forget_group(GROUP)
+            self._connector.requests.forget_group(GROUP)

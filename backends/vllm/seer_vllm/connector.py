@@ -84,11 +84,6 @@ class StoreConnector(KVConnectorBase_V1):
 
     # In the scheduler.
 
-    @property
-    def store(self) -> FailsafeStore:
-        """The pool's store."""
-        return self.requests.store
-
     def attach(
         self, store: KVStore, read: Callable[[list[int]], Bytes], report: Callable[[str], None]
     ) -> None:
@@ -139,14 +134,6 @@ class StoreConnector(KVConnectorBase_V1):
         """Save the blocks of a request that is about to lose them."""
         assert self._kv_cache_manager is not None
         self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
-
-    def forget_group(self, group_id: str) -> None:
-        """Drop the prompt of a group that is over."""
-        self.requests.forget_group(group_id)
-
-    def reset(self) -> None:
-        """Forget all groups."""
-        self.requests.reset()
 
     def _keys(self, request: Request) -> Sequence[bytes]:
         keys: Sequence[bytes] = request.block_hashes

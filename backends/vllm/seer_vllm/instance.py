@@ -9,10 +9,11 @@ from time import perf_counter
 from typing import Any
 
 import structlog
-from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, Load, ScriptedTokens
+from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
 from seer_worker.process.instance import LogitRow, Rejected
+from seer_worker.process.pooling import PooledRequests
 from seer_worker.weights import checkpoint
-from seer_worker.wire import Degraded, Start
+from seer_worker.wire import Degraded, Start, Telemetry
 from vllm import EngineArgs, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
@@ -129,9 +130,9 @@ class VllmCore:
         assert isinstance(logprobs, FlatLogprobs)
         return state.detokenizer.output_token_ids[start:], logprobs.logprobs[start:]
 
-    def load(self) -> Load:
+    def load(self) -> Telemetry:
         """Return how much vLLM has to do."""
-        return Load(*self._scheduler.get_request_counts(), self._scheduler.get_kv_cache_usage())
+        return Telemetry(*self._scheduler.get_request_counts(), self._scheduler.get_kv_cache_usage())
 
     def bench(self) -> VllmBench:
         """Return the idle engine for the meters."""
@@ -153,11 +154,11 @@ class VllmCore:
         assert self._connector is not None
         return self._connector.block_bytes, self._connector.block_tokens
 
-    def share(self, store: KVStore, report: Callable[[str], None]) -> StoreConnector:
+    def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store through vLLM's connector."""
         assert self._connector is not None
         self._connector.attach(store, lambda block_ids: self._call("seer_read_kv", block_ids)[0], report)
-        return self._connector
+        return self._connector.requests
 
     def load_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and let the layers prove it."""

@@ -27,7 +27,8 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import CELL_S, MoveProfiler, Profilable, StepProfiler, start_grid
-from seer_worker.process.stores import STORE, FailsafeStore
+from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.stores import STORE
 from seer_worker.wire import Degraded, Failed, Finished, Start, Telemetry
 
 __all__ = [
@@ -36,10 +37,8 @@ __all__ = [
     "EndedChunk",
     "EngineCore",
     "Forward",
-    "Load",
     "ModelForward",
     "ScriptedTokens",
-    "SharedKV",
 ]
 
 log = structlog.get_logger("seer")
@@ -74,15 +73,6 @@ class EndedChunk:
     failure: str | None = None
 
 
-@attrs.frozen
-class Load:
-    """Chunks that run and wait in an engine, and the share of its KV memory that is in use."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-
-
 class DraftControl(Protocol):
     """The drafting of an engine: by a draft source, or by a method of the engine's own."""
 
@@ -115,23 +105,6 @@ class DraftControl(Protocol):
 
     def stop(self) -> None:
         """End what the source has started."""
-        ...
-
-
-class SharedKV(Protocol):
-    """The engine's connection to the store of a KV pool."""
-
-    @property
-    def store(self) -> FailsafeStore:
-        """The store, until it fails."""
-        ...
-
-    def forget_group(self, group_id: str) -> None:
-        """Drop the KV of a group's prompt."""
-        ...
-
-    def reset(self) -> None:
-        """Drop the list of groups."""
         ...
 
 
@@ -172,8 +145,8 @@ class EngineCore(Protocol):
         """Return tokens and log-probs of a running chunk, without its first ``start``."""
         ...
 
-    def load(self) -> Load:
-        """Return how much the engine has to do."""
+    def load(self) -> Telemetry:
+        """Return how many chunks run and wait, and the share of KV memory that is in use."""
         ...
 
     def bench(self) -> Profilable:
@@ -192,7 +165,7 @@ class EngineCore(Protocol):
         """Return bytes and tokens of a block as a KV pool keeps it."""
         ...
 
-    def share(self, store: KVStore, report: Callable[[str], None]) -> SharedKV:
+    def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store; ``report`` takes the reason if it is given up."""
         ...
 
@@ -372,7 +345,7 @@ class CoreAdapter:
         self._poisoned = False
         self._pool_degradations = DegradationLog("kv_pool")
         self._store: KVStore | None = None
-        self._shared_kv: SharedKV | None = None
+        self._pooled: PooledRequests | None = None
         self.emulated = self._forward.emulated
         self.info = self._forward.describe(core.info)
         self._use_weights(0, self.info.fingerprint)
@@ -410,11 +383,10 @@ class CoreAdapter:
 
     def telemetry(self) -> Telemetry:
         """Return what the engine is doing, and what its drafts cost."""
-        load, drafts = self._core.load(), self._core.drafts
-        drafting_s, figures = (0.0, {}) if drafts is None else drafts.report()
-        telemetry = Telemetry(
-            load.running, load.waiting, load.kv_usage, drafting_s=drafting_s, drafting=figures
-        )
+        telemetry, drafts = self._core.load(), self._core.drafts
+        if drafts is not None:
+            drafting_s, figures = drafts.report()
+            telemetry = structs.replace(telemetry, drafting_s=drafting_s, drafting=figures)
         return self._forward.telemetry(telemetry)
 
     def degradations(self) -> list[Degraded]:
@@ -431,17 +403,17 @@ class CoreAdapter:
         """Drop what the draft source and the KV pool keep of a group."""
         if self._core.drafts is not None:
             self._core.drafts.forget(group_id)
-        if self._shared_kv is not None:
-            self._shared_kv.forget_group(group_id)
+        if self._pooled is not None:
+            self._pooled.forget_group(group_id)
 
     def receive_pool_message(self, note: Mapping[str, int]) -> None:
         """Hand on a note of the pool to the KV store."""
-        if self._shared_kv is not None:
-            self._shared_kv.store.receive(note)
+        if self._pooled is not None:
+            self._pooled.store.receive(note)
 
     def take_pool_message(self) -> dict[str, int]:
         """Return the store's note to the pool."""
-        return {} if self._shared_kv is None else self._shared_kv.store.take_message()
+        return {} if self._pooled is None else self._pooled.store.take_message()
 
     def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None
@@ -458,8 +430,8 @@ class CoreAdapter:
         self._forward.begin_step()  # an engine may still make steps of what was dropped
         if self._core.drafts is not None:
             self._core.drafts.reset()
-        if self._shared_kv is not None:
-            self._shared_kv.reset()
+        if self._pooled is not None:
+            self._pooled.reset()
         self._core.reset_cache()
         self._forward.kv_dropped(self._weight_version)
         self._forward.idle()
@@ -528,7 +500,7 @@ class CoreAdapter:
         report = self._pool_degradations.report
         host = StoreContext(self.info.id, *self._core.kv_block(), report)
         self._store = STORE.make(spec.path, spec.settings, host)
-        self._shared_kv = self._core.share(self._store, report)
+        self._pooled = self._core.share(self._store, report)
 
     def _finish(self, ended: EndedChunk) -> Finished | Failed:
         job, account, tokens = self._jobs.pop(ended.job_id), ended.account, ended.token_ids
