@@ -22,7 +22,17 @@ from typing import Any, NamedTuple
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.weights import SHARED_MEMORY, WeightSpec
 
-__all__ = ["SharedWeights", "digest_of"]
+__all__ = [
+    "SEALS",
+    "SharedWeights",
+    "TensorSlice",
+    "buffer_source",
+    "digest_of",
+    "new_buffer",
+    "next_begin",
+    "seal",
+    "write_at",
+]
 
 ALIGNED = 64
 """Tensors begin at multiples of so many bytes."""
@@ -33,8 +43,8 @@ _descriptors: set[int] = set()
 """Those of all buffers of this process."""
 
 
-class _TensorSlice(NamedTuple):
-    """Where a tensor lies, in bytes."""
+class TensorSlice(NamedTuple):
+    """Where a tensor lies, in bytes; ``dtype`` is the name of torch or of safetensors."""
 
     name: str
     dtype: str
@@ -137,21 +147,16 @@ def _sha256(values: Any) -> str:
 
 
 def _write(tensors: Iterable[tuple[str, Any]]) -> _Buffer:
-    descriptor = os.memfd_create("seer-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = new_buffer()
     _descriptors.add(descriptor)
     try:
-        table: list[_TensorSlice] = []
-        end = 0
+        table: list[TensorSlice] = []
         for name, tensor in tensors:
-            begin = -(-end // ALIGNED) * ALIGNED
+            begin = next_begin(table)
             end = begin + _put(descriptor, tensor, begin)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            table.append(_TensorSlice(name, dtype, [*tensor.shape], begin, end))
-        end = max(end, 1)  # nothing at all cannot be mapped
-        os.ftruncate(descriptor, end)
-        digest = _digest(descriptor, table, end)
-        _put_bytes(descriptor, digest.encode(), end)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            table.append(TensorSlice(name, dtype, [*tensor.shape], begin, end))
+        digest = seal(descriptor, table)
     except BaseException as error:
         _free(descriptor)
         if isinstance(error, OSError):
@@ -159,8 +164,38 @@ def _write(tensors: Iterable[tuple[str, Any]]) -> _Buffer:
                 f"the weights cannot be put into shared memory: {error}; free some, or use a directory"
             ) from error
         raise
-    settings = {"area": f"/proc/{os.getpid()}/fd/{descriptor}", "digest": digest, "table": table}
-    return _Buffer(descriptor, WeightSpec(SHARED_MEMORY, settings), digest)
+    return _Buffer(descriptor, buffer_source(descriptor, digest, table), digest)
+
+
+def new_buffer() -> int:
+    """Return the descriptor of new memory without a name, which ``seal`` can seal."""
+    return os.memfd_create("seer-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def next_begin(table: Sequence[TensorSlice]) -> int:
+    """Return where the next tensor begins in a buffer."""
+    return -(-table[-1].end // ALIGNED) * ALIGNED if table else 0
+
+
+def seal(descriptor: int, table: Sequence[TensorSlice]) -> str:
+    """Write a buffer's digest behind its tensors, let nothing change any more, and return the digest."""
+    end = max(table[-1].end if table else 0, 1)  # nothing at all cannot be mapped
+    os.ftruncate(descriptor, end)
+    # A mapping that outlives this function would keep the buffer from being sealed.
+    with mmap(descriptor, end, access=ACCESS_READ) as memory, memoryview(memory) as values:
+        digest = digest_of({each.name: (each.shape, values[each.begin : each.end]) for each in table})
+    write_at(descriptor, digest.encode(), end)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    return digest
+
+
+def buffer_source(descriptor: int, digest: str, table: Sequence[TensorSlice]) -> WeightSpec:
+    """Return what engines of this machine open a sealed buffer of this process by.
+
+    In the table types have torch's names.
+    """
+    area = f"/proc/{os.getpid()}/fd/{descriptor}"
+    return WeightSpec(SHARED_MEMORY, {"area": area, "digest": digest, "table": table})
 
 
 def _put(descriptor: int, tensor: Any, begin: int) -> int:
@@ -170,18 +205,13 @@ def _put(descriptor: int, tensor: Any, begin: int) -> int:
     if size and not values.data_ptr():
         raise OutputError("a tensor is not all in this process; gather it first: full_tensor()")
     if size:
-        _put_bytes(descriptor, (ctypes.c_ubyte * size).from_address(values.data_ptr()), begin)
+        write_at(descriptor, (ctypes.c_ubyte * size).from_address(values.data_ptr()), begin)
     return size
 
 
-def _put_bytes(descriptor: int, values: Any, begin: int) -> None:
+def write_at(descriptor: int, values: Any, begin: int) -> None:
+    """Write all of these bytes into a buffer."""
     left = memoryview(values)
     while left:
         written = os.pwrite(descriptor, left, begin)
         left, begin = left[written:], begin + written
-
-
-def _digest(descriptor: int, table: Sequence[_TensorSlice], end: int) -> str:
-    # A mapping that outlives this function would keep the buffer from being sealed.
-    with mmap(descriptor, end, access=ACCESS_READ) as memory, memoryview(memory) as values:
-        return digest_of({each.name: (each.shape, values[each.begin : each.end]) for each in table})

@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, Response
 from seer_core.errors import EngineError, OutputError, PromptError
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.runtime.runtime import Runtime
+from seer_core.weights.shared import TensorSlice
 from seer_server.broker import RolloutBroker
 from seer_server.http import Refused, read_body, read_json, unless_disconnected
-from seer_server.shared_buffers import SharedBuffer, TensorSlice, open_buffer, receive_buffer
+from seer_server.shared_buffers import SharedBuffer, open_buffer, receive_buffer
 
 __all__ = ["Control"]
 

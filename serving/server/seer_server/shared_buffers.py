@@ -8,15 +8,21 @@ import math
 import os
 import re
 from collections.abc import AsyncIterator
-from mmap import ACCESS_READ, mmap
-from typing import NamedTuple
 
 import attrs
 import msgspec
 
 from seer_core.errors import OutputError, PromptError, printable
-from seer_core.ports.weights import SHARED_MEMORY, WeightSpec
-from seer_core.weights.shared import ALIGNED, SEALS, digest_of
+from seer_core.ports.weights import WeightSpec
+from seer_core.weights.shared import (
+    SEALS,
+    TensorSlice,
+    buffer_source,
+    new_buffer,
+    next_begin,
+    seal,
+    write_at,
+)
 
 __all__ = ["SharedBuffer", "open_buffer", "receive_buffer"]
 
@@ -38,16 +44,6 @@ DTYPES = {
     "BOOL": ("bool", 1),
 }
 """What safetensors calls types of values, and torch; and their bytes."""
-
-
-class TensorSlice(NamedTuple):
-    """Where a tensor lies, in bytes; ``dtype`` is what safetensors calls it."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    begin: int
-    end: int
 
 
 class HeaderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,26 +104,16 @@ async def receive_buffer(stream: AsyncIterator[bytes]) -> SharedBuffer:
         PromptError: they are none, are cut, or hold a tensor twice.
         OutputError: there is not enough memory.
     """
-    descriptor = os.memfd_create("seer-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = new_buffer()
     try:
         table = await _read_files(_Reader(stream), descriptor)
-        end = max(table[-1].end, 1)
-        os.ftruncate(descriptor, end)
-        digest = await asyncio.to_thread(_digest, descriptor, table, end)
-        _write(descriptor, digest.encode(), end)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        digest = await asyncio.to_thread(seal, descriptor, table)
         return SharedBuffer(descriptor, _source(descriptor, digest, table))
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, OSError):
             raise OutputError(f"the weights cannot be put into memory: {error}; free some") from error
         raise
-
-
-def _digest(descriptor: int, table: list[TensorSlice], end: int) -> str:
-    # A mapping that outlives this function would keep the buffer from being sealed.
-    with mmap(descriptor, end, access=ACCESS_READ) as memory, memoryview(memory) as values:
-        return digest_of({each.name: (each.shape, values[each.begin : each.end]) for each in table})
 
 
 async def _read_files(reader: _Reader, descriptor: int) -> list[TensorSlice]:
@@ -147,11 +133,11 @@ async def _read_files(reader: _Reader, descriptor: int) -> list[TensorSlice]:
                     f"tensor {printable(name, 100)!r} comes twice, or not where the last one ends"
                 )
             names.add(name)
-            start = -(-(table[-1].end if table else 0) // ALIGNED) * ALIGNED
+            start = next_begin(table)
             table.append(TensorSlice(name, entry.dtype, entry.shape, start, start + end - begin))
             _check(table[-1:], start + end - begin)
             async for piece in reader.pieces(end - begin):
-                _write(descriptor, piece, start)
+                write_at(descriptor, piece, start)
                 start += len(piece)
             at = end
     if not table:
@@ -184,9 +170,8 @@ def _check(table: list[TensorSlice], size: int) -> None:
 
 
 def _source(descriptor: int, digest: str, table: list[TensorSlice]) -> WeightSpec:
-    rows = [[each.name, DTYPES[each.dtype][0], *each[2:]] for each in table]
-    buffer = f"/proc/{os.getpid()}/fd/{descriptor}"
-    return WeightSpec(SHARED_MEMORY, {"area": buffer, "digest": digest, "table": rows})
+    rows = [each._replace(dtype=DTYPES[each.dtype][0]) for each in table]
+    return buffer_source(descriptor, digest, rows)
 
 
 def _require_memory(wanted: int) -> None:
@@ -197,13 +182,6 @@ def _require_memory(wanted: int) -> None:
         raise OutputError(
             f"{wanted:,} bytes of weights, and the server's machine has {int(found[1]):,} kB left"
         )
-
-
-def _write(descriptor: int, values: bytes | memoryview, begin: int) -> None:
-    left = memoryview(values)
-    while left:
-        written = os.pwrite(descriptor, left, begin)
-        left, begin = left[written:], begin + written
 
 
 class _Reader:
