@@ -136,7 +136,7 @@ def test_another_seed_in_the_config_gives_other_tokens(config, make_trainer):
     assert one.tokens != other.tokens
 
 
-def test_the_scheduler_knows_the_groups_and_the_responses_come_back_in_their_places(config, make_trainer):
+def test_the_scheduler_receives_the_groups_and_the_responses_come_back_in_their_places(config, make_trainer):
     run = train(config, make_trainer, max_steps=1)
     prompts = run.outputs[0]["prompt_ids"]
     assert [prompts[place] for place in (0, 4, 8)] == [prompts[place + 3] for place in (0, 4, 8)]
