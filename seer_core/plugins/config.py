@@ -171,14 +171,22 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), without: Iterab
         ConfigError: the file cannot be read, or a key or value is not what it must be.
     """
     path = Path(path)
+    return make_config(read_toml(path), overrides, without, base_dir=path.parent, origin=str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read the tables of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML.
+    """
     raw = read_bytes(path, "name an existing TOML file", ConfigError)
     try:
-        tree = tomllib.loads(raw.decode())
+        return tomllib.loads(raw.decode())
     except UNREADABLE as error:
         raise ConfigError(
             f"{path} is not valid TOML: {describe_flaw(error, raw)}; mend it, then run again"
         ) from error
-    return make_config(tree, overrides, without, base_dir=path.parent, origin=str(path))
 
 
 def make_config(

@@ -46,7 +46,7 @@ def micro_batches(samples: Sequence[Sample], limit_tokens: int, *, packed: bool)
     """Lay samples out, the longest first, in micro-batches of at most so many tokens, padding included.
 
     A sample longer than that has one of its own.  Padded, each has a row, with zeros on its right.  Packed,
-    all stand in one row, and their positions, which begin anew with each, tell the model where one ends.
+    all stand in one row, and the model finds their ends by the positions, which begin anew with each.
     """
     batches: list[list[Sample]] = []
     room = 0

@@ -115,7 +115,9 @@ class Checkpoints:
     def _finished(self) -> list[Path]:
         if not self._root.is_dir():
             return []
-        return sorted((path for path in self._root.iterdir() if path.name.isdecimal()), key=_number)
+        return sorted(
+            (path for path in self._root.iterdir() if path.name.isdecimal()), key=lambda each: int(each.name)
+        )
 
 
 class CheckpointWriter:
@@ -165,10 +167,6 @@ class CheckpointWriter:
             self._trainer.save(directory)
 
         self._checkpoints.save(state_of(iterations, self._table, self._config), write)
-
-
-def _number(path: Path) -> int:
-    return int(path.name)
 
 
 def _flush(path: Path) -> None:

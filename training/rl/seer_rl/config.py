@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,8 +11,7 @@ from msgspec import Meta, Struct
 
 from seer_core import Config
 from seer_core.errors import ConfigError
-from seer_core.json_files import UNREADABLE, describe_flaw, read_bytes
-from seer_core.plugins.config import make_config, structure
+from seer_core.plugins.config import make_config, read_toml, structure
 from seer_core.plugins.config_types import NotNegative, Positive, Seconds, Share
 
 __all__ = [
@@ -98,8 +96,8 @@ class OptimizerTable(Struct, frozen=True):
 class TorchTable(Struct, frozen=True):
     """``[train.torch]``: the trainer ``torch``, one process, and the ranks of ``megatron``; in float32.
 
-    A micro-batch holds ``micro_tokens``; ``packed`` lays its samples out in one row, for attention that can
-    tell them apart without a mask, as on GPUs.  Losses move by rounding with any of these.
+    A micro-batch holds ``micro_tokens``; ``packed`` lays its samples out in one row, for attention that
+    needs no mask to keep them apart, as on GPUs.  Losses move by rounding with any of these.
     """
 
     device: str = "cpu"
@@ -210,13 +208,7 @@ def load_training(
     Raises:
         ConfigError: as there.
     """
-    raw = read_bytes(path, "name an existing TOML file", ConfigError)
-    try:
-        tree = tomllib.loads(raw.decode())
-    except UNREADABLE as error:
-        raise ConfigError(
-            f"{path} is not valid TOML: {describe_flaw(error, raw)}; mend it, then run again"
-        ) from error
+    tree = read_toml(path)
     if not isinstance(tree.get("train"), dict):
         raise ConfigError(f"{path} has no [train] table; add one with `prompts` and `reward`")
     # The core refuses unknown tables but for those under [plugin], so [train] passes through it there: then

@@ -1,6 +1,6 @@
 """The training loop, strictly synchronous: rollout with rewards meanwhile, training, new weights, again.
 
-In whatever order responses finish, and whichever engines are lost meanwhile, the trainer gets them in the
+However the responses finish, and if engines are lost meanwhile, the trainer gets them in the
 order of their submission.  So two runs that differ in how they schedule have the same losses and weights.
 """
 

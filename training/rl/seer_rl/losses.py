@@ -1,6 +1,6 @@
 """The loss, token by token: pure functions of tensors.
 
-All take one value per trained token, [n], whatever rows and columns the tokens had in their micro-batch.
+All take one value per trained token, [n]; the rows and columns of the micro-batch do not matter.
 """
 
 from __future__ import annotations

@@ -19,16 +19,7 @@ from seer_rl.agreement import agreement
 from seer_rl.config import TrainTable
 from seer_rl.errors import TrainError
 from seer_rl.models import copy_all_but_weights
-from seer_rl.rank_messages import (
-    AddSample,
-    ExportWeights,
-    LoadCheckpoint,
-    SaveCheckpoint,
-    SendTensors,
-    StartRank,
-    ToRank,
-    Train,
-)
+from seer_rl.rank_messages import AddSample, CallLearner, SendTensors, StartRank, ToRank, Train
 from seer_rl.ranks import RankAnswer, Ranks
 from seer_rl.trainer import Sample, Trainer
 
@@ -104,7 +95,7 @@ class MegatronTrainer(Trainer):
 
     def export(self, directory: Path) -> None:
         """Write the whole model: a file of weights, or one for each stage of the pipeline."""
-        self._ask(ExportWeights(str(directory)))
+        self._ask(CallLearner("export", str(directory)))
         copy_all_but_weights(self._first, directory)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -115,11 +106,11 @@ class MegatronTrainer(Trainer):
 
     def save(self, directory: Path) -> None:
         """Write each rank's part of the optimizer; only the same layout can load it."""
-        self._ask(SaveCheckpoint(str(directory)))
+        self._ask(CallLearner("save", str(directory)))
 
     def load(self, directory: Path) -> None:
         """Restore the state in which ``export`` and ``save`` wrote."""
-        self._ask(LoadCheckpoint(str(directory)))
+        self._ask(CallLearner("load", str(directory)))
 
 
 def _check_model(config: Any, model: Path) -> None:

@@ -23,13 +23,11 @@ from seer_rl.memory import return_freed_memory
 from seer_rl.rank_messages import (
     AddSample,
     Broke,
+    CallLearner,
     Done,
-    ExportWeights,
     FromRank,
-    LoadCheckpoint,
     Raised,
     RankProgress,
-    SaveCheckpoint,
     SendTensors,
     StartRank,
     ToRank,
@@ -42,7 +40,7 @@ RECEIVE_BYTES = 1 << 20
 
 
 class Rank:
-    """What a rank does with each message."""
+    """Carries out the messages of the trainer's process."""
 
     def __init__(self, number: int, port: int, listener: int, connection: socket.socket) -> None:
         self._number, self._port, self._listener = number, port, listener
@@ -91,12 +89,8 @@ class Rank:
                 for name, tensor in learner.tensors().items():
                     for piece in tensor_pieces(name, tensor.numpy()):
                         self._send(piece)
-            case ExportWeights(directory):
-                learner.export(directory)
-            case SaveCheckpoint(directory):
-                learner.save(directory)
-            case LoadCheckpoint(directory):
-                learner.load(directory)
+            case CallLearner(method, directory):
+                getattr(learner, method)(directory)
         return Done()
 
     def _send(self, *messages: FromRank) -> None:

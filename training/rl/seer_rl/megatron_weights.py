@@ -2,7 +2,7 @@
 
 Tensor parallelism gives each rank whole heads and equal parts of the other tensors; pipeline parallelism
 gives it some of the layers.  A rank's share, under Hugging Face's names, is that of a model with fewer heads,
-a narrower MLP and fewer layers, so joining and taking apart know nothing of ranks.
+a narrower MLP and fewer layers, so joining and taking apart need no rank.
 """
 
 from __future__ import annotations

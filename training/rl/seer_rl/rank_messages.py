@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -18,13 +18,11 @@ from seer_rl.trainer import Sample
 __all__ = [
     "AddSample",
     "Broke",
+    "CallLearner",
     "Done",
-    "ExportWeights",
     "FromRank",
-    "LoadCheckpoint",
     "Raised",
     "RankProgress",
-    "SaveCheckpoint",
     "SendTensors",
     "StartRank",
     "TensorAssembler",
@@ -64,7 +62,7 @@ class AddSample(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def sample(self) -> Sample:
-        """The sample."""
+        """The sample that this was made of."""
         return Sample(self.prompt, self.response, self.logprobs, self.advantage)
 
 
@@ -76,25 +74,14 @@ class SendTensors(msgspec.Struct, frozen=True, tag=True):
     """Send the weights that this rank would export."""
 
 
-class ExportWeights(msgspec.Struct, frozen=True, tag=True):
-    """Call ``Learner.export``."""
+class CallLearner(msgspec.Struct, frozen=True, tag=True):
+    """Call this method of ``Learner`` with a directory."""
 
+    method: Literal["export", "save", "load"]
     directory: str
 
 
-class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """Call ``Learner.save``."""
-
-    directory: str
-
-
-class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """Call ``Learner.load``."""
-
-    directory: str
-
-
-ToRank = StartRank | AddSample | Train | SendTensors | ExportWeights | SaveCheckpoint | LoadCheckpoint
+ToRank = StartRank | AddSample | Train | SendTensors | CallLearner
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag=True):

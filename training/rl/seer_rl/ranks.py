@@ -45,7 +45,7 @@ RECEIVE_BYTES = 1 << 20
 
 @attrs.frozen
 class RankAnswer:
-    """What a rank has computed."""
+    """The numbers and arrays that a rank has computed."""
 
     metrics: dict[str, int | float]
     arrays: dict[str, np.ndarray[Any, Any]]

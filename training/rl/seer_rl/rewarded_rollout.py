@@ -75,7 +75,7 @@ class RewardedRollout:
 def _check_sampling(groups: Sequence[PromptGroup]) -> None:
     for group in groups:
         sampling = group.sampling
-        if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
+        if not sampling.raw:
             raise TrainError(
                 f"group {group.id!r} is sampled at temperature {sampling.temperature:g}, top_p"
                 f" {sampling.top_p:g} and top_k {sampling.top_k}: the log-probs that are trained on are the"

@@ -14,7 +14,7 @@ from seer_rl.errors import TrainError
 from seer_rl.losses import policy_loss
 from seer_rl.trainer import Sample
 
-__all__ = ["NO_UPDATE", "PolicyUpdates", "check_finite", "trained_samples"]
+__all__ = ["NO_UPDATE", "PolicyUpdates", "check_finite"]
 
 NO_UPDATE = {
     "trained_tokens": 0,
@@ -25,11 +25,6 @@ NO_UPDATE = {
     "kl": 0.0,
 }
 """Metrics of an iteration in which there was nothing to train on."""
-
-
-def trained_samples(table: TrainTable, samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Return the samples with a gradient: without a penalty, those that have an advantage."""
-    return samples if table.loss.kl else [sample for sample in samples if sample.advantage]
 
 
 @attrs.define(eq=False)
@@ -57,7 +52,8 @@ class PolicyUpdates:
         replicas: int = 1,
     ) -> PolicyUpdates | None:
         """Lay the samples out in micro-batches; None if none of them has a gradient."""
-        trained = trained_samples(table, samples)
+        # Without a penalty, only an advantage makes a gradient.
+        trained = samples if table.loss.kl else [sample for sample in samples if sample.advantage]
         layout = table.torch
         batches = micro_batches(trained, layout.micro_tokens, packed=layout.packed)
         if not batches:

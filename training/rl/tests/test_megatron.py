@@ -272,7 +272,7 @@ def test_devices_that_are_not_there_are_refused(other_model):
         MegatronTrainer(table(torch=TorchTable(device="tpu")), other_model, 0)
 
 
-def test_a_model_that_it_does_not_know_is_refused(tmp_path):
+def test_a_model_that_it_does_not_support_is_refused(tmp_path):
     GPT2Config().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="a gpt2, is none"):
         MegatronTrainer(table(), tmp_path, 0)

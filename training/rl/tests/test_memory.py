@@ -33,7 +33,7 @@ import os, socket, sys
 from seer_core.frames import encode
 from seer_rl import megatron_rank
 from seer_rl.config import TrainTable
-from seer_rl.rank_messages import LoadCheckpoint, StartRank
+from seer_rl.rank_messages import CallLearner, StartRank
 
 class Learner:
     def __init__(self, *_):
@@ -47,7 +47,7 @@ megatron_rank._meet = lambda *_: None
 megatron_rank.return_freed_memory = lambda: print("give back")
 for colocated in (False, True):
     ours, theirs = socket.socketpair()
-    for message in (StartRank(TrainTable("", "", colocated=colocated), "", 0), LoadCheckpoint("")):
+    for message in (StartRank(TrainTable("", "", colocated=colocated), "", 0), CallLearner("load", "")):
         ours.sendall(encode(message))
     ours.shutdown(socket.SHUT_WR)
     sys.argv = ["", "0", str(os.dup(theirs.fileno())), "0", "-1"]

@@ -27,13 +27,15 @@ def test_a_rank_that_hangs_in_the_midst_of_its_answer_is_named_in_bounded_time(t
         ranks.close()
 
 
-def test_a_rank_that_dies_while_nobody_asks_is_told_of_and_the_others_end_in_silence(tmp_path):
+def test_a_rank_that_dies_between_two_questions_is_reported_and_the_others_end_in_silence(tmp_path):
     (tmp_path / "idle_rank.py").write_text("import time\ntime.sleep(600)")
-    ranks, told = Ranks("idle_rank", 2, {"PYTHONPATH": str(tmp_path)}, timeout_s=5.0), queue.SimpleQueue()
+    ranks, reported = Ranks("idle_rank", 2, {"PYTHONPATH": str(tmp_path)}, timeout_s=5.0), queue.SimpleQueue()
     try:
-        ranks.when_lost(told.put)
+        ranks.when_lost(reported.put)
         os.kill(ranks.pids[1], signal.SIGKILL)
-        assert "rank 1 of the trainer was killed by SIGKILL; go on with --resume" in str(told.get(timeout=60))
+        assert "rank 1 of the trainer was killed by SIGKILL; go on with --resume" in str(
+            reported.get(timeout=60)
+        )
     finally:
         ranks.close()
-    assert told.empty()
+    assert reported.empty()

@@ -1,4 +1,4 @@
-"""Rewards in real processes that raise, hang, print, die and outlive nobody."""
+"""Rewards in real processes that raise, hang, print and die, and never outlive their parent."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ def test_a_reward_that_fails_fails_its_response_and_no_other(pool, body, reason)
         futures[1].result()
 
 
-def test_a_process_that_somebody_killed_is_replaced_and_its_response_judged_again(pool, tmp_path):
+def test_a_process_that_was_killed_from_outside_is_replaced_and_its_response_judged_again(pool, tmp_path):
     body = """
         import pathlib
         mark = pathlib.Path(__file__).with_name("struck")
