@@ -1,4 +1,4 @@
-"""What the adapter uses of SkyRL, in the least that behaves alike: for where SkyRL itself is not installed.
+"""The parts of SkyRL that the adapter uses, as small as they can be, for where SkyRL itself is not installed.
 
 With a checkout on ``PYTHONPATH`` the tests run on SkyRL's own modules.
 """

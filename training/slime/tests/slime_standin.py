@@ -1,4 +1,4 @@
-"""What the adapter uses of slime, in the least that behaves alike: for where slime itself is not installed.
+"""The parts of slime that the adapter uses, as small as they can be, for where slime itself is not installed.
 
 It is no package of an index.  With a checkout on ``PYTHONPATH`` the tests run on slime's own modules.
 """

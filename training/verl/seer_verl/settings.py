@@ -38,7 +38,7 @@ class Settings:
 
     @property
     def token(self) -> str | None:
-        """What the server asks for, if it asks."""
+        """The token that the server asks for, None if it asks for none."""
         if self.token_file is None:
             return None
         try:

@@ -18,7 +18,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 
 class Here:
-    """What stands for Ray's handle of a worker: the worker itself, whose client is pickled, too."""
+    """A worker in place of Ray's handle of it; its client is pickled, as by Ray."""
 
     def __init__(self, config, llm_client):
         self.worker = AgentLoopWorker(config, pickle.loads(pickle.dumps(llm_client)))

@@ -1,4 +1,4 @@
-"""What verl's trainers do with the names in their config, under Ray: servers, managers, workers, batches."""
+"""The names of a config as verl's trainers use them under Ray: servers, managers, workers, batches."""
 
 import importlib.util
 import sys
