@@ -119,19 +119,19 @@ class AsyncClient:
 
     async def abort(self, groups: Iterable[str] = (), requests: Iterable[str] = ()) -> int:
         """Abort groups and requests, as ``Client.abort`` does."""
-        return self._calls.aborted(await self._answer(self._calls.abort(groups, requests)))
+        return await self._number(self._calls.abort(groups, requests))
 
     async def update_weights(
         self, directory: str | os.PathLike[str], *, version: int | None = None, wait_s: float = 5.0
     ) -> int:
         """Load the safetensors of a directory, as ``Client.update_weights`` does."""
-        return self._calls.version(await self._answer(self._calls.weights(directory, version, wait_s)))
+        return await self._number(self._calls.weights(directory, version, wait_s))
 
     async def send_weights(
         self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0
     ) -> int:
         """Send tensors, as ``Client.send_weights`` does; the event loop waits while each is made."""
-        return self._calls.version(await self._answer(self._calls.sent(_pieces(tensors), version, wait_s)))
+        return await self._number(self._calls.sent(_pieces(tensors), version, wait_s))
 
     async def share_weights(
         self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0
@@ -146,11 +146,11 @@ class AsyncClient:
                 buffer = await asyncio.shield(copying)
             finally:
                 await asyncio.wait({copying})
-            return self._calls.version(await self._answer(self._calls.shared(buffer, version, wait_s)))
+            return await self._number(self._calls.shared(buffer, version, wait_s))
 
     async def sleep(self, *, wait_s: float = 5.0) -> int:
         """Put the instances to sleep, as ``Client.sleep`` does."""
-        return self._calls.freed(await self._answer(self._calls.sleep(wait_s)))
+        return await self._number(self._calls.sleep(wait_s))
 
     async def wake(self) -> None:
         """Wake the instances: they take their memory again."""
@@ -194,6 +194,9 @@ class AsyncClient:
                 return await response.aread()
         finally:
             await response.aclose()
+
+    async def _number(self, call: Call) -> int:
+        return call.number(await self._answer(call))
 
     async def _open(self, call: Call) -> httpx.Response:
         """Send a request, again where nothing was taken, and return the answer's beginning."""

@@ -19,8 +19,11 @@ __all__ = ["Call", "Calls", "lost"]
 log = logging.getLogger("seer_client")
 
 CONNECT_S = 10.0
-SLOWEST_S = 3600.0
+SLOW = httpx.Timeout(3600.0, connect=CONNECT_S, pool=None)
 """For an answer without signs of life: weights that load, requests that end before that."""
+
+LOADED = "weight_version"
+"""The field of an answer that has the version of weights that were loaded."""
 
 FIRST_PAUSE_S = 0.25
 KEEPALIVE = [
@@ -70,10 +73,19 @@ def _fact(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A request for httpx to send; ``repeatable`` unless its body can be read once."""
+    """A request for httpx to send; ``repeatable`` unless its body can be read once.
+
+    Where the answer is one number, that is its field ``result``.
+    """
 
     request: dict[str, Any]
     repeatable: bool = True
+    result: str = ""
+
+    def number(self, body: bytes) -> int:
+        """Read the number that an answer is."""
+        (number,) = answer(body, self.result)
+        return int(number)
 
 
 class Calls:
@@ -89,7 +101,7 @@ class Calls:
         self.patience_s = patience_s
         self._has_warned = False
         self._progress_s = progress_s
-        self._timeout = httpx.Timeout(silence_s, connect=CONNECT_S, pool=None)
+        self._silence_s = silence_s
 
     @property
     def options(self) -> dict[str, Any]:
@@ -97,7 +109,7 @@ class Calls:
         return {
             "base_url": self.url,
             "headers": {} if self.token is None else {"Authorization": f"Bearer {self.token}"},
-            "timeout": self._timeout,
+            "timeout": httpx.Timeout(self._silence_s, connect=CONNECT_S, pool=None),
         }
 
     @property
@@ -138,27 +150,27 @@ class Calls:
 
     def abort(self, groups: Iterable[str], requests: Iterable[str]) -> Call:
         """Return the request that aborts groups and requests."""
-        return self._post("/v1/abort", groups=list(groups), requests=list(requests))
+        return self._post("/v1/abort", "aborted", groups=list(groups), requests=list(requests))
 
     def weights(self, directory: str | os.PathLike[str], version: int | None, wait_s: float) -> Call:
         """Return the request that loads a directory; a relative one begins where this process is."""
         path = os.path.abspath(directory)
-        return self._post("/v1/weights", directory=path, version=version, wait_s=wait_s)
+        return self._post("/v1/weights", LOADED, directory=path, version=version, wait_s=wait_s)
 
     def shared(self, buffer: Mapping[str, Any], version: int | None, wait_s: float) -> Call:
         """Return the request that loads shared memory."""
-        return self._post("/v1/weights", shared=buffer, version=version, wait_s=wait_s)
+        return self._post("/v1/weights", LOADED, shared=buffer, version=version, wait_s=wait_s)
 
     def sent(self, content: Any, version: int | None, wait_s: float) -> Call:
         """Return the request that brings tensors."""
         params = without_none(version=version, wait_s=wait_s)
         headers = {"Content-Type": "application/octet-stream"}
         request = {"method": "PUT", "url": "/v1/weights", "params": params, "headers": headers}
-        return Call({**request, "content": content, "timeout": self._slow}, repeatable=False)
+        return Call({**request, "content": content, "timeout": SLOW}, repeatable=False, result=LOADED)
 
     def sleep(self, wait_s: float) -> Call:
         """Return the request that puts the instances to sleep."""
-        return self._post("/v1/sleep", wait_s=wait_s)
+        return self._post("/v1/sleep", "freed_bytes", wait_s=wait_s)
 
     def wake(self) -> Call:
         """Return the request that wakes them."""
@@ -167,21 +179,6 @@ class Calls:
     def state_request(self) -> Call:
         """Return the request for the server's state."""
         return Call({"method": "GET", "url": "/v1/state"})
-
-    def version(self, body: bytes) -> int:
-        """Read the version of weights that were loaded."""
-        (version,) = answer(body, "weight_version")
-        return int(version)
-
-    def aborted(self, body: bytes) -> int:
-        """Read how many responses were aborted."""
-        (aborted,) = answer(body, "aborted")
-        return int(aborted)
-
-    def freed(self, body: bytes) -> int:
-        """Read how many bytes instances gave back."""
-        (freed,) = answer(body, "freed_bytes")
-        return int(freed)
 
     def state(self, body: bytes) -> State:
         """Read the server's state."""
@@ -204,14 +201,10 @@ class Calls:
             self._has_warned = True
         return pause
 
-    @property
-    def _slow(self) -> httpx.Timeout:
-        return httpx.Timeout(SLOWEST_S, connect=CONNECT_S, pool=None)
-
     def _stream(self, path: str, **fields: Any) -> Call:
         body = without_none(**fields, progress_s=self._progress_s)
         return Call({"method": "POST", "url": path, "json": body})
 
-    def _post(self, path: str, **fields: Any) -> Call:
-        request = {"method": "POST", "url": path, "json": without_none(**fields)}
-        return Call({**request, "timeout": self._slow})
+    def _post(self, path: str, result: str = "", **fields: Any) -> Call:
+        request = {"method": "POST", "url": path, "json": without_none(**fields), "timeout": SLOW}
+        return Call(request, result=result)

@@ -161,7 +161,7 @@ class Client:
 
         A client that waits for one receives it with reason ``aborted``.
         """
-        return self._calls.aborted(self._answer(self._calls.abort(groups, requests)))
+        return self._number(self._calls.abort(groups, requests))
 
     def update_weights(
         self, directory: str | os.PathLike[str], *, version: int | None = None, wait_s: float = 5.0
@@ -177,7 +177,7 @@ class Client:
         Raises:
             ClientError: they were not loaded; the old ones stay.
         """
-        return self._calls.version(self._answer(self._calls.weights(directory, version, wait_s)))
+        return self._number(self._calls.weights(directory, version, wait_s))
 
     def send_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0) -> int:
         """Send tensors, one after the other, have them loaded, and return their version.
@@ -193,16 +193,16 @@ class Client:
         Raises:
             ClientError: as ``update_weights``.
         """
-        return self._calls.version(self._answer(self._calls.sent(pieces(tensors), version, wait_s)))
+        return self._number(self._calls.sent(pieces(tensors), version, wait_s))
 
     def share_weights(self, tensors: NamedTensors, *, version: int | None = None, wait_s: float = 5.0) -> int:
         """Have tensors loaded as ``send_weights`` does, from memory shared with a server on this machine."""
         with shared(tensors) as buffer:
-            return self._calls.version(self._answer(self._calls.shared(buffer, version, wait_s)))
+            return self._number(self._calls.shared(buffer, version, wait_s))
 
     def sleep(self, *, wait_s: float = 5.0) -> int:
         """Put the instances to sleep until ``wake``; return the bytes that they free, 0 if they slept."""
-        return self._calls.freed(self._answer(self._calls.sleep(wait_s)))
+        return self._number(self._calls.sleep(wait_s))
 
     def wake(self) -> None:
         """Wake the instances: they take their memory again."""
@@ -245,6 +245,9 @@ class Client:
                 return response.read()
         finally:
             response.close()
+
+    def _number(self, call: Call) -> int:
+        return call.number(self._answer(call))
 
     def _open(self, call: Call) -> httpx.Response:
         """Send a request, again where nothing was taken, and return the answer's beginning."""
