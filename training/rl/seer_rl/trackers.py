@@ -5,6 +5,7 @@ A tracker that fails once training has begun is logged and dropped; training goe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -108,22 +109,27 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ConfigError(
                 f"[train.tracking].tensorboard needs TensorBoard ({error}); pip install tensorboard"
             ) from error
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
         try:
             for old in directory.glob("events.out.tfevents.*"):
                 old.unlink()
-            self._writer: Any = SummaryWriter(directory)
+            self._writer: Any = EventFileWriter(str(directory))
         except OSError as error:
             raise OutputError(f"cannot write event files to {directory}: {error}; make room") from error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values, and flush them, so that they can be viewed at once."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars))
+        )
         self._writer.flush()
 
     def close(self) -> None:

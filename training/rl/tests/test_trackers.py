@@ -109,7 +109,7 @@ class Wandb:
     ("module", "setting", "remedy"),
     [
         ("wandb", "train.tracking.wandb=ring", "pip install wandb"),
-        ("torch.utils.tensorboard", "train.tracking.tensorboard=true", r"pip install tensorboard"),
+        ("tensorboard.compat.proto", "train.tracking.tensorboard=true", r"pip install tensorboard"),
     ],
 )
 def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(
