@@ -38,6 +38,9 @@ class _Like:
     def __deepcopy__(self, memo: object) -> Any:
         return self[:]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tolist(),)
+
     if TYPE_CHECKING:
 
         def tolist(self) -> list[Any]: ...
@@ -52,9 +55,6 @@ class Tokens(_Like, Ints):
         """Take these ids, or their bytes."""
         return super().__new__(cls, "i", values)  # type: ignore[return-value]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokens, (self.tolist(),)
-
 
 class Logprobs(_Like, Floats):
     """Log-probs in nats, float32, which is what engines compute.  Equal to a list of the same numbers."""
@@ -64,9 +64,6 @@ class Logprobs(_Like, Floats):
     def __new__(cls, values: Iterable[float] = ()) -> Logprobs:
         """Take these numbers, or their bytes."""
         return super().__new__(cls, "f", values)  # type: ignore[return-value]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Logprobs, (self.tolist(),)
 
 
 def packed(value: object) -> bytes:

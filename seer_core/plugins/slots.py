@@ -62,16 +62,8 @@ class Strategies:
     @property
     def slots(self) -> list[Slot[Any]]:
         """All that are filled, the core's defaults and what is wrapped included."""
-        policies = self.policies
         drafters = () if self.drafter is None else (self.drafter,)
-        filled: list[Slot[Any]] = [
-            policies.splitter,
-            policies.prioritizer,
-            policies.placer,
-            *drafters,
-            *self.observers,
-        ]
-        return [link for slot in filled for link in slot.links]
+        return [*self.policies.links, *drafters, *self.observers]
 
     @property
     def shares_drafter(self) -> bool:

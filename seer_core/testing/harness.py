@@ -47,6 +47,7 @@ class SchedulerHarness:
         self.in_flight: dict[str, Dispatch] = {}
         self.completed: dict[str, str] = {}
         self.instances: dict[str, InstanceInfo] = {}
+        self.seen: list[tuple[Event, list[Command]]] = []
 
     def start(
         self, name: str, kv: int = 1000, block: int = 1, slots: int = 8, shares_prompts: bool = False
@@ -110,6 +111,7 @@ class SchedulerHarness:
     def _handle(self, event: Event) -> list[Command]:
         self.now += EVENT_S
         commands = self.scheduler.handle(event, self.now)
+        self.seen.append((event, commands))
         for command in commands:
             match command:
                 case Dispatch():

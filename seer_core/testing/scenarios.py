@@ -16,7 +16,7 @@ from seer_core.testing.queue_harness import QueueHarness
 from seer_core.testing.rollouts import FixedSplitter
 from seer_core.testing.support import seeded_random
 
-__all__ = ["every_event", "one_completion", "placement_scenario", "queue_scenario", "rollout_of", "slot"]
+__all__ = ["every_event", "one_completion", "placement_scenario", "rollout_of", "slot"]
 
 STEPS = 300
 """Steps of a random scenario."""
@@ -42,25 +42,6 @@ def one_completion() -> Completion:
     return Completion("g/0", "g", 0, 7, tokens, logprobs, "abc", "stop", 0, [chunk], ["a"], 1.0, {"task": 1})
 
 
-def queue_scenario(queue: Prioritizer) -> list[str | None]:
-    """Play a random rollout with a queue and return the ids that it offered."""
-    rng = seeded_random()
-    rollout = rollout_of((), queue)
-    offered: list[str | None] = []
-    for _ in range(STEPS):
-        step = rng.random()
-        if step < 0.1 or not (rollout.waiting or rollout.running):
-            rollout.add(rng.randint(1, 4))
-        elif step < 0.6 and rollout.waiting:
-            rollout.serve()
-        elif rollout.running:
-            over = rollout.end if rng.random() < 0.3 else rollout.come_back
-            over(rng.choice(rollout.running), rng.randint(0, 9))
-        request = queue.peek()
-        offered.append(None if request is None else request.id)
-    return offered
-
-
 def placement_scenario(rig: SchedulerHarness) -> None:
     """Start and lose instances, submit groups and finish chunks at random."""
     rng = seeded_random()
@@ -78,15 +59,7 @@ def placement_scenario(rig: SchedulerHarness) -> None:
 
 def every_event() -> list[tuple[Event, list[Command]]]:
     """Return a short rollout in which each kind of event and command occurs."""
-    seen: list[tuple[Event, list[Command]]] = []
-
-    class Noting(SchedulerHarness):
-        def handle(self, event: Event) -> list[Command]:
-            commands = super().handle(event)
-            seen.append((event, commands))
-            return commands
-
-    rig = Noting(
+    rig = SchedulerHarness(
         Policies(
             slot("splitter", FixedSplitter(20)),
             slot("prioritizer", FirstComeFirstServed()),
@@ -105,4 +78,4 @@ def every_event() -> list[tuple[Event, list[Command]]]:
     rig.handle(InstanceFailed("b", "a test took it"))
     rig.finish_all()
     rig.stop("a")
-    return seen
+    return rig.seen
