@@ -1,16 +1,15 @@
 """Fingerprints in the place of KV: every block holds bytes that only its text could have put there.
 
-A block's fingerprint is a hash of its tokens, of all before them, and of the weights' version; the block is
-filled with bytes made of it.  So every byte of a block that is loaded, found or overwritten can be checked.
+A block's fingerprint is that of its last token (``slots.prints_of``), which stands for all tokens before it
+and for the weights' version, and the block is filled with bytes made of it.  So every byte of a block that is
+loaded, found or overwritten can be checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 import torch
 
@@ -21,28 +20,13 @@ if TYPE_CHECKING:
 
     Words = NDArray[np.uint64]
 
-__all__ = ["Chain", "Fingerprints", "WrongKVError"]
+__all__ = ["Fingerprints", "WrongKVError"]
 
 WORD_BYTES = 8
 
 
 class WrongKVError(EngineError):
     """A block holds something else than what was computed for its text."""
-
-
-@attrs.define(eq=False)
-class Chain:
-    """The fingerprints of a request's first blocks, in order."""
-
-    seed: bytes
-    prints: list[int] = attrs.Factory(list)
-
-    def extend(self, tokens: NDArray[np.int32], blocks: int, block_tokens: int) -> None:
-        """Add what is missing up to so many blocks."""
-        for block in range(len(self.prints), blocks):
-            before = self.prints[-1].to_bytes(WORD_BYTES) if self.prints else self.seed
-            text = tokens[block * block_tokens : (block + 1) * block_tokens].tobytes()
-            self.prints.append(int.from_bytes(blake2b(before + text, digest_size=WORD_BYTES).digest()))
 
 
 class Fingerprints:
@@ -56,7 +40,7 @@ class Fingerprints:
         self.layer = torch.from_numpy(self._words.view(np.uint8))
         self.checked_blocks = 0
 
-    def write(self, block_ids: Sequence[int], prints: Sequence[int]) -> None:
+    def write(self, block_ids: Sequence[int], prints: Words) -> None:
         """Fill blocks with what these fingerprints stand for."""
         self._words[list(block_ids)] = self._filled(prints)
 
@@ -68,7 +52,7 @@ class Fingerprints:
         """Write zeros over all blocks."""
         self._words.fill(0)
 
-    def check(self, block_ids: Sequence[int], prints: Sequence[int], request: str) -> None:
+    def check(self, block_ids: Sequence[int], prints: Words, request: str) -> None:
         """Compare every byte of blocks with what these fingerprints stand for.
 
         Raises:
@@ -83,5 +67,5 @@ class Fingerprints:
                 " what moved, evicted or overwrote it is at fault"
             )
 
-    def _filled(self, prints: Sequence[int]) -> Words:
-        return np.array(prints, np.uint64)[:, None] ^ self._places
+    def _filled(self, prints: Words) -> Words:
+        return prints[:, None] ^ self._places

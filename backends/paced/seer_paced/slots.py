@@ -57,7 +57,7 @@ class Slots:
             )
 
 
-def prints_of(tokens: Sequence[int], version: int) -> Words:
+def prints_of(tokens: Sequence[int] | NDArray[Any], version: int) -> Words:
     """Return a fingerprint for each token of a text, uint64 [tokens]."""
     places = np.arange(len(tokens), dtype=np.uint64)
     terms = (np.array(tokens, np.uint64) + np.uint64(1)) * (_mixed(places) | np.uint64(1))

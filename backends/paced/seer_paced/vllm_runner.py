@@ -25,7 +25,8 @@ from vllm.v1.outputs import (
 from seer_core.errors import EngineError
 from seer_core.ports.kv import Bytes
 from seer_paced.emulation import LOGPROB, Emulation
-from seer_paced.fingerprints import Chain, Fingerprints
+from seer_paced.fingerprints import Fingerprints
+from seer_paced.slots import prints_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,11 +36,14 @@ __all__ = ["EmulatedRunner"]
 
 
 class _Request:
-    """A request: its text, how far it is computed, and its blocks."""
+    """A request: its text, how far it is computed, its blocks, and how many of them are filled.
 
-    __slots__ = ("base", "blocks", "chain", "computed", "count", "name", "script", "tokens")
+    ``prints`` are the fingerprints that its full blocks have, in order.
+    """
 
-    def __init__(self, new: NewRequestData, seed: bytes) -> None:
+    __slots__ = ("base", "blocks", "computed", "count", "filled", "name", "prints", "script", "tokens")
+
+    def __init__(self, new: NewRequestData, version: int, block_tokens: int) -> None:
         prompt = new.prompt_token_ids
         assert prompt is not None
         assert new.sampling_params is not None
@@ -51,7 +55,8 @@ class _Request:
         self.tokens: NDArray[np.int32] = np.array([*prompt, *script.token_ids], np.int32)
         self.computed = new.num_computed_tokens
         self.blocks = list(new.block_ids[0])
-        self.chain = Chain(seed)
+        self.prints = prints_of(self.tokens, version)[block_tokens - 1 :: block_tokens]
+        self.filled = self.computed // block_tokens
 
     def write(self, drafts: Sequence[int]) -> list[int]:
         """Return what this step gives: a token, and one more for each draft that is as in the script."""
@@ -105,7 +110,7 @@ class EmulatedRunner:
         sampled, step_s = self._write(plan, {id(request) for request, _ in found})
         for request, full in found:
             # Only now: a block that one request finds may be computed by another in this very step.
-            self._kv.check(request.blocks[:full], request.chain.prints[:full], request.name)
+            self._kv.check(request.blocks[:full], request.prints[:full], request.name)
         self._emulation.time.spend(step_s + moved_s)
         if self.speculative_config is not None:
             self._draft(ids, sampled, bool(plan.scheduled_spec_decode_tokens))
@@ -146,8 +151,7 @@ class EmulatedRunner:
         """
         found = []
         for new in plan.scheduled_new_reqs:
-            seed = b"weights %d" % self._version
-            request = self._requests[new.req_id] = _Request(new, seed)
+            request = self._requests[new.req_id] = _Request(new, self._version, self._block_tokens)
             found.append(request)
         cached = plan.scheduled_cached_reqs
         for name, blocks, computed in zip(
@@ -157,7 +161,7 @@ class EmulatedRunner:
             if name in cached.resumed_req_ids:
                 assert blocks is not None
                 request.blocks, request.computed = list(blocks[0]), computed
-                request.chain.prints.clear()
+                request.filled = computed // self._block_tokens
                 found.append(request)
                 continue
             if blocks is not None:
@@ -167,12 +171,7 @@ class EmulatedRunner:
                     f"vLLM counts {computed} tokens of request {name!r} as computed, and {request.computed}"
                     " are; this vLLM's scheduler is not the one that emulated instances were written for"
                 )
-        admitted = []
-        for request in found:
-            full = request.computed // self._block_tokens
-            request.chain.extend(request.tokens, full, self._block_tokens)
-            admitted.append((request, full))
-        return admitted
+        return [(request, request.filled) for request in found]
 
     def _write(self, plan: SchedulerOutput, found: set[int]) -> tuple[list[list[int]], float]:
         """Return each request's tokens, and the seconds that computing them takes."""
@@ -198,13 +197,13 @@ class EmulatedRunner:
 
     def _fill(self, request: _Request, *, checked: bool) -> None:
         """Write the blocks that are full now; with ``checked``, compare the one before them first."""
-        first, full = len(request.chain.prints), request.computed // self._block_tokens
+        first, full = request.filled, request.computed // self._block_tokens
         if full <= first:
             return
         if first and checked:
-            self._kv.check(request.blocks[first - 1 : first], request.chain.prints[-1:], request.name)
-        request.chain.extend(request.tokens, full, self._block_tokens)
-        self._kv.write(request.blocks[first:full], request.chain.prints[first:full])
+            self._kv.check(request.blocks[first - 1 : first], request.prints[first - 1 : first], request.name)
+        self._kv.write(request.blocks[first:full], request.prints[first:full])
+        request.filled = full
 
     def _draft(self, ids: list[str], sampled: list[list[int]], verified: bool) -> None:
         """Ask the drafter for the next step, and let the time pass that it takes."""

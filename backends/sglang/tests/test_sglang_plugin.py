@@ -126,11 +126,11 @@ def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
     fleet = plugin.seer_make_engines(settings(model=str(models[0]), instances=2), Startup(0, models[0]))
     assert isinstance(fleet, EngineFleet)
     assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
-    assert {engine.transport.launch.interpreter for engine in fleet.engines} == {str(elsewhere)}
+    assert {engine.transport.spec.interpreter for engine in fleet.engines} == {str(elsewhere)}
     named = plugin.seer_make_engines(
         settings(model=str(models[0]), python="env/python"), Startup(0, models[0])
     )
-    assert named.engines[0].transport.launch.interpreter == str(models[0] / "env" / "python")
+    assert named.engines[0].transport.spec.interpreter == str(models[0] / "env" / "python")
 
 
 def test_a_pool_is_shared(models, elsewhere):

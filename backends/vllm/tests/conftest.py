@@ -62,7 +62,7 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
             )  # where workers find ``draft_sources``
             engine = _make_fleet(model, instances=index + 1, **settings).engines[index]
         if change is not None:
-            engine.transport.launch = change(engine.transport.launch)
+            engine.transport.spec = change(engine.transport.spec)
         return run_engine(engine, source, kv_pool)
 
     return start

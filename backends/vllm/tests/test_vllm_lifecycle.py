@@ -104,11 +104,11 @@ def test_a_loss_ends_a_control_call_that_waits(start, models):
 @pytest.fixture
 def impatient(roomy):
     """The shared instance, that may be silent for three seconds."""
-    launch = roomy.engine.transport.launch
-    roomy.engine.transport.launch = attrs.evolve(launch, silence_timeout_s=3.0)
+    launch = roomy.engine.transport.spec
+    roomy.engine.transport.spec = attrs.evolve(launch, silence_timeout_s=3.0)
     roomy.run(roomy.engine.reset_cache())  # the wait under way, of the old length, ends
     yield roomy
-    roomy.engine.transport.launch = launch
+    roomy.engine.transport.spec = launch
 
 
 def test_an_instance_outlives_an_event_loop_that_does_not_listen(impatient, prompts):
@@ -221,7 +221,7 @@ def test_a_start_that_cannot_be_encoded_is_an_error_and_leaves_no_worker(loop, m
         deep = [deep]
     pool = make_fleet(models[0])
     [engine] = pool.engines
-    engine.transport.launch = attrs.evolve(engine.transport.launch, settings={"hf_overrides": deep})
+    engine.transport.spec = attrs.evolve(engine.transport.spec, settings={"hf_overrides": deep})
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
         loop.run_until_complete(engine.start(None))
     assert engine.worker is None

@@ -47,7 +47,7 @@ class LocalLauncher:
             ours.close()
             raise
         streams = await asyncio.open_unix_connection(sock=ours)
-        scratch = Path(tempfile.mkdtemp(prefix="seer-worker-"))
+        scratch = tempfile.mkdtemp(prefix="seer-worker-")
         return LocalWorker(process, *streams, log_path, log_start, scratch, self.keep_logs)
 
 
@@ -61,28 +61,16 @@ class LocalWorker(Channel):
         writer: asyncio.StreamWriter,
         log_path: Path,
         log_start: int,
-        scratch: Path,
+        scratch: str,
         keep_log: bool,
     ) -> None:
         super().__init__(reader, writer)
+        self.pid = process.pid
+        """The worker's process id, which is also its process group."""
+        self.scratch = scratch
+        self.log = str(log_path)
         self._process = process
         self._log_path, self._log_start, self._keep_log = log_path, log_start, keep_log
-        self._scratch = scratch
-
-    @property
-    def pid(self) -> int:
-        """The worker's process id, which is also its process group."""
-        return self._process.pid
-
-    @property
-    def scratch(self) -> str:
-        """The worker's own directory, which ``end`` removes."""
-        return str(self._scratch)
-
-    @property
-    def log(self) -> str:
-        """The path of its log."""
-        return str(self._log_path)
 
     async def end(self, grace_s: float = 0.0) -> str:
         """Ask, wait ``grace_s``, terminate, wait, kill."""
@@ -93,7 +81,7 @@ class LocalWorker(Channel):
         thread.shutdown(wait=False)
         reason = await ended
         self.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
         return reason if self.fatal is None else self.fatal
 
     def last_words(self) -> str:

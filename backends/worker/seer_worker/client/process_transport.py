@@ -63,18 +63,13 @@ class ProcessTransport:
     """Carries the messages of a worker that ``launch`` starts."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch = launch
+        self.spec = launch
         self.worker: RunningWorker | None = None
         self._peer: Peer | None = None
         self._listener: asyncio.Task[None] | None = None
         self._calls: deque[asyncio.Future[Called]] = deque()
         self._busy_since_s = 0.0
         self._keeps_log = False
-
-    @property
-    def spec(self) -> Launch:
-        """The description of the instance, and how its worker is started."""
-        return self.launch
 
     @property
     def log(self) -> str:
@@ -87,7 +82,7 @@ class ProcessTransport:
         Raises:
             EngineError: it died while it started, or took longer than ``start_timeout_s``.
         """
-        launch, id = self.launch, start.instance_id
+        launch, id = self.spec, start.instance_id
         try:
             worker = await launch.launcher.launch(id, launch.interpreter, launch.environment)
         except OSError as error:
@@ -126,7 +121,7 @@ class ProcessTransport:
 
     async def call(self, message: ControlCall) -> Called:
         """Send a control message and wait for its answer; answers come in order."""
-        worker, limit_s = self.worker, self.launch.control_timeout_s
+        worker, limit_s = self.worker, self.spec.control_timeout_s
         assert worker is not None
         call: asyncio.Future[Called] = asyncio.get_running_loop().create_future()
         self._calls.append(call)
@@ -152,7 +147,7 @@ class ProcessTransport:
         worker, self.worker = self.worker, None
         if worker is not None:
             self._fail_calls("it was stopped")
-            await worker.end(self.launch.stop_timeout_s)
+            await worker.end(self.spec.stop_timeout_s)
             if not self._keeps_log:
                 worker.discard_log()
 
@@ -179,7 +174,7 @@ class ProcessTransport:
             reason = f"its worker sent no message of Seer's: {error}"
         except TimeoutError:
             await worker.end()
-            limit_s, chunks = self.launch.silence_timeout_s, len(peer.chunks)
+            limit_s, chunks = self.spec.silence_timeout_s, len(peer.chunks)
             reason = f"silent for silence_timeout_s = {limit_s:g} with {chunks} chunks"
         self._keeps_log = True
         self.worker = self._listener = None
@@ -196,7 +191,7 @@ class ProcessTransport:
         Raises:
             TimeoutError: the worker has sent no byte for ``silence_timeout_s``.
         """
-        silence_s = self.launch.silence_timeout_s
+        silence_s = self.spec.silence_timeout_s
         turn_s = min(LONGEST_TURN_S, silence_s / 4)
         silent_s = 0.0
         while True:
