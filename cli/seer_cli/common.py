@@ -64,16 +64,6 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class _Stderr:
-    """Standard error as it is now; the live display puts itself in its place for a while."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
-
-
 def main_options(command: F) -> F:
     """Add ``--debug`` and ``--log-level``, and turn errors into one line and an exit status."""
 
@@ -209,7 +199,8 @@ def _configure_logs(level: str) -> None:
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]
+        # Standard error as it is then: the live display puts itself in its place for a while.
+        logger_factory=lambda *names: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 

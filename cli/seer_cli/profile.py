@@ -17,23 +17,13 @@ from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.drafting import StepTimes
-from seer_core.ports.engine import Clock, InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.engine import PlainFleet
 from seer_core.runtime.runtime import Runtime
 
 __all__ = ["profile_command"]
 
 BATCH = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 DRAFT_TOKENS = (0, 1, 2, 4, 6, 8, 12, 16)
-
-
-@attrs.frozen
-class SomeEngines:
-    """A fleet of some of another's engines."""
-
-    engines: Sequence[InstanceClient]
-    clock: Clock
-    model: ModelInfo
-    tokenizer: Tokenizer | None
 
 
 @click.command("profile")
@@ -105,7 +95,7 @@ async def _measure(
     fleet = assembly.fleet
     engines = list(fleet.engines) if together else list(fleet.engines)[:1]
     [name] = config.seer.engines
-    some = SomeEngines(engines, fleet.clock, fleet.model, fleet.tokenizer)
+    some = PlainFleet(engines, fleet.clock, fleet.model, fleet.tokenizer)
     click.echo(f"starting {len(engines)} {name} instance(s) ...", err=True)
     async with Runtime(attrs.evolve(assembly, fleet=some), config.seer, config.rollout) as runtime:
         click.echo("measuring ...", err=True)

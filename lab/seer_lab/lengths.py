@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from math import exp, log, sqrt
 from statistics import NormalDist
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from seer_sim.lengths import Lengths, Sigma
+from seer_sim.lengths import Lengths, Sigma, normal_of
 
 from seer_core.plugins.config_types import MOST, Share
 from seer_core.ports.engine import ChunkJob
@@ -59,12 +58,12 @@ class DrawnLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shared, own = sqrt(self.group_share), sqrt(1 - self.group_share)
 
         def length(group: int, index: int, common: float) -> int:
-            z = shared * common + own * _normal(f"{seed} {group} {index}")
+            z = shared * common + own * normal_of(f"{seed} {group} {index}")
             return min(max(1, round(exp(mu + self.sigma * z))), self.cap_tokens)
 
         drawn = []
         for group in range(self.groups):
-            common = _normal(f"{seed} {group}")
+            common = normal_of(f"{seed} {group}")
             lengths = tuple(length(group, index, common) for index in range(self.group_size))
             drawn.append(GroupLengths(f"g{group}", self.prompt_tokens, lengths, self.cap_tokens))
         return drawn
@@ -91,9 +90,3 @@ def _log_median(mean: float, sigma: float, cap: int) -> float:
         else:
             high = middle
     return high
-
-
-def _normal(text: str) -> float:
-    """Return a standard normal number that depends on ``text`` only."""
-    bits = int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
-    return _NORMAL.inv_cdf((bits + 0.5) / 2**48)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import msgspec
 
 from seer_core.errors import ConfigError
 from seer_core.ports.clock import RealClock
-from seer_core.ports.engine import Clock, EngineFleet, InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.engine import EngineFleet, ModelInfo, PlainFleet
 
 __all__ = ["merge_fleets"]
-
-
-@attrs.frozen
-class MixedFleet:
-    """The engines of several fleets."""
-
-    engines: Sequence[InstanceClient]
-    clock: Clock
-    model: ModelInfo
-    tokenizer: Tokenizer | None
 
 
 def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
@@ -53,7 +42,7 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
     )
     tokenizers = (fleet.tokenizer for fleet in fleets.values() if fleet.tokenizer is not None)
     engines = [engine for fleet in fleets.values() for engine in fleet.engines]
-    return MixedFleet(engines, fleets[first].clock, model, next(tokenizers, None))
+    return PlainFleet(engines, fleets[first].clock, model, next(tokenizers, None))
 
 
 def _agree(fleets: Mapping[str, EngineFleet], what: str, of: Callable[[ModelInfo], Any]) -> None:

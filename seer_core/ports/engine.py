@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import attrs
 import msgspec
 
 from seer_core.model import InstanceInfo
@@ -25,6 +26,7 @@ __all__ = [
     "InstanceClient",
     "InstanceSink",
     "ModelInfo",
+    "PlainFleet",
     "Tokenizer",
 ]
 
@@ -253,3 +255,13 @@ class EngineFleet(Protocol):
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; without one, prompts must be token ids."""
         ...
+
+
+@attrs.frozen
+class PlainFleet:
+    """An ``EngineFleet`` of given parts."""
+
+    engines: Sequence[InstanceClient]
+    clock: Clock
+    model: ModelInfo
+    tokenizer: Tokenizer | None

@@ -25,6 +25,16 @@ SMALL_SIM = SIM | {
 RECORDS = [{"prompt": "a", "n": 3}, {"prompt": "b", "n": 2}]
 SMALL = "[rollout]\nmax_tokens = 40\n[engine.sim.lengths]\nmean_tokens = 20"
 
+HEAD = "from seer_core.plugins.hookspecs import hookimpl\n"
+
+NAMED_QUEUE = f"""{HEAD}
+from seer_core.scheduling.defaults import FirstComeFirstServed
+
+@hookimpl
+def seer_make_prioritizer():
+    return FirstComeFirstServed()
+"""
+
 
 class Recorder:
     """An observer that keeps the events."""

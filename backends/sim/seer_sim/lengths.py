@@ -13,7 +13,7 @@ from msgspec import Meta
 from seer_core.plugins.config_types import MOST, Share
 from seer_core.ports.engine import ChunkJob
 
-__all__ = ["Lengths", "Sigma"]
+__all__ = ["Lengths", "Sigma", "normal_of"]
 
 Sigma = Annotated[float, Meta(ge=0, le=10)]
 """Of a length's logarithm; with 10, one length in six is more than 20,000 times the median."""
@@ -37,14 +37,13 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the response's true length in tokens: the same for every chunk of a request."""
         if job.known_tokens is not None:
             return job.known_tokens
-        z = sqrt(self.group_share) * _normal(f"group {job.group_id}") + sqrt(1 - self.group_share) * _normal(
-            f"seed {job.seed}"
-        )
+        shared, own = normal_of(f"group {job.group_id}"), normal_of(f"seed {job.seed}")
+        z = sqrt(self.group_share) * shared + sqrt(1 - self.group_share) * own
         length = exp(log(self.mean_tokens) - self.sigma**2 / 2 + self.sigma * z)
         return min(max(1, round(length)), self.cap_tokens)
 
 
-def _normal(text: str) -> float:
+def normal_of(text: str) -> float:
     """Return a standard normal number that depends on ``text`` only."""
     bits = int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
     return _NORMAL.inv_cdf((bits + 0.5) / 2**48)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import msgspec
 
 from seer_core.model import InstanceInfo
 from seer_core.plugins.config_types import NotNegative
 from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_core.plugins.labels import labels_of
-from seer_core.ports.engine import Clock, EngineFleet, InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.engine import EngineFleet, ModelInfo, PlainFleet
 from seer_sim.clock import VirtualClock
 from seer_sim.drafts import make_methods
 from seer_sim.engine import SimEngine
 from seer_sim.settings import EmulatedSettings, check_limits, cost_of, schedule_losses
 from seer_sim.tokens import ByteTokenizer
 
-__all__ = ["Settings", "SimFleet", "make_fleet", "seer_make_engines"]
+__all__ = ["Settings", "make_fleet", "seer_make_engines"]
 
 TABLE = "engine.sim"
 
@@ -37,17 +35,7 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     start_s: NotNegative = 0.0
 
 
-@attrs.define(eq=False)
-class SimFleet:
-    """Simulated instances on one virtual clock."""
-
-    engines: Sequence[InstanceClient]
-    clock: Clock
-    model: ModelInfo
-    tokenizer: Tokenizer | None
-
-
-def make_fleet(settings: Settings) -> SimFleet:
+def make_fleet(settings: Settings) -> PlainFleet:
     """Return the instances that ``settings`` describe.
 
     Raises:
@@ -85,7 +73,7 @@ def make_fleet(settings: Settings) -> SimFleet:
     }
     schedule_losses(settings.kill_at_s, engines, clock, TABLE)
     model = ModelInfo(vocab_size=settings.vocab_size, max_model_tokens=settings.max_model_tokens)
-    return SimFleet(list(engines.values()), clock, model, ByteTokenizer())
+    return PlainFleet(list(engines.values()), clock, model, ByteTokenizer())
 
 
 @hookimpl
