@@ -29,7 +29,7 @@ from seer_core.ports.drafting import (
 )
 from seer_core.ports.engine import ChunkJob
 from seer_core.testing.rollouts import quiet
-from seer_core.testing.support import as_sent, seeded_random
+from seer_core.testing.support import as_sent, expect_contract, seeded_random
 
 __all__ = ["DraftPolicyContract", "DraftSourceContract", "DrafterContract"]
 
@@ -108,7 +108,9 @@ class DraftPolicyContract:
         policy = self.make_policy(REAL)
         for _ in range(3):
             policy.record_acceptance(drafted, accepted)
-        assert (drafted, accepted) == ([9.0, 5.0, 1.0], [4.0, 1.0, 0.0]), "learn() changed its arguments"
+        assert (drafted, accepted) == ([9.0, 5.0, 1.0], [4.0, 1.0, 0.0]), (
+            "record_acceptance() changed its arguments"
+        )
 
     def _ask(self, policy: DraftPolicy, probes: int, others: int) -> tuple[int, int]:
         lengths = policy.lengths(probes, others)
@@ -166,9 +168,7 @@ class DraftSourceContract:
     def test_it_has_the_methods_of_a_source(self) -> None:
         """The names come from the Protocol ``DraftSource``."""
         with self._bench() as bench:
-            wanted = {name for name in vars(DraftSource) if not name.startswith("_")}
-            missing = {name for name in wanted if not hasattr(bench.source, name)}
-            assert not missing, f"lacks {', '.join(sorted(missing))}"
+            expect_contract(bench.source, DraftSource)
 
     def test_drafts_keep_to_their_limits(self) -> None:
         """At most ``limits[b]`` tokens of the vocabulary, in a story of repeats that invites drafts."""

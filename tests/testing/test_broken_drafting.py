@@ -287,7 +287,7 @@ FAULTS = {
         (Dreamer, LENGTHS, r"answered \(9, 2\); drafts have 0 to 8 tokens"),
         (Divider, LENGTHS, "drafts have 0 to 8 tokens"),
         (Moody, ALIKE, ""),
-        (Sorter, UNCHANGED, r"learn\(\) changed its arguments"),
+        (Sorter, UNCHANGED, r"record_acceptance\(\) changed its arguments"),
     ],
     DrafterContract: [
         (NoDrafter, "test_it_is_a_drafter", ""),
