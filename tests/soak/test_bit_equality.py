@@ -8,7 +8,7 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.first_by_default("engine", ["vllm", "sglang"])
 def test_group_round_robin_and_full_seer_train_the_same_weights_bit_for_bit(tmp_path, engine, soak):
     names = list(ARMS) if soak.full else ["baseline", "seer"]
     iterations, groups = (10, 16) if soak.full else (2, 8)
