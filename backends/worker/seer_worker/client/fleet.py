@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError
-from seer_core.json_files import UNREADABLE, describe_flaw
+from seer_core.json_files import JsonFormat, describe_flaw
 from seer_core.plugins.config_types import Seconds
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.labels import InstanceLabels, labels_of
@@ -186,6 +186,9 @@ class ModelConfig(TextConfig, frozen=True):
     text_config: TextConfig | None = None
 
 
+MODEL_CONFIG = JsonFormat[ModelConfig](ModelConfig, "no model's configuration", NAME_A_MODEL, ConfigError)
+
+
 def read_model_info(
     model_dir: Path, max_model_tokens: int, table: str, max_temperature: float | None = None
 ) -> ModelInfo:
@@ -203,12 +206,7 @@ def read_model_info(
         raise ConfigError(
             f"{table}.model: {path} cannot be read: {describe_flaw(error)}; {NAME_A_MODEL}"
         ) from error
-    try:
-        config = msgspec.json.decode(raw, type=ModelConfig)
-    except UNREADABLE as error:
-        raise ConfigError(
-            f"{table}.model: {path} is no model's configuration: {describe_flaw(error, raw)}; {NAME_A_MODEL}"
-        ) from error
+    config = MODEL_CONFIG.decode(raw, f"{table}.model: {path} is")
     text = config.text_config or config
     for name in ("vocab_size", "max_position_embeddings"):
         if getattr(text, name) is None:

@@ -257,13 +257,10 @@ def _piece(job_id: str, start: int, tokens: Sequence[int], logprobs: Sequence[fl
 
 def _messages_from(instance: EngineAdapter) -> list[Degraded | PoolMessage]:
     """Return what has failed of draft source and KV store, and the store's message to the pool."""
-    take_pool_message, degraded = (
-        implemented(instance, "take_pool_message"),
-        implemented(instance, "degradations"),
-    )
-    note = take_pool_message() if take_pool_message else {}
-    degradations = degraded() if degraded else []
-    return [*degradations, *([PoolMessage(note)] if note else [])]
+    degradations = implemented(instance, "degradations") or list
+    take_pool_message = implemented(instance, "take_pool_message") or dict
+    note: dict[str, int] = take_pool_message()
+    return [*degradations(), *([PoolMessage(note)] if note else [])]
 
 
 def _check_adapter(start: Start, instance: EngineAdapter) -> None:
