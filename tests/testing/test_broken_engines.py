@@ -2,6 +2,7 @@
 
 import re
 
+import attrs
 import msgspec
 import pytest
 from seer_sim.plugin import Settings, make_fleet
@@ -56,8 +57,7 @@ def engine(altered):
 
     def make(self):
         fleet = make_fleet(Settings())
-        fleet.engines = [altered(each) for each in fleet.engines]
-        return fleet
+        return attrs.evolve(fleet, engines=[altered(each) for each in fleet.engines])
 
     return type(altered.__name__, (EngineContract,), {"make": make})
 
