@@ -41,8 +41,7 @@ class LLMClient:
 
     def connect(self) -> AsyncClient:
         """Return a client for the event loop that runs."""
-        settings = self.settings
-        return AsyncClient(settings.url, settings.token, patience_s=settings.patience_s)
+        return AsyncClient(**self.settings.connection)
 
     @property
     def client(self) -> AsyncClient:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from seer_client import Client
+from seer_client import AsyncClient, Client
 from torch.distributed import get_rank, is_initialized
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
@@ -36,13 +35,12 @@ class Replica(RolloutReplica):
     async def sleep(self) -> None:
         """Have the engines free their memory while the trainer computes."""
         if self.replica_rank == 0 and self.config.free_cache_engine:
-            settings = settings_of(self.config)
-            await asyncio.to_thread(_with(settings, lambda client: client.sleep(wait_s=settings.wait_s)))
+            await _sleep(settings_of(self.config))
 
     async def wake_up(self) -> None:
         """Have the engines take their memory back."""
         if self.replica_rank == 0 and self.config.free_cache_engine:
-            await asyncio.to_thread(_with(settings_of(self.config), Client.wake))
+            await _wake(settings_of(self.config))
 
 
 class ReplicaRollout(BaseRollout):
@@ -58,13 +56,12 @@ class ReplicaRollout(BaseRollout):
     async def resume(self, tags: list[str]) -> None:
         """Wake the engines before they get weights; they take all of their memory at once."""
         if self.sends_weights and "weights" in tags:
-            await asyncio.to_thread(_with(self.settings, Client.wake))
+            await _wake(self.settings)
 
     async def release(self) -> None:
         """Have the engines free their memory."""
         if self.sends_weights:
-            wait_s = self.settings.wait_s
-            await asyncio.to_thread(_with(self.settings, lambda client: client.sleep(wait_s=wait_s)))
+            await _sleep(self.settings)
 
     async def update_weights(
         self,
@@ -89,7 +86,7 @@ class ReplicaRollout(BaseRollout):
                     "Seer's engines load whole models; set model.lora.merge=True, or leave LoRA out"
                 )
             if self.sends_weights:
-                with connect(self.settings) as client:
+                with Client(**self.settings.connection) as client:
                     self._send(client, weights, global_steps)
         finally:
             for _rest in weights:
@@ -112,16 +109,11 @@ class ReplicaRollout(BaseRollout):
         self._sent = version
 
 
-def connect(settings: Settings) -> Client:
-    """Return a client of the server."""
-    return Client(settings.url, settings.token, patience_s=settings.patience_s)
+async def _sleep(settings: Settings) -> None:
+    async with AsyncClient(**settings.connection) as client:
+        await client.sleep(wait_s=settings.wait_s)
 
 
-def _with(settings: Settings, call: Any) -> Any:
-    """Return a function that makes one call to the server."""
-
-    def called() -> None:
-        with connect(settings) as client:
-            call(client)
-
-    return called
+async def _wake(settings: Settings) -> None:
+    async with AsyncClient(**settings.connection) as client:
+        await client.wake()

@@ -50,6 +50,11 @@ class Settings:
             ) from error
 
     @property
+    def connection(self) -> dict[str, Any]:
+        """The arguments of a client of the server."""
+        return {"url": self.url, "token": self.token, "patience_s": self.patience_s}
+
+    @property
     def is_local(self) -> bool:
         """Whether the server is on this machine."""
         host = urlsplit(self.url).hostname
