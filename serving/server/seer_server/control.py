@@ -37,20 +37,18 @@ class SharedWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class LoadWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/weights``: a directory of safetensors, or shared memory."""
-
-    directory: Annotated[str, Meta(min_length=1)] | None = None
-    shared: SharedWeightsRequest | None = None
-    version: Annotated[int, Meta(ge=1)] | None = None
-    wait_s: WaitS = LEAVE_S
-
-
-class SentWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class UpdateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The query of ``PUT /v1/weights``, whose body is safetensors."""
 
     version: Annotated[int, Meta(ge=1)] | None = None
     wait_s: WaitS = LEAVE_S
+
+
+class LoadWeightsRequest(UpdateRequest, frozen=True):
+    """The body of ``POST /v1/weights``: a directory of safetensors, or shared memory."""
+
+    directory: Annotated[str, Meta(min_length=1)] | None = None
+    shared: SharedWeightsRequest | None = None
 
 
 class SleepRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,19 +67,18 @@ class Control:
     async def update_weights(self, request: Request) -> Response:
         """Load a directory or shared memory."""
         asked = await read_json(request, LoadWeightsRequest)
-        if (asked.directory is None) == (asked.shared is None):
-            raise PromptError("give either directory or shared")
-        if asked.directory is not None:
-            source = directory(asked.directory)
-            return await self._update(request, source, None, asked.version, asked.wait_s)
-        assert asked.shared is not None
-        buffer = open_buffer(asked.shared.path, asked.shared.tensors, asked.shared.digest)
-        return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
+        match asked.directory, asked.shared:
+            case str(path), None:
+                return await self._update(request, asked, directory(path))
+            case None, SharedWeightsRequest(path, tensors, digest):
+                buffer = open_buffer(path, tensors, digest)
+                return await self._update(request, asked, buffer.source, buffer)
+        raise PromptError("give either directory or shared")
 
     async def receive_weights(self, request: Request) -> Response:
         """Load weights from the body, which may arrive while requests are unfinished."""
         try:
-            asked = msgspec.convert(dict(request.query_params), SentWeightsRequest, strict=False)
+            asked = msgspec.convert(dict(request.query_params), UpdateRequest, strict=False)
             buffer = await receive_buffer(request.stream())
         except msgspec.ValidationError as error:
             raise PromptError(f"the query does not fit: {error}") from None
@@ -89,22 +86,17 @@ class Control:
             raise Refused(413, str(error)) from error
         except ClientDisconnect:
             raise Refused(499, "the weights were not sent to their end") from None
-        return await self._update(request, buffer.source, buffer, asked.version, asked.wait_s)
+        return await self._update(request, asked, buffer.source, buffer)
 
     async def _update(
-        self,
-        request: Request,
-        source: WeightSpec,
-        buffer: SharedBuffer | None,
-        version: int | None,
-        wait_s: float,
+        self, request: Request, asked: UpdateRequest, source: WeightSpec, buffer: SharedBuffer | None = None
     ) -> Response:
         try:
             self.broker.require_awake()
-            async with self._exclusive(request, wait_s) as runtime:
+            async with self._exclusive(request, asked.wait_s) as runtime:
                 instances = set(runtime.alive)
                 try:
-                    loaded = await runtime.update_weights(source, version)
+                    loaded = await runtime.update_weights(source, asked.version)
                 except EngineError as error:
                     if instances and instances <= set(runtime.alive):  # they refuse, and none has failed
                         raise Refused(400, str(error)) from error
