@@ -55,7 +55,7 @@ class MarginalBenefit:
     in expectation.  ``lengths`` returns the pair (g_h, g_l) with g_h >= g_l, neither above
     ``max_draft_tokens``, that gives the most tokens per second,
 
-        (B_h (1 + S[g_h]) lambda + B_l (1 + S[g_l])) / (T(B, g) + D(B)),    S[g] = beta[1] + ... + beta[g]
+        (B_h (1 + S[g_h]) lambda + B_l (1 + S[g_l])) / T(B, g),    S[g] = beta[1] + ... + beta[g]
 
     with g = (B_h g_h + B_l g_l) / B draft tokens per request, where a token of a probe counts
     ``priority_factor`` (lambda) times; and only among pairs that, counting all tokens alike, give at least
@@ -78,8 +78,7 @@ class MarginalBenefit:
     plain step, or so much less often that it costs at most ``EXPLORE_SHARE``, drafts one token per request,
     where drafts could pay at all (``EXPLORE_HOPE``).
 
-    ``refresh``: calls of ``learn`` between two looks at what was learnt.  ``draft_s``: D(B) / B, seconds
-    that drafting takes per request and step.
+    ``refresh``: calls of ``record_acceptance`` between two looks at what was learnt.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class MarginalBenefit:
         *,
         refresh: int = 16,
         least_gain: float = 0.02,
-        draft_s: float = 0.0,
     ) -> None:
         if max_draft_tokens < 0:
             raise ValueError(f"max_draft_tokens = {max_draft_tokens} is negative")
@@ -102,7 +100,6 @@ class MarginalBenefit:
         self._priority = priority_factor
         self._refresh = refresh
         self._threshold = 1.0 + least_gain
-        self._draft_s = draft_s
         self._curves = _curves(step_times, max_draft_tokens)
         self._lengths = self._curves.lengths
         self._speculates = self._lengths[:, None] >= np.maximum(self._lengths, 1)
@@ -158,7 +155,7 @@ class MarginalBenefit:
         drafts = (probes * lengths[0] + others * lengths[1]) / batch
         tokens = probes * self._tokens[lengths[0]] + others * self._tokens[lengths[1]]
         seconds = self._curves.between(batch, np.array(drafts))
-        return float(tokens / (seconds + self._draft_s * batch * (drafts > 0)))
+        return float(tokens / seconds)
 
     def _look(self) -> None:
         """Draw beta from what was learnt, and let all plans be made anew."""
@@ -177,8 +174,6 @@ class MarginalBenefit:
         if batch == 0 or self._longest == 0:
             return 0, 0
         seconds = _seconds(self._curves, probes, others)
-        if self._draft_s:
-            seconds = seconds + self._draft_s * batch
         ours, theirs = seconds.shape
         probe_tokens = probes * tokens[:ours, None]
         other_tokens = others * tokens[:theirs]
@@ -211,7 +206,7 @@ class MarginalBenefit:
         if batch == 0 or self._plan(0, batch, self._hope) == (0, 0):
             return 0
         curve = self._curves[batch]
-        excess = float((curve[1] + self._draft_s * batch) / curve[0]) - 1.0
+        excess = float(curve[1] / curve[0]) - 1.0
         return max(EXPLORE_EVERY, ceil(excess / EXPLORE_SHARE))
 
 

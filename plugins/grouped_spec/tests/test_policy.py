@@ -157,11 +157,6 @@ def test_the_printed_algorithm_is_never_faster_and_prefers_the_larger_class():
     assert reversed_somewhere
 
 
-def test_the_cost_of_drafting_counts():
-    assert trained(FLAT, [0.5] * 4, draft_s=1e-3).lengths(0, 8) != (0, 0)
-    assert trained(FLAT, [0.5] * 4, draft_s=1.0).lengths(0, 8) == (0, 0)
-
-
 def test_nothing_to_run_or_to_draft_is_no_speculation():
     assert MarginalBenefit(FLAT).lengths(0, 0) == (0, 0)
     assert MarginalBenefit(FLAT, 0).lengths(3, 3) == (0, 0)
