@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seer_core.model import InstanceStatus, Request
+from seer_core.ports.policy import Placer
 
 
 def _emptiest(instances: Sequence[InstanceStatus], request: Request, tokens: int) -> InstanceStatus | None:
@@ -16,17 +17,7 @@ def _emptiest(instances: Sequence[InstanceStatus], request: Request, tokens: int
     return max(fits, key=lambda each: (each.free_kv_tokens, -each.seq), default=None)
 
 
-class LoadBlind:
-    """Base of placers that look at the loads only when they place."""
-
-    def instance_changed(self, instance: InstanceStatus) -> None:
-        """Loads are read when placing."""
-
-    def instance_lost(self, instance: InstanceStatus) -> None:
-        """Loads are read when placing."""
-
-
-class AlwaysMigrate(LoadBlind):
+class AlwaysMigrate(Placer):
     """Puts every chunk on the emptiest instance that is not the request's last one."""
 
     def place(
@@ -37,7 +28,7 @@ class AlwaysMigrate(LoadBlind):
         return _emptiest(others, request, chunk_tokens)
 
 
-class NeverMigrate(LoadBlind):
+class NeverMigrate(Placer):
     """Keeps every request on its first instance, which is the emptiest one."""
 
     def place(
@@ -48,7 +39,7 @@ class NeverMigrate(LoadBlind):
         return _emptiest(home or instances, request, chunk_tokens)
 
 
-class AtMost(LoadBlind):
+class AtMost(Placer):
     """Keeps ``batch`` requests in flight on the only instance."""
 
     def __init__(self, batch: int) -> None:

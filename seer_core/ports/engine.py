@@ -257,7 +257,7 @@ class EngineFleet(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class PlainFleet:
     """An ``EngineFleet`` of given parts."""
 
