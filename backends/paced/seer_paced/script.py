@@ -38,10 +38,8 @@ class Recorded(msgspec.Struct, frozen=True):
 class TokenScript(Protocol):
     """Looks up the tokens of chunks."""
 
-    @property
-    def has_text(self) -> bool:
-        """Whether the tokens are text, from which drafts can be made."""
-        ...
+    has_text: bool
+    """Whether the tokens are text, from which drafts can be made."""
 
     def tokens_of(self, job: ChunkJob) -> ScriptedTokens:
         """Return what a chunk writes, ``max_tokens`` at most.
@@ -61,11 +59,7 @@ class Script:
         self._vocab_size = vocab_size
         self._lengths = lengths
         self._recorded = recorded
-
-    @property
-    def has_text(self) -> bool:
-        """Whether the tokens are text, from which drafts can be made."""
-        return self._recorded is not None
+        self.has_text = recorded is not None
 
     def tokens_of(self, job: ChunkJob) -> ScriptedTokens:
         """Return what a chunk writes, ``max_tokens`` at most.

@@ -32,10 +32,8 @@ class TurnResult(Struct, frozen=True, tag=True):
 class Stepper(Protocol):
     """An emulated instance, wherever it lives."""
 
-    @property
-    def info(self) -> InstanceInfo:
-        """The limits of the instance."""
-        ...
+    info: InstanceInfo
+    """The limits of the instance."""
 
     def turn(self, now_s: float, messages: Sequence[ToWorker], *, step: bool) -> TurnResult:
         """Take messages, and then make a step if one is wanted and there is something to do."""
@@ -52,13 +50,9 @@ class LocalStepper:
     def __init__(self, make: Callable[[CountingClock], EngineAdapter], report_interval_s: float) -> None:
         self._clock = CountingClock()
         self._instance = make(self._clock)
+        self.info = self._instance.info
         self._sent: list[FromWorker] = []
         self._worker = Worker(self._send, self._instance, self._clock.now, report_interval_s)
-
-    @property
-    def info(self) -> InstanceInfo:
-        """The limits of the instance."""
-        return self._instance.info
 
     def turn(self, now_s: float, messages: Sequence[ToWorker], *, step: bool) -> TurnResult:
         """Take messages, and then make a step if one is wanted and there is something to do."""
