@@ -170,7 +170,7 @@ def _check(table: list[TensorSlice], size: int) -> None:
 
 
 def _source(descriptor: int, digest: str, table: list[TensorSlice]) -> WeightSpec:
-    rows = [each._replace(dtype=DTYPES[each.dtype][0]) for each in table]
+    rows = [TensorSlice(each.name, DTYPES[each.dtype][0], *each[2:]) for each in table]
     return buffer_source(descriptor, digest, rows)
 
 
