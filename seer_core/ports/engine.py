@@ -257,7 +257,7 @@ class EngineFleet(Protocol):
         ...
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class PlainFleet:
     """An ``EngineFleet`` of given parts."""
 

@@ -23,14 +23,9 @@ NO_MODEL = Path(__file__).parents[2] / "examples/plugins/engines/seer_no_model/_
 
 MIGRATING = """
 from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.policy import Placer
 
-class Migrating:
-    def instance_changed(self, instance):
-        pass
-
-    def instance_lost(self, instance):
-        pass
-
+class Migrating(Placer):
     def place(self, request, chunk_tokens, instances):
         others = [each for each in instances if each.id != request.instance]
         return min(others or instances, key=lambda each: each.running)

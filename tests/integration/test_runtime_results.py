@@ -7,6 +7,7 @@ from seer_core.errors import (
     PromptError,
     SeerError,
 )
+from seer_core.ports.policy import Placer
 from seer_core.runtime.session import rollout
 from seer_core.scheduling.scheduler import Scheduler, Slot
 from seer_core.scheduling.trace import TraceWriter, replay
@@ -14,14 +15,8 @@ from seer_core.scheduling.trace import TraceWriter, replay
 from .helpers import SIM, Recorder, divided, outputs, play, policies, roll_out
 
 
-class Rotate:
+class Rotate(Placer):
     """A placer that sends every chunk of a request to another instance than the one before."""
-
-    def instance_changed(self, instance):
-        pass
-
-    def instance_lost(self, instance):
-        pass
 
     def place(self, request, chunk_tokens, instances):
         return instances[(request.index + request.chunks) % len(instances)]
