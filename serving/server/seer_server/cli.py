@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 import sys
 from contextlib import suppress
@@ -19,6 +18,7 @@ from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
 from seer_core.runtime.runtime import Runtime
 from seer_server.app import make_app
+from seer_server.http import is_loopback
 from seer_server.process import OrderlyServer, allow_files
 
 __all__ = ["serve_command"]
@@ -59,7 +59,8 @@ def serve_command(
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
 
     Clients of vLLM's or SGLang's server point at it instead. It listens on this machine alone, unless --host
-    names another address; then it requires a token.
+    names another address; then it requires a token. Without a token it refuses requests whose Host or Origin
+    is not localhost, so that no web page from elsewhere can send it any.
 
     \b
     Example:
@@ -68,7 +69,7 @@ def serve_command(
           -d '{"prompt": "how far", "n": 4, "max_tokens": 64, "stream": true}'
     """
     token = None if token_file is None else _read_token(token_file)
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
@@ -109,12 +110,3 @@ def _read_token(path: Path) -> str:
             f"the token in {path} is no 16 ASCII characters or more; make one: openssl rand -hex 32"
         )
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

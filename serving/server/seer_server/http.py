@@ -1,11 +1,13 @@
-"""Shared by all routes: errors as answers, the token, bodies, disconnects."""
+"""Shared by all routes: errors as answers, who may ask, bodies, disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -30,6 +32,7 @@ __all__ = [
     "Refused",
     "Stream",
     "guarded",
+    "is_loopback",
     "read_body",
     "read_json",
     "refusal",
@@ -106,18 +109,55 @@ REFUSALS = dict.fromkeys((Refused, SeerError, HTTPException, Exception), _refuse
 
 
 def guarded(handler: Handler, token: str | None) -> Handler:
-    """Return a handler that refuses requests without the token, if there is one."""
-    if token is None:
-        return handler
+    """Return a handler that refuses requests without the token.
+
+    If there is none, it refuses those that a web page from elsewhere may have made.
+    """
 
     async def checked(request: Request) -> Response:
-        scheme, _, brought = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
-            words = "bring the server's token: Authorization: Bearer ..."
-            raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
+        if token is None:
+            _require_loopback(request)
+        else:
+            _require_token(request, token)
         return await handler(request)
 
     return checked
+
+
+def _require_token(request: Request, token: str) -> None:
+    scheme, _, brought = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
+        words = "bring the server's token: Authorization: Bearer ..."
+        raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
+
+
+def _require_loopback(request: Request) -> None:
+    """Refuse what a browser on this machine sends for a page from elsewhere, also after DNS rebinding."""
+    for name in ("host", "origin"):
+        value = request.headers.get(name)
+        if value is not None and not _names_loopback(value):
+            raise Refused(
+                403,
+                f"the {name.capitalize()} of the request is {printable(value, QUOTED)}, and a server without"
+                " a token answers requests to and from localhost alone; start it with --token-file",
+            )
+
+
+def _names_loopback(place: str) -> bool:
+    try:
+        return is_loopback(urlsplit(place if "//" in place else f"//{place}").hostname or "")
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address stands for this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def read_body(request: Request) -> bytes:

@@ -242,3 +242,31 @@ def test_what_goes_wrong_within_is_a_500_in_the_same_words(serve_sim, monkeypatc
         expect_refused(ask(served, COMPLETIONS, {"prompt": "a"}), 500)
         monkeypatch.undo()
         assert ask(served, COMPLETIONS, {"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+PAGES = (
+    {"Host": "a.example"},
+    {"Host": "a.example:8000"},
+    {"Host": "[nonsense"},
+    {"Origin": "https://a.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1.a.example"},
+)
+"""Headers of requests that a browser on this machine may send for a page from elsewhere."""
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", WEIGHTS), ("POST", COMPLETIONS), ("GET", "/v1/state")])
+def test_without_a_token_a_web_page_from_elsewhere_is_refused(serve_sim, method, path):
+    with serve_sim() as served:
+        for headers in PAGES:
+            answer = httpx.request(method, f"{served.url}{path}", headers=headers, timeout=PATIENCE_S)
+            expect_refused(answer, 403)
+            assert "--token-file" in answer.json()["error"]["message"]
+        for place in ("localhost", "localhost:3000", "127.0.0.1:8000", "[::1]:8000"):
+            headers = {"Host": place, "Origin": f"http://{place}"}
+            assert httpx.get(f"{served.url}/v1/state", headers=headers, timeout=PATIENCE_S).status_code == 200
+
+
+def test_with_the_token_a_proxy_may_name_another_host(served):
+    headers = {**MINE, "Host": "rollouts.example", "Origin": "https://rollouts.example"}
+    assert httpx.get(f"{served.url}/v1/state", headers=headers, timeout=PATIENCE_S).status_code == 200

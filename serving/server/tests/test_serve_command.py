@@ -13,7 +13,8 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from seer_server.cli import _check_free, _is_loopback, _read_token
+from seer_server.cli import _check_free, _read_token
+from seer_server.http import is_loopback
 
 from seer_core.errors import ConfigError
 
@@ -178,7 +179,7 @@ def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):
     assert _read_token(tmp_path / "token") == json.dumps("a" * 30)
     with pytest.raises(ConfigError, match="cannot read"):
         _read_token(tmp_path / "nothing")
-    assert [_is_loopback(name) for name in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example")] == [
+    assert [is_loopback(name) for name in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example")] == [
         True,
         True,
         True,
