@@ -21,8 +21,9 @@ from seer_cli import main
 settings.register_profile("seer", deadline=None)
 settings.load_profile("seer")
 
-# What a script starts with `&` ignores SIGINT, and so would each process that a test sends it to.
+# What a script starts with `&` ignores SIGINT, and under nohup SIGHUP.  So would processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):

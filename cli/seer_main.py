@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line."""
-    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if _is_handled(number)]
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_handled(number)]
     for number in handled:
         signal.signal(number, _leave)
     from seer_cli import main as command

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +50,11 @@ T = TypeVar("T")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: as Ctrl-C, but for the exit status."""
+    """SIGTERM or SIGHUP came: as Ctrl-C, but for the exit status.  ``number`` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 class FiniteRange(click.FloatRange):
@@ -124,54 +128,61 @@ def load(path: Path, overrides: tuple[str, ...] = (), disabled: tuple[str, ...] 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line and an exit status, as shells have it: 130 and 143."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into one line and an exit status, as shells have it: 130, 143, 129."""
     on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _terminate) if on_main_thread else None
+    before = {number: signal.signal(number, _terminate) for number in _ending()} if on_main_thread else {}
     try:
         yield
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        click.echo("interrupted; what had finished is kept", err=True)
-        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
-        sys.exit(128 + number)
+        with suppress(OSError):  # after SIGHUP the terminal is gone
+            click.echo("interrupted; what had finished is kept", err=True)
+        sys.exit(128 + (error.number if isinstance(error, Terminated) else signal.SIGINT))
     finally:
-        if on_main_thread:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ending() -> list[signal.Signals]:
+    """Return the signals that end a command in order; nohup has it ignore one of them."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _terminate(number: int, frame: object) -> None:
-    raise Terminated
+    raise Terminated(number)
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine; SIGTERM ends it like Ctrl-C, so that engines are always stopped.
+    """Run a coroutine; SIGTERM and SIGHUP end it like Ctrl-C, so that engines are always stopped.
 
     Raises:
-        Terminated: SIGTERM came.
+        Terminated: SIGTERM or SIGHUP came.
         KeyboardInterrupt: Ctrl-C came.
     """
-    terminated = False
+    came: list[int] = []
 
     async def guarded() -> T:
         task = asyncio.current_task()
         assert task is not None
 
-        def cancel() -> None:
-            nonlocal terminated
-            terminated = True
+        def cancel(number: int) -> None:
+            came.append(number)
             task.cancel()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, cancel)
+        for number in before:
+            asyncio.get_running_loop().add_signal_handler(number, cancel, number)
         return await main
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in _ending()}
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
-        if terminated:
-            raise Terminated from None
+        if came:
+            raise Terminated(came[0]) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)  # the loop leaves the system's default
+        for number, handler in before.items():
+            signal.signal(number, handler)  # the loop leaves the system's default
         main.close()  # it was never started if a signal came first
 
 

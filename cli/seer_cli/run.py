@@ -64,7 +64,7 @@ def run_command(
 
     The same prompts with the same --iteration repeat their responses, with another they do not.
 
-    Ctrl-C (exit status 130) and SIGTERM (143) keep what has finished, and the summary says so.
+    Ctrl-C (exit status 130), SIGTERM (143) and SIGHUP (129) keep what has finished, and the summary says so.
 
     \b
     Example:

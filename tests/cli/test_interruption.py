@@ -12,8 +12,11 @@ from seer_core.scheduling.trace import replay
 
 from .helpers import BOUND_S, lines_of
 
+ENDS = ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129))
+"""Signals that end a command in order, and its exit status then."""
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+
+@pytest.mark.parametrize(("number", "status"), ENDS)
 def test_an_interrupted_run_keeps_what_has_finished_and_stops_its_engines(
     start_seer, trickling, tmp_path, number, status
 ):
@@ -31,7 +34,7 @@ def test_an_interrupted_run_keeps_what_has_finished_and_stops_its_engines(
     assert (summary["ended"], summary["requests"], summary["requested"]) == ("interrupted", 3, 6)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), ENDS)
 def test_a_signal_while_engines_start_stops_those_that_are_up(
     start_seer, trickling, tmp_path, number, status
 ):
@@ -55,7 +58,7 @@ def test_a_killed_run_s_trace_holds_all_that_happened_in_whole_lines(start_seer,
     assert replay(trace, Scheduler(Policies())) == len(lines_of(trace))
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), ENDS)
 @pytest.mark.parametrize("module", ["seer_core", "rich.console", "seer_cli.run", "seer_lab.cli"])
 def test_a_signal_while_the_command_is_still_being_imported_is_one_line(module, number, status):
     program = (
@@ -74,3 +77,17 @@ def test_a_signal_while_the_command_is_still_being_imported_is_one_line(module, 
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("interrupted")
     assert result.stdout == ""
+
+
+def test_a_run_under_nohup_outlives_its_terminal(start_seer, trickling, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start_seer(*trickling(signal=int(signal.SIGHUP), signal_after=1))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    completions = tmp_path / "out" / "completions.jsonl"
+    while not completions.exists() or len(lines_of(completions)) < 3:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=BOUND_S)
+    assert process.returncode == 143, errors
