@@ -22,7 +22,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs
 @pytest.fixture
 def few_prompts(tmp_path):
     """The first groups of the example, as a prompts file."""
-    lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:6]
+    lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:4]
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(lines) + "\n", "utf-8")
     return path

@@ -17,12 +17,12 @@ ALL_TOKENS = 178_599
 @pytest.mark.first_by_default("engine", ["vllm", "sglang"])
 def test_whole_divided_migrated_killed_and_drafted_rollouts_give_the_same_tokens(engine, soak):
     ways = WAYS if soak.full and engine == "vllm" else SMALL_WAYS
-    groups, greedy_n = (None, 8) if soak.full else (4, 1)
+    groups, greedy_n = (None, 8) if soak.full else (2, 1)
     overrides = [f"seer.engine={engine}", *soak.overrides]
     rows = asyncio.run(roll_out_all_ways(ways, groups, greedy_n, overrides))
     by_way = {(row["way"], row["temperature"]): row for row in rows}
     assert [row["differing_responses"] for row in rows] == [0] * 2 * len(ways)
-    assert sum(row["tokens"] for row in rows) >= 40_000
+    assert sum(row["tokens"] for row in rows) >= 10_000
     if soak.full:
         assert {row["tokens"] for row in rows if row["temperature"]} == {ALL_TOKENS}
     assert by_way["migrated", 1.0]["migrations"] > by_way["divided", 1.0]["migrations"]
