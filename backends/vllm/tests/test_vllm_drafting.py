@@ -285,7 +285,10 @@ def test_vllms_own_methods_are_lossless_too(start, models, roomy, prompts, metho
         ("no_such_module:Source", "'no_such_module:Source' cannot be imported: No module named"),
         ("draft_sources:Missing", "'draft_sources:Missing' cannot be imported: .*has no attribute"),
         ("draft_sources", "'draft_sources' cannot be imported"),
-        ("draft_sources:Unfinished", "'draft_sources:Unfinished' is no DraftSource: it lacks add_sibling_tokens, close, forget"),
+        (
+            "draft_sources:Unfinished",
+            "'draft_sources:Unfinished' is no DraftSource: it lacks add_sibling_tokens, close",
+        ),
         ("draft_sources:VOCAB", "'draft_sources:VOCAB' is no DraftSource"),
         ("vllm:eagle", "'vllm:eagle': of vllm's methods only ngram, suffix will do"),
         ("draft_sources:Broken", "'draft_sources:Broken' cannot be made: .*the draft model is not there"),
