@@ -1,5 +1,6 @@
 """Config and prompts files, distributions made on the spot, and engines that a test plays by hand."""
 
+import asyncio
 from pathlib import Path
 
 import attrs
@@ -169,6 +170,20 @@ class Hand:
 def hand():
     """Return the class of engines that are played by hand."""
     return Hand
+
+
+@pytest.fixture
+def slow_starter():
+    """Return an engine that is played by hand and comes up once its ``go_on`` is set."""
+
+    class Slow(Hand):
+        async def start(self, sink):
+            await self.go_on.wait()
+            return await super().start(sink)
+
+    slow = Slow("y")
+    slow.go_on = asyncio.Event()
+    return slow
 
 
 @pytest.fixture(scope="session")

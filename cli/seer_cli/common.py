@@ -143,7 +143,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _ending() -> list[signal.Signals]:
-    """Return the signals that end a command in order; nohup has it ignore one of them."""
+    """Return the signals that end a command in order, but for one that is ignored, as nohup has it."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 

@@ -106,26 +106,20 @@ def test_an_instance_of_another_model_is_not_added(by_hand, hand):
     assert other.stops == 1
 
 
-def test_an_instance_that_is_still_starting_when_the_runtime_stops_is_stopped_too(by_hand, hand):
-    class Slow(hand):
-        async def start(self, sink):
-            await self.go_on.wait()
-            return await super().start(sink)
-
-    slow = Slow("y")
-
+def test_an_instance_that_is_still_starting_when_the_runtime_stops_is_stopped_too(
+    by_hand, hand, slow_starter
+):
     async def run():
-        slow.go_on = asyncio.Event()
         async with by_hand(hand("x")) as runtime:
-            adding = asyncio.ensure_future(runtime.add(slow))
+            adding = asyncio.ensure_future(runtime.add(slow_starter))
             await turns()
-        slow.go_on.set()
+        slow_starter.go_on.set()
         with pytest.raises(EngineError, match="'y' was taken away before it had started"):
             await adding
         assert not runtime.alive
 
     play(run())
-    assert slow.stops == 2
+    assert slow_starter.stops == 2
 
 
 def test_a_removed_instance_s_chunks_go_on_elsewhere_and_it_does_not_come_back(by_hand, hand, some_groups):

@@ -154,22 +154,14 @@ def test_the_runtime_stops_and_starts_again_while_some_sleep_and_some_are_lost(b
     play(run())
 
 
-def test_no_instance_sleeps_while_one_is_being_added(by_hand, hand):
-    class Slow(hand):
-        async def start(self, sink):
-            await self.go_on.wait()
-            return await super().start(sink)
-
-    slow = Slow("y")
-
+def test_no_instance_sleeps_while_one_is_being_added(by_hand, hand, slow_starter):
     async def run():
-        slow.go_on = asyncio.Event()
         async with by_hand(hand("x")) as runtime:
-            adding = asyncio.ensure_future(runtime.add(slow))
+            adding = asyncio.ensure_future(runtime.add(slow_starter))
             await turns()
             with pytest.raises(EngineError, match="an instance is being added"):
                 await runtime.sleep()
-            slow.go_on.set()
+            slow_starter.go_on.set()
             await adding
             assert await runtime.sleep() == 2000
 
