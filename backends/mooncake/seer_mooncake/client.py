@@ -89,9 +89,9 @@ class MooncakeClient:
         if not self._away:
             self._submit(work)
 
-    def close(self) -> None:
-        """End the client, unless it is away: Mooncake's would wait for its master, and hold Python up."""
-        if not self._away:
+    def close(self, master: bool = True) -> None:
+        """End the client, unless it is away or has no ``master``: it would wait for it, and hold Python up."""
+        if master and not self._away:
             ended = self._submit(lambda store: store.close())
             self._jobs.put(None)
             try:

@@ -170,8 +170,8 @@ class MooncakeStore:
         return self._counts.take()
 
     def close(self) -> None:
-        """Unmount the segment, and with it what lies there."""
-        self._client.close()
+        """Unmount the segment, and with it what lies there, unless the master has ended."""
+        self._client.close(answers(self._settings["master"], self._settings["timeout_s"]))
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         prefix = self._prefix
