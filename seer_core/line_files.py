@@ -1,14 +1,47 @@
-"""Files that appear whole or not at all: replacements by renaming, and lines that are never cut."""
+"""Files that appear whole or not at all, lines that are never cut, directories that one process writes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LineFile", "is_special", "new_beside"]
+import structlog
+
+from seer_core.errors import OutputError
+
+__all__ = ["LineFile", "claim", "is_special", "new_beside"]
+
+log = structlog.get_logger("seer")
+
+
+@contextlib.contextmanager
+def claim(directory: Path, what: str) -> Iterator[None]:
+    """Keep other processes that claim it out of a directory, until the ``with`` block ends or this one dies.
+
+    ``what`` they do there is the subject of the error, such as "another run is training into out".
+
+    Raises:
+        OSError: the directory cannot be opened.
+        OutputError: another process has claimed it.
+    """
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(f"{what}; let it end first, or name another directory") from error
+        except OSError as error:
+            log.warning(
+                "not_locked", reason=f"{directory} cannot be locked: {error.strerror}; start no second run"
+            )
+        yield
+    finally:
+        os.close(opened)
 
 
 def is_special(path: Path) -> bool:

@@ -28,11 +28,22 @@ __all__ = [
     "InstanceStarted",
     "InstanceStopped",
     "RequestsAborted",
+    "ResumedResponse",
 ]
 
 
+class ResumedResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A response that an earlier process began: its tokens so far, and why it is over if it is."""
+
+    tokens: int
+    finish_reason: FinishReason | None = None
+
+
 class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A prompt group without its tokens: all that scheduling needs, and what the trace keeps."""
+    """A prompt group without its tokens: all that scheduling needs, and what the trace keeps.
+
+    ``resumed``: its responses as an earlier process left them; empty for none.
+    """
 
     id: str
     prompt_tokens: int
@@ -41,6 +52,7 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     known_lengths: tuple[int, ...] | None = None
     sampling: Sampling = Sampling()
     labels: dict[str, str] = {}
+    resumed: tuple[ResumedResponse, ...] = ()
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):

@@ -41,6 +41,7 @@ class Summary(msgspec.Struct, frozen=True):
     instances, by part: in this rollout, or before it if not restarted since.
     ``instances_failed`` are down for good: lost too often, in this rollout or before it.
     ``observers_failed`` counts those that raised, and were not called from then on.
+    ``resumed_tokens`` of ``tokens`` were written by an earlier process, which throughput leaves out.
     """
 
     requests: int
@@ -71,6 +72,7 @@ class Summary(msgspec.Struct, frozen=True):
     degradations: dict[str, int] = {}
     instances_failed: int = 0
     observers_failed: int = 0
+    resumed_tokens: int = 0
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -127,7 +129,7 @@ class Tally:
         self._groups: set[str] = set()
         self._groups_over = 0
         self._finishes_s = array("d")
-        self._tokens = self._max_tokens = 0
+        self._tokens = self._max_tokens = self._resumed_tokens = 0
         self._finish_reasons: Counter[str] = Counter()
         self._chunks = self._migrations = self._preemptions = 0
         self._cached = self._prefilled = self._recomputed = self._pooled = 0
@@ -167,9 +169,10 @@ class Tally:
             case ChunkFailed():
                 self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
 
-    def add(self, completion: Completion, group_over: bool = False) -> None:
+    def add(self, completion: Completion, group_over: bool = False, resumed_tokens: int = 0) -> None:
         """Count a completion; ``group_over``: it was its group's last."""
         tokens = len(completion.token_ids)
+        self._resumed_tokens += resumed_tokens
         self._groups.add(completion.group_id)
         if group_over:
             self._groups.remove(completion.group_id)
@@ -205,7 +208,7 @@ class Tally:
             tokens=self._tokens,
             total_time_s=total,
             tail_time_s=tail_time_s(self._finishes_s),
-            throughput_tokens_per_s=self._tokens / total if total else 0.0,
+            throughput_tokens_per_s=(self._tokens - self._resumed_tokens) / total if total else 0.0,
             mean_tokens=self._tokens / requests if requests else 0.0,
             max_tokens=self._max_tokens,
             chunks=self._chunks,
@@ -228,6 +231,7 @@ class Tally:
             degradations=dict(self._degradations),
             instances_failed=self._instances_failed,
             observers_failed=observers_failed,
+            resumed_tokens=self._resumed_tokens,
         )
 
     def _drafting_share(self) -> float:

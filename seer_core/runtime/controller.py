@@ -11,6 +11,7 @@ import structlog
 
 from seer_core.errors import EngineError, SeerError
 from seer_core.model import PromptGroup
+from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import (
     Abort,
     ChunkFailed,
@@ -29,6 +30,7 @@ from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkOutput, ChunkPiece
+from seer_core.ports.journal import Journal, WrittenResponse
 from seer_core.runtime.fleet import Fleet
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.prompts import check_groups
@@ -83,7 +85,7 @@ class RolloutController:
                 self.apply(InstanceStarted(info))
         self.log_chunk_lengths()
 
-    def begin(self, keep: bool, most_requests: int | None) -> Rollout:
+    def begin(self, keep: bool, most_requests: int | None, journal: Journal | None) -> Rollout:
         """Begin a rollout, which is open and has no group yet; raises as ``Runtime.open``."""
         self.require_idle("start another rollout")
         self.expect_healthy()
@@ -97,7 +99,7 @@ class RolloutController:
         )
         self._tally = Tally(fleet.clock.now(), fleet.reports, fleet.degradations, len(fleet.failed))
         self.rollout = Rollout(
-            self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests
+            self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests, journal
         )
         return self.rollout
 
@@ -128,13 +130,24 @@ class RolloutController:
         fleet, transcripts = self.fleet, self._transcripts
         fleet.require_alive()
         check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
-        specs = tuple(transcripts.add(group) for group in groups)
+        written = self._written(groups)
+        specs = tuple(map(transcripts.add, groups, written))
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
         try:
             self.apply(GroupsSubmitted(specs))
         except BaseException as error:
             self.fail(error)
             raise
+
+    def _written(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[WrittenResponse]]:
+        """Return what an earlier process has written of each group; raises as ``Journal.begin``."""
+        if self.rollout is None or self.rollout.journal is None:
+            return [()] * len(groups)
+        weights, first = self.fleet.weights, {"model": self.fleet.model.digest}
+        version = weights.current.version
+        return self.rollout.journal.begin(
+            groups, version, weights.fingerprints | (first if not version else {})
+        )
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; each completes at once."""
@@ -180,8 +193,23 @@ class RolloutController:
                 log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
             if isinstance(event, ChunkFinished):
                 self._share_text(event.request_id)
-            if event is not None:
+                self._finish(event, output)
+            elif event is not None:
                 self.apply(event)
+
+    def _finish(self, event: ChunkFinished, output: ChunkOutput) -> None:
+        """Apply the end of a chunk, and keep the chunk in the journal if the scheduler takes it."""
+        rollout = self.rollout
+        start, record = self._transcripts.last_chunk(event.request_id)
+        self.apply(event)
+        # A simulated engine's lazy tokens are not worth their making: the next run has them as soon.
+        if (
+            rollout is not None
+            and rollout.journal is not None
+            and isinstance(output.token_ids, list | Tokens)
+        ):
+            tokens, logprobs = Tokens(output.token_ids), Logprobs(output.logprobs)
+            rollout.journal.chunk(event.request_id, start, tokens, logprobs, output.stopped, record)
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Take back a chunk."""
@@ -227,7 +255,9 @@ class RolloutController:
         rollout = self.rollout
         assert rollout is not None
         closed = self._transcripts.complete(command, now)
-        self._tally.add(closed.completion, closed.group_over)
+        if rollout.journal is not None and command.finish_reason == "aborted":
+            rollout.journal.aborted(command.request_id)
+        self._tally.add(closed.completion, closed.group_over, closed.resumed_tokens)
         rollout.take(closed.completion, closed.group_over)
         self.observers.completed(now, closed.completion)
         self.fleet.forget_group(closed.completion.group_id, closed.instances)

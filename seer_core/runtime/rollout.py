@@ -14,6 +14,7 @@ from seer_core.model import Completion, PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.results import RolloutResult, Tally
 from seer_core.ports.engine import Clock
+from seer_core.ports.journal import Journal
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.prompts import named_after
 from seer_core.runtime.transcripts import Transcripts
@@ -49,6 +50,8 @@ class Rollout:
     ``submitted`` counts them.  ``named`` counts the groups that were named after each prompt; beyond
     ``MOST_NAMED`` prompts the least recently used ones are dropped.
 
+    A completion is returned once the ``journal``, if there is one, has it.
+
     The iterator raises ``EngineError`` when no instance is left, and at the end if all requests finished with
     reason ``error``.  The engines are served between two completions: work that takes longer than a moment,
     such as a reward that computes, belongs into a thread, ``await asyncio.to_thread(reward, completion)``.
@@ -63,8 +66,10 @@ class Rollout:
         controller: Controller,
         keep: bool = True,
         most_requests: int | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.open = True
+        self.journal = journal
         self.submitted = 0
         self.named: OrderedDict[str, int] = OrderedDict()
         self._transcripts = transcripts
@@ -88,6 +93,7 @@ class Rollout:
         Raises:
             PromptError: a group does not fit the model or the instances, or its id is that of another one
                 under way.
+            InputError: the journal has another group of its id, or one of other weights.
             OverloadError: there would be more than ``most_requests`` unfinished ones; see ``room``.
             SeerError: the rollout is closed.
             EngineError: no instance is alive.
@@ -161,13 +167,16 @@ class Rollout:
         return await self._next()
 
     async def _next(self) -> Completion:
-        while not self._ready:
+        while True:
+            if self._ready and self.journal is not None:
+                await self.journal.synced()
+            if self._ready:
+                return self._ready.popleft()
             if self._error is not None:
                 raise self._error
             if self.over:
                 raise StopAsyncIteration
             await self._change()
-        return self._ready.popleft()
 
     async def _change(self) -> None:
         """Wait until something has changed, and let time pass meanwhile."""
@@ -244,7 +253,11 @@ class Rollout:
         self._abort(self._transcripts.unfinished_of(group_id))
 
     async def abort(self) -> RolloutResult:
-        """Close it, abort all unfinished requests and return the result."""
+        """Close it, abort all unfinished requests and return the result.
+
+        In a journal they stay unfinished: another process may go on with them.
+        """
+        self.journal = None
         self.close()
         self._abort(list(self.unfinished))
         return await self.wait()

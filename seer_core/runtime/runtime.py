@@ -14,6 +14,7 @@ from seer_core.plugins.config import Config, RolloutTable, SeerTable, load_confi
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.journal import Journal
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec, directory
@@ -285,25 +286,30 @@ class Runtime:
             most_tokens=min(longest, room) if fitting else None,
         )
 
-    def rollout(self, groups: Iterable[PromptGroup], *, keep: bool = True) -> Rollout:
+    def rollout(
+        self, groups: Iterable[PromptGroup], *, keep: bool = True, journal: Journal | None = None
+    ) -> Rollout:
         """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
-        rollout = self.open(keep=keep)
+        rollout = self.open(keep=keep, journal=journal)
         try:
             rollout.add(groups)
         finally:
             rollout.close()
         return rollout
 
-    def open(self, *, keep: bool = True, most_requests: int | None = None) -> Rollout:
+    def open(
+        self, *, keep: bool = True, most_requests: int | None = None, journal: Journal | None = None
+    ) -> Rollout:
         """Begin a rollout that takes groups until it is closed; iterate over it for completions.
 
         Without ``keep``, its result holds only completions that have not been read.  It takes at most
-        ``most_requests`` unfinished requests at a time, if that is given.
+        ``most_requests`` unfinished requests at a time, if that is given.  What a ``journal`` has of a group
+        that is added is not computed again, and what is computed goes there.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
         """
-        return self._controller.begin(keep, most_requests)
+        return self._controller.begin(keep, most_requests, journal)
 
     async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""

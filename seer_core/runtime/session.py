@@ -17,6 +17,7 @@ from seer_core.model import Completion
 from seer_core.model.results import RolloutResult
 from seer_core.plugins.config import Config, load_config
 from seer_core.plugins.loading import fill_slots
+from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
 from seer_core.runtime.rollout import Rollout
@@ -115,34 +116,51 @@ class Session:
             return self._rollout.result
         return self._call(_result(self._rollout))
 
-    def rollout(self, records: Iterable[Mapping[str, Any]], iteration: int | None = None) -> RolloutResult:
-        """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments."""
-        with self.open() as rollout:
+    def rollout(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        iteration: int | None = None,
+        *,
+        journal: Journal | None = None,
+    ) -> RolloutResult:
+        """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments.
+
+        ``journal`` is that of ``Runtime.open``; give the ``iteration`` with it, for it enters the seeds.
+        """
+        with self.open(journal=journal) as rollout:
             rollout.add(records, iteration)
             return rollout.wait()
 
     def stream(
-        self, records: Iterable[Mapping[str, Any]], iteration: int | None = None, *, keep: bool = True
+        self,
+        records: Iterable[Mapping[str, Any]],
+        iteration: int | None = None,
+        *,
+        keep: bool = True,
+        journal: Journal | None = None,
     ) -> Iterator[Completion]:
         """Roll out prompts and yield completions as they finish.
 
         The rollout begins with the first ``next``, and engines go on while the caller works.  Leaving early
-        aborts the unfinished requests.  ``keep`` is that of ``Runtime.rollout``.
+        aborts the unfinished requests.  ``keep`` is that of ``Runtime.rollout``, ``journal`` of ``rollout``.
         """
-        with self.open(keep=keep) as rollout:
+        with self.open(keep=keep, journal=journal) as rollout:
             rollout.add(records, iteration)
             rollout.close()
             yield from rollout
 
     @contextmanager
-    def open(self, *, keep: bool = True, most_requests: int | None = None) -> Iterator[SessionRollout]:
+    def open(
+        self, *, keep: bool = True, most_requests: int | None = None, journal: Journal | None = None
+    ) -> Iterator[SessionRollout]:
         """Begin a rollout that takes prompts until it is closed; see ``Runtime.open``.
 
         Leaving ``with`` closes it and aborts the unfinished requests.
         """
         with self._use("rolling out"):
             try:
-                self._rollout = self._call(_soon(self.runtime.open, keep=keep, most_requests=most_requests))
+                begin = _soon(self.runtime.open, keep=keep, most_requests=most_requests, journal=journal)
+                self._rollout = self._call(begin)
                 yield SessionRollout(self, self._rollout)
             finally:
                 self._leave()

@@ -13,9 +13,10 @@ import msgspec
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
 from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec
+from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec, ResumedResponse
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.ports.journal import WrittenResponse
 from seer_core.scheduling.sibling_tokens import SiblingLog
 
 __all__ = ["ClosedRequest", "Transcripts"]
@@ -42,7 +43,8 @@ class Siblings:
 class Transcript:
     """A response so far; ``job_id`` names the chunk under way.
 
-    ``streamed`` holds the tokens and log-probs of that chunk's pieces.
+    An earlier process has written its first ``resumed_tokens``.  ``streamed`` holds the tokens and log-probs
+    of the chunk's pieces.
     """
 
     siblings: Siblings
@@ -51,6 +53,7 @@ class Transcript:
     token_ids: Tokens = attrs.Factory(Tokens)
     logprobs: Logprobs = attrs.Factory(Logprobs)
     chunks: list[ChunkRecord] = attrs.Factory(list)
+    resumed_tokens: int = 0
     job_id: str | None = None
     streamed: tuple[Tokens, Logprobs] | None = None
 
@@ -63,10 +66,14 @@ class InFlightChunk(msgspec.Struct, frozen=True):
 
 
 class ClosedRequest(msgspec.Struct, frozen=True):
-    """A request that is over, whether its group is, and if so the ``instances`` that may forget it."""
+    """A request that is over, whether its group is, and if so the ``instances`` that may forget it.
+
+    An earlier process has written its first ``resumed_tokens``.
+    """
 
     completion: Completion
     group_over: bool
+    resumed_tokens: int
     instances: tuple[str, ...] = ()
 
 
@@ -110,14 +117,24 @@ class Transcripts:
         """The ids of the groups that are not over."""
         return self._groups.keys()
 
-    def add(self, group: PromptGroup) -> GroupSpec:
-        """Begin the transcripts of a group; return its specification for the scheduler."""
+    def add(self, group: PromptGroup, written: Sequence[WrittenResponse] = ()) -> GroupSpec:
+        """Begin the transcripts of a group; return its specification for the scheduler.
+
+        ``written``: its responses as an earlier process left them, which become part of these; or none.
+        """
         siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
         if self._sharing:
             self._shared[group.id] = SiblingLog(self._rollout_id, group.id)
         for index in range(group.n):
-            seed = request_seed(group.seed, index)
-            self._open[f"{group.id}/{index}"] = Transcript(siblings, index, seed)
+            request_id = f"{group.id}/{index}"
+            transcript = Transcript(siblings, index, request_seed(group.seed, index))
+            self._open[request_id] = transcript
+            if written:
+                response = written[index]
+                transcript.token_ids, transcript.logprobs = response.token_ids, response.logprobs
+                transcript.chunks, transcript.resumed_tokens = response.chunks, len(response.token_ids)
+                if self._sharing:
+                    self._shared[group.id].resume(request_id, transcript.token_ids)
         return GroupSpec(
             group.id,
             len(group.prompt_token_ids),
@@ -126,6 +143,7 @@ class Transcripts:
             group.known_lengths,
             group.sampling,
             dict(group.labels),
+            tuple(ResumedResponse(len(each.token_ids), each.finish_reason) for each in written),
         )
 
     def unfinished_of(self, group_id: str) -> list[str]:
@@ -146,6 +164,12 @@ class Transcripts:
             tokens = _joined(tokens, transcript.streamed[0][seen:])
             logprobs = _joined(logprobs, transcript.streamed[1][seen:])
         return tokens, logprobs
+
+    def last_chunk(self, request_id: str) -> tuple[int, ChunkRecord]:
+        """Return where the last chunk of an unfinished request begins in its response, and its account."""
+        transcript = self._open[request_id]
+        record = transcript.chunks[-1]
+        return len(transcript.token_ids) - record.tokens, record
 
     def written_tokens(self, request_id: str) -> int:
         """Return the number of tokens that an unfinished request has."""
@@ -342,9 +366,8 @@ class Transcripts:
             finished_s=now,
             metadata=siblings.group.metadata,
         )
-        return ClosedRequest(
-            completion, not siblings.left, () if siblings.left else tuple(siblings.instances)
-        )
+        instances = () if siblings.left else tuple(siblings.instances)
+        return ClosedRequest(completion, not siblings.left, transcript.resumed_tokens, instances)
 
     def _delivered(self, instance_id: str, request_id: str) -> None:
         shared = self._sharing_of(request_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from seer_core.errors import TransitionError
 from seer_core.model import GroupContext, Request, RequestState
@@ -31,12 +31,16 @@ class RequestBuffer:
         self.running = 0
         self.waiting = 0
 
-    def add_group(self, group: GroupContext) -> list[Request]:
-        """Create the group's requests, all waiting; ids are ``<group id>/<index>``."""
+    def add_group(self, group: GroupContext, written: Sequence[int] = ()) -> list[Request]:
+        """Create the group's requests, all waiting, with so many tokens ``written`` before, if any.
+
+        Their ids are ``<group id>/<index>``.
+        """
         requests = []
         for index in range(group.size):
             request = Request(f"{group.id}/{index}", self._seq, index, group)
             self._seq += 1
+            request.generated_tokens = written[index] if written else 0
             self._requests[request.id] = request
             requests.append(request)
         self.waiting += group.size

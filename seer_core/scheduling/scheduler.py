@@ -262,11 +262,15 @@ class Scheduler:
     def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
         for spec in event.groups:
             group = self.contexts.open(spec, self._now)
-            requests = self.buffer.add_group(group)
+            requests = self.buffer.add_group(group, [response.tokens for response in spec.resumed])
             if self.debug:
                 make_read_only(group, *requests)
             for request in requests:
                 self._push(request)
+            for request, response in zip(requests, spec.resumed, strict=False):
+                if response.finish_reason is not None:
+                    self._take(request)
+                    self._end(request, response.finish_reason, commands)
 
     def _instance_started(self, event: InstanceStarted, commands: list[Command]) -> None:
         if event.info.id in self.instances:
@@ -310,8 +314,7 @@ class Scheduler:
         self.contexts.count(request, event.steps, event.drafted, event.accepted)
         self._release(request)
         if event.stopped or request.remaining_tokens == 0:
-            self.contexts.record_finished(request)
-            self._complete(request, "stop" if event.stopped else "length", commands)
+            self._end(request, "stop" if event.stopped else "length", commands)
         else:
             self._push(request)
 
@@ -321,7 +324,7 @@ class Scheduler:
         self._release(request)
         request.failures += 1
         if request.failures > self.max_failures:
-            self._complete(request, "error", commands)
+            self._end(request, "error", commands)
         else:
             self._push(request)
 
@@ -336,15 +339,20 @@ class Scheduler:
                 self.buffer.give_back(request)
                 self._release(request)
             else:
-                self._stage, self._subject = self.policies.prioritizer, request
-                self.policies.prioritizer.strategy.take(request)
-            self._complete(request, "aborted", commands)
+                self._take(request)
+            self._end(request, "aborted", commands)
 
     def _push(self, request: Request) -> None:
         self._stage, self._subject = self.policies.prioritizer, request
         self.policies.prioritizer.strategy.push(request)
 
-    def _complete(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
+    def _take(self, request: Request) -> None:
+        self._stage, self._subject = self.policies.prioritizer, request
+        self.policies.prioritizer.strategy.take(request)
+
+    def _end(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
+        if reason in ("stop", "length"):
+            self.contexts.record_finished(request)
         self.buffer.finish(request)
         self.contexts.close(request)
         commands.append(Complete(request.id, reason))

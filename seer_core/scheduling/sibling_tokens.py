@@ -26,6 +26,10 @@ class SiblingLog:
         self._news: dict[str, dict[str, None]] = {}
         """Requests that have written since an instance was sent tokens; for one that never was, all have."""
 
+    def resume(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Take in a response that an earlier process has written, so that no instance has it."""
+        self._texts[request_id] = token_ids
+
     def record(self, instance_id: str, request_id: str, token_ids: Sequence[int]) -> None:
         """Take in a response as it is now; this instance was given it, or has written it."""
         self._texts[request_id] = token_ids

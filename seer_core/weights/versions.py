@@ -35,6 +35,12 @@ class WeightVersions:
         """Whether weights are being updated."""
         return not self._settled.is_set()
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprints of the current weights, by the recipe they were made by."""
+        version = self.current.version
+        return {recipe: each for (known, recipe), each in self._fingerprints.items() if known == version}
+
     @contextmanager
     def change(self) -> Iterator[None]:
         """Hold back the weights of instances that start meanwhile."""

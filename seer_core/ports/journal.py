@@ -1,0 +1,65 @@
+"""The journal: the contract of what keeps a rollout's responses, so that another process can go on with it.
+
+``seer_journal`` is the one that comes with Seer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.requests import ChunkRecord, FinishReason, PromptGroup
+
+__all__ = ["Journal", "WrittenResponse"]
+
+
+class WrittenResponse(msgspec.Struct):
+    """A response as a journal has it; ``finish_reason`` is None where it is not over."""
+
+    token_ids: Tokens = msgspec.field(default_factory=Tokens)
+    logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
+    chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Journal(Protocol):
+    """Keeps what a rollout writes: its groups, their chunks, aborts.  The other ends follow from the chunks.
+
+    None of its methods waits but ``synced``, and none raises but ``begin``.  A journal that cannot write any
+    more logs that once, and the rollout goes on without it.
+    """
+
+    def begin(
+        self, groups: Sequence[PromptGroup], version: int, fingerprints: Mapping[str, str]
+    ) -> Sequence[Sequence[WrittenResponse]]:
+        """Take in groups; return for each what an earlier process has written: all responses, or none.
+
+        Tokens depend on the group and on the weights, whose version and fingerprints these are.
+
+        Raises:
+            InputError: a group or its weights are not those of the journal's group of this id; none is taken.
+        """
+        ...
+
+    def chunk(
+        self,
+        request_id: str,
+        start: int,
+        token_ids: Tokens,
+        logprobs: Logprobs,
+        stopped: bool,
+        record: ChunkRecord,
+    ) -> None:
+        """Keep a chunk of a response, whose tokens from ``start`` on these are; they do not change."""
+        ...
+
+    def aborted(self, request_id: str) -> None:
+        """Keep that the user aborted a response."""
+        ...
+
+    async def synced(self) -> None:
+        """Wait until what was given so far is as safe as the journal makes it, or the journal has failed."""
+        ...
