@@ -1,0 +1,214 @@
+"""The journal of a rollout: another process goes on with it, token for token.
+
+Tokens depend on a request's seed and their position alone, so a rollout that is begun anew gives the same
+ones; a journal saves the time.  Give one to ``Runtime.rollout``, ``Session.open`` and their like::
+
+    with Journal("out/journal") as journal, Session(config) as session:
+        result = session.rollout(prompts, iteration=7, journal=journal)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+import structlog
+
+from seer_core.errors import InputError, OutputError, quote
+from seer_core.line_files import claim
+from seer_core.model import ChunkRecord, PromptGroup
+from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.ports.journal import WrittenResponse
+from seer_journal.reader import read
+from seer_journal.records import FORMAT, Aborted, Begun, Chunk, Opened
+from seer_journal.writer import SUFFIX, RecordWriter
+
+__all__ = ["Journal", "Safety"]
+
+log = structlog.get_logger("seer")
+
+Safety = Literal["disk", "system"]
+"""When a completion may be returned: its tokens are on disk, or with the operating system."""
+
+SEGMENT_BYTES = 64 << 20
+
+
+class Journal:
+    """A ``seer_core.ports.journal.Journal`` in a directory, which one process has open at a time.
+
+    ``facts`` are what the run's tokens depend on beside groups and weights, or what its user wants to be the
+    same, by names that a user understands.  With ``safety`` "disk" a power failure loses no completion that
+    was returned; with "system" the death of the process does not.  ``found_responses``, ``found_tokens`` and
+    ``damaged_bytes`` are what an earlier process had left; ``failed`` is the reason why nothing is written
+    any more.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        facts: Mapping[str, str] = {},
+        safety: Safety = "disk",
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Open the journal of a directory, or begin one.
+
+        Raises:
+            InputError: it is of another run, its files are no journal, or its form is another.
+            OutputError: it cannot be written, or another process has it open.
+        """
+        self.directory = Path(directory)
+        with contextlib.ExitStack() as undo:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                undo.enter_context(
+                    claim(self.directory, f"another process writes the journal in {self.directory}")
+                )
+                contents = read(self.directory)
+                opened = contents.opened or Opened(FORMAT, secrets.token_hex(8), dict(facts))
+                _check_facts(self.directory, opened.facts, facts)
+                self._writer = RecordWriter(
+                    self.directory,
+                    contents.number + 1,
+                    opened,
+                    sync=safety == "disk",
+                    segment_bytes=segment_bytes,
+                )
+            except OSError as error:
+                raise OutputError(
+                    f"cannot keep a journal in {self.directory}: {error.strerror}; make room, name another"
+                    " directory, or do without a journal"
+                ) from error
+            self._claim = undo.pop_all()
+        self._contents = contents
+        self.found_responses, self.found_tokens = contents.finished, contents.tokens
+        self.damaged_bytes = contents.damaged_bytes
+        if contents.damaged_bytes:
+            log.warning(
+                "journal_damaged",
+                directory=str(self.directory),
+                bytes=contents.damaged_bytes,
+                remedy="what stood there is computed again",
+            )
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def failed(self) -> str:
+        """The reason why nothing is written any more; empty while it is."""
+        return self._writer.failed
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that this process has written."""
+        return self._writer.written_bytes
+
+    def check(self, groups: Sequence[PromptGroup]) -> None:
+        """Find out early whether these are the journal's groups, before engines start for them.
+
+        Raises:
+            InputError: one is another group.
+        """
+        for group in groups:
+            if (known := self._contents.groups.get(group.id)) is not None:
+                _check_same(self.directory, known, Begun.of(group, known.version, {}))
+
+    def begin(
+        self, groups: Sequence[PromptGroup], version: int, fingerprints: Mapping[str, str]
+    ) -> Sequence[Sequence[WrittenResponse]]:
+        """As ``seer_core.ports.journal.Journal.begin``."""
+        records = [Begun.of(group, version, dict(fingerprints)) for group in groups]
+        for record in records:
+            if (known := self._contents.groups.get(record.group_id)) is not None:
+                _check_same(self.directory, known, record)
+        written = []
+        for record in records:
+            if record.group_id not in self._contents.groups:
+                self._writer.put(record)
+            self._contents.groups.pop(record.group_id, None)
+            written.append(self._contents.responses.pop(record.group_id, []))
+        return written
+
+    def chunk(
+        self,
+        request_id: str,
+        start: int,
+        token_ids: Tokens,
+        logprobs: Logprobs,
+        stopped: bool,
+        record: ChunkRecord,
+    ) -> None:
+        """As ``seer_core.ports.journal.Journal.chunk``."""
+        account = msgspec.structs.astuple(record)
+        self._writer.put(Chunk(request_id, start, token_ids, logprobs, stopped, account))
+
+    def aborted(self, request_id: str) -> None:
+        """As ``seer_core.ports.journal.Journal.aborted``."""
+        self._writer.put(Aborted(request_id))
+
+    async def synced(self) -> None:
+        """As ``seer_core.ports.journal.Journal.synced``."""
+        await self._writer.synced()
+
+    def close(self) -> None:
+        """Write what is left, and let other processes open it.  Idempotent."""
+        self._writer.close()
+        self._claim.close()
+
+    def remove(self) -> None:
+        """Close it and delete its files, once what it holds is kept elsewhere."""
+        self._writer.close()
+        for path in self.directory.glob(f"*{SUFFIX}"):
+            path.unlink(missing_ok=True)
+        self._claim.close()
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+
+def _check_facts(directory: Path, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            raise InputError(
+                f"the journal in {directory} is of another run: {name} was {quote(before.get(name))} and is"
+                f" {quote(now.get(name))} now; restore it, or begin anew in another directory"
+            )
+
+
+def _check_same(directory: Path, known: Begun, record: Begun) -> None:
+    """Refuse a group that would get other tokens; fingerprints compare where they have the same recipe."""
+    before, now = msgspec.structs.asdict(known), msgspec.structs.asdict(record)
+    prints = known.fingerprints, record.fingerprints
+    before["fingerprints"], now["fingerprints"] = (
+        {recipe: each[recipe] for recipe in sorted(prints[0].keys() & prints[1].keys())} for each in prints
+    )
+    titles = {
+        "prompt_token_ids": "prompt",
+        "version": "weight version",
+        "fingerprints": "weights' fingerprint",
+    }
+    for name, value in now.items():
+        if before[name] != value:
+            was, is_now = (_shown(name, each) for each in (before[name], value))
+            raise InputError(
+                f"the journal in {directory} has another group {quote(record.group_id)}: its"
+                f" {titles.get(name, name)} was {was} and is {is_now} now; restore it, or begin anew in"
+                " another directory"
+            )
+
+
+def _shown(name: str, value: object) -> str:
+    return f"{len(value)} other tokens" if isinstance(value, Tokens) else quote(value)

@@ -1,0 +1,123 @@
+"""What a journal's files hold, put together: groups, and their responses as far as they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from seer_core.errors import InputError, quote
+from seer_core.model import ChunkRecord
+from seer_core.ports.journal import WrittenResponse
+from seer_journal.records import FORMAT, Aborted, Begun, Chunk, Damaged, Opened, Record, scan
+from seer_journal.writer import SUFFIX
+
+__all__ = ["Contents", "read"]
+
+
+@attrs.define(eq=False)
+class Contents:
+    """A journal as it was found: ``opened`` is None where there is none yet; ``number`` is the last file's.
+
+    A response lacks what stood behind a record that is damaged or lost: that is computed again.
+    ``damaged_bytes`` counts bytes that are no record, ``torn_bytes`` those at the end of a file, where
+    a process died as it wrote.
+    """
+
+    opened: Opened | None = None
+    number: int = 0
+    groups: dict[str, Begun] = attrs.Factory(dict)
+    responses: dict[str, list[WrittenResponse]] = attrs.Factory(dict)
+    damaged_bytes: int = 0
+    torn_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all responses."""
+        return sum(len(each.token_ids) for group in self.responses.values() for each in group)
+
+    @property
+    def finished(self) -> int:
+        """Responses that are over."""
+        return sum(each.finish_reason is not None for group in self.responses.values() for each in group)
+
+    def take(self, record: Record) -> None:
+        """Add a record."""
+        match record:
+            case Begun():
+                if self.groups.get(record.group_id) != record:
+                    self.groups[record.group_id] = record
+                    self.responses[record.group_id] = [WrittenResponse() for _ in range(record.n)]
+            case Chunk():
+                self._extend(record)
+            case Aborted():
+                response = self._response(record.request_id)
+                if response is not None and response.finish_reason is None:
+                    response.finish_reason = "aborted"
+
+    def _response(self, request_id: str) -> WrittenResponse | None:
+        group_id, _, index = request_id.rpartition("/")
+        responses = self.responses.get(group_id, [])
+        return responses[int(index)] if index.isdecimal() and int(index) < len(responses) else None
+
+    def _extend(self, chunk: Chunk) -> None:
+        """Append what a chunk adds to its response: nothing if it is there, or if tokens before it lack."""
+        response = self._response(chunk.request_id)
+        if response is None or response.finish_reason is not None or chunk.start != len(response.token_ids):
+            return
+        limit = self.groups[chunk.request_id.rpartition("/")[0]].max_tokens
+        if len(chunk.token_ids) != len(chunk.logprobs) or chunk.start + len(chunk.token_ids) > limit:
+            return
+        response.token_ids.extend(chunk.token_ids)
+        response.logprobs.extend(chunk.logprobs)
+        response.chunks.append(ChunkRecord(*chunk.account))
+        if chunk.stopped:
+            response.finish_reason = "stop"
+        elif len(response.token_ids) == limit:
+            response.finish_reason = "length"
+
+
+def read(directory: Path) -> Contents:
+    """Read the files of a directory, in the order of their numbers.
+
+    Raises:
+        OSError: a file cannot be read.
+        InputError: a file is no part of one journal, or of another form.
+    """
+    contents = Contents()
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        if not path.stem.isdecimal():
+            raise InputError(f"{path} is no file of a journal; take it out of the directory")
+        contents.number = int(path.stem)
+        _read_file(path, contents)
+    return contents
+
+
+def _read_file(path: Path, contents: Contents) -> None:
+    data = path.read_bytes()
+    opened: Opened | None = None
+    for item in scan(data):
+        if isinstance(item, Damaged):
+            if item.offset + item.size == len(data):
+                contents.torn_bytes += item.size
+            else:
+                contents.damaged_bytes += item.size
+        elif isinstance(item, Opened):
+            opened = item
+            _check(path, opened, contents.opened)
+            contents.opened = contents.opened or opened
+        elif opened is None:  # which run a file is of stands in its first record
+            contents.damaged_bytes += len(data)
+            return
+        else:
+            contents.take(item)
+
+
+def _check(path: Path, opened: Opened, first: Opened | None) -> None:
+    if opened.format != FORMAT:
+        raise InputError(
+            f"{path} has form {quote(opened.format)} of a journal, and this Seer reads form {FORMAT}; go on"
+            " with the Seer that wrote it, or begin anew"
+        )
+    if first is not None and opened.run != first.run:
+        raise InputError(f"{path} is of another run than the files before it; take it out of the directory")

@@ -1,0 +1,127 @@
+"""The records of a journal, and their form on disk.
+
+A record is a frame: four bytes that mark its beginning, its length and its CRC-32 (both of four bytes,
+little-endian), and the msgpack-encoded record.  The mark lets a reader go on behind a record that is damaged.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from seer_core.json_files import UNREADABLE
+from seer_core.model import PromptGroup, Sampling
+from seer_core.model.arrays import Logprobs, Tokens, packed, unpacked
+
+__all__ = ["FORMAT", "Aborted", "Begun", "Chunk", "Damaged", "Opened", "Record", "encode", "scan"]
+
+FORMAT = 1
+"""Version of the form on disk; a reader takes its own alone."""
+
+MARK = b"\xa5SJ\x01"
+HEAD = struct.Struct("<4sII")
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """Begins each file: the version of the form, the run's random id, and the run's facts by name."""
+
+    format: int
+    run: str
+    facts: dict[str, str]
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    """A group was submitted, on weights of this version and with these fingerprints, by their recipes."""
+
+    group_id: str
+    prompt_token_ids: Tokens
+    n: int
+    max_tokens: int
+    sampling: Sampling
+    seed: int
+    version: int
+    fingerprints: dict[str, str]
+
+    @classmethod
+    def of(cls, group: PromptGroup, version: int, fingerprints: dict[str, str]) -> Begun:
+        """Return the record of a group."""
+        prompt = Tokens(group.prompt_token_ids)
+        return cls(
+            group.id, prompt, group.n, group.max_tokens, group.sampling, group.seed, version, fingerprints
+        )
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
+    """A finished chunk: a response's tokens from ``start`` on; ``account`` has a ``ChunkRecord``'s values."""
+
+    request_id: str
+    start: int
+    token_ids: Tokens
+    logprobs: Logprobs
+    stopped: bool
+    account: tuple[Any, ...]
+
+
+class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """The user aborted a response."""
+
+    request_id: str
+
+
+Record = Opened | Begun | Chunk | Aborted
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    """Bytes of a file that are no record."""
+
+    offset: int
+    size: int
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=packed)
+_decoder = msgspec.msgpack.Decoder(Record, dec_hook=unpacked)
+
+
+def encode(record: Record) -> bytes:
+    """Return a record's frame."""
+    body = _encoder.encode(record)
+    return HEAD.pack(MARK, len(body), zlib.crc32(body)) + body
+
+
+def scan(data: bytes) -> Iterator[Record | Damaged]:
+    """Yield what a file holds, in order: its records, and what stands between them."""
+    position = 0
+    while position < len(data):
+        found = _record_at(data, position)
+        if found is not None:
+            record, position = found
+            yield record
+            continue
+        bad, position = position, data.find(MARK, position + 1)
+        while position >= 0 and _record_at(data, position) is None:
+            position = data.find(MARK, position + 1)
+        if position < 0:
+            position = len(data)
+        yield Damaged(bad, position - bad)
+
+
+def _record_at(data: bytes, position: int) -> tuple[Record, int] | None:
+    """Return the record that begins at a position, and where it ends; None if none does."""
+    begin = position + HEAD.size
+    if begin > len(data):
+        return None
+    mark, length, checksum = HEAD.unpack_from(data, position)
+    end = begin + length
+    if mark != MARK or end > len(data):
+        return None
+    body = memoryview(data)[begin:end]
+    if zlib.crc32(body) != checksum:
+        return None
+    try:
+        return _decoder.decode(body), end
+    except UNREADABLE:
+        return None

@@ -1,0 +1,283 @@
+"""What one process has written another one has, whatever happened to the files; a strange one is refused."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import seer_journal.writer
+import structlog
+from seer_journal import Journal
+
+from seer_core.errors import InputError, OutputError
+from seer_core.model import ChunkRecord, PromptGroup
+from seer_core.model.arrays import Logprobs, Tokens
+
+GROUPS = [PromptGroup("a", (1, 2, 3), 2, 6, seed=5), PromptGroup("b", (4,), 1, 4)]
+
+
+def chunk(journal, request_id, start, tokens, stopped=False):
+    record = ChunkRecord("x", len(tokens), 0.0, 1.0, 0, 3, 0, 0, 0)
+    journal.chunk(request_id, start, Tokens(tokens), Logprobs([-1.0] * len(tokens)), stopped, record)
+
+
+def written(directory, **options):
+    """Return what a journal has of GROUPS: tokens and finish reason of each response, by group."""
+    with Journal(directory, **options) as journal:
+        found = journal.begin(GROUPS, 0, {})
+    return [[(each.token_ids.tolist(), each.finish_reason) for each in group] for group in found]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A journal in which a/0 has ended, a/1 has two chunks and b/0 was aborted."""
+    with Journal(tmp_path / "journal") as journal:
+        assert journal.begin(GROUPS, 0, {}) == [[], []]
+        chunk(journal, "a/0", 0, [7, 8])
+        chunk(journal, "a/1", 0, [9, 9])
+        chunk(journal, "a/0", 2, [10], stopped=True)
+        chunk(journal, "a/1", 2, [11, 12])
+        chunk(journal, "b/0", 0, [13])
+        journal.aborted("b/0")
+        asyncio.run(journal.synced())
+    return tmp_path / "journal"
+
+
+ALL = [[([7, 8, 10], "stop"), ([9, 9, 11, 12], None)], [([13], "aborted")]]
+
+
+def test_another_process_has_it_all(directory):
+    assert written(directory) == ALL
+    assert written(directory) == ALL  # reading changes nothing
+
+
+def test_a_response_at_its_limit_is_over(directory):
+    with Journal(directory) as journal:
+        journal.begin(GROUPS, 0, {})
+        chunk(journal, "a/1", 4, [14, 15])
+    assert written(directory)[0][1] == ([9, 9, 11, 12, 14, 15], "length")
+
+
+def test_counts_and_accounts_of_what_was_found(directory):
+    with Journal(directory) as journal:
+        assert (journal.found_responses, journal.found_tokens, journal.damaged_bytes) == (2, 8, 0)
+        response = journal.begin(GROUPS, 0, {})[0][1]
+        assert [each.tokens for each in response.chunks] == [2, 2]
+        assert response.logprobs == [-1.0] * 4
+
+
+@pytest.mark.parametrize("cut", [1, 10, 60, 100])
+def test_a_torn_end_is_left_out(directory, cut):
+    path = next(directory.iterdir())
+    os.truncate(path, path.stat().st_size - cut)
+    found = written(directory)
+    assert found[0][0][0][:2] == [7, 8]
+    assert found[1][0][1] is None  # the abort was the last record
+    assert len(list(directory.glob("*.journal"))) == 2  # the torn file stays as it is
+
+
+def test_behind_a_damaged_chunk_a_response_is_written_again(directory):
+    path = next(directory.iterdir())
+    data = bytearray(path.read_bytes())
+    data[data.index(Tokens([9, 9]).tobytes())] ^= 1
+    path.write_bytes(data)
+    with structlog.testing.capture_logs() as logs, Journal(directory) as journal:
+        found = journal.begin(GROUPS, 0, {})
+        assert [each.token_ids.tolist() for each in found[0]] == [[7, 8, 10], []]
+        chunk(journal, "a/1", 0, [9, 9, 11])
+    assert [log["event"] for log in logs] == ["journal_damaged"]
+    assert written(directory)[0] == [([7, 8, 10], "stop"), ([9, 9, 11], None)]
+
+
+def test_files_without_a_first_record_are_left_out(directory):
+    path = next(directory.iterdir())
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    assert written(directory) == [[], []]
+
+
+def test_long_journals_are_several_files(tmp_path):
+    with Journal(tmp_path / "j", segment_bytes=2000) as journal:
+        journal.begin(GROUPS[:1], 0, {})
+        journal.begin([PromptGroup("long", (1,), 1, 100_000)], 0, {})
+        for start in range(0, 5000, 50):
+            chunk(journal, "long/0", start, range(start, start + 50))
+            if start % 500 == 0:
+                asyncio.run(journal.synced())
+    assert len(list((tmp_path / "j").iterdir())) > 5
+    with Journal(tmp_path / "j") as journal:
+        found = journal.begin([PromptGroup("long", (1,), 1, 100_000)], 0, {})
+    assert found[0][0].token_ids.tolist() == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 6}, "group 'a': its seed was 5 and is 6 now"),
+        ({"n": 3}, "its n was 2 and is 3 now"),
+        ({"max_tokens": 7}, "its max_tokens was 6 and is 7 now"),
+        ({"prompt_token_ids": (1, 2)}, "its prompt was 3 other tokens and is 2 other tokens now"),
+    ],
+)
+def test_another_group_of_the_same_name_is_refused(directory, change, message):
+    other = PromptGroup(
+        **({"id": "a", "prompt_token_ids": (1, 2, 3), "n": 2, "max_tokens": 6, "seed": 5} | change)
+    )
+    with Journal(directory) as journal, pytest.raises(InputError, match=message):
+        journal.begin([other], 0, {})
+    assert written(directory) == ALL
+
+
+def test_other_weights_are_refused_where_they_can_be_compared(tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        journal.begin(GROUPS, 3, {"sum": "1a", "hash": "77"})
+    with Journal(tmp_path / "j") as journal:
+        with pytest.raises(InputError, match="weight version was 3 and is 4 now"):
+            journal.begin(GROUPS, 4, {"sum": "1a"})
+        with pytest.raises(
+            InputError, match=r"weights' fingerprint was \{'sum': '1a'\} and is \{'sum': '1b'\} now"
+        ):
+            journal.begin(GROUPS, 3, {"sum": "1b", "other": "x"})
+        assert journal.begin(GROUPS, 3, {"other": "x"})[0][0].token_ids == []
+
+
+def test_other_facts_are_refused_by_name(tmp_path):
+    Journal(tmp_path / "j", facts={"--iteration": "3"}).close()
+    with pytest.raises(InputError, match="--iteration was '3' and is '4' now; restore it, or begin anew"):
+        Journal(tmp_path / "j", facts={"--iteration": "4"})
+    with pytest.raises(InputError, match="--iteration was '3' and is None now"):
+        Journal(tmp_path / "j")
+
+
+def test_files_of_another_run_or_form_are_refused(tmp_path, directory):
+    Journal(tmp_path / "other").close()
+    (tmp_path / "other/000001.journal").rename(directory / "000009.journal")
+    with pytest.raises(InputError, match=r"000009\.journal is of another run than the files before it"):
+        Journal(directory)
+    (directory / "000009.journal").rename(directory / "nine.journal")
+    with pytest.raises(InputError, match=r"nine\.journal is no file of a journal"):
+        Journal(directory)
+
+
+def test_a_newer_form_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("seer_journal.FORMAT", 2)
+    Journal(tmp_path / "j").close()
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="has form 2 of a journal, and this Seer reads form 1"):
+        Journal(tmp_path / "j")
+
+
+def test_one_process_at_a_time(tmp_path):
+    with Journal(tmp_path / "j"), pytest.raises(OutputError, match="another process writes the journal in"):
+        Journal(tmp_path / "j")
+    Journal(tmp_path / "j").close()
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OutputError, match=r"cannot keep a journal in .*file.*; make room, name another directory"
+    ):
+        Journal(tmp_path / "file")
+
+
+def test_removing_leaves_nothing_of_its_own(directory):
+    with Journal(directory) as journal:
+        (directory / "notes.txt").write_text("mine")
+        journal.remove()
+    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+
+
+def fails(number):
+    def write(*_):
+        raise OSError(number, os.strerror(number))
+
+    return write
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_a_disk_that_fails_ends_the_journal_and_no_wait(tmp_path, monkeypatch, call):
+    with Journal(tmp_path / "j") as journal:
+        journal.begin(GROUPS, 0, {})
+        asyncio.run(journal.synced())
+        monkeypatch.setattr(seer_journal.writer.os, call, fails(errno.ENOSPC))
+        with structlog.testing.capture_logs() as logs:
+            chunk(journal, "a/0", 0, [7])
+            asyncio.run(journal.synced())
+        monkeypatch.undo()
+        assert journal.failed == "No space left on device"
+        assert [log["event"] for log in logs] == ["journal_stopped"]
+        chunk(journal, "a/1", 0, [7])  # dropped
+        asyncio.run(journal.synced())
+    assert written(tmp_path / "j")[0][1] == ([], None)
+
+
+def test_a_disk_that_hangs_is_given_up(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(seer_journal.writer, "STUCK_S", 0.05)
+    with Journal(tmp_path / "j") as journal:
+        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(60))
+        chunk(journal, "a/0", 0, [7])
+        asyncio.run(journal.synced())
+        assert journal.failed == "the disk has taken nothing for 0.05 s"
+        go_on.set()
+
+
+def test_a_file_system_without_sync_gets_what_it_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fails(errno.EINVAL))
+    with structlog.testing.capture_logs() as logs, Journal(tmp_path / "j") as journal:
+        journal.begin(GROUPS, 0, {})
+        asyncio.run(journal.synced())
+        assert journal.failed == ""
+    assert [log["event"] for log in logs] == ["journal_not_synced"]
+
+
+def test_with_safety_system_nothing_is_synced(tmp_path, monkeypatch):
+    monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fails(errno.EIO))
+    with Journal(tmp_path / "j", safety="system") as journal:
+        journal.begin(GROUPS, 0, {})
+        asyncio.run(journal.synced())
+        assert journal.failed == ""
+
+
+def test_what_was_synced_survives_sigkill(tmp_path):
+    script = f"""
+import asyncio, os, signal, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_journal import *
+journal = Journal({str(tmp_path / "j")!r})
+journal.begin(GROUPS, 0, {{}})
+chunk(journal, "a/0", 0, [7, 8])
+asyncio.run(journal.synced())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    assert written(tmp_path / "j")[0][0] == ([7, 8], None)
+
+
+def test_many_records_are_synced_at_once(tmp_path, monkeypatch):
+    syncs = []
+    release = threading.Event()
+
+    def fdatasync(file):
+        syncs.append(file)
+        release.wait(60)
+
+    with Journal(tmp_path / "j") as journal:
+        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fdatasync)
+
+        async def write():
+            waits = []
+            for start in range(50):
+                chunk(journal, "a/0", start, [start])
+                waits.append(asyncio.ensure_future(journal.synced()))
+                await asyncio.sleep(0.001)
+            release.set()
+            await asyncio.gather(*waits)
+
+        asyncio.run(write())
+    assert len(syncs) <= 4
