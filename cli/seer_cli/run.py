@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
+from seer_journal import Journal, Safety
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.display import Display
 from seer_cli.installed import describe
-from seer_cli.output import RUN_FILES, InputPath, OutputDir, check_apart, check_writable, write_json
+from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
+from seer_cli.output_dir import OutputDir
 from seer_core.errors import SeerError, printable
 from seer_core.model.results import Summary
 from seer_core.plugins.config import Config
@@ -34,7 +39,19 @@ Ending = tuple[Summary, PoolStats | None, dict[str, Any]]
 @config_options
 @click.option("--prompts", required=True, type=InputPath(), help="JSON lines: one prompt group each.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the run in --out where it ended; begin if there is none."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the results of an earlier run in --out.")
+@click.option(
+    "--journal",
+    "safety",
+    type=click.Choice(["disk", "system", "none"]),
+    default="disk",
+    show_default=True,
+    help="Where tokens are before their response counts as finished: on disk, or with the operating system,"
+    " which a power failure takes along; none: the run cannot be resumed.",
+)
 @click.option(
     "--iteration",
     type=click.IntRange(min=0),
@@ -49,7 +66,9 @@ def run_command(
     config: Config,
     prompts: Path,
     out: Path,
+    resume: bool,
     overwrite: bool,
+    safety: Safety | Literal["none"],
     iteration: int,
     skip_bad: bool,
     json_file: Path | None,
@@ -61,6 +80,12 @@ def run_command(
       completions.jsonl  tokens, text, log-probs, finish reason, chunks, instances
       trace.jsonl        every event and every decision; replays
       summary.json       throughput, tail time, preemptions, recomputed tokens, ...
+      journal/           all tokens so far, until the run has finished
+
+    A run that ended early, by SIGKILL or a power failure too, goes on with the same command and --resume:
+    what the journal has is not computed again, and the responses are those of a run without an
+    interruption, token for token.  Engines, their number and the plug-ins may differ then; prompts, seeds,
+    sampling and weights may not.
 
     The same prompts with the same --iteration repeat their responses, with another they do not.
 
@@ -71,6 +96,13 @@ def run_command(
       seer run examples/tiny_reasoner/demo.toml \\
           --prompts examples/tiny_reasoner/prompts.jsonl --out out/first
     """
+    if resume and overwrite:
+        raise click.UsageError("--resume goes on with a run, --overwrite replaces it; choose one")
+    if resume and safety == "none":
+        raise click.UsageError("--resume needs the journal; leave --journal=none out")
+    if resume and OutputDir.finished(out):
+        click.echo(f"the run in {printable(str(out))} has finished; nothing is left to do")
+        return
     check_apart(json_file, *(out / name for name in RUN_FILES))
     assembly = assemble(config)
     fleet = assembly.fleet
@@ -86,15 +118,51 @@ def run_command(
     for bad in read.skipped:
         click.echo(f"skipped {printable(str(prompts))}:{bad.line}: {bad.reason}", err=True)
     check_writable(json_file)
-    with OutputDir(out, _requested(read), overwrite) as output:
-        summary, pool_stats, document = run_async(_roll_out(config, assembly, read, iteration, output))
+    with OutputDir(out, _requested(read), overwrite=overwrite, resume=resume) as output:
+        open_journal = partial(output.open_journal, _facts(config, read, iteration), safety)
+        if resume and (journal := open_journal()) is not None:
+            journal.check(read.groups)
+            _report_found(journal, _requested(read))
+        rolling = _roll_out(config, assembly, read, iteration, output, open_journal)
+        summary, pool_stats, document = run_async(rolling)
     if json_file is not None:
         write_json(json_file, document)
     _print(summary, pool_stats, out)
 
 
+def _facts(config: Config, read: PromptsFile, iteration: int) -> dict[str, str]:
+    """Return what must be the same in a run that goes on with another, beside its groups and weights."""
+    names = msgspec.json.encode(sorted(group.id for group in read.groups))
+    return {
+        "[seer].seed": str(config.seer.seed),
+        "--iteration": str(iteration),
+        "the digest of the prompts": hashlib.sha256(names).hexdigest()[:16],
+    }
+
+
+def _report_found(journal: Journal, requested: int) -> None:
+    if journal.found_tokens:
+        click.echo(
+            f"the journal has {journal.found_responses} of {requested} responses whole, and"
+            f" {journal.found_tokens:,} tokens in all; going on from there",
+            err=True,
+        )
+
+
+def _remind(journal: Journal | None) -> None:
+    """Say how to go on with a run that ended early."""
+    if journal is not None and not journal.failed:
+        with contextlib.suppress(OSError):  # after SIGHUP the terminal is gone
+            click.echo("go on with this run: the same command with --resume", err=True)
+
+
 async def _roll_out(
-    config: Config, assembly: Assembly, read: PromptsFile, iteration: int, output: OutputDir
+    config: Config,
+    assembly: Assembly,
+    read: PromptsFile,
+    iteration: int,
+    output: OutputDir,
+    open_journal: Callable[[], Journal | None],
 ) -> Ending:
     """Roll out, and write down what has finished and how it ended, however it ends."""
     display = Display("rollout")
@@ -104,8 +172,9 @@ async def _roll_out(
     kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         before = None if kv_pool is None else kv_pool.stats()
-        rollout = runtime.rollout(read.groups, keep=False)
-        output.begin()
+        journal = output.journal or open_journal()
+        rollout = runtime.rollout(read.groups, keep=False, journal=journal)
+        output.begin(rollout.unread())
 
         def finish(ended: str, error: str | None = None) -> Ending:
             for completion in rollout.unread():
@@ -123,10 +192,12 @@ async def _roll_out(
                     output.completion(completion)
         except asyncio.CancelledError:
             finish("interrupted")
+            _remind(journal)
             raise
         except Exception as error:
             with contextlib.suppress(SeerError):  # the first error is the one to report
                 finish("failed", str(error))
+            _remind(journal)
             raise
         return finish("finished")
 
@@ -158,6 +229,10 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
         f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
     )
+    if summary.resumed_tokens:
+        click.echo(
+            f"{summary.resumed_tokens:,} of the tokens came from the journal and were not computed again"
+        )
     if summary.instances_failed:
         click.echo(f"{summary.instances_failed} instances GIVEN UP; see instance_failed above")
     if pool_stats is not None and pool_stats.put_bytes:
