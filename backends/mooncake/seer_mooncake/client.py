@@ -90,7 +90,7 @@ class MooncakeClient:
             self._submit(work)
 
     def close(self, master: bool = True) -> None:
-        """End the client, unless it is away or has no ``master``: it would wait for it, and hold Python up."""
+        """End the client, unless it is away or has no ``master``: it would wait, and hold Python up."""
         if master and not self._away:
             ended = self._submit(lambda store: store.close())
             self._jobs.put(None)

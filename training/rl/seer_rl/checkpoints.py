@@ -19,6 +19,7 @@ from seer_core.errors import InputError, OutputError
 from seer_core.json_files import UNREADABLE, describe_flaw
 from seer_core.plugins.config import RolloutTable
 from seer_rl.config import TrainTable, first_model
+from seer_rl.journals import RolloutJournals
 from seer_rl.trainer import Trainer
 
 __all__ = ["WRITE_ERRORS", "Checkpoint", "CheckpointWriter", "Checkpoints", "TrainingState", "state_of"]
@@ -126,9 +127,16 @@ class CheckpointWriter:
     Where the ``with`` block ends by an error, the failure of the last checkpoint is logged beside it.
     """
 
-    def __init__(self, checkpoints: Checkpoints, trainer: Trainer, table: TrainTable, config: Config) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        trainer: Trainer,
+        table: TrainTable,
+        config: Config,
+        journals: RolloutJournals,
+    ) -> None:
         self._checkpoints, self._trainer = checkpoints, trainer
-        self._table, self._config = table, config
+        self._table, self._config, self._journals = table, config, journals
         self._thread = ThreadPoolExecutor(1, "seer-checkpoint")
         self._saving: Future[None] | None = None
 
@@ -167,6 +175,7 @@ class CheckpointWriter:
             self._trainer.save(directory)
 
         self._checkpoints.save(state_of(iterations, self._table, self._config), write)
+        self._journals.drop(iterations)
 
 
 def _flush(path: Path) -> None:

@@ -151,6 +151,9 @@ class TrainTable(Struct, frozen=True):
 
     A ``colocated`` trainer shares the engines' devices: they sleep while it trains.
 
+    A ``journal`` keeps the tokens of rollouts since the last checkpoint: those of a response are on disk, or
+    with the operating system, before it counts as finished.
+
     Each ``save_every`` iterations a checkpoint is written, of which the last ``keep`` stay.  Training stops
     where engine and trainer differ by more than ``max_dlogp`` nats on average, 0 for no limit: then the
     engines do not have the trainer's weights.
@@ -164,6 +167,7 @@ class TrainTable(Struct, frozen=True):
     trainer: str = "torch"
     weights: Literal["directory", "shared_memory"] = "directory"
     colocated: bool = False
+    journal: Literal["disk", "system", "none"] = "disk"
     save_every: Count = 1
     keep: Count = 2
     max_dlogp: NotNegative = 0.01

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from seer_rl.journals import RolloutJournals
 from seer_rl.phases import Phases
 from seer_rl.prompts import Prompts
 from seer_rl.rewarded_rollout import RewardedRollout
@@ -21,10 +22,11 @@ class Evaluation:
 
     prompts: Prompts | None
     rollout: RewardedRollout
+    journals: RolloutJournals
     phases: Phases
     _pending: list[tuple[int, list[FinishedResponse]]] = attrs.field(factory=list, init=False)
 
-    def roll_out(self) -> None:
+    def roll_out(self, iteration: int) -> None:
         """Roll out by the current weights; the next rollout can begin while the rewards are computed."""
         if self.prompts is None:
             return
@@ -32,9 +34,9 @@ class Evaluation:
         records = [
             {**record, "group_id": f"held-out-{number}"} for number, record in enumerate(self.prompts(0))
         ]
-        with self.phases.phase("evaluation"):
-            version = self.rollout.session.weight_version
-            self._pending.append((version, self.rollout.run(records, 0)))
+        version = self.rollout.session.weight_version
+        with self.phases.phase("evaluation"), self.journals.open(iteration, version) as journal:
+            self._pending.append((version, self.rollout.run(records, 0, journal)))
 
     def results(self, iteration: int) -> list[dict[str, Any]]:
         """Return how the weights did that were evaluated since the last call, once all rewards are there.

@@ -19,6 +19,7 @@ from seer_rl.checkpoints import Checkpoint, CheckpointWriter
 from seer_rl.config import TrainTable
 from seer_rl.errors import TrainError
 from seer_rl.evaluation import Evaluation
+from seer_rl.journals import RolloutJournals
 from seer_rl.memory import return_freed_memory
 from seer_rl.metrics import MetricsLog
 from seer_rl.phases import Phases
@@ -42,6 +43,7 @@ class TrainingLoop:
     trainer: Trainer
     prompts: Prompts
     rollout: RewardedRollout
+    journals: RolloutJournals
     evaluation: Evaluation
     transport: WeightTransport
     checkpoints: CheckpointWriter
@@ -68,9 +70,9 @@ class TrainingLoop:
         version = self.session.weight_version
         last = iteration + 1 == self.table.iterations
         if iteration % self.table.evaluation.every == 0:
-            self.evaluation.roll_out()
-        with self.phases.phase("rollout"):
-            finished = self.rollout.run(self.prompts(iteration), iteration)
+            self.evaluation.roll_out(iteration)
+        with self.phases.phase("rollout"), self.journals.open(iteration) as journal:
+            finished = self.rollout.run(self.prompts(iteration), iteration, journal)
         _check_groups(finished)
         speeds = self.rollout.speeds()
         self._wait_for_checkpoint()
@@ -90,7 +92,7 @@ class TrainingLoop:
         with self.phases.phase("weights"), self.transport.publish() as weights:
             self.session.update_weights(weights, iteration + 1)
         if last:
-            self.evaluation.roll_out()
+            self.evaluation.roll_out(iteration)
         evaluations = self.evaluation.results(iteration)
         record = {
             "iteration": iteration,

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from seer_core import Completion, PromptGroup, Session
+from seer_core.ports.journal import Journal
 from seer_rl.errors import RewardError, TrainError
 from seer_rl.phases import ProgressListener
 from seer_rl.responses import Response
@@ -26,11 +27,16 @@ class RewardedRollout:
     rewards: RewardPool
     listener: ProgressListener
 
-    def run(self, prompts: Iterable[Mapping[str, Any]], iteration: int) -> list[FinishedResponse]:
+    def run(
+        self, prompts: Iterable[Mapping[str, Any]], iteration: int, journal: Journal | None = None
+    ) -> list[FinishedResponse]:
         """Return every response, in the order of submission; seeds follow from the iteration.
+
+        What the ``journal`` has of them is not computed again.
 
         Raises:
             TrainError: a prompt is sampled in a way that cannot be trained on.
+            InputError: the journal has other prompts, or those of other weights.
             SeerError: the rollout failed.
         """
         records = list(prompts)
@@ -38,7 +44,7 @@ class RewardedRollout:
         _check_sampling(groups)
         wanted = sum(group.n for group in groups)
         found: dict[tuple[str, int], tuple[Completion, Future[float]]] = {}
-        for completion in self.session.stream(records, iteration, keep=False):
+        for completion in self.session.stream(records, iteration, keep=False, journal=journal):
             found[completion.group_id, completion.index] = completion, self._reward(completion)
             self.listener.responses(len(found), wanted)
         return [

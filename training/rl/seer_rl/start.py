@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,10 +12,12 @@ import structlog
 
 from seer_core import Config, Session
 from seer_core.errors import ConfigError, OutputError, SeerError, quote
+from seer_core.line_files import claim
 from seer_core.ports.contracts import flaw_of
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
 from seer_rl.config import TrainTable, first_model
 from seer_rl.evaluation import Evaluation
+from seer_rl.journals import RolloutJournals
 from seer_rl.loop import TrainingLoop
 from seer_rl.metrics import METRICS, MetricsLog, metrics_file, records
 from seer_rl.model_fit import check_model_fit
@@ -44,6 +44,7 @@ TRAINERS = {
 MAY_CHANGE = (
     "iterations",
     "colocated",
+    "journal",
     "evaluation",
     "save_every",
     "keep",
@@ -108,15 +109,17 @@ def _train(
         stack.enter_context(session)
         phases = Phases(listener)
         rollout = RewardedRollout(session, rewards, listener)
+        journals = RolloutJournals(out / "journal", table.journal)
         TrainingLoop(
             table=table,
             session=session,
             trainer=trainer,
             prompts=prompts,
             rollout=rollout,
-            evaluation=Evaluation(held_out_prompts or None, rollout, phases),
+            journals=journals,
+            evaluation=Evaluation(held_out_prompts or None, rollout, journals, phases),
             transport=transport,
-            checkpoints=CheckpointWriter(checkpoints, trainer, table, config),
+            checkpoints=CheckpointWriter(checkpoints, trainer, table, config, journals),
             metrics=MetricsLog(file, trackers),
             phases=phases,
         ).run(start)
@@ -185,23 +188,13 @@ def _make_trainer(table: TrainTable, config: Config) -> Trainer:
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
     """Make a directory, and keep other runs out of it until the ``with`` block ends."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        claim = os.open(out, os.O_RDONLY)
-    except OSError as error:
-        raise OutputError(f"cannot write to {out}: {error.strerror}; name another directory") from error
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"another run is training into {out}; let it end first, or name another directory"
-            ) from error
+            out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(claim(out, f"another run is training into {out}"))
         except OSError as error:
-            log.warning("not_locked", reason=f"{out} cannot be locked: {error.strerror}; start no second run")
+            raise OutputError(f"cannot write to {out}: {error.strerror}; name another directory") from error
         yield
-    finally:
-        os.close(claim)
 
 
 def _plot(out: Path) -> None:
