@@ -60,6 +60,7 @@ class RewardedRollout:
             "chunks": summary.chunks,
             "preemptions": summary.preemptions,
             "instances_lost": summary.instances_lost,
+            "resumed_tokens": summary.resumed_tokens,
             "acceptance_length": round(summary.acceptance_length, 3),
         }
 

@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import training_runs
+
+from training_runs import make_model
 
 TASK = Path(__file__).with_name("toy_task.py")
 
@@ -34,29 +35,6 @@ mean_tokens = 24
 n = 4
 max_tokens = 40
 """
-
-
-def make_model(folder, vocab_size):
-    """Write a model with tied weights that is not trained."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,21 @@
 import json
 import time
 
+import torch
 from click.testing import CliRunner
 from seer_cli import main
 from seer_rl.config import load_training
 from seer_rl.start import train
 
-SPEEDS = {"tokens_per_s", "tail_s", "chunks", "preemptions", "instances_lost", "acceptance_length"}
+SPEEDS = {
+    "tokens_per_s",
+    "tail_s",
+    "chunks",
+    "preemptions",
+    "instances_lost",
+    "resumed_tokens",
+    "acceptance_length",
+}
 BASELINE = ("seer.plugins=['group_round_robin']",)
 WAIT_FOR = """
     if response.metadata["index"] >= {held_out}:
@@ -17,6 +26,29 @@ WAIT_FOR = """
             time.sleep(0.02)
         assert (HERE / "{file}").exists()
     return float(response.token_ids[0] % 2)"""
+
+
+def make_model(folder, vocab_size):
+    """Write a model with tied weights that is not trained."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
 
 
 class RecordingListener:
