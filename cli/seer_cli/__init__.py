@@ -1,4 +1,4 @@
-"""The command line: ``seer run | compare | profile | plugins | config | doctor | new-plugin``, and more.
+"""The command line: ``seer run | status | compare | profile | plugins | config | doctor``, and more.
 
 Distributions add commands of their own.
 """
@@ -16,6 +16,7 @@ from seer_cli.inspect import config_command, doctor_command, plugins_command
 from seer_cli.new_plugin import new_plugin_command
 from seer_cli.profile import profile_command
 from seer_cli.run import run_command
+from seer_cli.status import status_command
 from seer_core.errors import SeerError, quote
 from seer_core.json_files import is_text
 
@@ -88,6 +89,7 @@ def main() -> None:
 
 for command in (
     run_command,
+    status_command,
     compare_command,
     profile_command,
     plugins_command,

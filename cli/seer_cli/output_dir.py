@@ -13,6 +13,7 @@ import msgspec
 from seer_journal import Journal, Safety
 
 from seer_cli.output import RUN_FILES, unwritable, write_json
+from seer_cli.status import StatusFile
 from seer_core.errors import OutputError
 from seer_core.line_files import LineFile, claim
 from seer_core.model import Completion
@@ -47,6 +48,7 @@ class OutputDir:
         self.path = Path(path)
         self.begun = False
         self.journal: Journal | None = None
+        self.status = StatusFile(self.path)
         self._overwrite, self._resume = overwrite, resume
         self._made: list[Path] = []
         with contextlib.ExitStack() as undo:
@@ -58,6 +60,8 @@ class OutputDir:
                 self._refuse_earlier()
                 self._refuse_narrow(requests * BYTES_PER_REQUEST)
                 self._remove_hidden()
+                self.status.enter("starting")
+                undo.callback(self.status.remove)
                 self._completions = LineFile(self.path / "completions.jsonl", hidden=True)
                 undo.callback(self._completions.close)
                 self.trace = TraceWriter(self.path / "trace.jsonl", hidden=True)

@@ -175,21 +175,27 @@ async def _roll_out(
         journal = output.journal or open_journal()
         rollout = runtime.rollout(read.groups, keep=False, journal=journal)
         output.begin(rollout.unread())
+        output.status.enter("rolling out")
+        wanted = _requested(read)
+
+        def progress() -> str:
+            return f"{wanted - len(rollout.unfinished)} of {wanted} responses"
 
         def finish(ended: str, error: str | None = None) -> Ending:
             for completion in rollout.unread():
                 output.completion(completion)
             summary = rollout.result.summary
             stats = None if kv_pool is None or before is None else kv_pool.stats().since(before)
-            how = {"ended": ended, "error": error, "requested": _requested(read), "iteration": iteration}
+            how = {"ended": ended, "error": error, "requested": wanted, "iteration": iteration}
             document = {**how, **_document(config, read, summary, stats)}
             output.summary(document)
             return summary, stats, document
 
         try:
             with display:
-                async for completion in rollout:
-                    output.completion(completion)
+                async with output.status.beating(progress):
+                    async for completion in rollout:
+                        output.completion(completion)
         except asyncio.CancelledError:
             finish("interrupted")
             _remind(journal)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import structlog
+from seer_cli.status import StatusFile
 
 from seer_core import Config, Session
 from seer_core.errors import ConfigError, OutputError, SeerError, quote
@@ -66,7 +68,7 @@ def train(
     Raises:
         SeerError: the run cannot begin, or cannot go on.
     """
-    with _claimed(out):
+    with _claimed(out), _reporting(out, table, listener) as listener:
         checkpoints = Checkpoints(out / "checkpoints", table.keep)
         start = _start(checkpoints, table, config, out, resume)
         if start is not None and start.state.iterations >= table.iterations:
@@ -195,6 +197,37 @@ def _claimed(out: Path) -> Iterator[None]:
         except OSError as error:
             raise OutputError(f"cannot write to {out}: {error.strerror}; name another directory") from error
         yield
+
+
+@contextmanager
+def _reporting(out: Path, table: TrainTable, listener: ProgressListener) -> Iterator[ProgressListener]:
+    """Keep ``status.json`` for ``seer status`` while a run goes on, beside what the listener shows."""
+    file = StatusFile(out)
+    file.enter("starting")
+    try:
+        yield _StatusListener(file, table.iterations, listener)
+    finally:
+        file.remove()
+
+
+@attrs.frozen
+class _StatusListener:
+    """Writes the status of a run, and passes its progress on."""
+
+    file: StatusFile
+    iterations: int
+    listener: ProgressListener
+
+    def phase(self, iteration: int, name: str) -> None:
+        self.file.enter(f"in the phase {name} of iteration {iteration + 1} of {self.iterations}")
+        self.listener.phase(iteration, name)
+
+    def responses(self, finished: int, wanted: int) -> None:
+        self.file.progress(f"{finished} of {wanted} responses")
+        self.listener.responses(finished, wanted)
+
+    def iterated(self, metrics: Mapping[str, Any]) -> None:
+        self.listener.iterated(metrics)
 
 
 def _plot(out: Path) -> None:

@@ -1,0 +1,172 @@
+"""What a run is doing: a small file that it writes as it goes, and ``seer status``, which reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from seer_cli.common import main_options
+from seer_cli.output import InputPath, check_writable, write_json
+from seer_core.errors import InputError, OutputError, SeerError, printable
+from seer_core.json_files import JsonFormat
+from seer_core.line_files import claim
+
+__all__ = ["STATUS", "Status", "StatusFile", "status_command"]
+
+STATUS = "status.json"
+"""Its name in a run's directory."""
+
+BEAT_S = 1.0
+SILENT_S = 30.0
+"""A run that promises a sign of life every second, and gave none for so long, hangs."""
+
+
+class Status(msgspec.Struct):
+    """A process is ``doing`` this, ``since`` then, and so far; times are seconds since 1970.
+
+    It wrote this ``at`` that time, and with ``beats`` does so every second.
+    """
+
+    pid: int
+    doing: str
+    since: float
+    at: float
+    progress: str = ""
+    beats: bool = False
+
+
+_STATUS = JsonFormat[Status](Status, "no status of a run", "name the --out of a run", InputError)
+
+
+class StatusFile:
+    """Writes ``status.json`` into a directory; a disk that takes nothing costs the file and no more."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / STATUS
+        self._lock = threading.Lock()
+        self._removed = False
+        self._status = Status(os.getpid(), "starting", time.time(), time.time())
+
+    def enter(self, doing: str) -> None:
+        """Write down that something else begins."""
+        self._status.doing, self._status.since, self._status.progress = doing, time.time(), ""
+        self.write()
+
+    def progress(self, text: str) -> None:
+        """Write down how far it is, once in a second at most."""
+        self._status.progress = text
+        if time.time() >= self._status.at + BEAT_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file, unless the run has ended."""
+        with self._lock, contextlib.suppress(SeerError):
+            if not self._removed:
+                self._status.at = time.time()
+                write_json(self._path, self._status)
+
+    @contextlib.asynccontextmanager
+    async def beating(self, progress: Callable[[], str]) -> AsyncIterator[None]:
+        """Write it every second meanwhile, as long as the event loop turns."""
+
+        async def beat() -> None:
+            while True:
+                self._status.progress = progress()
+                await asyncio.to_thread(self.write)
+                await asyncio.sleep(BEAT_S)
+
+        self._status.beats = True
+        beats = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            beats.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beats
+            self._status.beats = False
+
+    def remove(self) -> None:
+        """Delete the file: the run ends in order, and its results say how."""
+        with self._lock, contextlib.suppress(OSError):
+            self._removed = True
+            self._path.unlink(missing_ok=True)
+
+
+@click.command("status")
+@main_options
+@click.argument("directory", type=InputPath())
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write what was found here too.")
+def status_command(directory: Path, json_file: Path | None) -> None:
+    """Report what the run that writes into DIRECTORY, of `seer run` or `seer train`, is doing and since when.
+
+    Exit status 0: it runs, or has ended in order.  1: its process died, or gives no sign of life.
+
+    \b
+    Example:
+      seer status out/first
+    """
+    check_writable(json_file)
+    found = _find(directory)
+    if json_file is not None:
+        write_json(json_file, found)
+    click.echo(found["summary"])
+    sys.exit(0 if found["state"] in ("running", "ended") else 1)
+
+
+def _find(directory: Path) -> dict[str, Any]:
+    """Return the state of a run, its status and a sentence of both.
+
+    Raises:
+        InputError: there is no run in the directory.
+    """
+    where = printable(str(directory))
+    running = _claimed(directory)
+    if not (directory / STATUS).exists():
+        if running:
+            return {"state": "running", "summary": f"{where}: a run is starting"}
+        if not any((directory / name).exists() for name in ("summary.json", "metrics.jsonl")):
+            raise InputError(f"{where} holds no run; name the --out of `seer run` or `seer train`")
+        return {"state": "ended", "summary": f"{where}: no run is under way; the last one ended in order"}
+    status = _STATUS.read(directory / STATUS)
+    silent_s = max(0.0, time.time() - status.at)
+    state = "running" if running else "died"
+    if running and status.beats and silent_s > SILENT_S:
+        state = "hangs"
+    doing = f"{printable(status.doing)} for {_duration(time.time() - status.since)}"
+    progress = f", {printable(status.progress)}" if status.progress else ""
+    sentences = {
+        "running": f"{where}: {doing}{progress}; process {status.pid}, last sign of life {_duration(silent_s)} ago",
+        "hangs": f"{where}: {doing}{progress}, and no sign of life for {_duration(silent_s)}; end process"
+        f" {status.pid} and go on with --resume",
+        "died": f"{where}: process {status.pid} died {_duration(silent_s)} ago at the latest, while it was"
+        f" {printable(status.doing)}{progress}; go on with the same command and --resume",
+    }
+    return {"state": state, "silent_s": silent_s, "summary": sentences[state], **msgspec.to_builtins(status)}
+
+
+def _claimed(directory: Path) -> bool:
+    """Return whether a process writes into a directory."""
+    try:
+        with claim(directory, ""):
+            return False
+    except OutputError:
+        return True
+    except OSError as error:
+        raise InputError(f"cannot read {directory}: {error.strerror}; name the --out of a run") from error
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
