@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
-from seer_journal import Journal, Safety
+from seer_journal import DiskJournal, Safety
 
 from seer_cli.output import RUN_FILES, unwritable, write_json
 from seer_cli.status import StatusFile
@@ -47,7 +47,7 @@ class OutputDir:
         """
         self.path = Path(path)
         self.begun = False
-        self.journal: Journal | None = None
+        self.journal: DiskJournal | None = None
         self.status = StatusFile(self.path)
         self._overwrite, self._resume = overwrite, resume
         self._made: list[Path] = []
@@ -79,7 +79,7 @@ class OutputDir:
             return False
         return isinstance(summary, dict) and summary.get("ended") == "finished"
 
-    def open_journal(self, facts: Mapping[str, str], safety: Safety | Literal["none"]) -> Journal | None:
+    def open_journal(self, facts: Mapping[str, str], safety: Safety | Literal["none"]) -> DiskJournal | None:
         """Open the journal, an earlier run's if this one goes on with it; None where none is wanted.
 
         Raises:
@@ -89,7 +89,7 @@ class OutputDir:
         if self._overwrite:
             shutil.rmtree(self.path / JOURNAL, ignore_errors=True)
         if safety != "none":
-            self.journal = Journal(self.path / JOURNAL, facts=facts, safety=safety)
+            self.journal = DiskJournal(self.path / JOURNAL, facts=facts, safety=safety)
         return self.journal
 
     def begin(self, completions: Iterable[Completion] = ()) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import click
 import msgspec
-from seer_journal import Journal, Safety
+from seer_journal import DiskJournal, Safety
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.display import Display
@@ -140,7 +140,7 @@ def _facts(config: Config, read: PromptsFile, iteration: int) -> dict[str, str]:
     }
 
 
-def _report_found(journal: Journal, requested: int) -> None:
+def _report_found(journal: DiskJournal, requested: int) -> None:
     if journal.found_tokens:
         click.echo(
             f"the journal has {journal.found_responses} of {requested} responses whole, and"
@@ -149,7 +149,7 @@ def _report_found(journal: Journal, requested: int) -> None:
         )
 
 
-def _remind(journal: Journal | None) -> None:
+def _remind(journal: DiskJournal | None) -> None:
     """Say how to go on with a run that ended early."""
     if journal is not None and not journal.failed:
         with contextlib.suppress(OSError):  # after SIGHUP the terminal is gone
@@ -162,7 +162,7 @@ async def _roll_out(
     read: PromptsFile,
     iteration: int,
     output: OutputDir,
-    open_journal: Callable[[], Journal | None],
+    open_journal: Callable[[], DiskJournal | None],
 ) -> Ending:
     """Roll out, and write down what has finished and how it ended, however it ends."""
     display = Display("rollout")

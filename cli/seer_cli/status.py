@@ -1,4 +1,4 @@
-"""What a run is doing: a small file that it writes as it goes, and ``seer status``, which reads it."""
+"""The status of a run: a small file that it writes as it goes, and ``seer status``, which reads it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def _find(directory: Path) -> dict[str, Any]:
     doing = f"{printable(status.doing)} for {_duration(time.time() - status.since)}"
     progress = f", {printable(status.progress)}" if status.progress else ""
     sentences = {
-        "running": f"{where}: {doing}{progress}; process {status.pid}, last sign of life {_duration(silent_s)} ago",
+        "running": f"{where}: {doing}{progress}; process {status.pid}, last sign of life"
+        f" {_duration(silent_s)} ago",
         "hangs": f"{where}: {doing}{progress}, and no sign of life for {_duration(silent_s)}; end process"
         f" {status.pid} and go on with --resume",
         "died": f"{where}: process {status.pid} died {_duration(silent_s)} ago at the latest, while it was"

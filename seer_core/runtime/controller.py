@@ -143,11 +143,10 @@ class RolloutController:
         """Return what an earlier process has written of each group; raises as ``Journal.begin``."""
         if self.rollout is None or self.rollout.journal is None:
             return [()] * len(groups)
-        weights, first = self.fleet.weights, {"model": self.fleet.model.digest}
+        weights, digest = self.fleet.weights, self.fleet.model.digest
         version = weights.current.version
-        return self.rollout.journal.begin(
-            groups, version, weights.fingerprints | (first if not version else {})
-        )
+        first = {"model": digest} if digest and not version else {}
+        return self.rollout.journal.begin(groups, version, weights.fingerprints | first)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; each completes at once."""

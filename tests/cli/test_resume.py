@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def run(distribution, write_config, write_prompts, tmp_path):
     distribution("no_model", SOURCE.read_text(), module="seer_no_model")
     prompts = write_prompts(*({"prompt_token_ids": [5, each], "group_id": str(each)} for each in range(6)))
 
-    def arguments(out="out", *more, token_s=0.0005, prompts=prompts):
+    def arguments(out="out", *more, token_s=0.005, prompts=prompts):
         config = write_config(["divided_rollout"], ROLLOUT.format(token_s=token_s), engine="no_model")
         return ("run", config, "--prompts", prompts, "--out", tmp_path / out, *more)
 
@@ -44,6 +45,7 @@ def killed(run, start_seer, tmp_path):
         completions = tmp_path / "out" / "completions.jsonl"
         while not completions.exists() or completions.read_bytes().count(b"\n") < after:
             assert process.poll() is None, process.stderr.read()
+            time.sleep(0.005)
         process.send_signal(number)
         return process.communicate(timeout=BOUND_S)[1]
 
@@ -91,12 +93,12 @@ def test_a_run_that_was_killed_goes_on_with_the_same_command(run, killed, expect
 def test_a_run_that_dies_again_and_again_loses_nothing(run, start_seer, expected, tmp_path):
     draw, out, deaths = random.Random(3), tmp_path / "out", 0
     while True:
-        process = start_seer(*run("out", "--resume", token_s=0.0002))
+        process = start_seer(*run("out", "--resume", token_s=0.003))
         journal = out / "journal"
-        wanted = draw.randrange(1, 30) * 1000
+        wanted = draw.randrange(5, 30) * 1000
         before = _size(journal)
         while process.poll() is None and _size(journal) < before + wanted:
-            pass
+            time.sleep(0.005)
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             deaths += 1

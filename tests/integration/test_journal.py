@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from seer_journal import Journal
+from seer_journal import DiskJournal
 
 from seer_core.errors import InputError
 from seer_core.model import PromptGroup
@@ -66,16 +66,16 @@ def test_the_tokens_are_those_of_an_undisturbed_rollout_wherever_it_ended(no_mod
     assert undisturbed.resumed_tokens == 0
     for chunks in (1, 30, 80, 120):
         directory = tmp_path / str(chunks)
-        with Journal(directory) as journal:
+        with DiskJournal(directory) as journal:
             play(die(no_model, journal, chunks + 1))
-        with Journal(directory) as journal:
+        with DiskJournal(directory) as journal:
             found = journal.found_tokens
             assert 32 * (chunks - journal.found_responses) < found <= 32 * chunks
             again, summary = play(roll_out(no_model(divided(50), instances=3), journal))
         assert again == expected
         assert summary.resumed_tokens == found
         assert summary.tokens == undisturbed.tokens
-        with Journal(directory) as journal:  # all of it is there now
+        with DiskJournal(directory) as journal:  # all of it is there now
             third, summary = play(roll_out(no_model(Policies()), journal))
         assert third == expected
         assert summary.resumed_tokens == undisturbed.tokens
@@ -88,7 +88,7 @@ def test_what_was_finished_reaches_no_engine_and_the_rest_begins_behind_its_toke
 
     async def first():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine, policies=divided(16)) as runtime:
                 rollout = runtime.rollout(groups, journal=journal)
                 assert len(engine.jobs) == 3
@@ -99,7 +99,7 @@ def test_what_was_finished_reaches_no_engine_and_the_rest_begins_behind_its_toke
 
     async def second():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine, policies=divided(16)) as runtime:
                 rollout = runtime.rollout(groups, journal=journal)
                 completion = await anext(rollout)
@@ -124,7 +124,7 @@ def test_an_abort_stays_and_leaving_is_none(by_hand, hand, tmp_path, some_groups
     groups = some_groups(1, 2, 64)
 
     async def first():
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(hand()) as runtime:
                 rollout = runtime.rollout(groups, journal=journal)
                 rollout.abort_request("a/1")
@@ -133,7 +133,7 @@ def test_an_abort_stays_and_leaving_is_none(by_hand, hand, tmp_path, some_groups
 
     async def second():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine) as runtime:
                 rollout = runtime.rollout(groups, journal=journal)
                 assert [each.request_id for each in rollout.unread()] == ["a/1"]
@@ -147,7 +147,7 @@ def test_an_abort_stays_and_leaving_is_none(by_hand, hand, tmp_path, some_groups
 def test_an_error_is_tried_again(by_hand, hand, tmp_path, some_groups):
     async def first():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine, max_chunk_failures=0) as runtime:
                 rollout = runtime.rollout(some_groups(1, 1, 64), journal=journal)
                 engine.fail()
@@ -155,7 +155,7 @@ def test_an_error_is_tried_again(by_hand, hand, tmp_path, some_groups):
 
     async def second():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine) as runtime:
                 runtime.rollout(some_groups(1, 1, 64), journal=journal)
                 assert len(engine.jobs) == 1
@@ -166,11 +166,11 @@ def test_an_error_is_tried_again(by_hand, hand, tmp_path, some_groups):
 
 def test_groups_of_another_run_are_refused_and_none_is_submitted(no_model, tmp_path):
     async def run():
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with no_model() as runtime:
                 await runtime.rollout(GROUPS[:2], journal=journal).wait()
         other = PromptGroup("g1", (5, 6, 8), 4, 300, seed=99)
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with no_model() as runtime:
                 rollout = runtime.open(journal=journal)
                 with pytest.raises(InputError, match="group 'g1': its seed was 1 and is 99 now"):
@@ -194,17 +194,17 @@ def test_an_open_rollout_goes_on_with_the_groups_that_come_again(no_model, tmp_p
             return outputs(await rollout.wait())
 
     expected = play(run(None, GROUPS))
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         play(run(journal, GROUPS[:4]))
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         assert play(run(journal, reversed(GROUPS))) == expected
 
 
 def test_the_trace_of_a_rollout_that_went_on_replays(no_model, tmp_path):
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         play(die(no_model, journal, 40))
     writer = TraceWriter(tmp_path / "trace.jsonl")
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         play(roll_out(no_model(observers=[Slot("observer", CORE, writer)]), journal))
     writer.close()
     assert replay(tmp_path / "trace.jsonl", Scheduler(divided(32))) > 20
@@ -258,7 +258,7 @@ def test_siblings_that_an_earlier_process_wrote_are_drafted_from(by_hand, hand, 
 
     async def first():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine, drafter=drafter) as runtime:
                 rollout = runtime.rollout(groups, journal=journal)
                 engine.finish(tokens=3)
@@ -266,7 +266,7 @@ def test_siblings_that_an_earlier_process_wrote_are_drafted_from(by_hand, hand, 
 
     async def second():
         engine = hand()
-        with Journal(tmp_path / "j") as journal:
+        with DiskJournal(tmp_path / "j") as journal:
             async with by_hand(engine, drafter=drafter) as runtime:
                 runtime.rollout(groups, journal=journal)
                 assert [(each.request_id, each.token_ids.tolist()) for each in engine.sibling_tokens] == [

@@ -3,7 +3,7 @@
 Tokens depend on a request's seed and their position alone, so a rollout that is begun anew gives the same
 ones; a journal saves the time.  Give one to ``Runtime.rollout``, ``Session.open`` and their like::
 
-    with Journal("out/journal") as journal, Session(config) as session:
+    with DiskJournal("out/journal") as journal, Session(config) as session:
         result = session.rollout(prompts, iteration=7, journal=journal)
 """
 
@@ -25,10 +25,10 @@ from seer_core.model import ChunkRecord, PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.journal import WrittenResponse
 from seer_journal.reader import read
-from seer_journal.records import FORMAT, Aborted, Begun, Chunk, Opened
+from seer_journal.records import FORMAT, Aborted, Begun, Opened, WrittenChunk
 from seer_journal.writer import SUFFIX, RecordWriter
 
-__all__ = ["Journal", "Safety"]
+__all__ = ["DiskJournal", "Safety"]
 
 log = structlog.get_logger("seer")
 
@@ -38,7 +38,7 @@ Safety = Literal["disk", "system"]
 SEGMENT_BYTES = 64 << 20
 
 
-class Journal:
+class DiskJournal:
     """A ``seer_core.ports.journal.Journal`` in a directory, which one process has open at a time.
 
     ``facts`` are what the run's tokens depend on beside groups and weights, or what its user wants to be the
@@ -96,7 +96,7 @@ class Journal:
                 remedy="what stood there is computed again",
             )
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> DiskJournal:
         return self
 
     def __exit__(
@@ -154,7 +154,7 @@ class Journal:
     ) -> None:
         """As ``seer_core.ports.journal.Journal.chunk``."""
         account = msgspec.structs.astuple(record)
-        self._writer.put(Chunk(request_id, start, token_ids, logprobs, stopped, account))
+        self._writer.put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account))
 
     def aborted(self, request_id: str) -> None:
         """As ``seer_core.ports.journal.Journal.aborted``."""

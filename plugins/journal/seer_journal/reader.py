@@ -9,7 +9,7 @@ import attrs
 from seer_core.errors import InputError, quote
 from seer_core.model import ChunkRecord
 from seer_core.ports.journal import WrittenResponse
-from seer_journal.records import FORMAT, Aborted, Begun, Chunk, Damaged, Opened, Record, scan
+from seer_journal.records import FORMAT, Aborted, Begun, Damaged, Opened, Record, WrittenChunk, scan
 from seer_journal.writer import SUFFIX
 
 __all__ = ["Contents", "read"]
@@ -48,7 +48,7 @@ class Contents:
                 if self.groups.get(record.group_id) != record:
                     self.groups[record.group_id] = record
                     self.responses[record.group_id] = [WrittenResponse() for _ in range(record.n)]
-            case Chunk():
+            case WrittenChunk():
                 self._extend(record)
             case Aborted():
                 response = self._response(record.request_id)
@@ -60,7 +60,7 @@ class Contents:
         responses = self.responses.get(group_id, [])
         return responses[int(index)] if index.isdecimal() and int(index) < len(responses) else None
 
-    def _extend(self, chunk: Chunk) -> None:
+    def _extend(self, chunk: WrittenChunk) -> None:
         """Append what a chunk adds to its response: nothing if it is there, or if tokens before it lack."""
         response = self._response(chunk.request_id)
         if response is None or response.finish_reason is not None or chunk.start != len(response.token_ids):

@@ -17,7 +17,7 @@ from seer_core.json_files import UNREADABLE
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.arrays import Logprobs, Tokens, packed, unpacked
 
-__all__ = ["FORMAT", "Aborted", "Begun", "Chunk", "Damaged", "Opened", "Record", "encode", "scan"]
+__all__ = ["FORMAT", "Aborted", "Begun", "Damaged", "Opened", "Record", "WrittenChunk", "encode", "scan"]
 
 FORMAT = 1
 """Version of the form on disk; a reader takes its own alone."""
@@ -55,7 +55,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
         )
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
+class WrittenChunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
     """A finished chunk: a response's tokens from ``start`` on; ``account`` has a ``ChunkRecord``'s values."""
 
     request_id: str
@@ -72,7 +72,7 @@ class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     request_id: str
 
 
-Record = Opened | Begun | Chunk | Aborted
+Record = Opened | Begun | WrittenChunk | Aborted
 
 
 class Damaged(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import threading
 import pytest
 import seer_journal.writer
 import structlog
-from seer_journal import Journal
+from seer_journal import DiskJournal
 
 from seer_core.errors import InputError, OutputError
 from seer_core.model import ChunkRecord, PromptGroup
@@ -26,7 +26,7 @@ def chunk(journal, request_id, start, tokens, stopped=False):
 
 def written(directory, **options):
     """Return what a journal has of GROUPS: tokens and finish reason of each response, by group."""
-    with Journal(directory, **options) as journal:
+    with DiskJournal(directory, **options) as journal:
         found = journal.begin(GROUPS, 0, {})
     return [[(each.token_ids.tolist(), each.finish_reason) for each in group] for group in found]
 
@@ -34,7 +34,7 @@ def written(directory, **options):
 @pytest.fixture
 def directory(tmp_path):
     """A journal in which a/0 has ended, a/1 has two chunks and b/0 was aborted."""
-    with Journal(tmp_path / "journal") as journal:
+    with DiskJournal(tmp_path / "journal") as journal:
         assert journal.begin(GROUPS, 0, {}) == [[], []]
         chunk(journal, "a/0", 0, [7, 8])
         chunk(journal, "a/1", 0, [9, 9])
@@ -55,14 +55,14 @@ def test_another_process_has_it_all(directory):
 
 
 def test_a_response_at_its_limit_is_over(directory):
-    with Journal(directory) as journal:
+    with DiskJournal(directory) as journal:
         journal.begin(GROUPS, 0, {})
         chunk(journal, "a/1", 4, [14, 15])
     assert written(directory)[0][1] == ([9, 9, 11, 12, 14, 15], "length")
 
 
 def test_counts_and_accounts_of_what_was_found(directory):
-    with Journal(directory) as journal:
+    with DiskJournal(directory) as journal:
         assert (journal.found_responses, journal.found_tokens, journal.damaged_bytes) == (2, 8, 0)
         response = journal.begin(GROUPS, 0, {})[0][1]
         assert [each.tokens for each in response.chunks] == [2, 2]
@@ -84,7 +84,7 @@ def test_behind_a_damaged_chunk_a_response_is_written_again(directory):
     data = bytearray(path.read_bytes())
     data[data.index(Tokens([9, 9]).tobytes())] ^= 1
     path.write_bytes(data)
-    with structlog.testing.capture_logs() as logs, Journal(directory) as journal:
+    with structlog.testing.capture_logs() as logs, DiskJournal(directory) as journal:
         found = journal.begin(GROUPS, 0, {})
         assert [each.token_ids.tolist() for each in found[0]] == [[7, 8, 10], []]
         chunk(journal, "a/1", 0, [9, 9, 11])
@@ -101,7 +101,7 @@ def test_files_without_a_first_record_are_left_out(directory):
 
 
 def test_long_journals_are_several_files(tmp_path):
-    with Journal(tmp_path / "j", segment_bytes=2000) as journal:
+    with DiskJournal(tmp_path / "j", segment_bytes=2000) as journal:
         journal.begin(GROUPS[:1], 0, {})
         journal.begin([PromptGroup("long", (1,), 1, 100_000)], 0, {})
         for start in range(0, 5000, 50):
@@ -109,7 +109,7 @@ def test_long_journals_are_several_files(tmp_path):
             if start % 500 == 0:
                 asyncio.run(journal.synced())
     assert len(list((tmp_path / "j").iterdir())) > 5
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         found = journal.begin([PromptGroup("long", (1,), 1, 100_000)], 0, {})
     assert found[0][0].token_ids.tolist() == list(range(5000))
 
@@ -127,15 +127,15 @@ def test_another_group_of_the_same_name_is_refused(directory, change, message):
     other = PromptGroup(
         **({"id": "a", "prompt_token_ids": (1, 2, 3), "n": 2, "max_tokens": 6, "seed": 5} | change)
     )
-    with Journal(directory) as journal, pytest.raises(InputError, match=message):
+    with DiskJournal(directory) as journal, pytest.raises(InputError, match=message):
         journal.begin([other], 0, {})
     assert written(directory) == ALL
 
 
 def test_other_weights_are_refused_where_they_can_be_compared(tmp_path):
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         journal.begin(GROUPS, 3, {"sum": "1a", "hash": "77"})
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         with pytest.raises(InputError, match="weight version was 3 and is 4 now"):
             journal.begin(GROUPS, 4, {"sum": "1a"})
         with pytest.raises(
@@ -146,35 +146,38 @@ def test_other_weights_are_refused_where_they_can_be_compared(tmp_path):
 
 
 def test_other_facts_are_refused_by_name(tmp_path):
-    Journal(tmp_path / "j", facts={"--iteration": "3"}).close()
+    DiskJournal(tmp_path / "j", facts={"--iteration": "3"}).close()
     with pytest.raises(InputError, match="--iteration was '3' and is '4' now; restore it, or begin anew"):
-        Journal(tmp_path / "j", facts={"--iteration": "4"})
+        DiskJournal(tmp_path / "j", facts={"--iteration": "4"})
     with pytest.raises(InputError, match="--iteration was '3' and is None now"):
-        Journal(tmp_path / "j")
+        DiskJournal(tmp_path / "j")
 
 
 def test_files_of_another_run_or_form_are_refused(tmp_path, directory):
-    Journal(tmp_path / "other").close()
+    DiskJournal(tmp_path / "other").close()
     (tmp_path / "other/000001.journal").rename(directory / "000009.journal")
     with pytest.raises(InputError, match=r"000009\.journal is of another run than the files before it"):
-        Journal(directory)
+        DiskJournal(directory)
     (directory / "000009.journal").rename(directory / "nine.journal")
     with pytest.raises(InputError, match=r"nine\.journal is no file of a journal"):
-        Journal(directory)
+        DiskJournal(directory)
 
 
 def test_a_newer_form_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("seer_journal.FORMAT", 2)
-    Journal(tmp_path / "j").close()
+    DiskJournal(tmp_path / "j").close()
     monkeypatch.undo()
     with pytest.raises(InputError, match="has form 2 of a journal, and this Seer reads form 1"):
-        Journal(tmp_path / "j")
+        DiskJournal(tmp_path / "j")
 
 
 def test_one_process_at_a_time(tmp_path):
-    with Journal(tmp_path / "j"), pytest.raises(OutputError, match="another process writes the journal in"):
-        Journal(tmp_path / "j")
-    Journal(tmp_path / "j").close()
+    with (
+        DiskJournal(tmp_path / "j"),
+        pytest.raises(OutputError, match="another process writes the journal in"),
+    ):
+        DiskJournal(tmp_path / "j")
+    DiskJournal(tmp_path / "j").close()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
@@ -182,11 +185,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(
         OutputError, match=r"cannot keep a journal in .*file.*; make room, name another directory"
     ):
-        Journal(tmp_path / "file")
+        DiskJournal(tmp_path / "file")
 
 
 def test_removing_leaves_nothing_of_its_own(directory):
-    with Journal(directory) as journal:
+    with DiskJournal(directory) as journal:
         (directory / "notes.txt").write_text("mine")
         journal.remove()
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
@@ -201,7 +204,7 @@ def fails(number):
 
 @pytest.mark.parametrize("call", ["write", "fdatasync"])
 def test_a_disk_that_fails_ends_the_journal_and_no_wait(tmp_path, monkeypatch, call):
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         journal.begin(GROUPS, 0, {})
         asyncio.run(journal.synced())
         monkeypatch.setattr(seer_journal.writer.os, call, fails(errno.ENOSPC))
@@ -219,7 +222,7 @@ def test_a_disk_that_fails_ends_the_journal_and_no_wait(tmp_path, monkeypatch, c
 def test_a_disk_that_hangs_is_given_up(tmp_path, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(seer_journal.writer, "STUCK_S", 0.05)
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(60))
         chunk(journal, "a/0", 0, [7])
         asyncio.run(journal.synced())
@@ -229,7 +232,7 @@ def test_a_disk_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 def test_a_file_system_without_sync_gets_what_it_can(tmp_path, monkeypatch):
     monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fails(errno.EINVAL))
-    with structlog.testing.capture_logs() as logs, Journal(tmp_path / "j") as journal:
+    with structlog.testing.capture_logs() as logs, DiskJournal(tmp_path / "j") as journal:
         journal.begin(GROUPS, 0, {})
         asyncio.run(journal.synced())
         assert journal.failed == ""
@@ -238,7 +241,7 @@ def test_a_file_system_without_sync_gets_what_it_can(tmp_path, monkeypatch):
 
 def test_with_safety_system_nothing_is_synced(tmp_path, monkeypatch):
     monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fails(errno.EIO))
-    with Journal(tmp_path / "j", safety="system") as journal:
+    with DiskJournal(tmp_path / "j", safety="system") as journal:
         journal.begin(GROUPS, 0, {})
         asyncio.run(journal.synced())
         assert journal.failed == ""
@@ -249,7 +252,7 @@ def test_what_was_synced_survives_sigkill(tmp_path):
 import asyncio, os, signal, sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_journal import *
-journal = Journal({str(tmp_path / "j")!r})
+journal = DiskJournal({str(tmp_path / "j")!r})
 journal.begin(GROUPS, 0, {{}})
 chunk(journal, "a/0", 0, [7, 8])
 asyncio.run(journal.synced())
@@ -267,7 +270,7 @@ def test_many_records_are_synced_at_once(tmp_path, monkeypatch):
         syncs.append(file)
         release.wait(60)
 
-    with Journal(tmp_path / "j") as journal:
+    with DiskJournal(tmp_path / "j") as journal:
         monkeypatch.setattr(seer_journal.writer.os, "fdatasync", fdatasync)
 
         async def write():

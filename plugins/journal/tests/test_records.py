@@ -5,7 +5,18 @@ import zlib
 from itertools import accumulate
 
 import msgspec
-from seer_journal.records import FORMAT, HEAD, MARK, Aborted, Begun, Chunk, Damaged, Opened, encode, scan
+from seer_journal.records import (
+    FORMAT,
+    HEAD,
+    MARK,
+    Aborted,
+    Begun,
+    Damaged,
+    Opened,
+    WrittenChunk,
+    encode,
+    scan,
+)
 
 from seer_core.model import ChunkRecord, PromptGroup, Sampling
 from seer_core.model.arrays import Logprobs, Tokens
@@ -14,8 +25,8 @@ ACCOUNT = msgspec.structs.astuple(ChunkRecord("x", 3, 0.5, 1.25, 0, 7, 0, 0, 2, 
 RECORDS = [
     Opened(FORMAT, "cafe", {"--iteration": "0"}),
     Begun.of(PromptGroup("g", (5, 6), 2, 64, Sampling(0.5), 2**63 - 1), 2, {"sum": "12ab"}),
-    Chunk("g/0", 0, Tokens([2**31 - 1, 0, 1]), Logprobs([-0.5, -1e-30, -0.1]), False, ACCOUNT),
-    Chunk("g/1", 3, Tokens(), Logprobs(), True, ACCOUNT),
+    WrittenChunk("g/0", 0, Tokens([2**31 - 1, 0, 1]), Logprobs([-0.5, -1e-30, -0.1]), False, ACCOUNT),
+    WrittenChunk("g/1", 3, Tokens(), Logprobs(), True, ACCOUNT),
     Aborted("g/0"),
 ]
 DATA = b"".join(map(encode, RECORDS))
@@ -65,5 +76,5 @@ def test_a_frame_of_something_else_is_damage():
 
 def test_a_token_costs_less_than_ten_bytes_in_chunks_of_64():
     account = msgspec.structs.astuple(ChunkRecord("vllm-0", 64, 12.345, 13.456, 1000, 24, 0, 0, 3, 60))
-    chunk = Chunk("0123456789ab/7", 4096, Tokens(range(64)), Logprobs([-0.25] * 64), False, account)
+    chunk = WrittenChunk("0123456789ab/7", 4096, Tokens(range(64)), Logprobs([-0.25] * 64), False, account)
     assert len(encode(chunk)) < 64 * 10

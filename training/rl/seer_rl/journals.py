@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from seer_journal import Journal, Safety
+from seer_journal import DiskJournal, Safety
 
 __all__ = ["RolloutJournals"]
 
@@ -20,7 +20,7 @@ class RolloutJournals:
         self._root, self._safety = root, safety
 
     @contextmanager
-    def open(self, iteration: int, held_out: int | None = None) -> Iterator[Journal | None]:
+    def open(self, iteration: int, held_out: int | None = None) -> Iterator[DiskJournal | None]:
         """Open the journal of an iteration's rollout, or of an evaluation in it, by its weight version.
 
         Raises:
@@ -31,7 +31,7 @@ class RolloutJournals:
             yield None
             return
         name = f"{iteration:06d}" + ("" if held_out is None else f"-held-out-{held_out}")
-        with Journal(self._root / name, safety=self._safety) as journal:
+        with DiskJournal(self._root / name, safety=self._safety) as journal:
             yield journal
 
     def drop(self, iterations: int) -> None:
