@@ -38,6 +38,7 @@ CASES = (
     "draft_acceptance",
     "server",
     "chunk_overhead",
+    "journal",
     "paper_fit",
     "paper_sensitivity",
 )
