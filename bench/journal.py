@@ -19,7 +19,7 @@ from unittest import mock
 
 from seer_cli.stats import ratios
 from seer_divided_rollout import Chunks
-from seer_journal import DiskJournal
+from seer_journal import DiskJournal, Safety
 
 from bench.frame import ROOT, Row, cell, markdown, spread_of, turned
 from seer_core.model import PromptGroup
@@ -99,9 +99,10 @@ def _journal(kind: str, directory: str) -> Iterator[DiskJournal | None]:
         time.sleep(SYNC_S)
         sync(file)
 
-    with DiskJournal(Path(directory) / "journal", safety="system" if kind == "system" else "disk") as journal:
-        with mock.patch.object(os, "fdatasync", slowly if kind == "slow disk" else sync):
-            yield journal
+    safety: Safety = "system" if kind == "system" else "disk"
+    patched = mock.patch.object(os, "fdatasync", slowly if kind == "slow disk" else sync)
+    with DiskJournal(Path(directory) / "journal", safety=safety) as journal, patched:
+        yield journal
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -30,6 +30,7 @@ FAULTS = {
     "engine": "an engine, in mid-rollout",
     "engine in update": "an engine without the new weights, while another one has them",
     "engine asleep": "an engine that sleeps while the trainer, on its devices, trains",
+    "trainer in rollout": "the trainer, in mid-rollout, which goes on there",
     "trainer in update": "the trainer, when one engine has the new weights and another has not",
     "trainer": "the trainer, between an update and the checkpoint",
     "trainer in checkpoint": "the trainer, when it has written a checkpoint and not yet renamed it",
@@ -163,7 +164,7 @@ def prepare(fault: str, out: str) -> None:
 
         TrainDisplay.phase = watched  # type: ignore[method-assign]
 
-    def in_mid_rollout(word: str) -> None:
+    def in_mid_rollout(victim: Callable[[], int]) -> None:
         phase, responses = TrainDisplay.phase, TrainDisplay.responses
         now: list[tuple[int, str]] = []
 
@@ -174,7 +175,7 @@ def prepare(fault: str, out: str) -> None:
         def counted(self: TrainDisplay, finished: int, wanted: int) -> None:
             responses(self, finished, wanted)
             if now == [(AT, "rollout")] and 2 * finished >= wanted:
-                kill(named(word)[0])
+                kill(victim())
 
         TrainDisplay.phase, TrainDisplay.responses = watched, counted  # type: ignore[method-assign]
 
@@ -212,13 +213,15 @@ def prepare(fault: str, out: str) -> None:
 
     match fault:
         case "reward":
-            in_mid_rollout("seer_rl.reward_worker")
+            in_mid_rollout(lambda: named("seer_rl.reward_worker")[0])
         case "engine":
-            in_mid_rollout("seer_worker.process.child")
+            in_mid_rollout(lambda: named("seer_worker.process.child")[0])
         case "engine in update":
             in_update(worker_of)
         case "engine asleep":
             at_phase("training", lambda: named("seer_worker.process.child")[0])
+        case "trainer in rollout":
+            in_mid_rollout(os.getpid)
         case "trainer in update":
             in_update(lambda engine: os.getpid())
         case "trainer":
