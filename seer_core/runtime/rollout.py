@@ -109,7 +109,7 @@ class Rollout:
                 self.named[name] = self.named.pop(name, 0) + 1  # the last one now
                 if len(self.named) > MOST_NAMED:
                     self.named.popitem(last=False)
-            if group.timeout_s is not None:
+            if group.timeout_s is not None and self._transcripts.unfinished_of(group.id):
                 when_s = self._clock.now() + group.timeout_s
                 self._deadlines[group.id] = self._clock.call_at(when_s, partial(self.abort_group, group.id))
         self._wake()  # a virtual clock, which waiting readers move on, has something to do again

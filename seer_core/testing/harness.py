@@ -73,6 +73,7 @@ class SchedulerHarness:
         for group in groups:
             self.groups[group.id] = group
             self.generated |= {f"{group.id}/{index}": 0 for index in range(group.n)}
+            self.generated |= {f"{group.id}/{i}": each.tokens for i, each in enumerate(group.resumed)}
         return self.handle(GroupsSubmitted(groups))
 
     def group(self, name: str, n: int = 1, max_tokens: int = 100, prompt: int = 10) -> list[Command]:

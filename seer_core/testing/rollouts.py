@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -18,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 from seer_core.model import Request
-from seer_core.model.events import GroupSpec, InstanceReported
+from seer_core.model.events import GroupSpec, InstanceReported, ResumedResponse
+from seer_core.model.requests import FinishReason
 from seer_core.scheduling.scheduler import STARVATION_INTERVAL, Policies
 from seer_core.testing.harness import DeterminismHarness, SchedulerHarness
 from seer_core.testing.support import is_exploring
@@ -47,6 +49,14 @@ def quiet(examples: int, **more: Any) -> settings:
         suppress_health_check=list(HealthCheck),
         **more,
     )
+
+
+RESUMED = st.lists(
+    st.tuples(st.integers(0, TOKENS - 1), st.sampled_from([None, None, "stop", "length", "aborted"])),
+    min_size=4,
+    max_size=4,
+)
+"""What an earlier process left of each response of a group: tokens, and why it is over if it is."""
 
 
 class FixedSplitter:
@@ -119,6 +129,15 @@ def _group(name: str, drawn: Drawn) -> GroupSpec:
     return GroupSpec(name, prompt, len(lengths), max_tokens, lengths)
 
 
+def _resumed(group: GroupSpec, drawn: Sequence[tuple[int, FinishReason | None]]) -> GroupSpec:
+    """Return a group as an earlier process left it."""
+    responses = [
+        ResumedResponse(group.max_tokens if reason == "length" else tokens % group.max_tokens, reason)
+        for tokens, reason in drawn[: group.n]
+    ]
+    return msgspec.structs.replace(group, resumed=tuple(responses))
+
+
 def _length(rig: SchedulerHarness, request_id: str) -> int:
     """Return the true length of a request, in tokens."""
     name, _, index = request_id.rpartition("/")
@@ -132,7 +151,7 @@ def roll_out_at_random(
     check: Callable[[SchedulerHarness], None] = lambda rig: None,
     examples: int = 100,
 ) -> None:
-    """Submit, lose, finish, fail and abort at random under policies that are drawn; then finish everything.
+    """Submit, resume, lose, finish, fail and abort at random under drawn policies; then finish everything.
 
     Each draw of ``policies`` makes equal ones whenever it is called: two schedulers have to decide alike.
     ``check`` is called after each event.  No request needs more than 80 tokens of KV, every instance has 96.
@@ -151,6 +170,10 @@ def roll_out_at_random(
         @rule(drawn=st.lists(GROUPS, min_size=1, max_size=3))
         def submit(self, drawn: list[Drawn]) -> None:
             self.rig.submit(*(_group(self.name(), each) for each in drawn))
+
+        @rule(drawn=st.lists(st.tuples(GROUPS, RESUMED), min_size=1, max_size=3))
+        def resume(self, drawn: list[tuple[Drawn, list[tuple[int, FinishReason | None]]]]) -> None:
+            self.rig.submit(*(_resumed(_group(self.name(), each), left) for each, left in drawn))
 
         @invariant()
         def checked(self) -> None:

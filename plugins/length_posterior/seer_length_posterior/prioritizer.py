@@ -59,7 +59,7 @@ class LongestPlausible(Prioritizer):
                 request.group, GroupPosterior(self._shapes)
             )
         generated = request.generated_tokens
-        group.lengths.grow(group.sent.pop(request, generated), generated)
+        group.lengths.grow(group.sent.pop(request, 0), generated)  # an earlier process may have begun it
         before = generated - generated % self.turn_tokens
         heappush(group.heap, (before, -generated, request.seq, request))
         self._enter(group)
