@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
+import structlog
 
 from seer_core.errors import EngineError, SeerError, WeightVersionError
 from seer_core.model import InstanceInfo, PromptGroup
@@ -25,6 +27,10 @@ from seer_core.scheduling.scheduler import Slot
 from seer_core.weights.copies import NO_COPY
 
 __all__ = ["Runtime"]
+
+log = structlog.get_logger("seer")
+
+T = TypeVar("T")
 
 
 class Runtime:
@@ -219,7 +225,8 @@ class Runtime:
         ``source`` is a directory of safetensors, or names another ``WeightSource``.  Of a directory engines
         load a copy, which is kept until the next update; the caller keeps what another source reads until
         then.  An instance that cannot load what others could, or that then has another fingerprint than
-        most, is lost, and comes back with the new weights.
+        most, is lost, and comes back with the new weights.  A cancellation takes effect once the update has
+        ended, so that all instances serve the same weights.
 
         Raises:
             SeerError: the instances are asleep.
@@ -229,7 +236,7 @@ class Runtime:
         """
         await self._settle("update weights", WeightVersionError)
         spec = source if isinstance(source, WeightSpec) else directory(source)
-        return await self._fleet.update_weights(spec, version)
+        return await _to_its_end(self._fleet.update_weights(spec, version))
 
     async def sleep(self) -> int:
         """Let all instances give memory back until ``wake``, and return how many bytes that gave.
@@ -316,3 +323,15 @@ class Runtime:
         self._controller.require_idle(what, error)
         await self._fleet.restarts_over()
         self._controller.require_idle(what, error)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns; a cancellation is raised once it has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("cancelled_work_failed", error=str(error))
+        raise

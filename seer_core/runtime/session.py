@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ class Session:
         self._config = config if isinstance(config, Config) else load_config(config)
         self._observers = tuple(observers)
         self.runtime = Runtime.from_config(self._config, self._observers)
+        self._pid = os.getpid()
         self._rollout: Rollout | None = None
         self._in_use = threading.Lock()
         self._closing = threading.Lock()
@@ -84,7 +86,12 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Stop all engines, also from another thread than the one that rolls out; idempotent."""
+        """Stop all engines, also from another thread than the one that rolls out; idempotent.
+
+        In a process that was forked off it does nothing: the engines and the thread are the parent's.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._closing:
             loop, thread = self._loop, self._thread
             if loop is None or thread is None:
@@ -207,7 +214,7 @@ class Session:
     def _leave(self) -> None:
         """Abort what is under way, without waiting where garbage is collected in the loop's own thread."""
         rollout, loop = self.runtime.current, self._loop
-        if rollout is None or loop is None:
+        if rollout is None or loop is None or os.getpid() != self._pid:
             return
         if threading.current_thread() is self._thread:
             loop.create_task(rollout.abort())
@@ -235,6 +242,9 @@ class Session:
         if loop is None:
             work.close()
             raise SeerError(NOT_RUNNING)
+        if os.getpid() != self._pid:
+            work.close()
+            raise SeerError("a session works in the process that made it, not in one that was forked off")
         if threading.current_thread() is self._thread:
             work.close()
             raise SeerError("a session cannot wait in its own thread; call it from one of yours")

@@ -1,5 +1,7 @@
 """Weights of a runtime: versions, updates, and instances that cannot load them."""
 
+import asyncio
+
 import pytest
 
 from seer_core.errors import (
@@ -77,11 +79,14 @@ class Picky:
 
 
 def test_an_instance_that_cannot_load_the_weights_comes_back_with_them(by_hand, hand, some_groups):
+    back = asyncio.Event()
+
     class Flaky(Picky, hand):
         bad = "step 1"
 
         async def start(self, sink):
             if self.starts:
+                await back.wait()
                 self.bad = None
             return await super().start(sink)
 
@@ -91,6 +96,7 @@ def test_an_instance_that_cannot_load_the_weights_comes_back_with_them(by_hand, 
         async with by_hand(x, y) as runtime:
             assert await runtime.update_weights("step 1") == 1
             assert set(runtime.alive) == {"x"}
+            back.set()
             await turns()
             assert set(runtime.alive) == {"x", "y"}
 
@@ -112,5 +118,38 @@ def test_weights_that_no_instance_can_load_change_nothing(by_hand, hand, some_gr
                 await runtime.update_weights("step 1")
             assert runtime.weight_version == 0
             assert await runtime.update_weights("step 2") == 1
+
+    play(run())
+
+
+def test_an_update_that_is_cancelled_comes_to_its_end_first(by_hand, hand, some_groups):
+    go_on = asyncio.Event()
+
+    class Slow(type(hand())):
+        async def update_weights(self, source, version):
+            await go_on.wait()
+            await super().update_weights(source, version)
+
+    x, y = Slow("x"), hand("y")
+
+    async def run():
+        async with by_hand(x, y) as runtime:
+            update = asyncio.ensure_future(runtime.update_weights("step 1"))
+            await turns()
+            update.cancel()
+            await turns()
+            assert not update.done()
+            with pytest.raises(SeerError, match="while weights are being updated"):
+                runtime.rollout(some_groups(1, 1))
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await update
+            assert runtime.weight_version == 1
+            assert x.weights == y.weights == [("step 1", 1)]
+            rollout = runtime.rollout(some_groups(1, 1))
+            x.finish() if x.jobs else y.finish()
+            assert (await anext(rollout)).finish_reason == "stop"
+            await runtime.update_weights("step 2")
+            assert runtime.weight_version == 2
 
     play(run())

@@ -1,6 +1,7 @@
 """Sessions that Ctrl-C or another thread ends."""
 
 import asyncio
+import os
 import signal
 import threading
 from concurrent.futures import Future
@@ -117,3 +118,23 @@ def test_calls_of_a_session_that_another_thread_is_closing_raise_one_sentence(pl
         monkeypatch.setattr("seer_core.runtime.session.Future", Late)
         with pytest.raises(SeerError, match="this session is not running"):
             rollout.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, in a process with threads
+def test_a_forked_child_leaves_the_session_to_its_parent(played, hand):
+    engine = hand()
+    with played(engine) as session:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                session.close()
+                try:
+                    session.sleep()
+                except SeerError as error:
+                    status = 0 if "forked" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert engine.stops == 0
+        assert session.update_weights("step 1") == 1
