@@ -78,7 +78,7 @@ POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLIC
 @click.option(
     "--on", type=click.Choice(list(CLUSTERS)), help="Whose model and GPUs.  [default: qwen2-vl-72b]"
 )
-@click.option("--instances", type=click.IntRange(min=1), metavar="N", help="How many.  [default: 4]")
+@click.option("--instances", type=click.IntRange(1, 1_000_000), metavar="N", help="How many.  [default: 4]")
 @click.option(
     "--pressure",
     type=FiniteRange(1e-3, 1e6),

@@ -37,6 +37,10 @@ class TrueLengths(Lengths, frozen=True):
         return self.by_request[job.request_id]
 
 
+MOST_TOKENS = 2**53
+"""Integers that a float holds exactly."""
+
+
 class DrawnLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Log-normal lengths, correlated within a group, cut at ``cap_tokens``.
 
@@ -47,10 +51,10 @@ class DrawnLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: Annotated[int, Meta(ge=1)]
     group_size: Annotated[int, Meta(ge=1)]
     mean_tokens: Annotated[float, Meta(ge=1, le=MOST)]
-    cap_tokens: Annotated[int, Meta(ge=1)]
+    cap_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
     sigma: Sigma
     group_share: Share
-    prompt_tokens: Annotated[int, Meta(ge=1)] = 1024
+    prompt_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = 1024
 
     def draw(self, seed: int) -> list[GroupLengths]:
         """Return one iteration's groups, which depend on the seed alone."""

@@ -319,3 +319,11 @@ def test_numbers_that_cannot_be_meant_are_refused_before_any_work(seer, argument
     result = seer("sim", *arguments)
     assert result.exit_code == 2, result.output
     assert result.stderr.lower().count("error: ") == 1
+
+
+@pytest.mark.parametrize("option", ["--lengths cap_tokens=", "--lengths prompt_tokens=", "--instances "])
+def test_a_number_of_hundreds_of_digits_is_one_error(seer, option):
+    result = seer("sim", "synthetic", *f"{option}{'9' * 400}".split())
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert "99999" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -45,6 +46,7 @@ class Runtime:
         settings: SeerTable = SeerTable(),  # noqa: B008, immutable
         defaults: RolloutTable = RolloutTable(),  # noqa: B008, immutable
     ) -> None:
+        _log_on_standard_error()
         self.settings = settings
         self.defaults = defaults
         self._controller = RolloutController(assembly, settings)
@@ -323,6 +325,13 @@ class Runtime:
         self._controller.require_idle(what, error)
         await self._fleet.restarts_over()
         self._controller.require_idle(what, error)
+
+
+def _log_on_standard_error() -> None:
+    """Keep the log off standard output, the program's own, unless the program configures structlog."""
+    if not structlog.is_configured():
+        # Standard error as it is then: programs replace it for a while.
+        structlog.configure(logger_factory=lambda *names: structlog.WriteLogger(sys.stderr))
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:

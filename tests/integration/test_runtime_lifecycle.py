@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -288,3 +290,18 @@ def test_a_chunk_larger_than_an_instance_s_kv_is_refused_at_the_start(by_hand, h
     assert engine.stops == 1
     for fact in ("[plugin.divided_rollout].chunk_tokens is 256", "'hand-0' holds 128", "smaller"):
         assert fact in str(caught.value)
+
+
+def test_a_library_logs_on_standard_error_unless_its_program_says_otherwise(tmp_path):
+    (tmp_path / "seer.toml").write_text('[seer]\nengine = "sim"\n')
+    script = (
+        f"import seer_core; seer_core.rollout({str(tmp_path / 'seer.toml')!r}, [{{'prompt': 'a', 'n': 1}}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == ""
+    assert "instance_started" in done.stderr
+    own = f"import structlog; structlog.configure(processors=[structlog.processors.JSONRenderer()]); {script}"
+    done = subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, timeout=60, check=True)
+    assert '"event": "instance_started"' in done.stdout
