@@ -1,6 +1,7 @@
 """Weights are looked at before an engine loads anything of them, from any source."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -155,3 +156,16 @@ def test_ties_are_the_names_of_one_and_the_same_parameter():
     assert ties(model) == []
     model["head"].weight = model["embed"].weight
     assert ties(model) == [["embed.weight", "head.weight"]]
+
+
+def test_a_pipe_and_files_of_other_directories_are_refused_and_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(Rejected, match=r"its model\.safetensors is no file"):
+        open_checked(directory(tmp_path), WANTED, TIES, torch.float32)
+    (tmp_path / "elsewhere").mkdir()
+    save_file(GOOD, tmp_path / "elsewhere/1.safetensors")
+    for name in (str(tmp_path / "elsewhere/1.safetensors"), "elsewhere/1.safetensors", "../x"):
+        index = {"weight_map": dict.fromkeys(GOOD, name)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(Rejected, match="which is no file of this directory"):
+            open_checked(directory(tmp_path), WANTED, TIES, torch.float32)

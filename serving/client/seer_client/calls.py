@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from seer_client.protocol import ClientError, State, answer, pause_s, plain, plain_ids, refusal, without_none
+from seer_client.tokens import token_of
 
 __all__ = ["Call", "Calls", "lost"]
 
@@ -97,7 +98,7 @@ class Calls:
         if not url.startswith(("http://", "https://")):
             raise ClientError(f"the server's address is {url!r}; write one like http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")  # which OpenAI's client has to be given
-        self.token = token
+        self.token = token_of(self.url) if token is None else token
         self.patience_s = patience_s
         self._has_warned = False
         self._progress_s = progress_s

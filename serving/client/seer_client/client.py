@@ -36,7 +36,8 @@ class Client:
 
         Args:
             url: such as ``http://localhost:8000``.
-            token: what ``seer serve --token-file`` holds.
+            token: what ``seer serve --token-file`` holds; without it, what a server of this user on this
+                machine keeps for its port.
             patience_s: for how long to try again where the server cannot be reached, or has sent when there
                 will be room.
             silence_s: after how long without a byte an answer that has begun is given up.

@@ -17,9 +17,14 @@ def examples():
 
 
 @pytest.mark.parametrize("source", list(examples()))
-def test_an_example_of_a_page_runs_and_says_something(serve, monkeypatch, capsys, source):
-    monkeypatch.chdir(ROOT)
+def test_an_example_of_a_page_runs_and_says_something(serve, monkeypatch, capsys, source, tmp_path):
+    (tmp_path / "token.txt").write_text("a-token-of-the-run\n")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
     assert "http://localhost:8000" in source
-    with serve() as served:
+    with serve(token="a-token-of-the-run") as served:
+        source = source.replace(
+            'Client("http://localhost:8000"', 'Client("http://localhost:8000", token="a-token-of-the-run"'
+        )
         exec(source.replace("http://localhost:8000", served.url), {})
     assert capsys.readouterr().out.strip()

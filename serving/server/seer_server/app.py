@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -47,18 +48,25 @@ def make_app(
     model: str = "seer",
     token: str | None = None,
     most_requests: int | None = None,
+    *,
+    open_completions: bool = False,
+    weight_roots: Sequence[Path] | None = None,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
-    ``make_runtime`` makes it, with further observers.  Clients must send the ``token``, if any.  At most
-    ``most_requests`` responses are unfinished at a time.
+    ``make_runtime`` makes it, with further observers.  Clients must send the ``token``, if any; with
+    ``open_completions`` not for completions, chats and the name of the model.  Weights are loaded from
+    directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
+    unfinished at a time.
     """
     broker = RolloutBroker(make_runtime, most_requests)
     service, batches = _Service(broker, model), Batches(broker)
-    reservations, control = Reservations(broker), Control(broker)
+    reservations, control = Reservations(broker), Control(broker, weight_roots)
 
-    def route(method: str, path: str, handler: Handler) -> Route:
-        return Route(path, guarded(handler, token), methods=[method])
+    def route(method: str, path: str, handler: Handler, needed: str | None = token) -> Route:
+        return Route(path, guarded(handler, needed), methods=[method])
+
+    for_completions = None if open_completions else token
 
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
@@ -74,9 +82,9 @@ def make_app(
     app = Starlette(
         lifespan=live,
         routes=[
-            route("POST", "/v1/chat/completions", service.chat),
-            route("POST", "/v1/completions", service.completions),
-            route("GET", "/v1/models", service.models),
+            route("POST", "/v1/chat/completions", service.chat, for_completions),
+            route("POST", "/v1/completions", service.completions, for_completions),
+            route("GET", "/v1/models", service.models, for_completions),
             route("POST", "/v1/rollouts", batches.roll_out),
             route("POST", "/v1/abort", batches.abort),
             route("POST", "/v1/reservations", reservations.reserve),

@@ -15,7 +15,7 @@ import structlog
 
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
 from seer_core.model import Completion, PromptGroup
-from seer_core.model.events import ChunkFinished, Command, Event
+from seer_core.model.events import ChunkFinished, Command, Event, InstanceLost
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
@@ -65,7 +65,7 @@ class Subscription:
 class RolloutBroker(Observer):
     """Adds groups to an open rollout, and hands their responses, which it observes, to the subscriptions.
 
-    ``reserved`` counts the rows of open reservations.
+    ``reserved`` counts the rows of open reservations, ``instances_lost`` how often one was lost.
 
     As an observer it sees a response as soon as that is over.  When the response's turn to be read comes,
     another client may have submitted a group of the same name.
@@ -75,7 +75,7 @@ class RolloutBroker(Observer):
         self, make_runtime: Callable[[Sequence[Observer]], Runtime], most_requests: int | None = None
     ) -> None:
         self.runtime = make_runtime([self])
-        self.reserved = 0
+        self.reserved = self.instances_lost = 0
         self._most_requests = most_requests
         self._rollout: Rollout | None = None
         self._opened = asyncio.Event()
@@ -319,9 +319,10 @@ class RolloutBroker(Observer):
         return min(max(1, math.ceil(requests / rate)), LONGEST_RETRY_S)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """Notify a client that streams: a chunk of a response has ended."""
+        """Notify a client that streams: a chunk of a response has ended.  Count lost instances."""
         if type(event) is ChunkFinished:
             self._notify(event.request_id)
+        self.instances_lost += type(event) is InstanceLost
 
     def streamed(self, now: float, request_id: str) -> None:
         """Notify a client that streams: a running chunk has written more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from seer_core.runtime.runtime import Runtime
 from seer_server.app import make_app
 from seer_server.http import is_loopback
 from seer_server.process import OrderlyServer, allow_files
+from seer_server.tokens import own_token, read_token
 
 __all__ = ["serve_command"]
 
@@ -32,7 +33,24 @@ __all__ = ["serve_command"]
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one."
 )
 @click.option("--model", default="seer", show_default=True, help="Name under which the model is served.")
-@click.option("--token-file", type=InputPath(), help="File with the token that clients must bring.")
+@click.option(
+    "--token-file",
+    type=InputPath(),
+    help="File with the token that clients must bring.  [default: one that is made for the port]",
+)
+@click.option(
+    "--open-completions",
+    is_flag=True,
+    help="Answer completions and chats of this machine's programs without the token.",
+)
+@click.option(
+    "--weights-root",
+    "weight_roots",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
+    metavar="DIR",
+    help="Load weights from directories below this one, if a trainer names them; may repeat.",
+)
 @click.option(
     "--most-requests",
     type=click.IntRange(1),
@@ -53,60 +71,85 @@ def serve_command(
     port: int,
     model: str,
     token_file: Path | None,
+    open_completions: bool,
+    weight_roots: tuple[Path, ...],
     most_requests: int,
     drain_s: int,
 ) -> None:
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
 
     Clients of vLLM's or SGLang's server point at it instead. It listens on this machine alone, unless --host
-    names another address; then it requires a token. Without a token it refuses requests whose Host or Origin
-    is not localhost, so that no web page from elsewhere can send it any.
+    names another address.
+
+    Every request needs a token, as OpenAI's API key: Authorization: Bearer TOKEN. Without --token-file the
+    server makes one, and says which file holds it; seer-client finds it there by itself.
 
     \b
     Example:
-      seer serve examples/tiny_reasoner/demo.toml --port 8000
+      seer serve examples/tiny_reasoner/demo.toml --port 8000 --open-completions
       curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
           -d '{"prompt": "how far", "n": 4, "max_tokens": 64, "stream": true}'
     """
-    token = None if token_file is None else _read_token(token_file)
-    if token is None and not is_loopback(host):
+    if token_file is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
-    _check_free(host, port)
-    app = make_app(partial(Runtime.from_config, config), model, token, most_requests)
-    settings = uvicorn.Config(
-        app, host=host, port=port, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s
-    )
-    server = OrderlyServer(settings, allow_files())
-    with suppress(KeyboardInterrupt):
-        server.run()
+    sockets = _bind(host, port)
+    any_port = port == 0
+    file = None
+    try:
+        port = sockets[0].getsockname()[1]
+        if token_file is not None:
+            token = read_token(token_file)
+        else:
+            token, file = own_token(port)
+            click.echo(f"clients bring the token in {file}", err=True)
+        app = make_app(
+            partial(Runtime.from_config, config),
+            model,
+            token,
+            most_requests,
+            open_completions=open_completions,
+            weight_roots=weight_roots,
+        )
+        settings = uvicorn.Config(app, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s)
+        place = f"[{host}]" if ":" in host else host
+        server = OrderlyServer(
+            settings,
+            allow_files(),
+            lambda: click.echo(f"Seer running on http://{place}:{port} (Ctrl-C ends it)", err=True),
+        )
+        with suppress(KeyboardInterrupt):
+            server.run(sockets)
+    finally:
+        for each in sockets:
+            each.close()
+        if any_port and file is not None:
+            file.unlink(missing_ok=True)  # no other server will have this port
     if not server.started:
         sys.exit(3)  # as uvicorn's own command
 
 
-def _check_free(host: str, port: int) -> None:
-    """Look whether the port is free, for uvicorn looks after the engines have started."""
-    with suppress(socket.gaierror):
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            try:
-                with socket.socket(family, kind, protocol) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(address)
-            except OSError as error:  # others, such as a family that the kernel has not, are no obstacle
-                if error.errno == errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"port {port} of {host} is taken; give another one: --port {port + 1}"
-                    ) from error
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Take the port before the engines start; with port 0 a free one, of the first address alone.
 
-
-def _read_token(path: Path) -> str:
-    try:
-        token = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; name a file that holds a token") from error
-    if not token.isascii() or len(token) < 16:
-        raise ConfigError(
-            f"the token in {path} is no 16 ASCII characters or more; make one: openssl rand -hex 32"
-        )
-    return token
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    with ExitStack() as undo:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            sockets = []
+            for family, kind, protocol, _, address in found if port else found[:1]:
+                sockets.append(undo.enter_context(socket.socket(family, kind, protocol)))
+                sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sockets[-1].bind(address)
+        except OSError as error:
+            fault = f"cannot listen at port {port} of {host}: {error.strerror}; give another --host or --port"
+            if error.errno == errno.EADDRINUSE:
+                fault = f"port {port} of {host} is taken; give another one: --port {port + 1}"
+            raise ConfigError(fault) from error
+        undo.pop_all()
+    return sockets

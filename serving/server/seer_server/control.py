@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -12,12 +14,12 @@ from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from seer_core.errors import EngineError, OutputError, PromptError
+from seer_core.errors import QUOTED, EngineError, OutputError, PromptError, printable
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.runtime.runtime import Runtime
 from seer_core.weights.shared import TensorSlice
-from seer_server.broker import RolloutBroker
-from seer_server.http import Refused, read_body, read_json, unless_disconnected
+from seer_server.broker import BusyUpdatingError, RolloutBroker
+from seer_server.http import Refused, pieces, read_body, read_json, unless_disconnected
 from seer_server.shared_buffers import SharedBuffer, open_buffer, receive_buffer
 
 __all__ = ["Control"]
@@ -62,13 +64,16 @@ class Control:
     """Routes for trainers; it holds the buffer of the current weights, if they were sent or shared."""
 
     broker: RolloutBroker
+    weight_roots: Sequence[Path] | None = None
     _buffer: SharedBuffer | None = None
+    _receiving: bool = False
 
     async def update_weights(self, request: Request) -> Response:
         """Load a directory or shared memory."""
         asked = await read_json(request, LoadWeightsRequest)
         match asked.directory, asked.shared:
             case str(path), None:
+                self._require_below_roots(path)
                 return await self._update(request, asked, directory(path))
             case None, SharedWeightsRequest(path, tensors, digest):
                 buffer = open_buffer(path, tensors, digest)
@@ -79,7 +84,7 @@ class Control:
         """Load weights from the body, which may arrive while requests are unfinished."""
         try:
             asked = msgspec.convert(dict(request.query_params), UpdateRequest, strict=False)
-            buffer = await receive_buffer(request.stream())
+            buffer = await self._receive(request)
         except msgspec.ValidationError as error:
             raise PromptError(f"the query does not fit: {error}") from None
         except OutputError as error:
@@ -88,17 +93,41 @@ class Control:
             raise Refused(499, "the weights were not sent to their end") from None
         return await self._update(request, asked, buffer.source, buffer)
 
+    async def _receive(self, request: Request) -> SharedBuffer:
+        """Put a body into memory; one at a time, or several would each find the same memory free."""
+        if self._receiving:
+            raise BusyUpdatingError("other weights are being received; try again in a moment")
+        self._receiving = True
+        try:
+            return await receive_buffer(pieces(request))
+        finally:
+            self._receiving = False
+
+    def _require_below_roots(self, path: str) -> None:
+        """Refuse a directory that the server was not started for."""
+        if self.weight_roots is None:
+            return
+        real = Path(os.path.realpath(path))
+        if not any(real.is_relative_to(root) for root in self.weight_roots):
+            raise Refused(
+                403,
+                f"the directory {printable(path, QUOTED)} is below none that the server may load weights"
+                " from; start it with --weights-root, or send the weights",
+            )
+
     async def _update(
         self, request: Request, asked: UpdateRequest, source: WeightSpec, buffer: SharedBuffer | None = None
     ) -> Response:
         try:
             self.broker.require_awake()
             async with self._exclusive(request, asked.wait_s) as runtime:
-                instances = set(runtime.alive)
+                lost = self.broker.instances_lost
                 try:
                     loaded = await runtime.update_weights(source, asked.version)
                 except EngineError as error:
-                    if instances and instances <= set(runtime.alive):  # they refuse, and none has failed
+                    if (
+                        runtime.alive and lost == self.broker.instances_lost
+                    ):  # they refuse, and none has failed
                         raise Refused(400, str(error)) from error
                     raise
         finally:

@@ -33,6 +33,7 @@ __all__ = [
     "Stream",
     "guarded",
     "is_loopback",
+    "pieces",
     "read_body",
     "read_json",
     "refusal",
@@ -127,7 +128,7 @@ def guarded(handler: Handler, token: str | None) -> Handler:
 def _require_token(request: Request, token: str) -> None:
     scheme, _, brought = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(brought.strip().encode(), token.encode()):
-        words = "bring the server's token: Authorization: Bearer ..."
+        words = "bring the server's token, in the file that it named at its start: Authorization: Bearer ..."
         raise Refused(401, words, {"WWW-Authenticate": "Bearer"})
 
 
@@ -138,8 +139,8 @@ def _require_loopback(request: Request) -> None:
         if value is not None and not _names_loopback(value):
             raise Refused(
                 403,
-                f"the {name.capitalize()} of the request is {printable(value, QUOTED)}, and a server without"
-                " a token answers requests to and from localhost alone; start it with --token-file",
+                f"the {name.capitalize()} of the request is {printable(value, QUOTED)}, and what"
+                " needs no token is answered to and from localhost alone; bring the token",
             )
 
 
@@ -163,25 +164,34 @@ def is_loopback(host: str) -> bool:
 async def read_body(request: Request) -> bytes:
     """Return a request's body of JSON, if it is not too large, and the client stays and goes on."""
     body = bytearray()
-    time = asyncio.get_running_loop().time
     try:
-        async with asyncio.timeout(STALLED_S) as limit:
-            async for piece in request.stream():
-                limit.reschedule(time() + STALLED_S)
-                body += piece
-                if len(body) > LARGEST_BODY:
-                    raise Refused(
-                        413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
-                    )
+        async for piece in pieces(request):
+            body += piece
+            if len(body) > LARGEST_BODY:
+                raise Refused(
+                    413, f"a request may have {LARGEST_BODY:,} bytes; ask for fewer prompts at a time"
+                )
     except ClientDisconnect:
         raise Refused(499, "the request was not sent to its end") from None
-    except TimeoutError:
-        words = f"nothing more of the body came for {STALLED_S:g} s; send all of it"
-        raise Refused(408, words, {"Connection": "close"}) from None
     # A browser lets any page send other types to this machine without asking the user.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Refused(415, f"the body must be JSON; send the header Content-Type: {JSON}")
     return bytes(body)
+
+
+async def pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield a request's body as it comes, if the client goes on sending."""
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            words = f"nothing more of the body came for {STALLED_S:g} s; send all of it"
+            raise Refused(408, words, {"Connection": "close"}) from None
+        if piece is None:
+            return
+        yield piece
 
 
 async def read_json(request: Request, kind: type[T]) -> T:

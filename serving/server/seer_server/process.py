@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -28,10 +30,18 @@ def allow_files() -> int:
 class OrderlyServer(uvicorn.Server):
     """Makes room for new connections, and ends its engines in order, however many signals arrive."""
 
-    def __init__(self, config: uvicorn.Config, files: int) -> None:
+    def __init__(self, config: uvicorn.Config, files: int, started: Callable[[], None]) -> None:
+        """Take uvicorn's settings, how many files may be open, and what to call once clients are served."""
         super().__init__(config)
+        self._when_started = started
         self._most_connections = max(1, files - SPARE_FILES)
         self._idle: set[object] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the engines, listen, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._when_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first one lets responses end, another one gives them up."""

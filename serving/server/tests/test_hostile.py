@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -261,7 +262,7 @@ def test_without_a_token_a_web_page_from_elsewhere_is_refused(serve_sim, method,
         for headers in PAGES:
             answer = httpx.request(method, f"{served.url}{path}", headers=headers, timeout=PATIENCE_S)
             expect_refused(answer, 403)
-            assert "--token-file" in answer.json()["error"]["message"]
+            assert "bring the token" in answer.json()["error"]["message"]
         for place in ("localhost", "localhost:3000", "127.0.0.1:8000", "[::1]:8000"):
             headers = {"Host": place, "Origin": f"http://{place}"}
             assert httpx.get(f"{served.url}/v1/state", headers=headers, timeout=PATIENCE_S).status_code == 200
@@ -270,3 +271,36 @@ def test_without_a_token_a_web_page_from_elsewhere_is_refused(serve_sim, method,
 def test_with_the_token_a_proxy_may_name_another_host(served):
     headers = {**MINE, "Host": "rollouts.example", "Origin": "https://rollouts.example"}
     assert httpx.get(f"{served.url}/v1/state", headers=headers, timeout=PATIENCE_S).status_code == 200
+
+
+def test_weights_are_received_one_at_a_time(served, monkeypatch):
+    with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port), PATIENCE_S) as slow:
+        slow.sendall(
+            f"PUT {WEIGHTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {MINE['Authorization']}\r\n"
+            "Content-Length: 1000\r\n\r\n".encode()
+            + b"\x10"
+        )
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            answer = httpx.put(f"{served.url}{WEIGHTS}", content=b"", headers=MINE, timeout=PATIENCE_S)
+            if answer.status_code == 503:
+                break
+            assert answer.status_code == 400  # the other one has not arrived yet
+            assert time.monotonic() < end
+        assert "other weights are being received" in answer.json()["error"]["message"]
+        assert answer.headers["Retry-After"] == "1"
+    while (
+        httpx.put(f"{served.url}{WEIGHTS}", content=b"", headers=MINE, timeout=PATIENCE_S).status_code != 400
+    ):
+        assert time.monotonic() < end
+
+
+def test_weights_that_stop_arriving_are_given_up(served, monkeypatch):
+    monkeypatch.setattr("seer_server.http.STALLED_S", 0.2)
+    with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port), PATIENCE_S) as slow:
+        slow.sendall(
+            f"PUT {WEIGHTS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {MINE['Authorization']}\r\n"
+            "Content-Length: 1000\r\n\r\n".encode()
+            + b"\x10"
+        )
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408")

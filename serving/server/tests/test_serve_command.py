@@ -13,8 +13,9 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from seer_server.cli import _check_free, _read_token
+from seer_server.cli import _bind
 from seer_server.http import is_loopback
+from seer_server.tokens import own_token, read_token
 
 from seer_core.errors import ConfigError
 
@@ -62,7 +63,19 @@ def start(tmp_path):
 
 def ask(url):
     body = {"prompt": "a", "n": 2, "group": "g", "return_token_ids": True}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+    return httpx.post(f"{url}/v1/completions", json=body, headers=bearer(url), timeout=60).json()["choices"]
+
+
+def half_a_request(url):
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: {bearer(url)['Authorization']}"
+    )
+    return f"{head}\r\nContent-Length: 9\r\n\r\n{{".encode()
+
+
+def bearer(url):
+    token, _ = own_token(httpx.URL(url).port)
+    return {"Authorization": f"Bearer {token}"}
 
 
 def test_a_server_that_was_killed_gives_the_same_when_it_is_back_and_ends_in_order(start):
@@ -79,8 +92,8 @@ def test_a_server_that_was_killed_gives_the_same_when_it_is_back_and_ends_in_ord
 def test_a_taken_port_is_reported_before_engines_start(start):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of localhost is taken; give another one: --port"):
-            _check_free("localhost", port)
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken; give another one: --port"):
+            _bind("127.0.0.1", port)
         process, url = start("--port", str(port))
         assert (url, process.wait(60)) == ("", 2)
 
@@ -88,7 +101,7 @@ def test_a_taken_port_is_reported_before_engines_start(start):
 def test_it_ends_though_a_client_never_comes_to_an_end(start):
     process, url = start("--port", "0", "--drain-s", "1")
     with socket.create_connection(("127.0.0.1", httpx.URL(url).port), 60) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        client.sendall(half_a_request(url))
         ask(url)  # so the server has seen what came before
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
@@ -97,7 +110,7 @@ def test_it_ends_though_a_client_never_comes_to_an_end(start):
 def test_a_second_ctrl_c_gives_up_what_is_unfinished_and_ends_in_order_all_the_same(start):
     process, url = start("--port", "0", "--drain-s", "600")
     with socket.create_connection(("127.0.0.1", httpx.URL(url).port), 60) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        client.sendall(half_a_request(url))
         ask(url)  # so the server has seen what came before
         process.send_signal(signal.SIGINT)
         wait_for(process, "Waiting for connections to close")
@@ -174,11 +187,11 @@ def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):
     assert (url, process.wait(60)) == ("", 2)
     (tmp_path / "token").write_text("short\n")
     with pytest.raises(ConfigError, match="16 ASCII characters"):
-        _read_token(tmp_path / "token")
+        read_token(tmp_path / "token")
     (tmp_path / "token").write_text(json.dumps("a" * 30) + "\n")
-    assert _read_token(tmp_path / "token") == json.dumps("a" * 30)
+    assert read_token(tmp_path / "token") == json.dumps("a" * 30)
     with pytest.raises(ConfigError, match="cannot read"):
-        _read_token(tmp_path / "nothing")
+        read_token(tmp_path / "nothing")
     assert [is_loopback(name) for name in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example")] == [
         True,
         True,
@@ -186,3 +199,70 @@ def test_it_lets_no_other_machine_in_without_a_token(start, tmp_path):
         False,
         False,
     ]
+
+
+@pytest.fixture
+def runtime_dir(tmp_path, monkeypatch):
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    return tmp_path / "runtime" / "seer"
+
+
+def test_a_server_makes_a_token_that_its_user_alone_can_read_and_keeps_it(start, runtime_dir):
+    process, url = start("--port", "0")
+    port = httpx.URL(url).port
+    [path] = runtime_dir.iterdir()
+    assert path.name == f"{port}.token"
+    assert (path.stat().st_mode & 0o777, runtime_dir.stat().st_mode & 0o777) == (0o600, 0o700)
+    for path_of in ("/v1/completions", "/v1/weights", "/v1/sleep"):
+        assert httpx.post(f"{url}{path_of}", json={}, timeout=60).status_code == 401
+    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 401
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+    first = ask(url)
+    process.kill()
+    process.wait(60)
+    process, url = start("--port", str(port))
+    assert own_token(port)[0] == path.read_text().strip()
+    assert ask(url) == first
+
+
+def test_completions_may_be_open_and_what_commands_the_engines_is_not(start, runtime_dir, tmp_path):
+    _, url = start("--port", "0", "--open-completions")
+    body = {"prompt": "a", "max_tokens": 2}
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert httpx.get(f"{url}/v1/models", timeout=60).status_code == 200
+    page = {"Origin": "https://a.example"}
+    assert httpx.post(f"{url}/v1/completions", json=body, headers=page, timeout=60).status_code == 403
+    for method, path in (("POST", "weights"), ("PUT", "weights"), ("POST", "sleep"), ("GET", "state")):
+        assert httpx.request(method, f"{url}/v1/{path}", timeout=60).status_code == 401
+    asked = {"directory": str(tmp_path)}
+    answer = httpx.post(f"{url}/v1/weights", json=asked, headers=bearer(url), timeout=60)
+    assert answer.status_code == 403
+    assert "start it with --weights-root, or send the weights" in answer.json()["error"]["message"]
+
+
+def test_weights_are_loaded_from_below_the_roots_alone(start, runtime_dir, tmp_path):
+    roots, elsewhere = tmp_path / "roots", tmp_path / "elsewhere"
+    roots.mkdir()
+    elsewhere.mkdir()
+    (roots / "link").symlink_to(elsewhere)
+    _, url = start("--port", "0", "--weights-root", str(roots))
+
+    def status(directory):
+        asked = {"directory": str(directory)}
+        return httpx.post(f"{url}/v1/weights", json=asked, headers=bearer(url), timeout=60).status_code
+
+    assert status(elsewhere) == status(roots / "link") == status(roots / ".." / "elsewhere") == 403
+    assert status(roots) != 403
+
+
+def test_a_token_that_others_can_read_is_refused(runtime_dir):
+    token, path = own_token(4711)
+    assert own_token(4711) == (token, path)
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="can be read or changed by others"):
+        own_token(4711)
+    path.unlink()
+    runtime_dir.chmod(0o777)
+    with pytest.raises(ConfigError, match="can be read or changed by others"):
+        own_token(4711)

@@ -148,13 +148,25 @@ def _plain(dtype: torch.dtype) -> str:
 
 def _files(directory: Path) -> list[Path]:
     index = directory / INDEX
+    files = sorted(directory.glob("*.safetensors"))
     if index.exists():
+        _require_file(index)
         try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-            return [directory / name for name in sorted(names)]
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = [directory / name for name in names]
         except (LookupError, TypeError, AttributeError) as error:
             raise EngineError(f"its {INDEX} has no weight_map of names and files") from error
-    return sorted(directory.glob("*.safetensors"))
+        if elsewhere := [name for name in names if Path(name).name != name]:
+            raise EngineError(f"its {INDEX} names {elsewhere[0]!r}, which is no file of this directory")
+    for path in files:
+        _require_file(path)
+    return files
+
+
+def _require_file(path: Path) -> None:
+    """Refuse what is no plain file: to open a pipe is to wait for its other end."""
+    if not path.is_file():
+        raise EngineError(f"its {path.name} is no file")
 
 
 def _headers(
