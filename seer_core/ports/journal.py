@@ -24,6 +24,10 @@ class WrittenResponse(msgspec.Struct):
     chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
     finish_reason: FinishReason | None = None
 
+    def copy(self) -> WrittenResponse:
+        """Return the same response, to be written on."""
+        return WrittenResponse(self.token_ids[:], self.logprobs[:], self.chunks[:], self.finish_reason)
+
 
 class Journal(Protocol):
     """Keeps what a rollout writes: its groups, their chunks, aborts.  The other ends follow from the chunks.

@@ -39,6 +39,12 @@ MOST_LABELS, LONGEST_LABEL = 16, 200
 
 MOST_SEED = 2**63 - 1
 
+SURE_CHARACTERS = 8
+"""Characters for each of the tokens that a model takes, of which no language has so many on average."""
+
+CUT_TOKENS = 64
+"""Tokens that the cut end of a text may have more than the whole text has there."""
+
 
 class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
@@ -263,7 +269,7 @@ class _Maker:
                 f"[rollout].max_tokens is {self.defaults.max_tokens}, but the model takes"
                 f" {self.model.max_model_tokens} tokens, prompt included; lower it"
             )
-        token_ids = tuple(_token_ids(record, self.tokenizer))
+        token_ids = tuple(_token_ids(record, self.tokenizer, self.model.max_model_tokens))
         group = PromptGroup(
             id="unnamed" if record.group_id is None else record.group_id,
             prompt_token_ids=token_ids,
@@ -327,7 +333,7 @@ def check_groups(
         seen.add(group.id)
 
 
-def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[int]:
+def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
     given = [key for key in ("prompt", "prompt_token_ids", "messages") if getattr(record, key) is not None]
     if len(given) != 1:
         raise PromptError(
@@ -342,10 +348,13 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[in
     if record.prompt is not None:
         if not record.prompt.strip():
             raise PromptError("the prompt is empty")
+        _require_short(record.prompt, tokenizer, most)
         return tokenizer.encode(record.prompt)
     assert record.messages is not None
     if not record.messages:
         raise PromptError("the prompt is empty: messages holds none")
+    contents = (message.get("content") for message in record.messages)
+    _require_short("".join(each for each in contents if isinstance(each, str)), tokenizer, most)
     try:
         return tokenizer.encode_chat(record.messages)
     except SeerError:
@@ -353,6 +362,18 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None) -> Sequence[in
     except Exception as error:
         fact = printable(str(error), SHOWN)
         raise PromptError(f"the chat template refused the messages: {fact}") from error
+
+
+def _require_short(text: str, tokenizer: Tokenizer, most: int) -> None:
+    """Raise PromptError for a text of more tokens than the model takes; encode little more than those."""
+    size = SURE_CHARACTERS * most
+    while size < len(text):
+        if len(tokenizer.encode(text[:size])) > most + CUT_TOKENS:
+            raise PromptError(
+                f"the prompt has {len(text):,} characters, and the first {size:,} are more than the {most:,}"
+                " tokens that the model takes"
+            )
+        size *= 4
 
 
 def _seed(run_seed: int, iteration: int, group_id: str) -> int:

@@ -252,6 +252,14 @@ class Rollout:
         """Abort all unfinished requests of a group."""
         self._abort(self._transcripts.unfinished_of(group_id))
 
+    def leave_group(self, group_id: str) -> None:
+        """Abort all unfinished requests of a group; in a journal they stay unfinished."""
+        journal, self.journal = self.journal, None
+        try:
+            self.abort_group(group_id)
+        finally:
+            self.journal = journal
+
     async def abort(self) -> RolloutResult:
         """Close it, abort all unfinished requests and return the result.
 

@@ -40,8 +40,16 @@ class Session:
     ``KeyboardInterrupt`` propagates.
     """
 
-    def __init__(self, config: Config | str | Path, observers: Iterable[Observer] = ()) -> None:
+    def __init__(
+        self,
+        config: Config | str | Path,
+        observers: Iterable[Observer] = (),
+        *,
+        journal: Journal | None = None,
+    ) -> None:
         """Read the configuration or its file, and add observers; nothing is started yet.
+
+        ``journal`` is that of all rollouts that are given none; the caller closes it after the session.
 
         Raises:
             ConfigError, PluginError: as ``Runtime.from_config``.
@@ -49,6 +57,7 @@ class Session:
         self._config = config if isinstance(config, Config) else load_config(config)
         self._observers = tuple(observers)
         self.runtime = Runtime.from_config(self._config, self._observers)
+        self._journal = journal
         self._pid = os.getpid()
         self._rollout: Rollout | None = None
         self._in_use = threading.Lock()
@@ -166,6 +175,7 @@ class Session:
         """
         with self._use("rolling out"):
             try:
+                journal = self._journal if journal is None else journal
                 begin = _soon(self.runtime.open, keep=keep, most_requests=most_requests, journal=journal)
                 self._rollout = self._call(begin)
                 yield SessionRollout(self, self._rollout)

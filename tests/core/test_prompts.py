@@ -281,3 +281,24 @@ def test_a_temperature_that_the_engine_does_not_take_is_refused():
     hotter = replace(group, sampling=Sampling(temperature=2.5))
     assert problem_of(hotter, limited) == "temperature is 2.5; this engine takes 2 at most"
     assert problem_of(hotter, MODEL) is None
+
+
+def test_a_long_text_is_refused_before_all_of_it_is_encoded(tmp_path):
+    encoded = []
+
+    class Words:
+        def encode(self, text):
+            encoded.append(len(text))
+            return [5] * len(text.split())
+
+        def encode_chat(self, messages):
+            return self.encode(" ".join(each["content"] for each in messages))
+
+    text, small = "ab " * 1_000_000, RolloutTable(n=1, max_tokens=8)
+    for record in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+        with pytest.raises(PromptError, match=r"3,000,000 characters, .* more than the 100 tokens"):
+            make_groups([record], small, ModelInfo(1000, 100), Words())
+    assert max(encoded) < 10_000
+    spaces = " " * 100_000 + "a"  # few tokens, however long it is
+    [group] = make_groups([{"prompt": spaces}], small, ModelInfo(1000, 100), Words())
+    assert group.prompt_token_ids == (5,)

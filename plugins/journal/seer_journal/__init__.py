@@ -25,7 +25,7 @@ from seer_core.model import ChunkRecord, PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.journal import WrittenResponse
 from seer_journal.reader import read
-from seer_journal.records import FORMAT, Aborted, Begun, Opened, WrittenChunk
+from seer_journal.records import FORMAT, Aborted, Begun, Opened, Record, WrittenChunk, difference
 from seer_journal.writer import SUFFIX, RecordWriter
 
 __all__ = ["DiskJournal", "Safety"]
@@ -42,7 +42,10 @@ class DiskJournal:
     """A ``seer_core.ports.journal.Journal`` in a directory, which one process has open at a time.
 
     ``facts`` are what the run's tokens depend on beside groups and weights, or what its user wants to be the
-    same, by names that a user understands.  With ``safety`` "disk" a power failure loses no completion that
+    same, by names that a user understands.  With ``replace`` a group that is another one than the journal's
+    of its id takes that one's place, where it is refused otherwise, and a group may come again within one
+    process: a session that serves a trainer, or a server, needs both.  Beyond ``most_bytes``, of files and in
+    memory, the oldest are dropped.  With ``safety`` "disk" a power failure loses no completion that
     was returned; with "system" the death of the process does not.  ``found_responses``, ``found_tokens`` and
     ``damaged_bytes`` are what an earlier process had left; ``failed`` is the reason why nothing is written
     any more.
@@ -54,6 +57,8 @@ class DiskJournal:
         *,
         facts: Mapping[str, str] = {},
         safety: Safety = "disk",
+        replace: bool = False,
+        most_bytes: int | None = None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """Open the journal of a directory, or begin one.
@@ -78,6 +83,7 @@ class DiskJournal:
                     opened,
                     sync=safety == "disk",
                     segment_bytes=segment_bytes,
+                    most_bytes=most_bytes,
                 )
             except OSError as error:
                 raise OutputError(
@@ -86,6 +92,7 @@ class DiskJournal:
                 ) from error
             self._claim = undo.pop_all()
         self._contents = contents
+        self._replace, self._most_bytes = replace, most_bytes
         self.found_responses, self.found_tokens = contents.finished, contents.tokens
         self.damaged_bytes = contents.damaged_bytes
         if contents.damaged_bytes:
@@ -125,7 +132,9 @@ class DiskJournal:
         """
         for group in groups:
             if (known := self._contents.groups.get(group.id)) is not None:
-                _check_same(self.directory, known, Begun.of(group, known.version, {}))
+                record = Begun.of(group, known.version, {})
+                if difference(known, record) is not None:
+                    raise _refusal(self.directory, known, record)
 
     def begin(
         self, groups: Sequence[PromptGroup], version: int, fingerprints: Mapping[str, str]
@@ -133,14 +142,22 @@ class DiskJournal:
         """As ``seer_core.ports.journal.Journal.begin``."""
         records = [Begun.of(group, version, dict(fingerprints)) for group in groups]
         for record in records:
-            if (known := self._contents.groups.get(record.group_id)) is not None:
-                _check_same(self.directory, known, record)
-        written = []
-        for record in records:
-            if record.group_id not in self._contents.groups:
-                self._writer.put(record)
-            self._contents.groups.pop(record.group_id, None)
-            written.append(self._contents.responses.pop(record.group_id, []))
+            known = self._contents.groups.get(record.group_id)
+            if known is not None and not self._replace and difference(known, record) is not None:
+                raise _refusal(self.directory, known, record)
+        return [self._begin(record) for record in records]
+
+    def _begin(self, record: Begun) -> Sequence[WrittenResponse]:
+        name = record.group_id
+        known = self._contents.groups.get(name)
+        if known is None or difference(known, record) is not None:
+            self._contents.forget(name)
+            self._put(record)
+            return []
+        written = self._contents.responses[name]
+        if self._replace:  # it may come again
+            return [each.copy() for each in written]
+        self._contents.forget(name)
         return written
 
     def chunk(
@@ -154,11 +171,18 @@ class DiskJournal:
     ) -> None:
         """As ``seer_core.ports.journal.Journal.chunk``."""
         account = msgspec.structs.astuple(record)
-        self._writer.put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account))
+        self._put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account))
 
     def aborted(self, request_id: str) -> None:
         """As ``seer_core.ports.journal.Journal.aborted``."""
-        self._writer.put(Aborted(request_id))
+        self._put(Aborted(request_id))
+
+    def _put(self, record: Record) -> None:
+        self._writer.put(record)
+        if self._replace:
+            self._contents.take(record)
+            if self._most_bytes is not None:
+                self._contents.shrink(self._most_bytes)
 
     async def synced(self) -> None:
         """As ``seer_core.ports.journal.Journal.synced``."""
@@ -188,27 +212,13 @@ def _check_facts(directory: Path, before: Mapping[str, str], now: Mapping[str, s
             )
 
 
-def _check_same(directory: Path, known: Begun, record: Begun) -> None:
-    """Refuse a group that would get other tokens; fingerprints compare where they have the same recipe."""
-    before, now = msgspec.structs.asdict(known), msgspec.structs.asdict(record)
-    prints = known.fingerprints, record.fingerprints
-    before["fingerprints"], now["fingerprints"] = (
-        {recipe: each[recipe] for recipe in sorted(prints[0].keys() & prints[1].keys())} for each in prints
+def _refusal(directory: Path, known: Begun, record: Begun) -> InputError:
+    name, before, now = difference(known, record) or ("", None, None)
+    return InputError(
+        f"the journal in {directory} has another group {quote(record.group_id)}: its {name} was"
+        f" {_shown(before)} and is {_shown(now)} now; restore it, or begin anew in another directory"
     )
-    titles = {
-        "prompt_token_ids": "prompt",
-        "version": "weight version",
-        "fingerprints": "weights' fingerprint",
-    }
-    for name, value in now.items():
-        if before[name] != value:
-            was, is_now = (_shown(name, each) for each in (before[name], value))
-            raise InputError(
-                f"the journal in {directory} has another group {quote(record.group_id)}: its"
-                f" {titles.get(name, name)} was {was} and is {is_now} now; restore it, or begin anew in"
-                " another directory"
-            )
 
 
-def _shown(name: str, value: object) -> str:
+def _shown(value: object) -> str:
     return f"{len(value)} other tokens" if isinstance(value, Tokens) else quote(value)

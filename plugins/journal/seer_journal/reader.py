@@ -14,6 +14,8 @@ from seer_journal.writer import SUFFIX
 
 __all__ = ["Contents", "read"]
 
+BYTES_PER_TOKEN = 8
+
 
 @attrs.define(eq=False)
 class Contents:
@@ -28,6 +30,7 @@ class Contents:
     number: int = 0
     groups: dict[str, Begun] = attrs.Factory(dict)
     responses: dict[str, list[WrittenResponse]] = attrs.Factory(dict)
+    kept_tokens: int = 0
     damaged_bytes: int = 0
     torn_bytes: int = 0
 
@@ -46,6 +49,7 @@ class Contents:
         match record:
             case Begun():
                 if self.groups.get(record.group_id) != record:
+                    self.forget(record.group_id)
                     self.groups[record.group_id] = record
                     self.responses[record.group_id] = [WrittenResponse() for _ in range(record.n)]
             case WrittenChunk():
@@ -54,6 +58,16 @@ class Contents:
                 response = self._response(record.request_id)
                 if response is not None and response.finish_reason is None:
                     response.finish_reason = "aborted"
+
+    def shrink(self, most_bytes: int) -> None:
+        """Forget the oldest groups beyond so many bytes of tokens and log-probs."""
+        while BYTES_PER_TOKEN * self.kept_tokens > most_bytes and self.groups:
+            self.forget(next(iter(self.groups)))
+
+    def forget(self, group_id: str) -> None:
+        """Drop a group, if there is one of this id."""
+        self.groups.pop(group_id, None)
+        self.kept_tokens -= sum(len(each.token_ids) for each in self.responses.pop(group_id, []))
 
     def _response(self, request_id: str) -> WrittenResponse | None:
         group_id, _, index = request_id.rpartition("/")
@@ -70,6 +84,7 @@ class Contents:
             return
         response.token_ids.extend(chunk.token_ids)
         response.logprobs.extend(chunk.logprobs)
+        self.kept_tokens += len(chunk.token_ids)
         response.chunks.append(ChunkRecord(*chunk.account))
         if chunk.stopped:
             response.finish_reason = "stop"

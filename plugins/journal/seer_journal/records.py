@@ -17,7 +17,18 @@ from seer_core.json_files import UNREADABLE
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.arrays import Logprobs, Tokens, packed, unpacked
 
-__all__ = ["FORMAT", "Aborted", "Begun", "Damaged", "Opened", "Record", "WrittenChunk", "encode", "scan"]
+__all__ = [
+    "FORMAT",
+    "Aborted",
+    "Begun",
+    "Damaged",
+    "Opened",
+    "Record",
+    "WrittenChunk",
+    "difference",
+    "encode",
+    "scan",
+]
 
 FORMAT = 1
 """Version of the form on disk; a reader takes its own alone."""
@@ -53,6 +64,31 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
         return cls(
             group.id, prompt, group.n, group.max_tokens, group.sampling, group.seed, version, fingerprints
         )
+
+
+TITLES = {
+    "prompt_token_ids": "prompt",
+    "version": "weight version",
+    "fingerprints": "weights' fingerprint",
+}
+"""How a user calls what is not called so in a prompts file."""
+
+
+def difference(known: Begun, other: Begun) -> tuple[str, Any, Any] | None:
+    """Return the first thing in which two groups of one id differ, so that their tokens may, and both values.
+
+    Weights are compared by the fingerprints that both have, and where they have none in common by version.
+    """
+    before, now = msgspec.structs.asdict(known), msgspec.structs.asdict(other)
+    common = sorted(known.fingerprints.keys() & other.fingerprints.keys())
+    for each in (before, now):
+        each["fingerprints"] = {recipe: each["fingerprints"][recipe] for recipe in common}
+        if common:
+            each["version"] = 0
+    for name, value in now.items():
+        if before[name] != value:
+            return TITLES.get(name, name), before[name], value
+    return None
 
 
 class WrittenChunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):

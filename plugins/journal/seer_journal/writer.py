@@ -36,7 +36,14 @@ class RecordWriter:
     """
 
     def __init__(
-        self, directory: Path, number: int, opened: Opened, *, sync: bool, segment_bytes: int
+        self,
+        directory: Path,
+        number: int,
+        opened: Opened,
+        *,
+        sync: bool,
+        segment_bytes: int,
+        most_bytes: int | None = None,
     ) -> None:
         """Begin the file of this number.
 
@@ -46,7 +53,7 @@ class RecordWriter:
         self.failed = ""
         self.written_bytes = 0
         self._directory, self._number, self._opened = directory, number, opened
-        self._sync, self._segment_bytes = sync, segment_bytes
+        self._sync, self._segment_bytes, self._most_bytes = sync, segment_bytes, most_bytes
         self._put = self._safe = 0
         self._waiting: deque[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
@@ -105,6 +112,7 @@ class RecordWriter:
             os.close(self._file)
             self._number += 1
             self._open_segment()
+            self._drop_oldest()
         self._append(b"".join(map(encode, records)))
 
     def _append(self, data: bytes) -> None:
@@ -121,6 +129,16 @@ class RecordWriter:
                     raise
                 self._sync = False
                 log.warning("journal_not_synced", reason=f"{self._directory}: the file system cannot sync")
+
+    def _drop_oldest(self) -> None:
+        """Delete the oldest files beyond ``most_bytes``."""
+        if self._most_bytes is None:
+            return
+        files = sorted(self._directory.glob(f"*{SUFFIX}"))
+        sizes = [path.stat().st_size for path in files]
+        while len(files) > 1 and sum(sizes) > self._most_bytes:
+            files.pop(0).unlink(missing_ok=True)
+            sizes.pop(0)
 
     def _open_segment(self) -> None:
         path = self._directory / f"{self._number:06d}{SUFFIX}"

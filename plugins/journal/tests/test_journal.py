@@ -137,12 +137,12 @@ def test_other_weights_are_refused_where_they_can_be_compared(tmp_path):
         journal.begin(GROUPS, 3, {"sum": "1a", "hash": "77"})
     with DiskJournal(tmp_path / "j") as journal:
         with pytest.raises(InputError, match="weight version was 3 and is 4 now"):
-            journal.begin(GROUPS, 4, {"sum": "1a"})
+            journal.begin(GROUPS, 4, {"other": "x"})
         with pytest.raises(
             InputError, match=r"weights' fingerprint was \{'sum': '1a'\} and is \{'sum': '1b'\} now"
         ):
             journal.begin(GROUPS, 3, {"sum": "1b", "other": "x"})
-        assert journal.begin(GROUPS, 3, {"other": "x"})[0][0].token_ids == []
+        assert journal.begin(GROUPS, 4, {"sum": "1a"})[0][0].token_ids == []  # the same, in another count
 
 
 def test_other_facts_are_refused_by_name(tmp_path):
@@ -284,3 +284,36 @@ def test_many_records_are_synced_at_once(tmp_path, monkeypatch):
 
         asyncio.run(write())
     assert len(syncs) <= 4
+
+
+def test_with_replace_another_group_takes_the_place_of_one_and_a_group_may_come_again(directory):
+    with DiskJournal(directory, replace=True) as journal:
+        other = PromptGroup("a", (1, 2, 3), 2, 6, seed=9)
+        assert journal.begin([other], 0, {}) == [[]]
+        chunk(journal, "a/0", 0, [20, 21])
+        [responses] = journal.begin([other], 0, {})  # a client asks again
+        assert [each.token_ids.tolist() for each in responses] == [[20, 21], []]
+        responses[0].token_ids.append(22)  # it belongs to the rollout
+        chunk(journal, "a/0", 2, [22], stopped=True)
+        [responses] = journal.begin([other], 0, {})
+        assert (responses[0].token_ids.tolist(), responses[0].finish_reason) == ([20, 21, 22], "stop")
+    with DiskJournal(directory, replace=True) as journal:
+        [responses] = journal.begin([other], 0, {})
+        assert responses[0].token_ids.tolist() == [20, 21, 22]
+        assert journal.begin(GROUPS[1:], 0, {})[0][0].token_ids.tolist() == [13]
+
+
+def test_beyond_its_size_a_journal_drops_the_oldest(tmp_path):
+    with DiskJournal(tmp_path / "j", replace=True, most_bytes=10_000, segment_bytes=1000) as journal:
+        groups = [PromptGroup(f"g{number}", (1,), 1, 100) for number in range(40)]
+        for group in groups:
+            journal.begin([group], 0, {})
+            chunk(journal, f"{group.id}/0", 0, range(100))
+            asyncio.run(journal.synced())
+        assert journal.begin(groups[:1], 0, {}) == [[]]
+        assert len(journal.begin(groups[-1:], 0, {})[0][0].token_ids) == 100
+    assert sum(path.stat().st_size for path in (tmp_path / "j").iterdir()) < 13_000
+    with DiskJournal(tmp_path / "j", replace=True) as journal:
+        found = [bool(journal.begin([group], 0, {})[0]) for group in groups]
+    assert not any(found[1:20])
+    assert all(found[-5:])

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from seer_core.errors import EngineError, OverloadError, PromptError, SeerError
 from seer_core.model import Completion
 from seer_core.ports.engine import Tokenizer
+from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
 from seer_server.answers import Answer, Part, usage
@@ -51,15 +52,16 @@ def make_app(
     *,
     open_completions: bool = False,
     weight_roots: Sequence[Path] | None = None,
+    journal: Journal | None = None,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
     ``make_runtime`` makes it, with further observers.  Clients must send the ``token``, if any; with
     ``open_completions`` not for completions, chats and the name of the model.  Weights are loaded from
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
-    unfinished at a time.
+    unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
     """
-    broker = RolloutBroker(make_runtime, most_requests)
+    broker = RolloutBroker(make_runtime, most_requests, journal)
     service, batches = _Service(broker, model), Batches(broker)
     reservations, control = Reservations(broker), Control(broker, weight_roots)
 
@@ -144,7 +146,7 @@ class _Service:
         answer = Answer(asked, self.model, self._tokenizer)
         wanted = records(asked, asked.group or answer.id)
         try:
-            subscription = self.broker.submit(wanted, bool(asked.stream), fitting=True)
+            subscription = await self.broker.submit_text(wanted, bool(asked.stream), fitting=True)
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
         if asked.stream:

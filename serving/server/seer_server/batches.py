@@ -44,7 +44,7 @@ class Batches:
         """Roll out a batch, and stream its completions; closing the stream aborts the rest."""
         asked = await read_json(request, BatchRequest)
         self.broker.require_version(asked.weight_version)
-        subscription = self.broker.submit(asked.records, streams=False, iteration=asked.iteration)
+        subscription = await self.broker.submit_text(asked.records, streams=False, iteration=asked.iteration)
         names, updates = subscription.request_ids, subscription.updates
         lines = results(self.broker, names, updates, asked.progress_s, asked.encoding)
         return Stream(lines, partial(self.broker.unsubscribe, subscription), NDJSON)

@@ -16,6 +16,7 @@ import structlog
 from seer_core.errors import EngineError, PromptError, SeerError, WeightVersionError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.events import ChunkFinished, Command, Event, InstanceLost
+from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
@@ -27,6 +28,9 @@ log = structlog.get_logger("seer")
 
 FINISHES = 64
 """Responses from whose ends the rate of completions is computed."""
+
+LONG_TEXT = 1 << 16
+"""Characters of a request's prompts from which they are encoded beside the event loop."""
 
 UPDATING = "weights change, or instances fall asleep or wake; try again in a moment"
 LONGEST_RETRY_S = 60
@@ -72,14 +76,18 @@ class RolloutBroker(Observer):
     """
 
     def __init__(
-        self, make_runtime: Callable[[Sequence[Observer]], Runtime], most_requests: int | None = None
+        self,
+        make_runtime: Callable[[Sequence[Observer]], Runtime],
+        most_requests: int | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.runtime = make_runtime([self])
         self.reserved = self.instances_lost = 0
-        self._most_requests = most_requests
+        self._most_requests, self._journal = most_requests, journal
         self._rollout: Rollout | None = None
         self._opened = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._encoding = asyncio.Lock()
         self._drained: asyncio.Event | None = None
         self._released = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
@@ -229,8 +237,29 @@ class RolloutBroker(Observer):
 
     def _open(self) -> None:
         if not self.runtime.asleep:
-            self._rollout = self.runtime.open(keep=False, most_requests=self._most_requests)
+            self._rollout = self.runtime.open(
+                keep=False, most_requests=self._most_requests, journal=self._journal
+            )
             self._opened.set()
+
+    async def submit_text(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        streams: bool,
+        iteration: int = 0,
+        *,
+        fitting: bool = False,
+    ) -> Subscription:
+        """As ``submit``; long text is encoded beside the event loop, that of one request at a time."""
+        if _characters(records) < LONG_TEXT:
+            return self.submit(records, streams, iteration, fitting=fitting)
+        async with self._encoding:
+            self.require_rollout()
+            self.require_capacity(len(records))
+            groups = await asyncio.to_thread(
+                self.runtime.groups, records, iteration=iteration, fitting=fitting
+            )
+            return self._add(groups, streams)
 
     def submit(
         self,
@@ -244,17 +273,27 @@ class RolloutBroker(Observer):
 
         Raises as ``Rollout.add``, but a ``PromptError`` if no room will do.
         """
-        rollout = self.require_rollout()
+        self.require_rollout()
         self.require_capacity(len(records))
-        groups = [
-            msgspec.structs.replace(group, streams=streams)
-            for group in self.runtime.groups(records, iteration=iteration, fitting=fitting)
-        ]
+        return self._add(self.runtime.groups(records, iteration=iteration, fitting=fitting), streams)
+
+    def _add(self, made: Sequence[PromptGroup], streams: bool) -> Subscription:
+        rollout = self.require_rollout()
+        groups = [msgspec.structs.replace(group, streams=streams) for group in made]
         wanted = sum(group.n for group in groups)
         self.require_capacity(wanted)
         subscription = Subscription(groups, streams, UpdateQueue(rollout.written))
-        rollout.add(groups)
+        others = {group.id: self._subscriptions.get(group.id) for group in groups}
+        # Beforehand: what a journal has is over at once.
         self._subscriptions.update((group.id, subscription) for group in groups)
+        try:
+            rollout.add(groups)
+        except BaseException:
+            self._subscriptions.update((name, each) for name, each in others.items() if each is not None)
+            for name, each in others.items():
+                if each is None:
+                    del self._subscriptions[name]
+            raise
         return subscription
 
     def reserve(self, rows: int) -> None:
@@ -285,7 +324,7 @@ class RolloutBroker(Observer):
             if self._subscriptions.get(group.id) is subscription:
                 del self._subscriptions[group.id]
                 if self._failure is None and self._rollout is not None:
-                    self._rollout.abort_group(group.id)
+                    self._rollout.leave_group(group.id)  # its client may ask again
 
     def abort_request(self, subscription: Subscription, request_id: str) -> None:
         """Abort one response of a subscription, unless the group belongs to another subscription by now."""
@@ -341,3 +380,14 @@ class RolloutBroker(Observer):
         subscription = self._subscriptions.get(completion.group_id)
         if subscription is not None:
             subscription.updates.complete(completion)
+
+
+def _characters(records: Iterable[Mapping[str, Any]]) -> int:
+    """Return about how much text the prompts of records are."""
+    found = 0
+    for record in records:
+        prompt, messages = record.get("prompt"), record.get("messages")
+        found += len(prompt) if isinstance(prompt, str) else 0
+        for each in messages if isinstance(messages, list | tuple) else ():
+            found += len(str(each.get("content", ""))) if isinstance(each, Mapping) else 0
+    return found

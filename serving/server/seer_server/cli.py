@@ -13,6 +13,7 @@ import click
 import uvicorn
 from seer_cli.common import config_options, main_options
 from seer_cli.output import InputPath
+from seer_journal import DiskJournal
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
@@ -23,6 +24,9 @@ from seer_server.process import OrderlyServer, allow_files
 from seer_server.tokens import own_token, read_token
 
 __all__ = ["serve_command"]
+
+JOURNAL_BYTES = 4 << 30
+"""Of the journal's files, and of what it holds in memory; the oldest groups are dropped."""
 
 
 @click.command("serve")
@@ -52,6 +56,14 @@ __all__ = ["serve_command"]
     help="Load weights from directories below this one, if a trainer names them; may repeat.",
 )
 @click.option(
+    "--journal",
+    "journal_dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Keep what is written here: groups that come again, after a death of the server or of their client,"
+    " go on where they were.",
+)
+@click.option(
     "--most-requests",
     type=click.IntRange(1),
     default=4096,
@@ -73,6 +85,7 @@ def serve_command(
     token_file: Path | None,
     open_completions: bool,
     weight_roots: tuple[Path, ...],
+    journal_dir: Path | None,
     most_requests: int,
     drain_s: int,
 ) -> None:
@@ -94,6 +107,9 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
+    journal = None
+    if journal_dir is not None:
+        journal = DiskJournal(journal_dir, safety="system", replace=True, most_bytes=JOURNAL_BYTES)
     sockets = _bind(host, port)
     any_port = port == 0
     file = None
@@ -111,6 +127,7 @@ def serve_command(
             most_requests,
             open_completions=open_completions,
             weight_roots=weight_roots,
+            journal=journal,
         )
         settings = uvicorn.Config(app, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s)
         place = f"[{host}]" if ":" in host else host
@@ -124,6 +141,8 @@ def serve_command(
     finally:
         for each in sockets:
             each.close()
+        if journal is not None:
+            journal.close()
         if any_port and file is not None:
             file.unlink(missing_ok=True)  # no other server will have this port
     if not server.started:

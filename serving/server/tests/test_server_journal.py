@@ -1,0 +1,130 @@
+"""A server with a journal: a request that comes again, after a death on either side, goes on where it was."""
+
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from seer_journal import DiskJournal
+
+PATIENCE_S = 60
+TOKEN = "a-token-of-this-test"
+SOURCE = Path(__file__).parents[3] / "examples/plugins/engines/seer_no_model/__init__.py"
+CONFIG = """
+[seer]
+plugins = ["divided_rollout"]
+engine = "no_model"
+[engine.no_model]
+token_s = 0.005
+[plugin.divided_rollout]
+chunk_tokens = 16
+"""
+BODY = {"prompt": [5, 6], "n": 2, "group": "g", "max_tokens": 64, "return_token_ids": True}
+
+
+def ask(served):
+    return httpx.post(f"{served.url}/v1/completions", json=BODY, timeout=PATIENCE_S).json()["choices"]
+
+
+def finish(served, engine, name, tokens, stopped=True):
+    """Answer a request's chunk where the event loop runs."""
+    served.until(lambda: any(job.request_id == name for job in engine.jobs.values()))
+    job_id = next(job_id for job_id, job in engine.jobs.items() if job.request_id == name)
+    served.do(lambda: engine.finish(job_id, tokens, stopped=stopped))
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.fixture
+def start(distribution, tmp_path):
+    """Return a function that starts ``seer serve`` over engines without a model: its process and url."""
+    distribution("no_model", SOURCE.read_text(), module="seer_no_model")
+    (tmp_path / "seer.toml").write_text(CONFIG)
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    processes = []
+
+    def run(*arguments):
+        command = [sys.executable, "-c", "from seer_main import main; main()", "serve"]
+        command += [tmp_path / "seer.toml", "--port", "0", "--token-file", tmp_path / "token", *arguments]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        found = next(filter(None, (re.search(r"running on (http://\S+)", line) for line in process.stderr)))
+        return process, found[1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait(PATIENCE_S)
+        process.stderr.close()
+
+
+def test_after_a_death_of_the_server(start, pool, tmp_path):
+    body = {"prompt": [5, 6], "n": 8, "group": "g", "max_tokens": 600, "return_token_ids": True}
+
+    def post(url):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
+        return [choice["token_ids"] for choice in answer.json()["choices"]]
+
+    _, url = start()
+    expected = post(url)
+    journal = tmp_path / "journal"
+    process, url = start("--journal", journal)
+    waiting = pool.submit(post, url)
+    end = time.monotonic() + PATIENCE_S
+    while sum(path.stat().st_size for path in journal.iterdir()) < 3000:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.kill()
+    with pytest.raises(httpx.HTTPError):
+        waiting.result(PATIENCE_S)
+    process.wait(PATIENCE_S)
+    with DiskJournal(journal, replace=True) as found:
+        assert found.found_tokens > 100
+        assert found.found_responses < 8
+    _, url = start("--journal", journal)
+    assert post(url) == expected
+
+
+def test_after_a_death_of_the_client(serve_by_hand, playing, pool, tmp_path):
+    engine = playing.Hand()
+    with (
+        DiskJournal(tmp_path / "j", replace=True) as journal,
+        serve_by_hand(engine, journal=journal) as served,
+    ):
+
+        def die():
+            with httpx.stream("POST", f"{served.url}/v1/completions", json=BODY | {"stream": True}) as answer:
+                for line in answer.iter_lines():
+                    if '"token_ids"' in line:
+                        return
+
+        dying = pool.submit(die)
+        finish(served, engine, "g/0", 3)
+        dying.result(PATIENCE_S)
+        served.until(lambda: engine.aborted)
+        waiting = pool.submit(ask, served)
+        finish(served, engine, "g/1", 2)
+        assert [choice["token_ids"] for choice in waiting.result(PATIENCE_S)] == [[5, 6, 7], [5, 6]]
+
+
+def test_other_prompts_of_the_same_name_are_answered_anew(serve_by_hand, playing, pool, tmp_path):
+    engine = playing.Hand()
+    with (
+        DiskJournal(tmp_path / "j", replace=True) as journal,
+        serve_by_hand(engine, journal=journal) as served,
+    ):
+        for prompt, tokens in (([5, 6], 3), ([5, 7], 4)):
+            body = BODY | {"prompt": prompt, "n": 1}
+            waiting = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+            finish(served, engine, "g/0", tokens)
+            [choice] = waiting.result(PATIENCE_S).json()["choices"]
+            assert len(choice["token_ids"]) == tokens
