@@ -37,6 +37,9 @@ Safety = Literal["disk", "system"]
 
 SEGMENT_BYTES = 64 << 20
 
+SESSION_BYTES = 4 << 30
+"""Of the files of a session's journal, and of what it holds in memory; the oldest groups are dropped."""
+
 
 class DiskJournal:
     """A ``seer_core.ports.journal.Journal`` in a directory, which one process has open at a time.
@@ -113,6 +116,15 @@ class DiskJournal:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @classmethod
+    def of_session(cls, directory: str | Path) -> DiskJournal:
+        """Open the journal of a session that serves a trainer, or of a server, for rollout after rollout.
+
+        Raises:
+            InputError, OutputError: as for any other.
+        """
+        return cls(directory, safety="system", replace=True, most_bytes=SESSION_BYTES)
 
     @property
     def failed(self) -> str:

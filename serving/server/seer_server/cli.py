@@ -25,9 +25,6 @@ from seer_server.tokens import own_token, read_token
 
 __all__ = ["serve_command"]
 
-JOURNAL_BYTES = 4 << 30
-"""Of the journal's files, and of what it holds in memory; the oldest groups are dropped."""
-
 
 @click.command("serve")
 @main_options
@@ -107,9 +104,7 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
-    journal = None
-    if journal_dir is not None:
-        journal = DiskJournal(journal_dir, safety="system", replace=True, most_bytes=JOURNAL_BYTES)
+    journal = None if journal_dir is None else DiskJournal.of_session(journal_dir)
     sockets = _bind(host, port)
     any_port = port == 0
     file = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seer_journal import DiskJournal
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -22,10 +24,12 @@ __all__ = ["SeerConfig", "SeerExp", "SeerGenerator", "SeerTrainer", "check"]
 
 @dataclass
 class SeerConfig(SkyRLTrainConfig):
-    """SkyRL's options, and one more."""
+    """SkyRL's options, and two more."""
 
     seer_config: str = ""
     """Path of a config for `seer run`: which engines, which model, which plug-ins."""
+    seer_journal: str = ""
+    """Directory of a journal, from which a run that died in a rollout goes on with it; empty for none."""
 
 
 class SeerGenerator(SkyRLGymGenerator):
@@ -63,7 +67,11 @@ class SeerExp(BasePPOExp):
     def run(self) -> None:
         """Start the engines, train, stop them."""
         check(self.cfg)
-        with Session(self.cfg.seer_config) as self.session:
+        with ExitStack() as stack:
+            journal = None
+            if self.cfg.seer_journal:
+                journal = stack.enter_context(DiskJournal.of_session(self.cfg.seer_journal))
+            self.session = stack.enter_context(Session(self.cfg.seer_config, journal=journal))
             super().run()
 
     def get_inference_client(self) -> SeerEngines:

@@ -6,6 +6,8 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
+from seer_journal import DiskJournal
+
 from seer_core import Sampling, Session
 from seer_core.errors import ConfigError
 
@@ -15,15 +17,18 @@ __all__ = ["Engines", "check"]
 class Engines:
     """A session that lives as long as the process, and the directory of the weights it has loaded."""
 
-    def __init__(self, config: str) -> None:
-        """Start the engines of a config's file."""
-        self.session = Session(config)
+    def __init__(self, config: str, journal: str | None = None) -> None:
+        """Start the engines of a config's file, with a journal in that directory if one is named."""
+        self._journal = None if journal is None else DiskJournal.of_session(journal)
+        self.session = Session(config, journal=self._journal)
         self.session.start()
         self._weights: Path | None = None
 
     def close(self) -> None:
         """Stop the engines, which would otherwise end with the process."""
         self.session.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def load_weights(self, args: Namespace) -> None:
         """Load the newest weights of slime's trainer, unless the engines have them.

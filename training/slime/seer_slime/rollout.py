@@ -47,15 +47,16 @@ def generate_rollout(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Roll out slime's next batch, or its evaluation sets, by the weights that its trainer wrote last.
 
-    ``args.seer_config`` names Seer's config.  Seeds follow from ``[seer].seed``, the rollout's id and the
-    group's place in it.
+    ``args.seer_config`` names Seer's config, and ``args.seer_journal``, if there is one, the directory of a
+    journal, from which a run that died in a rollout goes on with it.  Seeds follow from ``[seer].seed``, the
+    rollout's id and the group's place in it.
 
     Raises:
         ConfigError: slime asks for something that Seer's rollouts do not support.
         EngineError: an engine cannot load the weights, or all groups have failed.
     """
     check(args)
-    engines = engines_of(args.seer_config)
+    engines = engines_of(args.seer_config, getattr(args, "seer_journal", None))
     engines.session.wake()
     engines.load_weights(args)
     output = _evaluate(args, engines) if evaluation else _batch(args, rollout_id, data_source, engines)

@@ -56,6 +56,18 @@ def test_tokens_follow_from_the_rollouts_id_under_any_scheduler(args, source, ot
     assert responses[0] != responses[1]
 
 
+def test_what_a_journal_has_of_a_rollout_is_not_computed_again(
+    args, source, writing_config, engines, tmp_path
+):
+    args.seer_config, args.seer_journal = str(writing_config), str(tmp_path / "journal")
+    first = tokens(roll_out(args, source))
+    engines[0].close()
+    load_function("seer_slime.rollout.engines_of").cache_clear()
+    assert tokens(roll_out(args, type(source)())) == first
+    summary = engines[1].session.result.summary
+    assert summary.resumed_tokens == summary.tokens > 0
+
+
 def test_groups_that_the_filter_drops_are_replaced(args, source):
     args.dynamic_sampling_filter_path = "slime_task.some_differ"
     output = roll_out(args, source)
