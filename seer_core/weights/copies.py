@@ -14,16 +14,15 @@ import hashlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
 from seer_core.errors import EngineError
 from seer_core.ports.weights import WeightSpec, directory
+from seer_core.scratch import Scratch
 
 __all__ = ["FIRST_WEIGHTS", "NO_COPY", "VersionedWeights", "WeightCopies"]
 
@@ -31,8 +30,6 @@ NO_COPY = "none"
 """The value of ``[seer].weights_dir`` for no copy."""
 
 PREFIX = "seer-weights-"
-LEFT_OVER_S = 60.0
-"""Age from which an unlocked directory of copies belongs to a process that was killed."""
 PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 FICLONE = 0x40049409
 """``ioctl`` that makes a file share its blocks with another (Linux, ``linux/fs.h``)."""
@@ -81,8 +78,7 @@ class WeightCopies:
 
     def __init__(self, place: str = "") -> None:
         self._place = place
-        self._root: Path | None = None
-        self._lock: int | None = None
+        self._scratch: Scratch | None = None
 
     def keep(self, source: WeightSpec, version: int) -> VersionedWeights:
         """Copy what is in ``source`` now; blocks while copying and reading it.
@@ -96,9 +92,9 @@ class WeightCopies:
                 return VersionedWeights(version, source, source)
             if self._place == NO_COPY:
                 return VersionedWeights(version, source, source, _digest(files))
-            if self._root is None:
-                self._root, self._lock = _make_root(Path(self._place or tempfile.gettempdir()))
-            copy = self._root / str(version)
+            if self._scratch is None:
+                self._scratch = Scratch(PREFIX, self._place)
+            copy = self._scratch.path / str(version)
             self.drop(version)
             copy.mkdir()
             with ThreadPoolExecutor() as pool:
@@ -106,7 +102,7 @@ class WeightCopies:
             return VersionedWeights(version, source, directory(copy), _digest(_files(copy)))
         except OSError as error:
             self.drop(version)
-            where = self._root or self._place or tempfile.gettempdir()
+            where = self._place or tempfile.gettempdir()
             raise EngineError(
                 f"the weights in {str(source)!r} cannot be copied to {str(where)!r}: {error}; if there is"
                 f' no room, name another place in [seer].weights_dir, or "{NO_COPY}" to keep a digest alone'
@@ -117,40 +113,15 @@ class WeightCopies:
 
     def drop(self, version: int) -> None:
         """Delete the copy of a version, if there is one."""
-        if self._root is not None:
-            shutil.rmtree(self._root / str(version), ignore_errors=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch.path / str(version), ignore_errors=True)
 
     def close(self, current: VersionedWeights) -> VersionedWeights:
         """Delete all copies; return the current weights with their source to load from at the next start."""
-        if self._root is not None and self._lock is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-            os.close(self._lock)
-            self._root = self._lock = None
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
         return attrs.evolve(current, kept=current.source)
-
-
-def _make_root(place: Path) -> tuple[Path, int]:
-    """Make a directory for copies, locked while this process lives; delete those of killed processes."""
-    place.mkdir(parents=True, exist_ok=True)
-    for other in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # in use by another process, or gone
-            status = other.lstat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFT_OVER_S:
-                os.close(_locked(other))
-                shutil.rmtree(other, ignore_errors=True)
-    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-    return root, _locked(root)
-
-
-def _locked(directory: Path) -> int:
-    """Lock a directory and return its descriptor; raise BlockingIOError if another process holds the lock."""
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _files(directory: Path) -> list[Path]:

@@ -150,8 +150,8 @@ def test_what_a_killed_process_left_is_deleted_and_what_a_living_one_has_is_not(
     left, used = (WeightCopies(str(place)) for _ in range(2))
     for store in (left, used):
         store.keep(directory(checkpoint()), 1)
-    roots = {store: store._root for store in (left, used)}
-    os.close(left._lock)
+    roots = {store: store._scratch.path for store in (left, used)}
+    os.close(left._scratch._lock)
     WeightCopies(str(place)).keep(directory(checkpoint()), 1)
     assert roots[left].exists()  # it may just be in the making
     for root in roots.values():

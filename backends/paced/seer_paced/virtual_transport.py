@@ -7,8 +7,6 @@ there.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,6 +15,7 @@ from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
 from seer_worker.wire import Called, ControlCall, FromWorker, Start, ToWorker
 
 from seer_core.model import InstanceInfo
+from seer_core.scratch import Scratch
 from seer_paced.stepper import Stepper, TurnResult
 
 __all__ = ["VirtualEngine", "VirtualTransport"]
@@ -39,7 +38,7 @@ class VirtualTransport:
         self._make = make
         self._not_before_s = 0.0
         self._stepper: Stepper | None = None
-        self._scratch: str | None = None
+        self._scratch: Scratch | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -52,8 +51,8 @@ class VirtualTransport:
         """Make the instance, which takes some seconds of this process and none of the clock."""
         if self._not_before_s > self._clock.now():
             await self._clock.sleep_until(self._not_before_s)
-        self._scratch = tempfile.mkdtemp(prefix="seer-paced-")
-        self._stepper = self._make(msgspec.structs.replace(start, scratch=self._scratch))
+        self._scratch = Scratch("seer-paced-")
+        self._stepper = self._make(msgspec.structs.replace(start, scratch=str(self._scratch.path)))
         self._peer = peer
         return self._stepper.info
 
@@ -79,7 +78,7 @@ class VirtualTransport:
         if stepper is not None:
             stepper.close()
         if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.close()
 
     def kill(self, reason: str, down_s: float = 0.0) -> None:
         """Die now if alive, and start again no sooner than ``down_s`` later."""

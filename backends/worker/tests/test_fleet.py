@@ -1,11 +1,12 @@
 """Settings of an engine's plug-in, its fleet, and a model that is named if it is none."""
 
 import json
+import os
 import sys
 
 import msgspec
 import pytest
-from seer_worker.client.fleet import WorkerSettings, make_fleet
+from seer_worker.client.fleet import WorkerSettings, _remove_old_logs, make_fleet
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Startup
@@ -57,3 +58,16 @@ def test_another_interpreter_is_taken_relative_to_the_config(model, tmp_path):
 def test_a_setting_that_does_not_fit_is_named_in_its_table(model, tmp_path, settings, complaint):
     with pytest.raises(ConfigError, match=complaint):
         fleet(tmp_path, **settings)
+
+
+def test_logs_that_are_old_are_removed_from_the_temporary_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    digits = "0123456789abcdef"
+    names = (f"seer-toy-{digits}", f"seer-toy-{digits[::-1]}", "seer-toy-mine", f"seer-other-{digits}")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "toy-0.log").write_text("why")
+    for name in names[1:]:
+        os.utime(tmp_path / name, (0, 0))
+    _remove_old_logs("seer-toy-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*names} - {names[1]})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -35,6 +39,9 @@ __all__ = [
     "make_fleet",
     "read_model_info",
 ]
+
+OLD_LOGS_S = 7 * 24 * 3600.0
+"""Age from which logs of a failure are taken for read."""
 
 Positive = Annotated[int, Meta(ge=1)]
 Few = Annotated[int, Meta(ge=1, le=10_000)]
@@ -78,6 +85,7 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
         ``instance``, ``settings`` and ``spec`` are as ``InstanceSpec`` has them; paths are absolute.
         """
+        _remove_old_logs(f"seer-{name}-")
         temporary = Path(tempfile.gettempdir(), f"seer-{name}-{secrets.token_hex(8)}")
         return Launch(
             instance=instance,
@@ -91,6 +99,15 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             interpreter=self.python or sys.executable,
             **spec,
         )
+
+
+def _remove_old_logs(prefix: str) -> None:
+    """Remove logs that workers of killed or failed runs left in the temporary directory, after a week."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}{'[0-9a-f]' * 16}"):
+        with suppress(OSError):
+            status = left.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > OLD_LOGS_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 class WorkerSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):

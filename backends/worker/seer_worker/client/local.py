@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from seer_core.process import ChildProcess, log_tail
+from seer_core.scratch import Scratch
 from seer_worker.client.channel import Channel
 from seer_worker.wire import Shutdown
 
@@ -47,7 +46,7 @@ class LocalLauncher:
             ours.close()
             raise
         streams = await asyncio.open_unix_connection(sock=ours)
-        scratch = tempfile.mkdtemp(prefix="seer-worker-")
+        scratch = Scratch("seer-worker-")
         return LocalWorker(process, *streams, log_path, log_start, scratch, self.keep_logs)
 
 
@@ -61,13 +60,14 @@ class LocalWorker(Channel):
         writer: asyncio.StreamWriter,
         log_path: Path,
         log_start: int,
-        scratch: str,
+        scratch: Scratch,
         keep_log: bool,
     ) -> None:
         super().__init__(reader, writer)
         self.pid = process.pid
         """The worker's process id, which is also its process group."""
-        self.scratch = scratch
+        self.scratch = str(scratch.path)
+        self._scratch = scratch
         self.log = str(log_path)
         self._process = process
         self._log_path, self._log_start, self._keep_log = log_path, log_start, keep_log
@@ -81,7 +81,7 @@ class LocalWorker(Channel):
         thread.shutdown(wait=False)
         reason = await ended
         self.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._scratch.close()
         return reason if self.fatal is None else self.fatal
 
     def last_words(self) -> str:

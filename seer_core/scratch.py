@@ -1,0 +1,55 @@
+"""Scratch directories: removed by the process that made them, or by the next one if that was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["Scratch"]
+
+LEFT_OVER_S = 60.0
+"""Age from which an unlocked directory belongs to a process that was killed, and is not just being made."""
+
+
+class Scratch:
+    """A directory at ``path`` that is locked while this process lives, or until it is closed."""
+
+    def __init__(self, prefix: str, place: str | Path = "") -> None:
+        """Make it in ``place``, by default the temporary directory; remove what killed processes left there.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        parent = Path(place or tempfile.gettempdir())
+        parent.mkdir(parents=True, exist_ok=True)
+        for other in parent.glob(f"{prefix}*"):
+            with suppress(OSError):  # in use by another process, or gone
+                status = other.lstat()
+                if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFT_OVER_S:
+                    os.close(_locked(other))
+                    shutil.rmtree(other, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        self._lock: int | None = _locked(self.path)
+
+    def close(self) -> None:
+        """Remove the directory.  Idempotent."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def _locked(directory: Path) -> int:
+    """Lock a directory and return its descriptor; raise BlockingIOError if another process holds the lock."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock

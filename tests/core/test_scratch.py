@@ -1,0 +1,40 @@
+"""Scratch directories of living processes stay, those of killed ones go."""
+
+import os
+import subprocess
+import sys
+
+from seer_core.scratch import Scratch
+
+
+def test_a_directory_goes_with_its_process_or_with_the_next(tmp_path):
+    script = f"""
+import os, signal
+from seer_core.scratch import Scratch
+print(Scratch("mine-", {str(tmp_path)!r}).path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    left = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    assert os.path.isdir(left)
+    one = Scratch("mine-", tmp_path)
+    assert os.path.isdir(left)  # it may just be in the making
+    for path in (left, one.path):
+        os.utime(path, (0, 0))
+    two = Scratch("mine-", tmp_path)
+    assert not os.path.exists(left)
+    assert one.path.is_dir()
+    for each in (one, two):
+        each.close()
+        each.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_of_other_names_and_links_are_left_alone(tmp_path):
+    for name in ("other-1", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine-link").symlink_to(tmp_path / "elsewhere")
+    os.utime(tmp_path / "mine-link", (0, 0), follow_symlinks=False)
+    Scratch("mine-", tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "mine-link", "other-1"]
