@@ -14,9 +14,12 @@ import structlog
 
 from seer_core.errors import OutputError
 
-__all__ = ["LineFile", "claim", "is_special", "new_beside"]
+__all__ = ["NO_SYNC", "LineFile", "claim", "is_special", "new_beside"]
 
 log = structlog.get_logger("seer")
+
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of a file system, a device or a pipe that cannot sync."""
 
 
 @contextlib.contextmanager
@@ -100,6 +103,18 @@ class LineFile:
                 self._file.seek(self._end)
             raise
         self._end += len(line) + 1
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines, where the file system can.
+
+        Raises:
+            OSError: the disk has failed.
+        """
+        try:
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            if error.errno not in NO_SYNC:
+                raise
 
     @property
     def closed(self) -> bool:

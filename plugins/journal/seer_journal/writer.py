@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import queue
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from seer_core.line_files import NO_SYNC
 from seer_journal.records import Opened, Record, encode
 
 __all__ = ["SUFFIX", "RecordWriter"]
@@ -22,9 +22,6 @@ log = structlog.get_logger("seer")
 SUFFIX = ".journal"
 STUCK_S = 60.0
 """A disk that takes longer than this for what is waited for is given up."""
-
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
-"""What a file system says that cannot sync."""
 
 
 class RecordWriter:

@@ -53,6 +53,7 @@ class MetricsLog:
         """
         try:
             self._file.write(msgspec.json.encode(record))
+            self._file.sync()  # before the checkpoint that follows is there
         except OSError as error:
             raise OutputError(f"cannot write {self._file.path}: {error.strerror}; make room") from error
         self._trackers.iterated(record)

@@ -41,7 +41,7 @@ def draw(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
             seconds.bar(iterations, tops, bottom=below, label=phase)
             below = [low + top for low, top in zip(below, tops, strict=True)]
     seconds.legend()
-    seconds.set(xlabel="iteration", ylabel="seconds")
+    seconds.set(xlabel="iterations done before", ylabel="seconds")
     seconds.xaxis.set_major_locator(MaxNLocator(integer=True))
     with replacing(path) as new:
         figure.savefig(new, format="png")
