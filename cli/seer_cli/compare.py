@@ -14,6 +14,7 @@ from rich.table import Table
 from seer_cli.common import config_options, degradation_line, main_options, run_async, table_console
 from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out
 from seer_cli.display import Display
+from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
@@ -39,8 +40,19 @@ FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": "
 @config_options
 @click.option("--prompts", type=InputPath(), help="Instead of [compare].prompts.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Directory that keeps finished arms."
+)
+@click.option("--resume", is_flag=True, help="Go on behind the arms in --out that have finished, or begin.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
-def compare_command(config: Config, prompts: Path | None, repeat: int, json_file: Path | None) -> None:
+def compare_command(
+    config: Config,
+    prompts: Path | None,
+    repeat: int,
+    out: Path | None,
+    resume: bool,
+    json_file: Path | None,
+) -> None:
     """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
 
     Arms share the engines where they can; caches are cold for each.  Engines start anew where drafting
@@ -50,8 +62,10 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
 
     \b
     Example:
-      seer compare examples/tiny_reasoner/demo.toml --repeat 3 --json out/compare.json
+      seer compare examples/tiny_reasoner/demo.toml --repeat 3 --out out/compare --json out/compare.json
     """
+    if resume and out is None:
+        raise click.UsageError("--resume needs the directory of the finished arms: --out DIR")
     path = prompts if prompts is not None else config.base_dir / config.compare.prompts
     check_writable(json_file, inputs=[path])
     assembly = assemble(config)
@@ -61,7 +75,9 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
         click.echo(f"not compared: {name!r}; to compare it too, name it in [compare].techniques", err=True)
     fleet = assembly.fleet
     read = read_prompts(path, config.rollout, fleet.model, fleet.tokenizer, seed=config.seer.seed)
-    results = run_async(_compare(config, assembly, read, repeat))
+    arms = FinishedArms(out, "" if out is None else fingerprint(config, read.groups, fleet.model.digest))
+    with arms.open(resume=resume) as finished:
+        results = run_async(_compare(config, assembly, read, repeat, finished))
     baseline = results[0]
     if json_file is not None:
         write_json(json_file, [result.to_json(baseline) for result in results])
@@ -70,7 +86,9 @@ def compare_command(config: Config, prompts: Path | None, repeat: int, json_file
         sys.exit(1)
 
 
-async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat: int) -> list[ArmResult]:
+async def _compare(
+    config: Config, assembly: Assembly, read: PromptsFile, repeat: int, finished: FinishedArms
+) -> list[ArmResult]:
     count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
     click.echo(f"starting {count} {engine} instances ...", err=True)
     assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
@@ -82,7 +100,7 @@ async def _compare(config: Config, assembly: Assembly, read: PromptsFile, repeat
             yield display.slot
 
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
-        return await compare(runtime, config, read.groups, repeat=repeat, watch=watch)
+        return await compare(runtime, config, read.groups, repeat=repeat, watch=watch, finished=finished)
 
 
 def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import msgspec
 
+from seer_cli.finished_arms import ArmOutcome, FinishedArms
 from seer_cli.stats import Stats
 from seer_core.errors import ConfigError
-from seer_core.model import Completion, PromptGroup
+from seer_core.model import PromptGroup
 from seer_core.model.results import RolloutResult, Summary
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import fill_slots, installed, load, unknown_plugin
@@ -157,35 +158,48 @@ async def compare(
     *,
     repeat: int = 1,
     watch: Watch = lambda arm, number: nullcontext(),
+    finished: FinishedArms | None = None,
 ) -> list[ArmResult]:
     """Roll out ``groups`` under every arm, ``repeat`` times, on the same engines, caches cold.
 
     The baseline goes without the KV pool, as what it stands for does.  The arms' order turns by one with
     each repeat, so that a drift of the machine hits all alike.
-    ``watch`` makes, per arm and repeat, a context in which it runs and whose observer sees it.
+    ``watch`` makes, per arm and repeat, a context in which it runs and whose observer sees it.  What
+    ``finished`` has is not run again, and what is run goes there.
     """
+    finished = finished or FinishedArms()
     results = {arm.name: ArmResult(arm) for arm in arms_of(config)}
     kv_pool = runtime.kv_pool
     arms = [result.arm for result in results.values()]
-    expected: Mapping[str, Sequence[int]] = {}
-    first: Sequence[Completion] = ()
+    first: ArmOutcome | None = None
     for number in range(repeat):
         turn = number % len(arms)
         for arm in [*arms[turn:], *arms[:turn]]:
-            chosen = with_lengths(groups, first) if arm.has_lengths else groups
-            with watch(arm, number) as observer:
-                pool = kv_pool if arm.shares_kv else None
-                result = await _roll_out(runtime, config, arm, chosen, observer, pool)
-            tokens: Mapping[str, Sequence[int]] = {
-                completion.request_id: completion.token_ids for completion in result.completions
-            }
-            expected = expected or tokens
-            first = first or result.completions
-            outcome = results[arm.name]
-            outcome.summaries.append(result.summary)
-            differing = {name for name in expected if tokens.get(name) != expected[name]}
-            outcome.differing = sorted(differing.union(outcome.differing))
+            outcome = finished.get(arm.name, number)
+            if outcome is None:
+                chosen = with_lengths(groups, first) if arm.has_lengths and first is not None else groups
+                with watch(arm, number) as observer:
+                    pool = kv_pool if arm.shares_kv else None
+                    rolled_out = await _roll_out(runtime, config, arm, chosen, observer, pool)
+                outcome = _outcome(arm, number, rolled_out)
+                finished.keep(outcome)
+            first = first or outcome
+            result = results[arm.name]
+            result.summaries.append(outcome.summary)
+            differing = {name for name, ids in first.tokens.items() if outcome.tokens.get(name) != ids}
+            result.differing = sorted(differing.union(result.differing))
     return list(results.values())
+
+
+def _outcome(arm: Arm, number: int, result: RolloutResult) -> ArmOutcome:
+    completions = result.completions
+    return ArmOutcome(
+        arm.name,
+        number,
+        result.summary,
+        {each.request_id: list(each.token_ids) for each in completions},
+        {each.request_id: each.finish_reason == "length" for each in completions},
+    )
 
 
 async def _roll_out(
@@ -204,14 +218,12 @@ async def _roll_out(
     return await runtime.rollout(groups).wait()
 
 
-def with_lengths(groups: Sequence[PromptGroup], completions: Sequence[Completion]) -> list[PromptGroup]:
+def with_lengths(groups: Sequence[PromptGroup], outcome: ArmOutcome) -> list[PromptGroup]:
     """Return the groups with the length of each response, for an oracle.
 
     A response that was cut counts one token more, since it would have gone on.
     """
-    lengths = {
-        each.request_id: len(each.token_ids) + (each.finish_reason == "length") for each in completions
-    }
+    lengths = {name: len(ids) + outcome.cut[name] for name, ids in outcome.tokens.items()}
     return [
         msgspec.structs.replace(
             group, known_lengths=tuple(lengths[f"{group.id}/{index}"] for index in range(group.n))

@@ -51,3 +51,36 @@ def test_compare_refuses_what_cannot_be_compared(fails, write_config, prompts):
     assert "did you mean 'group_round_robin'?" in fails("compare", config)
     config = write_config(TECHNIQUES, f"{SMALL}[compare]\nprompts = 'none.jsonl'")
     assert "none.jsonl: No such file" in fails("compare", config)
+
+
+def test_finished_arms_stay_and_the_others_are_run(compared, fails, write_config, prompts, tmp_path):
+    out = tmp_path / "arms"
+    result, arms = compared("--repeat", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    files = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert len(files) == 8
+    again, same = compared("--repeat", 2, "--out", out, "--resume", "--log-level", "info")
+    assert (again.exit_code, same) == (0, arms)
+    assert "groups_submitted" not in again.stderr
+    lost = sorted(files)[:3]
+    for path in lost:
+        path.unlink()
+    again, others = compared("--repeat", 2, "--out", out, "--resume", "--log-level", "info")
+    assert again.exit_code == 0, again.output
+    assert again.stderr.count("groups_submitted") == 3
+    assert [arm["tokens"] for arm in others] == [arm["tokens"] for arm in arms]
+    assert all(arm["tokens_equal_to_baseline"] for arm in others)
+    now = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert {path for path in files if now[path] != files[path]} == set(lost)
+
+
+def test_arms_of_another_comparison_are_refused(compared, fails, write_config, prompts, tmp_path):
+    out = tmp_path / "arms"
+    assert compared("--out", out)[0].exit_code == 0
+    config = tmp_path / "seer.toml"
+    assert "holds a comparison; go on with it with --resume" in fails("compare", config, "--out", out)
+    resumed = ("compare", config, "--out", out, "--resume")
+    assert "with other settings, prompts or another model" in fails(*resumed, "--set", "seer.seed=5")
+    next(out.iterdir()).write_bytes(b"\xc1")
+    assert "is no finished arm; delete it, and its arm is run again" in fails(*resumed)
+    assert fails("compare", config, "--out", tmp_path / "seer.toml" / "x", code=2)
