@@ -5,7 +5,7 @@ Rolls the tiny reasoner's prompts out on two real instances in these ways:
   whole     each response in one piece
   divided   in chunks of ``CHUNK_TOKENS``, placed by free KV
   migrated  divided, every chunk on another instance than the one before
-  killed    divided, and the first instance gets SIGKILL in mid-rollout
+  killed    divided, and an instance gets SIGKILL in mid-rollout, with a chunk on its way there
   drafted   divided, with grouped speculative decoding
   ngram     divided, with vLLM's n-gram drafts
   suffix    divided, with vLLM's suffix drafts
@@ -25,6 +25,7 @@ import msgspec
 from bench.frame import EXAMPLE, prompts
 from bench.placers import AlwaysMigrate
 from seer_core.model import Completion, PromptGroup, Sampling
+from seer_core.model.events import ChunkFinished, Command, Dispatch, Event
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
 from seer_core.runtime.runtime import Runtime
@@ -34,7 +35,23 @@ CHUNK_TOKENS = 64
 WAYS = ("whole", "divided", "migrated", "killed", "drafted", "ngram", "suffix")
 DRAFTERS = {"drafted": "grouped_spec", "ngram": "vllm_ngram", "suffix": "vllm_suffix"}
 KILL_AFTER = 0.4
-"""Share of the responses that have finished when the kill comes."""
+"""So many chunks for each response have finished when the kill comes."""
+
+
+class Killer:
+    """Observer that kills the process of an instance which has just been sent a chunk, after so many chunks."""
+
+    def __init__(self, runtime: Runtime, chunks: int) -> None:
+        self._runtime, self._left, self._killed = runtime, chunks, False
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Count a finished chunk, and kill once it is time: the chunk that is being sent is lost for sure."""
+        self._left -= isinstance(event, ChunkFinished)
+        sent = next((each for each in commands if isinstance(each, Dispatch)), None)
+        if self._left <= 0 and sent is not None and not self._killed:
+            self._killed = True
+            pid = self._runtime.engines[sent.instance_id].worker.pid  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGKILL)
 
 
 async def roll_out_all_ways(
@@ -71,17 +88,14 @@ async def roll_out(
     runtime: Runtime, strategies: Strategies, groups: list[PromptGroup], *, kill: bool
 ) -> tuple[dict[str, Completion], int]:
     """Return the completions by request, and how many instances were lost."""
+    if kill:
+        total = sum(group.n for group in groups)
+        killer = Slot("observer", "killer", Killer(runtime, int(total * KILL_AFTER)))
+        strategies = attrs.evolve(strategies, observers=(*strategies.observers, killer))
     await runtime.use(strategies)
     await runtime.reset_caches()
-    found = {}
-    total = sum(group.n for group in groups)
-    rollout = runtime.rollout(groups)
-    async for completion in rollout:
-        found[completion.request_id] = completion
-        if kill and len(found) == int(total * KILL_AFTER):
-            pid = next(iter(runtime.engines.values())).worker.pid  # type: ignore[attr-defined]
-            os.kill(pid, signal.SIGKILL)
-    return found, rollout.result.summary.instances_lost
+    result = await runtime.rollout(groups).wait()
+    return {each.request_id: each for each in result.completions}, result.summary.instances_lost
 
 
 def compare(
