@@ -39,7 +39,7 @@ KILL_AFTER = 0.4
 
 
 class Killer:
-    """Observer that kills the process of an instance which has just been sent a chunk, after so many chunks."""
+    """Observer that kills, after so many chunks, the process of an instance that is about to get another."""
 
     def __init__(self, runtime: Runtime, chunks: int) -> None:
         self._runtime, self._left, self._killed = runtime, chunks, False
