@@ -94,6 +94,8 @@ class DiskJournal:
                     " directory, or do without a journal"
                 ) from error
             self._claim = undo.pop_all()
+        if most_bytes is not None:
+            contents.shrink(most_bytes)
         self._contents = contents
         self._replace, self._most_bytes = replace, most_bytes
         self.found_responses, self.found_tokens = contents.finished, contents.tokens
