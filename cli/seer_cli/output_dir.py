@@ -71,13 +71,13 @@ class OutputDir:
             self._undo = undo.pop_all()
 
     @staticmethod
-    def finished(path: Path) -> bool:
-        """Return whether a directory holds a run that ended by itself, so that nothing is left to do."""
+    def finished(path: Path) -> dict[str, Any] | None:
+        """Return the summary of a directory's run if that ended by itself, so that nothing is left to do."""
         try:
-            summary = msgspec.json.decode((path / "summary.json").read_bytes())
+            summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError):
-            return False
-        return isinstance(summary, dict) and summary.get("ended") == "finished"
+            return None
+        return summary if summary.get("ended") == "finished" else None
 
     def open_journal(self, facts: Mapping[str, str], safety: Safety | Literal["none"]) -> DiskJournal | None:
         """Open the journal, an earlier run's if this one goes on with it; None where none is wanted.

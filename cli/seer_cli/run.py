@@ -100,10 +100,12 @@ def run_command(
         raise click.UsageError("--resume goes on with a run, --overwrite replaces it; choose one")
     if resume and safety == "none":
         raise click.UsageError("--resume needs the journal; leave --journal=none out")
-    if resume and OutputDir.finished(out):
+    check_apart(json_file, *(out / name for name in RUN_FILES))
+    if resume and (finished := OutputDir.finished(out)) is not None:
+        if json_file is not None:
+            write_json(json_file, finished)
         click.echo(f"the run in {printable(str(out))} has finished; nothing is left to do")
         return
-    check_apart(json_file, *(out / name for name in RUN_FILES))
     assembly = assemble(config)
     fleet = assembly.fleet
     read = read_prompts(

@@ -86,8 +86,9 @@ def test_a_run_that_was_killed_goes_on_with_the_same_command(run, killed, expect
     summary = summary_of(out)
     assert 0 < summary["resumed_tokens"] < summary["tokens"]
     assert sorted(path.name for path in out.iterdir()) == ["completions.jsonl", "summary.json", "trace.jsonl"]
-    result = seer(*run("out", "--resume"))
+    result = seer(*run("out", "--resume", "--json", tmp_path / "summary.json"))
     assert (result.exit_code, result.stdout) == (0, f"the run in {out} has finished; nothing is left to do\n")
+    assert json.loads((tmp_path / "summary.json").read_bytes()) == summary
 
 
 def test_a_run_that_dies_again_and_again_loses_nothing(run, start_seer, expected, tmp_path):
