@@ -74,7 +74,8 @@ class RecordWriter:
         if self.failed or self._safe >= self._put:  # meanwhile
             return
         try:
-            await asyncio.wait_for(safe, STUCK_S)
+            async with asyncio.timeout(STUCK_S):  # wait_for may swallow a cancellation in Python 3.11
+                await safe
         except TimeoutError:
             self._fail(f"the disk has taken nothing for {STUCK_S:g} s")
 

@@ -317,3 +317,22 @@ def test_beyond_its_size_a_journal_drops_the_oldest(tmp_path):
         found = [bool(journal.begin([group], 0, {})[0]) for group in groups]
     assert not any(found[1:20])
     assert all(found[-5:])
+
+
+def test_a_wait_that_is_cancelled_just_as_it_ends_is_cancelled(tmp_path, monkeypatch):
+    go_on = threading.Event()
+
+    async def wait(journal):
+        chunk(journal, "a/0", 0, [7])
+        waiting = asyncio.ensure_future(journal.synced())
+        await asyncio.sleep(0)
+        [(_, _, safe)] = journal._writer._waiting
+        safe.set_result(None)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+
+    with DiskJournal(tmp_path / "j") as journal:
+        monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(60))
+        asyncio.run(wait(journal))
