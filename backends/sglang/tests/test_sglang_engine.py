@@ -158,7 +158,7 @@ def test_what_was_dropped_and_put_back_is_not_waited_for(models):
 def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
     roomy.reports.clear()
     for _ in range(50):  # one may be over sooner than the next report is due
-        roomy.whole(prompts(8), GREEDY, 100)
+        roomy.whole(prompts(12), GREEDY, 900)
         if any(report.running for report in roomy.reports):
             break
     roomy.run(roomy.until(lambda: roomy.reports[-1].running == 0))

@@ -122,7 +122,7 @@ def test_an_aborted_chunk_is_never_answered(roomy, prompts):
 def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
     roomy.reports.clear()
     for _ in range(50):  # one may be over sooner than the next report is due
-        roomy.whole(prompts(8), GREEDY, 100)
+        roomy.whole(prompts(12), GREEDY, 900)
         if any(report.running for report in roomy.reports):
             break
     roomy.run(roomy.until(lambda: roomy.reports[-1].running == 0))
