@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -149,6 +150,13 @@ def distribution(tmp_path, monkeypatch):
     yield install
     for module in modules:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def no_model(distribution):
+    """Install the example ``no_model``: engines without a model, whose tokens are real and keyed."""
+    source = Path(__file__).parent / "examples/plugins/engines/seer_no_model/__init__.py"
+    distribution("no_model", source.read_text("utf-8"), module="seer_no_model")
 
 
 @pytest.fixture

@@ -43,10 +43,8 @@ def other_config(tmp_path):
 
 
 @pytest.fixture
-def writing_config(distribution, tmp_path):
+def writing_config(no_model, tmp_path):
     """Return the path of a config whose engine writes real tokens, which a journal keeps."""
-    source = Path(__file__).parents[1] / "examples/plugins/engines/seer_no_model/__init__.py"
-    distribution("no_model", source.read_text("utf-8"), module="seer_no_model")
     (tmp_path / "writing.toml").write_text('[seer]\nengine = "no_model"\n', "utf-8")
     return tmp_path / "writing.toml"
 

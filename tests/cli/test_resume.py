@@ -5,13 +5,11 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from .helpers import BOUND_S, lines_of
 
-SOURCE = Path(__file__).parents[2] / "examples/plugins/engines/seer_no_model/__init__.py"
 ROLLOUT = """
 [rollout]
 n = 8
@@ -24,9 +22,8 @@ chunk_tokens = 16
 
 
 @pytest.fixture
-def run(distribution, write_config, write_prompts, tmp_path):
+def run(no_model, write_config, write_prompts, tmp_path):
     """Return a function that gives the arguments of a run over engines with keyed tokens and no model."""
-    distribution("no_model", SOURCE.read_text(), module="seer_no_model")
     prompts = write_prompts(*({"prompt_token_ids": [5, each], "group_id": str(each)} for each in range(6)))
 
     def arguments(out="out", *more, token_s=0.005, prompts=prompts):

@@ -15,7 +15,6 @@ import pytest
 from .deaths import KINDS, Campaign, responses_in, run_campaign
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "examples/plugins/engines/seer_no_model/__init__.py"
 EXAMPLE = ROOT / "examples/tiny_reasoner"
 CONFIG = """
 [seer]
@@ -39,8 +38,7 @@ def undisturbed(arguments, out):
     return responses_in(out)
 
 
-def test_a_run_over_engines_without_a_model_dies_and_loses_nothing(distribution, tmp_path, soak):
-    distribution("no_model", SOURCE.read_text(), module="seer_no_model")
+def test_a_run_over_engines_without_a_model_dies_and_loses_nothing(no_model, tmp_path, soak):
     (tmp_path / "seer.toml").write_text(CONFIG)
     lines = ({"prompt_token_ids": [5, each], "group_id": str(each)} for each in range(8))
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -13,7 +13,6 @@ import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import msgspec
@@ -111,12 +110,7 @@ class DiskJournal:
     def __enter__(self) -> DiskJournal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @classmethod
@@ -146,20 +140,28 @@ class DiskJournal:
         """
         for group in groups:
             if (known := self._contents.groups.get(group.id)) is not None:
-                record = Begun.of(group, known.version, {})
-                if difference(known, record) is not None:
-                    raise _refusal(self.directory, known, record)
+                self._require_same(Begun.of(group, known.version, {}))
 
     def begin(
         self, groups: Sequence[PromptGroup], version: int, fingerprints: Mapping[str, str]
     ) -> Sequence[Sequence[WrittenResponse]]:
         """As ``seer_core.ports.journal.Journal.begin``."""
         records = [Begun.of(group, version, dict(fingerprints)) for group in groups]
-        for record in records:
-            known = self._contents.groups.get(record.group_id)
-            if known is not None and not self._replace and difference(known, record) is not None:
-                raise _refusal(self.directory, known, record)
+        if not self._replace:
+            for record in records:
+                self._require_same(record)
         return [self._begin(record) for record in records]
+
+    def _require_same(self, record: Begun) -> None:
+        """Raise InputError if the journal has another group of this id."""
+        known = self._contents.groups.get(record.group_id)
+        if known is None or (found := difference(known, record)) is None:
+            return
+        name, before, now = found
+        raise InputError(
+            f"the journal in {self.directory} has another group {quote(record.group_id)}: its {name} was"
+            f" {_shown(before)} and is {_shown(now)} now; restore it, or begin anew in another directory"
+        )
 
     def _begin(self, record: Begun) -> Sequence[WrittenResponse]:
         name = record.group_id
@@ -224,14 +226,6 @@ def _check_facts(directory: Path, before: Mapping[str, str], now: Mapping[str, s
                 f"the journal in {directory} is of another run: {name} was {quote(before.get(name))} and is"
                 f" {quote(now.get(name))} now; restore it, or begin anew in another directory"
             )
-
-
-def _refusal(directory: Path, known: Begun, record: Begun) -> InputError:
-    name, before, now = difference(known, record) or ("", None, None)
-    return InputError(
-        f"the journal in {directory} has another group {quote(record.group_id)}: its {name} was"
-        f" {_shown(before)} and is {_shown(now)} now; restore it, or begin anew in another directory"
-    )
 
 
 def _shown(value: object) -> str:

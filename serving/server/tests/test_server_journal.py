@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +12,6 @@ from seer_journal import DiskJournal
 
 PATIENCE_S = 60
 TOKEN = "a-token-of-this-test"
-SOURCE = Path(__file__).parents[3] / "examples/plugins/engines/seer_no_model/__init__.py"
 CONFIG = """
 [seer]
 plugins = ["divided_rollout"]
@@ -44,9 +42,8 @@ def pool():
 
 
 @pytest.fixture
-def start(distribution, tmp_path):
+def start(no_model, tmp_path):
     """Return a function that starts ``seer serve`` over engines without a model: its process and url."""
-    distribution("no_model", SOURCE.read_text(), module="seer_no_model")
     (tmp_path / "seer.toml").write_text(CONFIG)
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     processes = []

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from seer_rl.journals import RolloutJournals
@@ -10,7 +9,6 @@ from training_runs import RecordingListener, make_model, read_metrics, reproduci
 
 from seer_core.errors import InputError
 
-SOURCE = Path(__file__).parents[3] / "examples/plugins/engines/seer_no_model/__init__.py"
 CONFIG = """
 [train]
 prompts = "toy_task.py:prompts"
@@ -36,9 +34,8 @@ max_tokens = 40
 
 
 @pytest.fixture
-def config(distribution, write_training, tmp_path):
+def config(no_model, write_training, tmp_path):
     """A run on an engine whose tokens are real, where those of simulated ones are never written down."""
-    distribution("no_model", SOURCE.read_text(), module="seer_no_model")
     write_training(tmp_path)
     (tmp_path / "model").unlink()
     make_model(tmp_path / "model", 1000)
