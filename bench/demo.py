@@ -1,4 +1,4 @@
-"""What does each technique buy on real engines: the demo, arm by arm against the baseline?
+"""What does each technique buy on real engines, beside the baseline?
 
 The bundled example's prompts on two instances of a real engine, under the baseline and under each technique
 on top of the last, as `make demo` runs them: `seer compare examples/tiny_reasoner/demo.toml`.
@@ -111,3 +111,15 @@ def table(rows: Sequence[Row], spreads: bool = True) -> str:
 def short_table(rows: Sequence[Row]) -> str:
     """Return the table without spreads, for a first page."""
     return table(rows, spreads=False)
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return what all techniques together gain over the baseline."""
+    row = [row for row in rows if row["name"] != "oracle"][-1]
+    ratio = row["ratio_to_baseline"]
+    same = all(each["tokens_equal_to_baseline"] for each in rows)
+    return (
+        f"On {row['engine']}, a rollout with all techniques has {ratio['throughput_tokens_per_s']:.2f}x the"
+        f" baseline's throughput and {ratio['tail_time_s']:.2f}x its tail time, and"
+        f" {'every' if same else 'not every'} arm writes the same tokens."
+    )

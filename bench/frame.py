@@ -39,6 +39,7 @@ CASES = (
     "server",
     "chunk_overhead",
     "journal",
+    "driver_deaths",
     "paper_fit",
     "paper_sensitivity",
 )
@@ -51,8 +52,9 @@ class Case(Protocol):
     """A module of this package: a docstring whose first line is the question, and these names.
 
     ``ROOMS`` are the paths that the figures depend on, ``ROUNDS`` is the default of ``--rounds``.  ``run``
-    may be a coroutine function.  ``table`` renders stored rows as Markdown; ``short_table``, which a case may
-    have, renders those for the README.
+    may be a coroutine function.  ``table`` renders stored rows as Markdown.  A case whose result is stored
+    also has ``answer``, which makes a sentence of the rows.  ``short_table``, which a case may have, renders
+    them for the README.
     """
 
     __doc__: str

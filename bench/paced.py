@@ -1,4 +1,4 @@
-"""What does each technique buy on an emulated accelerator, under a real scheduler, beside the simulator?
+"""What does each technique buy on an emulated accelerator, under a real scheduler and in the simulator?
 
 The scheduler is vLLM's, or with ``--engine paced-sglang`` SGLang's, which does not draft.  Steps take as long
 as those of Qwen2-VL-72B on H800s.
@@ -9,9 +9,9 @@ many of them, as in the paper's run of Qwen2-VL-72B: 512 and 132 here, 600 and 1
 ten times shorter than a reasoning model's, so a token of context costs ten times as much.  Drafts come from
 the real index and from the text itself; the simulator gets the acceptance that these drafts had.
 
-Of the others, the paper's workloads and recorded lengths, contexts and KV are smaller by the factor in a
+Other workloads are the paper's, and recorded lengths.  Their contexts and KV are smaller by the factor in a
 row's name, and a token of context costs as many times more, so a step takes as long as before.  Data for
-deepcoder-14b, dapo-32b, recorded-text and whole-text is not published: --data names a folder that has it.
+deepcoder-14b, dapo-32b, recorded-text and whole-text is not published: ``--data`` names a folder that has it.
 """
 
 from __future__ import annotations
@@ -278,3 +278,16 @@ def short_table(rows: Sequence[Row]) -> str:
         totals.append(total if mine is first else f"{total} ({speed})")
         tails.append(cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x"))
     return markdown(["", *(TITLES.get(policy, policy) for policy in policies)], [totals, tails])
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return what all techniques together gain, and how far the simulator is off."""
+    case, policies = next(iter(grouped(rows).items()))
+    mine, first = policies["seer"], next(iter(policies.values()))
+    speed = cell(compared(mine, first, "paced", "throughput_tokens_per_s"), ".2f", "x")
+    tail = cell(compared(mine, first, "paced", "tail_time_s"), ".2f", "x")
+    apart = max(abs(row["sim"]["total_time_s"] / row["paced"]["total_time_s"] - 1) for row in rows)
+    return (
+        f"On the {case}, all techniques together have {speed} the throughput of veRL's policy and {tail} its"
+        f" tail time, and the simulator's total times are at most {apart:.1%} off."
+    )

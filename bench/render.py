@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from collections.abc import Iterator
@@ -16,17 +17,21 @@ __all__ = ["rendered", "stale", "write"]
 PAGES = ROOT / "docs" / "results"
 ANSWERED = "answered"
 MARKED = re.compile(r"(<!-- bench:(?P<name>[\w-]+) -->\n).*?(<!-- /bench -->)", re.S)
+MEDIANS = "A figure is the median of the rounds, followed by [least, most] where they differ."
 GENERATED = "<!-- `python -m bench render` writes this page. -->"
 
 
 class AnsweredQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question that one script answered once; the script is in the repository's history at ``commit``."""
+    """A question that one script answered once; the script is in the repository's history at ``commit``.
+
+    ``again`` is the command of a case that measures the same today, if there is one.
+    """
 
     question: str
     answer: str
-    number: str
     command: str
     commit: str
+    again: str = ""
 
 
 def results() -> dict[str, StoredResult]:
@@ -54,21 +59,52 @@ def rendered() -> dict[Path, str]:
 
 
 def page_of(name: str, result: StoredResult) -> str:
-    """Return the page of one result."""
+    """Return the page of one result: question, answer, table, method, command."""
     case = case_of(result.case)
-    question = case.__doc__.splitlines()[0]
-    return f"{GENERATED}\n# {name}\n\n{question}\n\n{case.table(result.rows)}\n\n{origin(result)}\n"
+    question, _, method = inspect.cleandoc(case.__doc__).partition("\n")
+    parts = [
+        GENERATED + f"\n# {name}",
+        f"**Question.** {question}",
+        f"**Answer.** {answer_of(result)}",
+        case.table(result.rows),
+        f"**Method.** {re.sub('(?<=[.!?])  ', ' ', method.strip()).replace('``', '`')}\n\n{MEDIANS}",
+        f"**Command.** {origin(result)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def answer_of(result: StoredResult) -> str:
+    """Return what a result shows, in a sentence that its case makes of the rows.
+
+    Raises:
+        AttributeError: the case has no function ``answer``; every case of a stored result needs one.
+    """
+    case = case_of(result.case)
+    answer: str = case.answer(result.rows)  # type: ignore[attr-defined]
+    return answer
 
 
 def index_page(found: dict[str, StoredResult]) -> str:
     """Return the list of all results."""
     lines = [
-        [f"[{name}]({name}.md)", case_of(result.case).__doc__.splitlines()[0], result.commit, result.date]
+        [
+            case_of(result.case).__doc__.splitlines()[0],
+            answer_of(result),
+            f"[{name}]({name}.md)",
+            result.commit,
+            result.date,
+        ]
         for name, result in found.items()
     ]
-    table = markdown(["result", "question", "commit", "date"], lines, left=4)
-    more = f"[Answered questions]({ANSWERED}.md): measured once, by scripts that are gone."
-    return f"{GENERATED}\n# Results\n\n[How to run a case](../benchmarks.md).\n\n{table}\n\n{more}\n"
+    columns = ["question", "answer", "page", "commit", "date"]
+    more = "\n".join(
+        [
+            "- [Reproduction](reproduction.md): the numbers of the paper beside ours, by `seer reproduce`.",
+            f"- [Answered questions]({ANSWERED}.md): measured once, by scripts that are gone.",
+            "- [Benchmarks](../guides/benchmarks.md): how to measure a result again.",
+        ]
+    )
+    return f"{GENERATED}\n# Results\n\n{markdown(columns, lines, left=len(columns))}\n\n{more}\n"
 
 
 def inset(found: dict[str, StoredResult], name: str) -> str:
@@ -83,17 +119,16 @@ def inset(found: dict[str, StoredResult], name: str) -> str:
 
 def answered_page(answers: list[AnsweredQuestion]) -> str:
     """Return the page of questions that are answered and no longer asked."""
-    lines = [
-        [each.question, each.answer, each.number, f"`{each.command}`", each.commit]
-        for each in sorted(answers, key=lambda each: each.question)
+    parts = [
+        f"{GENERATED}\n# Answered questions",
+        "Each question was answered once, by a script that is in the repository's history at the commit\n"
+        "named. The figures are of the system at that commit. Where a case measures the same today, its\n"
+        "command follows. Brackets hold the least and the most of several rounds.",
     ]
-    text = (
-        "Each row was measured once, by a script of `bench/` that is in the repository's history at the"
-        " commit named, and is not measured again: the figures are of the system at that commit."
-    )
-    columns = ["question", "answer", "numbers", "command", "commit"]
-    table = markdown(columns, lines, left=len(columns))
-    return f"{GENERATED}\n# Answered questions\n\n{text}\n\n{table}\n"
+    for each in sorted(answers, key=lambda each: each.question):
+        again = f"; today: `{each.again}`" if each.again else ""
+        parts += [f"## {each.question}", each.answer, f"`{each.command}` at commit {each.commit}{again}"]
+    return "\n\n".join(parts) + "\n"
 
 
 def write() -> None:
@@ -101,7 +136,7 @@ def write() -> None:
     pages = rendered()
     PAGES.mkdir(parents=True, exist_ok=True)
     for path in PAGES.glob("*.md"):
-        if path not in pages:
+        if path not in pages and path.read_text().startswith(GENERATED):
             path.unlink()
     for path, text in pages.items():
         path.write_text(text)

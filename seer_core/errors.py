@@ -24,47 +24,85 @@ QUOTED = 100
 
 
 class SeerError(Exception):
-    """Something a user can mend; ``str(error)`` is one complete sentence or more."""
+    """The base of all errors that a user can mend; ``str(error)`` is one complete sentence or more.
+
+    Remedy: the message names it; catch this class for any error of Seer's.
+    """
 
 
 class ConfigError(SeerError):
-    """The configuration cannot be used as written."""
+    """The configuration cannot be used as written.
+
+    Remedy: change the key, the option or the file that the message names.
+    """
 
 
 class PluginError(SeerError):
-    """A plug-in cannot be loaded, answers wrongly, or raised."""
+    """A plug-in cannot be loaded, answers wrongly, or raised.
+
+    Remedy: mend or reinstall the plug-in that the message names, or run without it: ``-p no:NAME``.
+    """
 
 
 class PromptError(SeerError):
-    """A prompts file holds something that cannot be rolled out."""
+    """A prompt cannot be rolled out.
+
+    Remedy: change the line or the field that the message names; ``seer run --skip-bad`` leaves such lines
+    out.
+    """
 
 
 class EngineError(SeerError):
-    """An engine did not start, or none is left to go on with."""
+    """An engine did not start, or none is left to go on with.
+
+    Remedy: look into the log that the message names, and run ``seer doctor CONFIG``; ``--resume`` goes on
+    with a run.
+    """
 
 
 class InputError(SeerError):
-    """A file is not what it was named as."""
+    """A file has other content than its name promises.
+
+    Remedy: name the file that the message asks for.
+    """
 
 
 class OutputError(SeerError):
-    """Results cannot be written."""
+    """Results cannot be written.
+
+    Remedy: free space, or name another place.
+    """
 
 
 class OverloadError(SeerError):
-    """A rollout has as many unfinished requests as it takes at a time."""
+    """A rollout has as many unfinished requests as it takes at a time.
+
+    Remedy: submit the groups again when responses have finished, or raise ``most_requests``.
+    """
 
 
 class StalledError(SeerError):
-    """Requests wait, nothing runs, and no instance is accepted for any of them."""
+    """Requests wait, nothing runs, and no instance is accepted for any of them.
+
+    Remedy: give the engine more KV, or shorten prompts, ``max_tokens`` or chunks; a placer of your own has to
+    accept some instance for each request that fits.
+    """
 
 
 class TransitionError(SeerError):
-    """A request was asked to do what its state does not allow."""
+    """A request was asked for something that its state does not allow.
+
+    Remedy: the engine or plug-in broke its contract; run the contract tests of ``seer_core.testing`` against
+    it.
+    """
 
 
 class WeightVersionError(SeerError):
-    """A rollout would mix responses of two weight versions."""
+    """A rollout would mix responses of two weight versions.
+
+    Remedy: update weights between rollouts, each time with a higher version, and ask for the version that is
+    loaded.
+    """
 
 
 def quote(value: object, limit: int = QUOTED) -> str:

@@ -117,6 +117,11 @@ class LineFile:
                 raise
 
     @property
+    def deleted(self) -> bool:
+        """Whether it has no name any more, so that what is written is lost."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
+    @property
     def closed(self) -> bool:
         """Whether it has been closed."""
         return self._file.closed

@@ -32,7 +32,7 @@ def test_a_framework_that_is_missing_is_no_fault_and_has_a_remedy(package, monke
     check = ask(package, None, monkeypatch)
     assert (check.part, check.ok) == (package, True)
     assert check.finding == f"{name} not in this environment; only training with {name} needs it"
-    assert check.remedy == f"{remedy} (docs/{package}.md)"
+    assert check.remedy == f"{remedy} (docs/guides/{package}.md)"
 
 
 @pytest.mark.parametrize("package", ADAPTERS)

@@ -39,7 +39,14 @@ FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": "
 @main_options
 @config_options
 @click.option("--prompts", type=InputPath(), help="Instead of [compare].prompts.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How often each arm is rolled out.",
+)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Directory that keeps finished arms."
 )

@@ -26,17 +26,20 @@ SUFFIX = ".arm"
 
 
 class ArmOutcome(msgspec.Struct, frozen=True):
-    """One repeat of an arm: its summary, and each response's tokens and whether its limit cut it.
-
-    ``comparison`` is the ``fingerprint`` of the comparison that it is of.
-    """
+    """One repeat of an arm that has finished."""
 
     arm: str
+    """The arm's name."""
     number: int
+    """The number of the repeat."""
     summary: Summary
+    """The statistics of its rollout."""
     tokens: dict[str, list[int]]
+    """The tokens of each response, by request."""
     cut: dict[str, bool]
+    """Whether the limit on its tokens cut a response, by request."""
     comparison: str = ""
+    """The ``fingerprint`` of the comparison that it is of."""
 
 
 def fingerprint(config: Config, groups: Sequence[PromptGroup], model_digest: str) -> str:

@@ -24,7 +24,10 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 @main_options
 @click.argument("name")
 @click.option(
-    "--slot", required=True, type=click.Choice(sorted(SLOTS)), help="What it fills; see docs/hooks.md."
+    "--slot",
+    required=True,
+    type=click.Choice(sorted(SLOTS)),
+    help="What it fills; see docs/reference/hooks.md.",
 )
 @click.option("--path", type=click.Path(path_type=Path), help="Where to write it.  [default: NAME]")
 def new_plugin_command(name: str, slot: str, path: Path | None) -> None:

@@ -111,8 +111,17 @@ class OutputDir:
         self.begun = True
 
     def completion(self, completion: Completion) -> None:
-        """Write one completion of a run that has begun."""
+        """Write one completion of a run that has begun.
+
+        Raises:
+            OutputError: it cannot be written, or the directory was deleted meanwhile.
+        """
         assert self.begun
+        if self._completions.deleted:
+            raise OutputError(
+                f"{self._completions.path} was deleted while the run wrote it; start the run again, and leave"
+                " its directory where it is"
+            )
         self._write(completion)
 
     def summary(self, summary: dict[str, Any]) -> None:

@@ -29,7 +29,13 @@ DRAFT_TOKENS = (0, 1, 2, 4, 6, 8, 12, 16)
 @click.command("profile")
 @main_options
 @config_options
-@click.option("--out", type=click.Path(path_type=Path), default="profile.json", show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="profile.json",
+    show_default=True,
+    help="The file for the times of steps.",
+)
 @click.option(
     "--batch", type=click.IntRange(min=1), multiple=True, help="A batch size to measure; may repeat."
 )

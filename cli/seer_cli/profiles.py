@@ -19,17 +19,18 @@ __all__ = ["Profile", "make_profile", "mean_info", "mean_times", "measure_tables
 
 
 class Profile(StepTimes, frozen=True):
-    """Step times at one length of context, the same at ``more`` lengths, and whose they are.
-
-    ``engine`` is the plug-in, ``instances`` how many it made, ``info`` what one of them can hold.
-    ``together``: all of them were making steps at the same time, as they do in a run.
-    """
+    """Step times at one length of context, the same at further lengths, and their instances."""
 
     more: tuple[StepTimes, ...] = ()
+    """Step times at further lengths of context."""
     engine: str = ""
+    """The plug-in that made the instances."""
     instances: int = 1
+    """How many instances it made."""
     together: bool = False
+    """Whether all instances made steps at the same time, as they do in a run."""
     info: InstanceInfo | None = None
+    """The limits of one instance."""
 
     @property
     def tables(self) -> tuple[StepTimes, ...]:

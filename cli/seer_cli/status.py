@@ -32,17 +32,20 @@ SILENT_S = 30.0
 
 
 class Status(msgspec.Struct):
-    """A process is ``doing`` this, ``since`` then, and so far; times are seconds since 1970.
-
-    It wrote this ``at`` that time, and with ``beats`` does so every second.
-    """
+    """The present work of a process; times are seconds since 1970."""
 
     pid: int
+    """The process id."""
     doing: str
+    """The present work, in words."""
     since: float
+    """When this work began."""
     at: float
+    """When this file was written."""
     progress: str = ""
+    """How far the work is, in words."""
     beats: bool = False
+    """Whether the process writes this file every second."""
 
 
 _STATUS = JsonFormat[Status](Status, "no status of a run", "name the --out of a run", InputError)

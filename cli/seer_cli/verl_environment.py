@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from seer_core.errors import SeerError
+from seer_core.installation import in_checkout
 from seer_core.plugins.hookspecs import Check
 from seer_core.plugins.interpreters import versions_under
 
@@ -14,13 +15,19 @@ __all__ = ["examine_verl"]
 NEEDED = ("verl", "seer-verl", "seer-client", "torch")
 """Of the environment of verl."""
 
+FROM_WHEELS = "run `pip install seer-verl` in the environment of verl (docs/guides/verl.md)"
+FROM_CHECKOUT = (
+    "run `make setup-verl` in Seer's checkout; or, in an environment of verl,"
+    " `pip install ./serving/client ./training/verl` (docs/guides/verl.md)"
+)
+SETUP = FROM_CHECKOUT if in_checkout() else FROM_WHEELS
+
 
 def examine_verl(python: Path) -> Check:
     """Look into the environment of verl, which excludes that of Seer's engines."""
-    own = "or, in an environment of verl: pip install ./serving/client ./training/verl (docs/verl.md)"
     if not os.access(python, os.X_OK):
         finding = f"no environment of verl's at {python.parent.parent}; only who trains with verl needs it"
-        return Check("verl", True, finding, f"make setup-verl; {own}")
+        return Check("verl", True, finding, SETUP)
     try:
         found = versions_under(python, NEEDED)
     except SeerError as error:
@@ -28,5 +35,5 @@ def examine_verl(python: Path) -> Check:
     missing = [name for name in NEEDED if name not in found]
     if missing:
         finding = f"{', '.join(missing)} not in {python.parent.parent}"
-        return Check("verl", False, finding, f"make setup-verl; {own}")
+        return Check("verl", False, finding, SETUP)
     return Check("verl", True, f"verl {found['verl']}, seer-verl {found['seer-verl']} under {python}", "")

@@ -33,125 +33,160 @@ __all__ = [
 
 
 class ResumedResponse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A response that an earlier process began: its tokens so far, and why it is over if it is."""
+    """A response that an earlier process began."""
 
     tokens: int
+    """The tokens that it has so far."""
     finish_reason: FinishReason | None = None
+    """The reason why it is over; none while it is not."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A prompt group without its tokens: all that scheduling needs, and what the trace keeps.
-
-    ``resumed``: its responses as an earlier process left them; empty for none.
-    """
+    """A prompt group without its tokens: all that scheduling needs, and the part that the trace keeps."""
 
     id: str
+    """The group's id."""
     prompt_tokens: int
+    """The tokens of its prompt."""
     n: int
+    """How many responses are wanted."""
     max_tokens: int
+    """The most tokens of each response, prompt excluded."""
     known_lengths: tuple[int, ...] | None = None
+    """The tokens of each response, where they are known beforehand; only an oracle or a simulated engine
+    reads them.
+    """
     sampling: Sampling = Sampling()
+    """How tokens are drawn."""
     labels: dict[str, str] = {}
+    """The prompt's labels, which strategies see."""
     resumed: tuple[ResumedResponse, ...] = ()
+    """Its responses as an earlier process left them; empty for none."""
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):
     """New prompt groups, in order of arrival; all of one event are known before any of them runs."""
 
     groups: tuple[GroupSpec, ...]
+    """The groups, in order of arrival."""
 
 
 class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
     """An instance is ready for chunks, for the first time or again."""
 
     info: InstanceInfo
+    """The instance's name and limits."""
 
 
 class InstanceLost(msgspec.Struct, frozen=True, tag=True):
     """An instance is gone, and every unfinished chunk on it with it."""
 
     instance_id: str
+    """The instance that is gone."""
     reason: str
+    """The reason, in words."""
 
 
 class InstanceFailed(msgspec.Struct, frozen=True, tag=True):
     """A lost instance is not started again: it was lost too often, or its restarts failed."""
 
     instance_id: str
+    """The instance that stays down."""
     reason: str
+    """The reason, in words."""
 
 
 class InstanceStopped(msgspec.Struct, frozen=True, tag=True):
     """An instance was ended on purpose; unfinished chunks on it are void, and it may start again."""
 
     instance_id: str
+    """The instance that was ended."""
 
 
 class InstanceReported(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """An engine's own telemetry; ``kv_usage`` is a fraction of its KV blocks in use.
-
-    ``stepping_s`` and ``drafting_s`` are the seconds since the instance's start that it has spent in
-    steps, and within them on drafts; ``drafting`` holds figures of its draft source, by name.  An engine that
-    emulates an accelerator in real time reports how long its steps should have taken, ``emulated_s``, and how
-    much longer they have, ``overrun_s``, both in emulated seconds.
-    """
+    """An engine's own telemetry."""
 
     instance_id: str
+    """The instance that reports."""
     running: int
+    """Requests that it decodes."""
     waiting: int
+    """Requests that wait in its own queue."""
     kv_usage: float
+    """The share of its KV blocks that is in use."""
     stepping_s: float = 0.0
+    """The time that it has spent in steps since its start."""
     drafting_s: float = 0.0
+    """The part of ``stepping_s`` that was spent on drafts."""
     drafting: dict[str, float] = {}
+    """Figures of its draft source, by name."""
     emulated_s: float = 0.0
+    """Of an engine that emulates an accelerator in real time: how long its steps should have taken, in
+    emulated time.
+    """
     overrun_s: float = 0.0
+    """Of such an engine: how much longer its steps have taken, in emulated time."""
 
 
 class InstanceDegraded(msgspec.Struct, frozen=True, tag=True):
-    """A part of an instance fails, and the instance works on without it; may come before its start.
-
-    ``what`` is the part: ``drafting``, ``kv_pool``, or ``pace`` where what emulates an accelerator falls
-    behind it, so that times are not valid; ``log`` the file in which its process says more.
-    """
+    """A part of an instance fails, and the instance works on without it; may come before its start."""
 
     instance_id: str
+    """The instance."""
     what: str
+    """The part: ``drafting``, ``kv_pool``, or ``pace`` where an emulated accelerator is faster than the
+    machine, so that times are not valid.
+    """
     reason: str
+    """The reason, in words."""
     log: str | None = None
+    """The file in which the instance's process says more, if there is one."""
 
 
 class ChunkFinished(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A chunk came to its end with ``tokens`` new tokens.
+    """A chunk came to its end.
 
-    ``stopped``: the model ended the response (EOS or a stop token); otherwise the chunk's length did.
-    ``steps`` engine steps gave it tokens; they verified ``drafted`` draft tokens and accepted
-    ``accepted`` of them.  The KV of its context was cached, came from the pool, or was prefilled.
+    The KV of its context was cached, came from the pool, or was prefilled.
     """
 
     request_id: str
+    """The request that the chunk is of."""
     instance_id: str
+    """The instance on which it ran."""
     tokens: int
+    """The new tokens that it brought."""
     stopped: bool
+    """Whether the model ended the response, by EOS or a stop token; otherwise the chunk's length ended it."""
     steps: int = 0
+    """The engine steps that gave it tokens."""
     drafted: int = 0
+    """The draft tokens that these steps verified."""
     accepted: int = 0
+    """The draft tokens that these steps accepted."""
     cached_tokens: int = 0
+    """The tokens of its context whose KV the instance's own cache had."""
     pool_tokens: int = 0
+    """The tokens of its context whose KV came from the pool."""
     prefilled_tokens: int = 0
+    """The tokens of its context that were computed before the first new one."""
 
 
 class ChunkFailed(msgspec.Struct, frozen=True, tag=True):
     """A living instance gave a chunk back without a result; its tokens, if any, are discarded."""
 
     request_id: str
+    """The request that the chunk is of."""
     instance_id: str
+    """The instance that gave it back."""
     reason: str
+    """The reason, in words."""
 
 
 class RequestsAborted(msgspec.Struct, frozen=True, tag=True):
     """The user no longer wants these requests; none of them runs in another's place."""
 
     request_ids: tuple[str, ...]
+    """The requests, as ``GROUP/INDEX``."""
 
 
 Event = (
@@ -169,33 +204,42 @@ Event = (
 
 
 class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Send the next chunk of a request to an instance.
-
-    ``kv_tokens`` is its whole footprint there; of the prompt in it, what siblings in flight there hold was
-    reserved before.  ``why`` is the placer's reason for this instance, in a word, if it gives one.
-    """
+    """Send the next chunk of a request to an instance."""
 
     request_id: str
+    """The request."""
     instance_id: str
+    """The instance."""
     max_tokens: int
+    """The most tokens that the chunk may generate."""
     kv_tokens: int
+    """The whole footprint of the chunk there. The part of its prompt that siblings in flight hold there was
+    reserved before.
+    """
     migrated: bool
+    """Whether the request's last chunk ran on another instance."""
     why: str = ""
+    """The placer's reason for this instance, in a word, if it gives one."""
 
 
 class Complete(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Hand the response to the user; the request is over."""
 
     request_id: str
+    """The request that is over."""
     finish_reason: FinishReason
+    """The reason why it is over."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Stop a chunk in flight; its result is no longer wanted."""
 
     request_id: str
+    """The request whose chunk is stopped."""
     instance_id: str
+    """The instance on which the chunk runs."""
     reason: Literal["request_aborted"] = "request_aborted"
+    """The reason."""
 
 
 Command = Dispatch | Complete | Abort

@@ -31,17 +31,21 @@ MOST_RESPONSES = 65_536
 """Of one group: beyond any group that is trained on, and still no danger to the machine's memory."""
 
 MOST_TOP_K = 2**31 - 1
-"""What engines' 32-bit integers hold."""
+"""The most that engines' 32-bit integers hold."""
 
 FinishReason = Literal["stop", "length", "error", "aborted"]
+"""The reason why a response is over: the model ended it, its limit did, it failed, or the user aborted it."""
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How tokens are drawn: ``temperature`` 0 is greedy, ``top_k`` 0 means no limit."""
+    """How tokens are drawn."""
 
     temperature: float = 1.0
+    """The sampling temperature; 0 is greedy."""
     top_p: float = 1.0
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
     top_k: int = 0
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
 
     @classmethod
     def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
@@ -63,26 +67,34 @@ DEFAULT_SAMPLING = Sampling()
 
 
 class PromptGroup(msgspec.Struct, frozen=True):
-    """One prompt and the ``n`` responses wanted for it (GRPO's group).
-
-    ``max_tokens`` bounds each response, prompt excluded.  ``known_lengths`` are response lengths
-    known beforehand, in tokens; only an oracle or a simulated engine reads them.  Strategies see ``labels``,
-    such as a tenant or a priority, and the trace keeps them; ``metadata`` is the user's own, and comes back
-    with each completion.  Responses that are not over ``timeout_s`` after their submission are aborted.
-    ``streams``: they are read while they are written, so engines that can report the pieces of a chunk.
-    """
+    """One prompt and the ``n`` responses wanted for it (GRPO's group)."""
 
     id: str
+    """The group's id."""
     prompt_token_ids: tuple[int, ...]
+    """The tokens of the prompt."""
     n: int
+    """How many responses are wanted."""
     max_tokens: int
+    """The most tokens of each response, prompt excluded."""
     sampling: Sampling = Sampling()
+    """How tokens are drawn."""
     seed: int = 0
+    """The group's seed, from which each response's own follows."""
     metadata: Mapping[str, Any] = {}
+    """The user's own data, which comes back with each completion."""
     known_lengths: tuple[int, ...] | None = None
+    """The tokens of each response, where they are known beforehand; only an oracle or a simulated engine
+    reads them.
+    """
     labels: Mapping[str, str] = {}
+    """Labels such as a tenant or a priority: strategies see them, and the trace keeps them."""
     timeout_s: float | None = None
+    """Responses that are not over so long after their submission are aborted."""
     streams: bool = False
+    """Whether the responses are read while they are written, so that engines that can report the pieces of a
+    chunk.
+    """
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -176,39 +188,46 @@ class Request:
 
 
 class InstanceInfo(msgspec.Struct, frozen=True):
-    """The limits of an engine instance; fixed while it lives.
-
-    ``kv_capacity_tokens`` is a multiple of ``block_tokens``; ``max_running`` bounds the sequences
-    decoded in one step; ``max_model_tokens`` bounds prompt plus response.  ``kv_bytes_per_token`` and
-    ``prefill_s_per_token`` are 0 where unknown; ``fetch_s_per_token`` is the time to bring a token's KV from
-    another instance, None where instances share no KV.  ``fingerprint`` stands for the weights the instance
-    started with, as ``InstanceClient.update_weights`` has it; empty if the engine does not say.
-    ``shares_prompts``: requests of one group that run there at a time hold the full blocks of their prompt,
-    its last token left out, once.
-    ``step_s`` is a step that decodes 32 requests (``max_running`` if fewer) of short contexts; ``chunk_s``,
-    and ``chunk_s_per_token`` for each token of context, is what a chunk whose KV is there delays the others
-    by when it comes in.  All three are 0 where unknown.  ``labels``, such as the kind of GPU, are those that
-    the engine's config gives it.  ``kv_kind`` stands for how its KV is laid out: only instances of one kind
-    fetch each other's.  ``model`` stands for the files of its model, as ``ModelInfo.digest`` has it; empty if
-    the engine does not say.
-    """
+    """The limits of an engine instance; fixed while it lives."""
 
     id: str
+    """The instance's name."""
     kv_capacity_tokens: int
+    """The tokens whose KV it holds: a multiple of ``block_tokens``."""
     block_tokens: int
+    """The tokens of one KV block."""
     max_running: int
+    """The most sequences that it decodes in one step."""
     max_model_tokens: int
+    """The longest context, prompt and response together."""
     kv_bytes_per_token: int = 0
+    """The KV of one token; 0 where unknown."""
     prefill_s_per_token: float = 0.0
+    """The time that prefilling takes for one token; 0 where unknown."""
     fetch_s_per_token: float | None = None
+    """The time to bring one token's KV from another instance; none where instances share no KV."""
     fingerprint: str = ""
+    """Stands for the weights that the instance started with, as ``InstanceClient.update_weights`` has it;
+    empty if the engine does not say.
+    """
     shares_prompts: bool = False
+    """Whether requests of one group that run there at a time hold the full blocks of their prompt, its last
+    token left out, once.
+    """
     step_s: float = 0.0
+    """The time of a step that decodes 32 requests (``max_running`` if fewer) of short contexts; 0 where
+    unknown.
+    """
     chunk_s: float = 0.0
+    """The delay that a chunk whose KV is there causes to others when it comes in; 0 where unknown."""
     chunk_s_per_token: float = 0.0
+    """The part of that delay for each token of the chunk's context; 0 where unknown."""
     labels: dict[str, str] = {}
+    """Labels that the engine's config gives it, such as the kind of GPU."""
     kv_kind: str = ""
+    """Stands for the layout of its KV: only instances of one kind fetch each other's."""
     model: str = ""
+    """Stands for the files of its model, as ``ModelInfo.digest`` has it; empty if the engine does not say."""
 
     @property
     def move_cost(self) -> float:
@@ -281,49 +300,67 @@ class InstanceStatus:
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
-    """One finished chunk: where and when it ran and what it cost.
-
-    ``cached_tokens`` were found in the instance's prefix cache, ``pool_tokens`` in the KV pool,
-    ``prefilled_tokens`` computed before the first new token; ``recomputed_tokens`` is the work done a
-    second time, be it on re-entry or after a preemption.  Times are seconds on the run's clock.  ``steps``,
-    ``drafted_at`` and ``accepted_at`` are those of ``ChunkOutput``.
-    """
+    """One finished chunk: where and when it ran and its cost.  Times are on the run's clock."""
 
     instance: str
+    """The instance on which it ran."""
     tokens: int
+    """The new tokens that it brought."""
     dispatched_s: float
+    """When it was sent to the instance."""
     finished_s: float
+    """When it finished."""
     cached_tokens: int
+    """The tokens of its context whose KV the instance's prefix cache had."""
     prefilled_tokens: int
+    """The tokens of its context that were computed before the first new one."""
     recomputed_tokens: int
+    """The positions that were computed a second time, on re-entry or after a preemption."""
     preemptions: int
+    """How often the engine preempted it."""
     weight_version: int
+    """The version of the weights that wrote it."""
     steps: int = 0
+    """The engine steps that gave it tokens."""
     drafted_at: list[int] = []
+    """The count at index j is of the steps that verified at least j + 1 draft tokens."""
     accepted_at: list[int] = []
+    """The count at index j is of the steps that accepted at least j + 1 draft tokens."""
     pool_tokens: int = 0
+    """The tokens of its context whose KV came from the pool."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One finished response: ``token_ids`` and ``logprobs`` have equal length.
-
-    ``logprobs`` are those of the sampled tokens under the raw model distribution (temperature 1, no
-    top-k or top-p), in nats.  ``text`` is None without a tokenizer.
-    """
+    """One finished response."""
 
     request_id: str
+    """The request, as ``GROUP/INDEX``."""
     group_id: str
+    """The group that it is of."""
     index: int
+    """The response's number within its group, from 0."""
     seed: int
+    """The seed with which its tokens were drawn."""
     token_ids: Tokens
+    """The tokens of the response."""
     logprobs: Logprobs
+    """The log-prob of each token under the raw model distribution (temperature 1, no top-k or top-p), in
+    nats.
+    """
     text: str | None
+    """The response as text; none without a tokenizer."""
     finish_reason: FinishReason
+    """The reason why it is over: ``stop`` and ``length`` end a response as usual."""
     weight_version: int
+    """The version of the weights that wrote it."""
     chunks: list[ChunkRecord]
+    """Its chunks, in order."""
     instances: list[str]
+    """The instances on which it ran, in order."""
     finished_s: float
+    """When it was over, on the run's clock."""
     metadata: Mapping[str, Any]
+    """The prompt's own data."""
 
     @property
     def whole(self) -> bool:

@@ -28,58 +28,81 @@ TAIL_FRACTION = 0.1
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Statistics of a rollout; times are in seconds on the run's clock, tokens are output tokens.
-
-    ``migrations`` counts chunks that ran on another instance than the one before;
-    ``recomputed_tokens`` the positions run through the model a second time, because KV was evicted,
-    preempted, left behind or lost.  Of speculation: ``steps`` sums, over requests, the engine steps that
-    gave them tokens, so ``acceptance_length`` is tokens per step, the bonus token included (paper, and
-    arXiv 2211.17192); ``acceptance_at[j]`` is the share of drafts of at least j + 1 tokens that were accepted
-    that far; ``drafting_share`` the part of the engines' step time spent on making drafts.
-    ``overrun_share`` is the part by which steps that emulate an accelerator in real time took longer than
-    they should have, on the instance where it is largest.  ``degradations`` counts the failed parts of
-    instances, by part: in this rollout, or before it if not restarted since.
-    ``instances_failed`` are down for good: lost too often, in this rollout or before it.
-    ``observers_failed`` counts those that raised, and were not called from then on.
-    ``resumed_tokens`` of ``tokens`` were written by an earlier process, which throughput leaves out.
-    """
+    """Statistics of a rollout; times are in seconds on the run's clock, tokens are output tokens."""
 
     requests: int
+    """The responses that are over."""
     groups: int
+    """The prompt groups that these are of."""
     tokens: int
+    """The tokens of all responses."""
     total_time_s: float
+    """The time from the start to the end of the last response."""
     tail_time_s: float
+    """The time spent solely on the last tenth of the requests to finish."""
     throughput_tokens_per_s: float
+    """The tokens that this process computed, over the total time."""
     mean_tokens: float
+    """The mean length of a response."""
     max_tokens: int
+    """The longest response."""
     chunks: int
+    """The chunks that finished."""
     migrations: int
+    """The chunks that ran on another instance than the one before."""
     preemptions: int
+    """How often engines preempted chunks."""
     cached_tokens: int
+    """Context tokens whose KV the instances' own caches had."""
     prefilled_tokens: int
+    """Context tokens that were computed before a chunk's first new one."""
     recomputed_tokens: int
+    """The positions that ran through the model a second time, because KV was evicted, preempted, left behind
+    or lost.
+    """
     instances_lost: int
+    """How often an instance was lost."""
     finish_reasons: dict[str, int]
+    """How many responses ended for each reason."""
     weight_version: int
+    """The version of the weights."""
     steps: int = 0
+    """The engine steps that gave tokens, summed over requests."""
     drafted_tokens: int = 0
+    """The draft tokens that were verified."""
     accepted_tokens: int = 0
+    """The draft tokens that were accepted."""
     acceptance_length: float = 0.0
+    """The tokens per step and request, the bonus token included (paper, and arXiv 2211.17192)."""
     acceptance_at: list[float] = []
+    """The share at index j is of drafts of at least j + 1 tokens that were accepted that far."""
     drafting_share: float = 0.0
+    """The part of the engines' step time that was spent on drafts."""
     pool_tokens: int = 0
+    """Context tokens whose KV came from the pool."""
     overrun_share: float = 0.0
+    """The part by which steps that emulate an accelerator in real time took longer than they should have, on
+    the instance where it is largest.
+    """
     degradations: dict[str, int] = {}
+    """How many parts of instances failed, by part: in this rollout, or before it if the instance was not
+    restarted since.
+    """
     instances_failed: int = 0
+    """The instances that are down for good: lost too often, in this rollout or before it."""
     observers_failed: int = 0
+    """The observers that raised, and were not called from then on."""
     resumed_tokens: int = 0
+    """The part of ``tokens`` that an earlier process wrote, which throughput leaves out."""
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
     """All completions of a rollout, in order of their finish, and its statistics."""
 
     completions: list[Completion]
+    """All completions, in order of their finish."""
     summary: Summary
+    """The rollout's statistics."""
 
     def in_order(self, names: Iterable[tuple[str, int]]) -> list[Completion]:
         """Return the completions of these groups and indices, in their order.

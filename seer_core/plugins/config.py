@@ -57,15 +57,20 @@ def _tuple(names: Names) -> tuple[str, ...]:
 
 
 class SlotsTable(Struct, frozen=True):
-    """``[seer.slots]``: which enabled plug-in fills a slot that several offer; empty: the one that offers it.
+    """``[seer.slots]``: the plug-in that fills a slot which several enabled plug-ins offer to fill.
 
-    ``seer-core`` names what the core does without a plug-in.  Of a list, each strategy wraps the next one.
+    Empty stands for the one that offers it, and ``seer-core`` for what the core does without a plug-in.  Of a
+    list, each strategy wraps the next one.
     """
 
     splitter: Names = ""
+    """The plug-in that cuts requests into chunks, or a list in which each wraps the next."""
     prioritizer: Names = ""
+    """The plug-in that orders waiting requests, or a list in which each wraps the next."""
     placer: Names = ""
+    """The plug-in that chooses an instance for a chunk, or a list in which each wraps the next."""
     drafter: str = ""
+    """The plug-in that drafts tokens. Drafters do not wrap one another."""
 
     def chain(self, slot: str) -> tuple[str, ...]:
         """Return the names that fill a slot, the outermost first; none where nothing is said."""
@@ -81,39 +86,43 @@ class SlotsTable(Struct, frozen=True):
 
 
 class RestartsTable(Struct, frozen=True):
-    """``[seer.restarts]``: how often, and how soon, a lost instance is started again.
+    """``[seer.restarts]``: how often, and how soon, a lost instance is started again."""
 
-    An instance that is lost more than ``attempts`` times within ``window_s`` seconds of its work stays down.
-    The first restart within the window comes at once, the second after ``backoff_s``, each further one after
+    attempts: Annotated[int, Meta(ge=0)] = 3
+    """An instance that is lost more often than this within ``window_s`` stays down."""
+    window_s: Positive = 600.0
+    """The seconds of an instance's work within which its losses are counted."""
+    backoff_s: NotNegative = 1.0
+    """The wait before the second restart within the window. The first comes at once; each further one waits
     twice as long.
     """
 
-    attempts: Annotated[int, Meta(ge=0)] = 3
-    window_s: Positive = 600.0
-    backoff_s: NotNegative = 1.0
-
 
 class SeerTable(Struct, frozen=True):
-    """``[seer]``: which plug-ins and engine a run uses.
-
-    ``engine`` is the plug-in that makes the instances, or several that make some each, of one model; it has
-    to be named.
-    ``max_chunk_failures`` bounds how often a
-    chunk of one request may fail on living instances.  ``kv_pool`` is the plug-in through which
-    instances share KV, or ``none``.  ``weights_dir`` is where a copy of updated weights is kept for instances
-    that start later: relative to the config file, empty for the temporary directory, ``none`` for no copy.
-    ``debug`` (``--debug``) ends a run where a plug-in changes what it was given, or an observer raises.
-    """
+    """``[seer]``: which plug-ins and engine a run uses."""
 
     plugins: tuple[str, ...] = ()
+    """The plug-ins that are enabled, by name. Besides them the engine and the KV pool alone are imported."""
     engine: Names = ()
+    """The plug-in that makes the instances, or several that make some each, of one model. A run needs at
+    least one.
+    """
     kv_pool: str = "none"
+    """The plug-in through which instances share KV, or ``none``."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """The number from which all sampling seeds follow that prompts do not bring themselves."""
     restarts: RestartsTable = RestartsTable()
+    """How often, and how soon, a lost instance is started again."""
     max_chunk_failures: Annotated[int, Meta(ge=0)] = 3
+    """How often a chunk of one request may fail on living instances before the request ends in an error."""
     weights_dir: str = ""
+    """The directory for a copy of updated weights, which instances that start later load; relative to the
+    config file. Empty stands for the temporary directory, ``none`` for no copy.
+    """
     debug: bool = False
+    """Ends a run where a plug-in changes what it was given, or an observer raises. ``--debug`` sets it."""
     slots: SlotsTable = SlotsTable()
+    """The plug-in for each slot that several enabled ones offer to fill."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -122,27 +131,39 @@ class SeerTable(Struct, frozen=True):
 
 
 class RolloutTable(Struct, frozen=True):
-    """``[rollout]``: what a prompt gets where its line says nothing; ``top_k`` 0 means no limit."""
+    """``[rollout]``: the values for a prompt whose own line does not give them."""
 
     n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 8
+    """Responses for each prompt."""
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    """The most tokens of a response, prompt excluded."""
     temperature: NotNegative = 1.0
+    """The sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
     top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
 
 
 class CompareTable(Struct, frozen=True):
-    """``[compare]``: the arms of ``seer compare``, lists of plug-ins; None stands for the command's own.
+    """``[compare]``: the arms of ``seer compare``, as lists of plug-ins.
 
-    ``techniques`` are added one by one; ``oracle``, if not empty, is an arm of its own that is given the
-    lengths that the baseline found.  ``prompts`` is relative to the config file.  Of ``[seer].plugins`` that
-    none of these names, observers see every arm, and others are left out, which ``seer compare`` reports.
+    Of ``[seer].plugins`` that no list names, observers see every arm, and others are left out, which ``seer
+    compare`` reports.
     """
 
     prompts: str = "prompts.jsonl"
+    """The prompts file, relative to the config file."""
     baseline: tuple[str, ...] | None = None
+    """The plug-ins of the first arm. Without it: ``group_round_robin``."""
     techniques: tuple[str, ...] | None = None
+    """The plug-ins that are added to the arms one by one. Without it: ``divided_rollout``, ``context_sched``,
+    ``grouped_spec``.
+    """
     oracle: tuple[str, ...] | None = None
+    """The plug-ins of an arm that is given the lengths which the baseline found; an empty list leaves the arm
+    out. Without it: ``divided_rollout``, ``oracle_longest_first``.
+    """
 
 
 class Config(Struct, frozen=True):

@@ -15,6 +15,13 @@ MOST_SECONDS = 1e9
 """Thirty years; the operating system's waits take no more than some 9e9."""
 
 NotNegative = Annotated[float, Meta(ge=0, le=MOST)]
+"""Type of a setting that is a finite number, 0 or more."""
+
 Positive = Annotated[float, Meta(gt=0, le=MOST)]
+"""Type of a setting that is a finite number above 0."""
+
 Seconds = Annotated[float, Meta(gt=0, le=MOST_SECONDS)]
+"""Type of a setting that is a time limit in seconds, as the operating system takes it."""
+
 Share = Annotated[float, Meta(ge=0, le=1)]
+"""Type of a setting that is a number from 0 to 1."""

@@ -25,8 +25,13 @@ from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 __all__ = ["PROJECT", "Check", "Startup", "hookimpl", "hookspec"]
 
 PROJECT = "seer"
+"""Name of the entry-point group of plug-ins, and of their hooks' markers."""
+
 hookspec = pluggy.HookspecMarker(PROJECT)
+"""Marks the declaration of a hook; for the core alone."""
+
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plug-in's function that answers a hook."""
 
 
 class Startup(msgspec.Struct, frozen=True):

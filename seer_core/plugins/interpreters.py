@@ -55,4 +55,4 @@ def check_framework(adapter: str, name: str, package: str, file: str, remedy: st
         if (Path(place) / file).is_file():
             return Check(adapter, True, f"{name} in {place}, seer-{adapter} {version(f'seer-{adapter}')}", "")
     finding = f"{name} not in this environment; only training with {name} needs it"
-    return Check(adapter, True, finding, f"{remedy} (docs/{adapter}.md)")
+    return Check(adapter, True, finding, f"{remedy} (docs/guides/{adapter}.md)")

@@ -47,17 +47,16 @@ MOST_COUNT = 2**40
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Measured duration of one engine step: the T(B, gamma) of the paper, on a grid.
-
-    ``seconds[i][j]`` is a step of ``batch[i]`` decoding requests with ``draft_tokens[j]`` draft tokens
-    each, and some ``context_tokens`` of context each; 0 is unknown.  Both axes rise; ``draft_tokens`` starts
-    at 0.
-    """
+    """Measured duration of one engine step: the T(B, gamma) of the paper, on a grid whose axes rise."""
 
     batch: tuple[int, ...]
+    """The first axis: decoding requests in a step."""
     draft_tokens: tuple[int, ...]
+    """The second axis: draft tokens of each request; it starts at 0."""
     seconds: tuple[tuple[float, ...], ...]
+    """The time of a step, as ``seconds[i][j]`` for ``batch[i]`` and ``draft_tokens[j]``."""
     context_tokens: int = 0
+    """About how many tokens of context each request had; 0 is unknown."""
 
     def __post_init__(self) -> None:
         axes = (self.batch, self.draft_tokens)

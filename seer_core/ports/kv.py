@@ -31,30 +31,37 @@ Bytes: TypeAlias = "NDArray[np.uint8]"
 
 
 class PoolStats(msgspec.Struct, frozen=True):
-    """A pool in figures.  Counts go on from its start; ``used_bytes`` is held now.
-
-    ``asked_blocks`` counts the keys given to ``KVStore.find``, those behind a missing one too, and
-    ``hit_blocks`` what it answered; ``lacks`` and ``get`` count as neither.  ``torn_blocks`` were found but
-    turned out, when copied, to be damaged or replaced, which counts as a miss.  ``evicted_blocks`` were lost
-    to make room for others; ``released_blocks`` had been dropped before, so no request misses them.
-    ``put_bytes`` came in, ``got_bytes`` went out, whichever the tier; ``disk_*`` is the part of a disk below
-    memory, and ``disk_errors`` counts what that could not write or read.
-    """
+    """A pool in figures.  Counts go on from its start."""
 
     capacity_bytes: int
+    """The memory that the pool has."""
     used_bytes: int = 0
+    """The memory that is in use now."""
     asked_blocks: int = 0
+    """The keys given to ``KVStore.find``, those behind a missing one too; ``lacks`` and ``get`` do not count.
+    """
     hit_blocks: int = 0
+    """The blocks that ``KVStore.find`` found."""
     torn_blocks: int = 0
+    """Blocks that were found and, when copied, were damaged or replaced; each counts as a miss."""
     evicted_blocks: int = 0
+    """Blocks that were lost to make room for others."""
     put_bytes: int = 0
+    """The bytes that came in, into memory or disk."""
     got_bytes: int = 0
+    """The bytes that went out, from memory or disk."""
     released_blocks: int = 0
+    """Evicted blocks that had been dropped before, so that no request misses them."""
     disk_capacity_bytes: int = 0
+    """The disk that the pool has below its memory."""
     disk_used_bytes: int = 0
+    """The disk that is in use now."""
     disk_put_bytes: int = 0
+    """The bytes that were written to disk."""
     disk_got_bytes: int = 0
+    """The bytes that were read from disk."""
     disk_errors: int = 0
+    """How often the disk could not be written or read."""
 
     def since(self, before: PoolStats) -> PoolStats:
         """Return these figures with only what has been counted since ``before``."""

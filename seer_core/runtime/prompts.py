@@ -49,33 +49,46 @@ CUT_TOKENS = 64
 class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
 
-    Absent fields have the values of ``[rollout]``.  Without ``group_id`` a digest of the prompt's tokens
-    names the group; of equal prompts in one file or open rollout, the second is DIGEST-2, and so on.  Without
-    ``seed`` one is derived from the run's seed, the iteration and the group's id.  Strategies see ``labels``;
-    ``metadata`` comes back with each completion.  Responses that are not over ``timeout_s`` after their
-    submission are aborted.
+    Absent fields have the values of ``[rollout]``.
     """
 
     prompt: str | None = None
+    """The prompt as text."""
     prompt_token_ids: tuple[int, ...] | None = None
+    """The prompt as token ids."""
     messages: tuple[dict[str, Any], ...] | None = None
+    """The prompt as messages of a chat, which the model's template makes one text of."""
     group_id: str | None = None
+    """The group's id. Without it a digest of the prompt's tokens names the group; of equal prompts in one
+    file or open rollout, the second is DIGEST-2, and so on.
+    """
     n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] | None = None
+    """How many responses are wanted."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """The most tokens of each response, prompt excluded."""
     temperature: NotNegative | None = None
+    """The sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
     top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] | None = None
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
     seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
+    """The group's seed. Without it one is derived from the run's seed, the iteration and the group's id."""
     metadata: dict[str, Any] = {}
+    """The user's own data, which comes back with each completion."""
     labels: dict[str, str] = {}
+    """Labels that strategies see."""
     timeout_s: Positive | None = None
+    """Responses that are not over so long after their submission are aborted."""
 
 
 class BadPrompt(Struct, frozen=True):
-    """A line that cannot be rolled out, and the reason."""
+    """A line that cannot be rolled out."""
 
     line: int
+    """Its number, from 1."""
     reason: str
+    """The reason, in words."""
 
 
 class PromptsFile(Struct, frozen=True):

@@ -227,8 +227,9 @@ class Runtime:
         ``source`` is a directory of safetensors, or names another ``WeightSource``.  Of a directory engines
         load a copy, which is kept until the next update; the caller keeps what another source reads until
         then.  An instance that cannot load what others could, or that then has another fingerprint than
-        most, is lost, and comes back with the new weights.  A cancellation takes effect once the update has
-        ended, so that all instances serve the same weights.
+        most, is lost, and comes back with the new weights.  One that is just being started again gets them as
+        it comes up, and is waited for only if no other is alive.  A cancellation takes effect once the update
+        has ended, so that all instances serve the same weights.
 
         Raises:
             SeerError: the instances are asleep.
@@ -236,7 +237,9 @@ class Runtime:
                 the current one, so versions would mix.
             EngineError: the weights could not be kept, or no instance could load them; the old ones stay.
         """
-        await self._settle("update weights", WeightVersionError)
+        self._controller.require_idle("update weights", WeightVersionError)
+        if not self.alive:
+            await self._settle("update weights", WeightVersionError)
         spec = source if isinstance(source, WeightSpec) else directory(source)
         return await _to_its_end(self._fleet.update_weights(spec, version))
 
@@ -312,8 +315,8 @@ class Runtime:
         """Begin a rollout that takes groups until it is closed; iterate over it for completions.
 
         Without ``keep``, its result holds only completions that have not been read.  It takes at most
-        ``most_requests`` unfinished requests at a time, if that is given.  What a ``journal`` has of a group
-        that is added is not computed again, and what is computed goes there.
+        ``most_requests`` unfinished requests at a time, if that is given.  Tokens that a ``journal`` has of
+        an added group are not computed again, and those that are computed go there.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.

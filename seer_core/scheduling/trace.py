@@ -18,11 +18,14 @@ __all__ = ["TraceRecord", "TraceWriter", "read_trace", "replay"]
 
 
 class TraceRecord(msgspec.Struct, frozen=True):
-    """One event at ``now`` (seconds on the run's clock) and what the scheduler made of it."""
+    """One event, and the scheduler's answer to it."""
 
     now: float
+    """When it happened, in seconds on the run's clock."""
     event: Event
+    """The event; its ``type`` names the kind."""
     commands: list[Command]
+    """The commands with which the scheduler answered; the ``type`` of each names the kind."""
 
 
 _RECORDS = JsonFormat[TraceRecord](

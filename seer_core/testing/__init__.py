@@ -6,8 +6,8 @@ A contract is a class of tests.  Subclass it, say how your part is made, and pyt
         def make(self):
             return ShortestFirst()
 
-No test of a contract asks for a fixture, reads the wall clock to judge, or leaves anything behind.  What is
-drawn at random is drawn the same in each run; a failure shows the smallest story that leads to it.
+No test of a contract asks for a fixture, reads the wall clock to judge, or leaves anything behind.  Chance is
+drawn the same in each run; a failure shows the smallest story that leads to it.
 ``python -m seer_core.testing`` draws afresh, for as long as it is asked to.
 """
 
@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seer_core.installation import how_to_install
+
 try:
     import hypothesis  # noqa: F401
     import numpy  # noqa: F401
     import pytest
 except ImportError as error:
     raise ImportError(
-        f"seer_core.testing needs {error.name}, which is not installed; pip install hypothesis numpy pytest"
+        f"seer_core.testing needs {error.name}, which is not installed;"
+        f" {how_to_install('testing', '`make setup`')}"
     ) from error
 
 PARTS = [path.stem for path in Path(__file__).parent.glob("[a-z]*.py")]

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from seer_core.errors import PluginError
+from seer_core.installation import how_to_install
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.events import Command, Event, GroupsSubmitted
 from seer_core.model.results import Summary
@@ -113,7 +114,7 @@ class Simulation:
         if SIMULATOR not in installed():
             raise PluginError(
                 f"the fixture 'simulation' needs the engine plug-in {SIMULATOR!r}, which is missing;"
-                " run `make setup` in Seer's checkout"
+                f" {how_to_install('', '`make setup`')}"
             )
         prompts = _prompt_groups(groups)
         longest = max(len(group.prompt_token_ids) + group.max_tokens for group in prompts)

@@ -101,7 +101,8 @@ class WeightVersions:
         self.current = new
         self._loaded |= {name: version for name in engines if name not in refused}
         await asyncio.to_thread(self._store.drop, old.version)
-        log.info("weights_updated", version=version, digest=new.digest)
+        facts = {"digest": new.digest} if new.digest else {"fingerprints": sorted(self.fingerprints.values())}
+        log.info("weights_updated", version=version, **facts)
         return refused
 
     async def load_current(self, engine: InstanceClient, fingerprint: str | None) -> None:
@@ -117,9 +118,15 @@ class WeightVersions:
             if weights.version == version:
                 break
             version = weights.version
-            if weights.digest:
-                await asyncio.to_thread(weights.check)
-            fingerprint = await engine.update_weights(weights.kept, version)
+            try:
+                if weights.digest:
+                    await asyncio.to_thread(weights.check)
+                fingerprint = await engine.update_weights(weights.kept, version)
+            except EngineError:
+                await self._settled.wait()
+                if self.current.version == version:
+                    raise
+                # An update has dropped them meanwhile: the new ones are next.
         key = version, _recipe(fingerprint or "")
         if fingerprint and (known := self._fingerprints.setdefault(key, fingerprint)) != fingerprint:
             first = version == FIRST_WEIGHTS.version

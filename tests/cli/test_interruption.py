@@ -91,3 +91,19 @@ def test_a_run_under_nohup_outlives_its_terminal(start_seer, trickling, tmp_path
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=BOUND_S)
     assert process.returncode == 143, errors
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_run_outlives_the_pipe_that_its_standard_error_goes_to(
+    start_seer, no_model, write_config, write_prompts, tmp_path, lines
+):
+    tables = "[rollout]\nn = 2\nmax_tokens = 50\n[engine.no_model]\ntoken_s = 0.02\n"
+    config = write_config(["divided_rollout"], tables, engine="no_model")
+    prompts = write_prompts({"prompt_token_ids": [5]}, {"prompt_token_ids": [6]})
+    process = start_seer("run", config, "--prompts", prompts, "--out", tmp_path / "out")
+    for _ in range(lines):
+        process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(BOUND_S) == 0
+    assert len(lines_of(tmp_path / "out" / "completions.jsonl")) == 4
+    assert json.loads((tmp_path / "out" / "summary.json").read_bytes())["ended"] == "finished"

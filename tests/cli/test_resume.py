@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -197,3 +198,16 @@ def test_hidden_files_of_a_run_that_was_killed_early_are_removed(run, seer, tmp_
     (tmp_path / "out" / ".notes").write_text("mine")
     assert seer(*run("out", token_s=0)).exit_code == 0
     assert [path for path in os.listdir(tmp_path / "out") if path.startswith(".")] == [".notes"]
+
+
+def test_a_run_whose_directory_is_deleted_ends_at_the_next_response(run, start_seer, tmp_path):
+    process = start_seer(*run("out", token_s=0.02))
+    completions = tmp_path / "out" / "completions.jsonl"
+    while not completions.exists() or not completions.read_bytes():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    shutil.rmtree(tmp_path / "out")
+    errors = process.communicate(timeout=BOUND_S)[1]
+    assert process.returncode == 2, errors
+    assert "completions.jsonl was deleted while the run wrote it" in errors
+    assert "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""docs/support.md names every plug-in of the tree with the tier that its module declares."""
+"""docs/reference/support.md names every plug-in of the tree with the tier that its module declares."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def tiers_of_page():
-    table = (ROOT / "docs/support.md").read_text().partition("## Plug-ins")[2].partition("\n## ")[0]
+    table = (ROOT / "docs/reference/support.md").read_text().partition("## Plug-ins")[2].partition("\n## ")[0]
     return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", table, re.M))
 
 

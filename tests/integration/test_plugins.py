@@ -226,7 +226,7 @@ def test_engines_that_are_none_or_share_an_id_are_refused(distribution, write_co
 
 
 def test_the_page_s_example_of_settings_works(distribution, write_config):
-    page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/hooks.md").read_text()
     [source] = [
         body for body in re.findall("```python\n(.*?)```", page, re.DOTALL) if "class Settings" in body
     ]

@@ -1,20 +1,17 @@
-"""Deaths of `seer run`: the same command with --resume until it is done, and what it must have written then.
+"""Deaths: the ways in which a command's process, its children, its disk or its files are struck.
 
-Each life gets one death or two at random moments: a signal, a disk that is full, an engine's process that is
-killed, and between two lives a journal that is torn or has flipped bits.
+A cgroup's kill and a read-only disk need root, and are left out where they cannot be had.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,156 +19,183 @@ from pathlib import Path
 import attrs
 import psutil
 
-from .fault_kinds import children
+__all__ = ["DAMAGES", "DEATHS", "Disk", "Life", "bad_ending", "damage", "strike"]
 
-__all__ = ["KINDS", "Campaign", "responses_in", "run_campaign"]
-
-Response = tuple[list[int], list[float], str]
-
-SIGNALS = {
-    "SIGKILL": signal.SIGKILL,
-    "SIGTERM": signal.SIGTERM,
-    "SIGINT": signal.SIGINT,
-    "SIGHUP": signal.SIGHUP,
-}
-STATUSES = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129, "stopped": -9, "full disk": 2}
-DAMAGES = ("torn journal", "flipped bits")
-STATUSES |= dict.fromkeys(DAMAGES, -9)
-KINDS = (*SIGNALS, "stopped", "full disk", "engine", *DAMAGES)
-GONE_WITHIN_S = 60.0
-LIFE_S = 600.0
-STOPPED_S = 0.5
+CGROUPS = Path("/sys/fs/cgroup/memory")
+DISK_BYTES = 256 << 20
+PAUSE_S = (0.2, 3.0)
+STARVED_S = 1.0
+LONGEST_JUMP_S = 3 * 86_400
 
 
-@attrs.define
-class Campaign:
-    """Runs one command again and again; ``life_bytes`` of journal is about what a life may write.
+class Disk:
+    """A file system of its own at ``path``, if this process may mount one; else a directory."""
 
-    ``deaths`` counts them by kind, ``complaints`` are what went wrong.
-    """
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.path = path
+        self.mounted = _mount("-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", path)
 
-    arguments: Sequence[str]
-    out: Path
+    def set_writable(self, writable: bool) -> None:
+        """Make it writable, or read-only."""
+        if self.mounted:
+            _mount("-o", f"remount,{'rw' if writable else 'ro'}", self.path)
+
+    def close(self) -> None:
+        """Unmount it."""
+        if self.mounted:
+            subprocess.run(["umount", "--lazy", str(self.path)], check=True)
+
+
+def _mount(*arguments: str | Path) -> bool:
+    return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
+
+
+@attrs.frozen
+class Life:
+    """A process with its ``children``; its clock is off by what ``clock`` has, ``scratch`` is its TMPDIR."""
+
+    process: subprocess.Popen[str]
+    children: Sequence[psutil.Process]
     chance: random.Random
-    kinds: Sequence[str] = KINDS
-    life_bytes: int = 20_000
-    deaths: Counter[str] = attrs.Factory(Counter)
-    complaints: list[str] = attrs.Factory(list)
-    lives: int = 0
+    disk: Disk
+    life_bytes: int
+    clock: Path
+    scratch: Path
 
-    def finish(self) -> dict[str, Response]:
-        """Let the run die until it is done, and return its responses by request."""
-        while not self._live():
-            assert not self.complaints, self.complaints
-        found = responses_in(self.out)
-        if (self.out / "journal").exists():
-            self.complaints.append("a finished run has a journal")
-        return found
+    def pause(self) -> None:
+        """Stop the process for a while."""
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(self.chance.uniform(*PAUSE_S))
 
-    def _live(self) -> bool:
-        """Live once, and return whether the run has finished."""
-        self.lives += 1
-        kinds = self.chance.choices(self.kinds, k=self.chance.choice((1, 1, 2)))
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from seer_main import main; main()", *self.arguments, "--resume"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started = self._die_of(process, kinds)
+    def starve(self) -> None:
+        """Let the kernel end what next takes memory, the process or a child: in a cgroup without any."""
+        group = CGROUPS / f"seer-{self.process.pid}"
+        group.mkdir()
         try:
-            _, errors = process.communicate(timeout=LIFE_S)
-        except subprocess.TimeoutExpired:
-            self.complaints.append(f"still there after {LIFE_S:g} s")
-            process.kill()
-            _, errors = process.communicate()
-        allowed = {0, *(STATUSES[kind] for kind in kinds if kind in STATUSES)}
-        if process.returncode not in allowed or "Traceback" in errors:
-            self.complaints.append(f"{kinds}: ended with {process.returncode}: {errors[-1500:]}")
-        _, alive = psutil.wait_procs(started, GONE_WITHIN_S)
-        if alive := [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]:
-            self.complaints.append(f"{kinds}: left {len(alive)} processes")
-        if process.returncode != 0:
-            self._damage(kinds)
-        return process.returncode == 0
-
-    def _die_of(self, process: subprocess.Popen[str], kinds: Sequence[str]) -> list[psutil.Process]:
-        """Wait until a random part of the run is written, and do it; return the processes that it had."""
-        wanted = self._written() + self.chance.randrange(self.life_bytes)
-        early_s = time.monotonic() + self.chance.uniform(0, 3) if self.chance.random() < 0.1 else None
-        while process.poll() is None and self._written() < wanted:
-            time.sleep(0.01)
-            if early_s is not None and time.monotonic() > early_s:
-                break
-        if process.poll() is not None:
-            return []
-        started = children(process.pid)
-        for kind in kinds:
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):
-                self._inflict(kind, process, started)
-            self.deaths[kind] += 1
-        return started
-
-    def _inflict(self, kind: str, process: subprocess.Popen[str], started: Sequence[psutil.Process]) -> None:
-        if kind in SIGNALS:
-            process.send_signal(SIGNALS[kind])
-        elif kind in DAMAGES:
-            process.send_signal(signal.SIGKILL)
-        elif kind == "stopped":
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(STOPPED_S)
-            process.send_signal(signal.SIGKILL)
-        elif kind == "full disk":
-            size = self.chance.randint(1, 3 * self.life_bytes)
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        elif kind == "engine" and started:
-            self.chance.choice(started).kill()
-
-    def _damage(self, kinds: Sequence[str]) -> None:
-        files = sorted((self.out / "journal").glob("*.journal"))
-        if not files:
-            return
-        if "torn journal" in kinds:
-            os.truncate(files[-1], self.chance.randint(0, files[-1].stat().st_size))
-        if "flipped bits" in kinds:
-            path = self.chance.choice(files)
-            data = bytearray(path.read_bytes())
-            for _ in range(self.chance.randint(1, 20) if data else 0):
-                data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-            path.write_bytes(data)
-
-    def _written(self) -> int:
-        return sum(_size(path) for path in (self.out / "journal").glob("*.journal"))
+            for pid in (self.process.pid, *(child.pid for child in self.children)):
+                with suppress(OSError):
+                    (group / "cgroup.procs").write_text(str(pid))
+            (group / "memory.limit_in_bytes").write_text(str(1 << 20))
+            time.sleep(STARVED_S)
+        finally:
+            with suppress(OSError):
+                (group / "memory.limit_in_bytes").write_text("-1")
+            for pid in (group / "cgroup.procs").read_text().split():
+                with suppress(OSError):
+                    (CGROUPS / "cgroup.procs").write_text(pid)
+            with suppress(OSError):
+                group.rmdir()
 
 
-def responses_in(out: Path) -> dict[str, Response]:
-    """Return tokens, log-probs and finish reason of each response that a run has written."""
-    found: dict[str, Response] = {}
-    for line in (out / "completions.jsonl").read_bytes().splitlines():
-        response = json.loads(line)
-        assert response["request_id"] not in found
-        found[response["request_id"]] = response["token_ids"], response["logprobs"], response["finish_reason"]
-    return found
+def _signal(number: signal.Signals) -> Callable[[Life], None]:
+    return lambda life: life.process.send_signal(number)
 
 
-def _size(path: Path) -> int:
+def _resume(life: Life) -> None:
+    life.pause()
+    life.process.send_signal(signal.SIGCONT)
+
+
+def _stop(life: Life) -> None:
+    life.pause()
+    life.process.kill()
+
+
+def _limit_files(life: Life) -> None:
+    size = life.chance.randint(1, 3 * life.life_bytes)
+    resource.prlimit(life.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def _kill_child(life: Life) -> None:
+    if life.children:
+        life.chance.choice(life.children).kill()
+
+
+def _jump(life: Life) -> None:
+    life.clock.write_text(str(life.chance.uniform(-LONGEST_JUMP_S, LONGEST_JUMP_S)))
+
+
+def _empty_scratch(life: Life) -> None:
+    for each in life.scratch.iterdir():
+        shutil.rmtree(each, ignore_errors=True)
+
+
+@attrs.frozen
+class Death:
+    """A way to strike, and the exit statuses that it explains, beside 0."""
+
+    strike: Callable[[Life], None]
+    statuses: frozenset[int]
+
+
+_MOUNTS = os.geteuid() == 0 and shutil.which("mount") is not None
+_STARVES = os.geteuid() == 0 and (CGROUPS / "memory.limit_in_bytes").exists()
+
+DEATHS = {
+    "SIGKILL": Death(_signal(signal.SIGKILL), frozenset({-9})),
+    "SIGTERM": Death(_signal(signal.SIGTERM), frozenset({143})),
+    "SIGINT": Death(_signal(signal.SIGINT), frozenset({130})),
+    "SIGHUP": Death(_signal(signal.SIGHUP), frozenset({129})),
+    "stopped": Death(_stop, frozenset({-9})),
+    "paused": Death(_resume, frozenset()),
+    "full disk": Death(_limit_files, frozenset({1, 2})),
+    "child": Death(_kill_child, frozenset({1})),
+    "clock": Death(_jump, frozenset()),
+    "scratch": Death(_empty_scratch, frozenset({1, 2})),
+    **(
+        {"read-only disk": Death(lambda life: life.disk.set_writable(False), frozenset({1, 2}))}
+        if _MOUNTS
+        else {}
+    ),
+    **({"out of memory": Death(Life.starve, frozenset({-9, 1}))} if _STARVES else {}),
+}
+"""By name.  Of those that end no process a life goes on."""
+
+DAMAGES = ("torn journal", "flipped bits")
+"""Done to the journal of a process that has died."""
+
+
+def strike(kind: str, life: Life) -> None:
+    """Strike a life, which may have ended already; a process is killed before its journal is damaged."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        if kind in DAMAGES:
+            life.process.kill()
+        else:
+            DEATHS[kind].strike(life)
+
+
+def bad_ending(
+    process: subprocess.Popen[str], kinds: Sequence[str], limit_s: float, errors: Path, allowed: set[int]
+) -> list[str]:
+    """Wait for the end of a process; complain if it does not come, or is not explained by ``kinds``.
+
+    ``errors`` has what the process wrote to standard error; it may end with the ``allowed`` statuses too.
+    """
+    complaints = []
     try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        complaints.append(f"{kinds}: still there after {limit_s:g} s")
+        process.kill()
+        process.wait()
+    explained = allowed.union(*(DEATHS[kind].statuses for kind in kinds if kind in DEATHS))
+    text = errors.read_text()
+    if process.returncode not in explained or "Traceback" in text:
+        complaints.append(f"{kinds}: ended with {process.returncode}: {text[-3000:]}")
+    return complaints
 
 
-def run_campaign(
-    make: Callable[[Path], Campaign], folder: Path, minutes: float, least: int
-) -> tuple[Counter[str], int, list[dict[str, Response]]]:
-    """Finish runs until the time is over; return the deaths by kind, the lives, and all responses found."""
-    deaths: Counter[str] = Counter()
-    lives, found = 0, []
-    end = time.monotonic() + 60 * minutes
-    while time.monotonic() < end or deaths.total() < least:
-        campaign = make(folder / f"run-{len(found)}")
-        found.append(campaign.finish())
-        assert not campaign.complaints, campaign.complaints
-        deaths += campaign.deaths
-        lives += campaign.lives
-    return deaths, lives, found
+def damage(kind: str, journal: Path, chance: random.Random) -> None:
+    """Tear the last file of a journal, or flip some bits of one."""
+    files = sorted(journal.rglob("*.journal"))
+    if not files:
+        return
+    if kind == "torn journal":
+        os.truncate(files[-1], chance.randint(0, files[-1].stat().st_size))
+        return
+    path = chance.choice(files)
+    data = bytearray(path.read_bytes())
+    for _ in range(chance.randint(1, 20) if data else 0):
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)

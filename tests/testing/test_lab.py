@@ -217,4 +217,4 @@ def test_the_core_imports_no_test_library():
 def test_without_its_libraries_the_kit_says_what_to_install():
     script = "import sys; sys.modules['hypothesis'] = None; import seer_core.testing"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert "seer_core.testing needs hypothesis, which is not installed; pip install" in done.stderr
+    assert "seer_core.testing needs hypothesis, which is not installed; run `make setup`" in done.stderr

@@ -16,16 +16,14 @@ TIER = "supported"
 
 
 class Settings(Struct, frozen=True):
-    """``[kv_pool.local]``: both sizes are over all instances.
-
-    ``capacity_bytes`` of memory are taken as it is filled.  What it evicts goes to disk:
-    ``disk_bytes``, 0 for none, are reserved at the start in the directory ``disk_path``, relative to the
-    config file, or else where temporary files go.
-    """
+    """``[kv_pool.local]``: a KV pool in the memory of one machine."""
 
     capacity_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """The memory of the pool over all instances, which is taken as the pool fills."""
     disk_bytes: Annotated[int, Meta(ge=0)] = 0
+    """The disk for blocks that memory evicts, over all instances, reserved at the start; 0 for none."""
     disk_path: str | None = None
+    """The directory of the disk tier, relative to the config file. Without it: where temporary files go."""
 
     def directory(self, startup: Startup | None) -> Path:
         """Return where the disk tier lies."""

@@ -161,10 +161,18 @@ def _share(total_bytes: int, instances: Sequence[str]) -> int:
 
 def _tier(name: str, size: int, disk_fd: int | None = None) -> Tier:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.fchmod(
-        fd, 0o600
-    )  # memfd_create lets all users in; the kernel already keeps others from our descriptors
-    os.ftruncate(fd, size)
+    # memfd_create lets all users in; the kernel already keeps others from our descriptors
+    os.fchmod(fd, 0o600)
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:
+        os.close(fd)
+        if disk_fd is not None:
+            os.close(disk_fd)
+        raise PluginError(
+            f"the KV pool cannot make a memory file of {size} bytes: {error.strerror}; raise this process's"
+            " limit of file sizes (ulimit -f), or lower [kv_pool.local].capacity_bytes"
+        ) from error
     memory = mmap.mmap(fd, 0 if disk_fd is None else PAGE)
     header = SlotTableHeader(memory)
     header[Word.EPOCH] = 1

@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -60,3 +62,17 @@ def test_a_cgroup_may_allow_less_than_the_machine_has(monkeypatch, tmp_path):
     assert machine.available_bytes() > 1 << 20
     (tmp_path / "memory.max").write_text("5000\n")
     assert machine.available_bytes() == 4000 < free
+
+
+def test_a_limit_of_file_sizes_is_an_error_with_a_remedy():
+    program = """
+import asyncio, resource, signal
+from seer_kv_local.pool import LocalPool
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+asyncio.run(LocalPool(1 << 24).start(["a"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (
+        "PluginError: the KV pool cannot make a memory file of 16777216 bytes: File too large" in done.stderr
+    )

@@ -10,23 +10,27 @@ __all__ = ["Settings"]
 
 
 class Settings(Struct, frozen=True):
-    """``[kv_pool.mooncake]``: ``capacity_bytes`` and ``disk_bytes``, 0 for none, are over all instances.
-
-    The disk tier lies in the directory ``disk_path``, relative to the config file, or else where temporary
-    files go.  ``master`` joins the one at ``host:port`` instead of starting one.  ``host`` is this machine
-    as the others reach it.  ``buffer_bytes`` is what one instance copies through.  ``on_failure`` decides
-    whether a run whose master does not answer within ``start_timeout_s`` ends, or goes on without a pool;
-    ``timeout_s`` bounds every later call.
-    """
+    """``[kv_pool.mooncake]``: a KV pool over several machines."""
 
     capacity_bytes: Annotated[int, Meta(ge=16 << 20)] = 1 << 30
+    """The memory of the pool, over all instances."""
     buffer_bytes: Annotated[int, Meta(ge=1 << 20)] = 16 << 20
+    """The buffer through which one instance copies."""
     disk_bytes: Annotated[int, Meta(ge=0)] = 0
+    """The disk that the pool takes, over all instances; 0 for none."""
     disk_path: str | None = None
+    """The directory of the disk tier, relative to the config file. Without it: where temporary files go."""
     master: Annotated[str, Meta(pattern=r"^([^\s:]+:\d+)?$")] = ""
+    """A running master to join, as ``host:port``; empty starts one."""
     host: str = "127.0.0.1"
+    """The name or address under which other machines reach this one."""
     protocol: Literal["tcp", "rdma"] = "tcp"
+    """How blocks are transferred between machines."""
     device: str = ""
+    """The network device that Mooncake's transfers use; empty leaves the choice to Mooncake."""
     on_failure: Literal["fail", "go_on"] = "fail"
+    """Whether a run whose master does not answer in time ends, or goes on without a pool."""
     start_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    """How long the master may take until it answers for the first time."""
     timeout_s: Annotated[float, Meta(gt=0, le=60)] = 2.0
+    """How long each later call may take."""

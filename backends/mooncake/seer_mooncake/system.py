@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from seer_core.installation import how_to_install, in_checkout
 from seer_core.plugins.hookspecs import Check
 from seer_mooncake.settings import Settings
 
@@ -34,17 +35,19 @@ def installation() -> Check:
     """Look for Mooncake and the libraries it is linked to, without importing it."""
     binary = master_binary()
     if binary is None or not binary.is_file():
-        how = "run `make setup` in Seer's checkout (with a GPU: `make setup DEVICE=gpu`)"
+        how = how_to_install("mooncake", "`make setup` (with a GPU: `make setup DEVICE=gpu`)")
         return Check(PART, False, "Mooncake is not installed", how)
     wanted = LIBRARIES | (CUDA_LIBRARIES if _is_linked_to(binary.parent, b"libmlx5.so.1") else {})
     lacking = {library: package for library, package in wanted.items() if not _loads(library)}
     if lacking:
-        return Check(
-            PART,
-            False,
-            f"Mooncake lacks shared libraries of this system: {', '.join(lacking)}",
-            f"run scripts/install-system-packages, or: apt-get install {' '.join(lacking.values())}",
+        by_hand = f"apt-get install {' '.join(lacking.values())}"
+        how = (
+            f"run scripts/install-system-packages, or: {by_hand}"
+            if in_checkout()
+            else f"install them, on Debian or Ubuntu by: {by_hand}"
         )
+        finding = f"Mooncake lacks shared libraries of this system: {', '.join(lacking)}"
+        return Check(PART, False, finding, how)
     return Check(PART, True, "Mooncake and the libraries it is linked to", "")
 
 

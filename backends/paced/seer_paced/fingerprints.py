@@ -26,7 +26,11 @@ WORD_BYTES = 8
 
 
 class WrongKVError(EngineError):
-    """A block holds something else than what was computed for its text."""
+    """A block holds something else than the KV that was computed for its text.
+
+    Remedy: the KV pool or the engine's adapter mixed up blocks; mend it, for a real engine would compute
+    wrong tokens.
+    """
 
 
 class Fingerprints:

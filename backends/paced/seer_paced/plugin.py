@@ -20,6 +20,7 @@ from seer_worker.client.tokenizer import ModelTokenizer
 from seer_worker.wire import Start
 
 from seer_core.errors import ConfigError, EngineError
+from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.plugins.labels import labels_of
 from seer_core.ports.clock import RealClock
@@ -30,6 +31,9 @@ from seer_paced.stepper import Stepper
 from seer_paced.virtual_transport import VirtualEngine, VirtualTransport
 
 __all__ = ["ScaledClock", "Settings", "make_fleet", "seer_doctor", "seer_make_engines"]
+
+GET_SGLANG = how_to_install("paced,sglang", "`make setup-sglang`")
+GET_VLLM = how_to_install("paced,vllm", "`make setup`")
 
 VLLM = "seer_paced.vllm_instance:EmulatedVllm"
 SGLANG = "seer_paced.sglang_instance:EmulatedSglang"
@@ -80,7 +84,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     try:
         from seer_sglang.doctor import NEEDED, installation, interpreter
     except ImportError as error:
-        return [Check("paced", False, f"seer-sglang is not here: {error}", "install it")]
+        return [Check("paced", False, f"seer-sglang is not here: {error}", GET_SGLANG)]
     python = settings.worker.resolve(startup).python or interpreter()
     return installation(python, (*NEEDED, "seer-paced", "seer-sglang", "seer-sim"))
 
@@ -134,12 +138,12 @@ def _sglang(settings: Settings) -> str:
         from seer_sglang.doctor import beside, interpreter
     except ImportError as error:
         raise ConfigError(
-            f'{TABLE}: scheduler = "sglang" needs seer-sglang ({error}); install it, or write "vllm"'
+            f'{TABLE}: scheduler = "sglang" needs seer-sglang ({error}); {GET_SGLANG}, or write "vllm"'
         ) from error
     found = settings.worker.python or interpreter()
     if found is None:
         raise ConfigError(
-            f"{TABLE}: SGLang is neither here nor in {beside()}; run `make setup-sglang`, or name in"
+            f"{TABLE}: SGLang is neither here nor in {beside()}; {GET_SGLANG}, or name in"
             f" [{TABLE}.worker].python an interpreter that has it"
         )
     return found
@@ -152,7 +156,7 @@ def _environment(sglang: str | None) -> dict[str, str]:
     try:
         from seer_vllm import plugin
     except ImportError as error:
-        raise ConfigError(f'{TABLE}: scheduler = "vllm" needs seer-vllm ({error}); install it') from error
+        raise ConfigError(f'{TABLE}: scheduler = "vllm" needs seer-vllm ({error}); {GET_VLLM}') from error
     return plugin.vllm_environment(os.environ, 1, ())
 
 
@@ -182,5 +186,5 @@ def _make_sglang(
         connection.close()
         raise EngineError(
             f"instance {start.instance_id!r} did not start: {error}; the last words of SGLang's process:"
-            f" {server.last_words() or 'none'}; `make setup-sglang` puts its environment right"
+            f" {server.last_words() or 'none'}; {GET_SGLANG}, which puts its environment right"
         ) from error

@@ -24,29 +24,38 @@ GPU_BYTES = 80e9
 
 
 class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[engine.paced]``, besides the keys that it shares with ``[engine.sim]``.
+    """``[engine.paced]``: a real engine's scheduler on an emulated accelerator.
 
-    With ``gpus_per_instance`` (of 80 GB), weights and KV have to find room on so many.  ``lengths`` says how
-    long responses are, and their tokens are made up, unless ``script`` is a ``completions.jsonl``, whose
-    texts are repeated, request by request.  Of ``acceptance`` only ``step_s`` and ``request_s`` count, which
-    are what drafting takes; acceptance is the text's own.  ``moves`` is what loads from a KV pool and saves
-    to it take.  ``model`` is a directory whose tokenizer and vocabulary count.  On the "virtual" clock all
-    instances run in this process and take no real time; on the "real" one each has a process, and ``speed``
-    emulated seconds pass in one of the machine's.  ``worker`` has the interpreter, the log directory and the
-    time limits of processes.  ``scheduler`` says whose scheduler runs; SGLang's does under
-    ``worker.python``, by default the interpreter that ``[engine.sglang]`` would take.
+    Of ``acceptance`` only ``step_s`` and ``request_s`` count: the time that drafting takes.  Acceptance is
+    the text's own.
     """
 
     instances: Annotated[int, Meta(ge=1, le=1024)] = 2
+    """How many instances there are."""
     block_tokens: Annotated[int, Meta(ge=4, le=1024)] = 16
+    """The tokens of one KV block."""
     scheduler: Literal["vllm", "sglang"] = "vllm"
+    """Whose scheduler runs; SGLang's runs under ``worker.python``, or under the interpreter that
+    ``[engine.sglang]`` would take.
+    """
     clock: Literal["virtual", "real"] = "virtual"
+    """On the virtual clock all instances run in this process and take no real time; on the real one each has
+    a process.
+    """
     speed: Positive = 1.0
+    """On the real clock: the emulated seconds that pass in one of the machine's."""
     model: str = ""
+    """A directory whose tokenizer and vocabulary are used; empty for none."""
     script: str = ""
+    """A ``completions.jsonl`` whose texts are repeated, request by request. Without it lengths come from
+    ``lengths``, and tokens are made up.
+    """
     gpus_per_instance: Annotated[int, Meta(ge=0)] = 0
+    """Weights and KV have to find room on so many GPUs of 80 GB; 0 checks nothing."""
     moves: MoveRates = MoveRates()
+    """The time of loads from a KV pool and saves to it."""
     worker: ProcessSettings = ProcessSettings()
+    """The interpreter, the log directory and the time limits of processes."""
 
 
 def check(settings: Settings) -> None:

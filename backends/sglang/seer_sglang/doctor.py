@@ -9,14 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from seer_core.errors import SeerError
+from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check
 from seer_core.plugins.interpreters import versions_under
 from seer_sglang import SUPPORTED_SGLANG
 
-__all__ = ["beside", "installation", "interpreter"]
+__all__ = ["GPU_SETUP", "SETUP", "beside", "installation", "interpreter"]
 
 PART = "sglang"
-SETUP = "run `make setup-sglang` in Seer's checkout (GPU: `pip install -e './backends/sglang[gpu]'`)"
+GPU_COMMAND = "`pip install -e './backends/sglang[gpu]'`"
+GPU_SETUP = how_to_install("sglang", GPU_COMMAND)
+SETUP = how_to_install("sglang", f"`make setup-sglang` (GPU: {GPU_COMMAND})")
 ENVIRONMENT = ".venv-sglang"
 NEEDED = ("torch", "seer-worker")
 STANDIN = "seer-sgl-kernel-standin"
@@ -55,7 +58,7 @@ def installation(python: str | None, needed: Sequence[str] = NEEDED) -> list[Che
         checks.append(Check(PART, there, f"{name} {found.get(name, '-')}", "" if there else SETUP))
     if STANDIN in found:
         gpu = Path("/dev/nvidiactl").exists()
-        remedy = f"pip uninstall {STANDIN} there; pip install -e './backends/sglang[gpu]' in Seer's checkout"
+        remedy = f"pip uninstall {STANDIN} there; {GPU_SETUP}"
         finding = "a stand-in for SGLang's kernels, " + ("and a GPU" if gpu else "as is right without a GPU")
         checks.append(Check(PART, not gpu, finding, remedy if gpu else ""))
     return checks

@@ -16,6 +16,7 @@ from seer_worker.process.names import Name, complain, flaw_of, lacking
 
 from seer_core.errors import EngineError
 from seer_sglang import SUPPORTED_SGLANG
+from seer_sglang.doctor import GPU_SETUP, SETUP
 
 __all__ = ["IMPORTED", "SCHEDULER", "check_imports", "check_kernels", "check_scheduler"]
 
@@ -206,18 +207,14 @@ def check_kernels() -> bool:
     try:
         import sgl_kernel
     except ImportError as error:
-        raise EngineError(
-            f"SGLang's kernels cannot be imported: {error}; run `make setup-sglang` in Seer's checkout"
-            " (GPU: `pip install -e './backends/sglang[gpu]'`)"
-        ) from error
+        raise EngineError(f"SGLang's kernels cannot be imported: {error}; {SETUP}") from error
     if not getattr(sgl_kernel, "STAND_IN", False):
         return False
     device = next((str(device) for device in DEVICES if device.exists()), None)
     if device is not None:
         raise EngineError(
             f"there is a GPU ({device}), and the stand-in for machines without one where SGLang's kernels"
-            " should be: pip uninstall seer-sgl-kernel-standin; pip install -e './backends/sglang[gpu]'"
-            " in Seer's checkout"
+            f" should be: pip uninstall seer-sgl-kernel-standin; {GPU_SETUP}"
         )
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     return True

@@ -13,7 +13,7 @@ from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
-from seer_sglang.doctor import PART, beside, installation, interpreter
+from seer_sglang.doctor import PART, SETUP, beside, installation, interpreter
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
@@ -52,25 +52,32 @@ FIXED_ENGINE_ARGS = {
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[engine.sglang]``, besides the settings of all engines in workers.
+    """``[engine.sglang]``: instances of SGLang, each in a worker process.
 
-    ``kv_cache_bytes`` and ``threads`` (OpenMP's) are per instance.  Without ``kv_cache_bytes`` SGLang takes
-    what a GPU has left; on a CPU it must be given.  ``block_size`` is SGLang's page.  Drafts are trees of up
-    to ``draft_paths`` paths.  ``max_batched_tokens`` bounds a step's prefill; 0 means SGLang's choice.
     The devices of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..., are shared out among the instances, in order.
     Without ``python`` the workers run under this interpreter if SGLang is installed here, and else under the
-    one that ``make setup-sglang`` has made.  ``engine_args`` are passed to SGLang's ``ServerArgs`` as they
-    are.
+    one that ``make setup-sglang`` has made.
     """
 
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    """The KV cache of one instance. Without it SGLang takes the memory that a GPU has left; on a CPU it must
+    be given.
+    """
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """The tokens of one KV block, SGLang's page."""
     max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
+    """The most tokens that one step prefills, a multiple of ``block_size``; 0 means SGLang's choice."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The type of the model's numbers; ``auto`` means the checkpoint's."""
     threads: Few = 1
+    """OpenMP threads of one instance."""
     draft_paths: Annotated[int, Meta(ge=1, le=64)] = 4
+    """The most paths of a draft, which is a tree."""
     enforce_eager: bool = True
+    """Whether the model runs without CUDA graphs."""
     engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of SGLang's ``ServerArgs``, passed as they are; those that Seer decides are refused.
+    """
 
 
 @hookimpl
@@ -79,7 +86,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
     python = settings.python or interpreter()
     if python is None:
         raise ConfigError(
-            f"engine.sglang: SGLang is neither here nor in {beside()}; run `make setup-sglang`, or name in"
+            f"engine.sglang: SGLang is neither here nor in {beside()}; {SETUP}, or name in"
             " [engine.sglang].python an interpreter that has it"
         )
     return make_fleet(

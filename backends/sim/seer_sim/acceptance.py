@@ -28,27 +28,34 @@ POSITIONS = 16
 
 
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many draft tokens are accepted; row i speaks for ``siblings[i]`` finished siblings and more.
+    """How many draft tokens are accepted, by the finished siblings or by the tokens that are written.
 
-    With ``tokens`` it speaks for chunks in whose middle ``tokens[i]`` tokens of the response or more are
-    written, with any number of finished siblings: a drafter that indexes text as it is written improves so.
-    ``mean_lengths[i]`` is the number of tokens that a step with ``draft_tokens`` of them gives, the one that
-    needs no draft included; each position is accepted with the same probability once all before it are.
-    Left out, it is the paper's for so many ``paths``: a request has that many drafts, of which a step
-    verifies all and accepts the best.  ``rates`` gives it exactly instead: ``rates[i][j]`` is the share of
-    drafts that are accepted up to position j + 1, of those that are so long.  Longer drafts than a row are
-    cut to it.  A drafter that leaves out what it doubts is described by ``verified`` as well:
-    ``verified[i][j]`` is the share of steps that verify position j + 1 at all, ``rates`` are shares of all
-    steps then, and no policy is asked how long drafts should be.
+    Once all positions before it are accepted, each position of a draft is accepted with the same probability,
+    unless ``rates`` gives them.  Drafts longer than a row are cut to it.
     """
 
     siblings: tuple[int, ...] = PAPER_SIBLINGS
+    """Row i of the tables is for so many finished siblings and more; the list rises from 0."""
     tokens: tuple[int, ...] | None = None
+    """In place of ``siblings``: row i is for chunks in whose middle so many tokens of the response are
+    written, for a drafter that indexes text as it is written.
+    """
     mean_lengths: tuple[float, ...] | None = None
+    """The tokens that a step with ``draft_tokens`` of them gives, row by row, with the one that needs no
+    draft. Without it: the paper's for ``paths``.
+    """
     draft_tokens: Annotated[int, Meta(ge=1, le=POSITIONS)] = PAPER_DRAFT_TOKENS
+    """The draft tokens of the steps that ``mean_lengths`` describes."""
     rates: tuple[tuple[float, ...], ...] | None = None
+    """The exact form: ``rates[i][j]`` is the share of drafts of at least j + 1 tokens that are accepted up to
+    position j + 1.
+    """
     verified: tuple[tuple[float, ...], ...] | None = None
+    """For a drafter that leaves out doubtful tokens: ``verified[i][j]`` is the share of steps that verify
+    position j + 1. Then ``rates`` are shares of all steps, and no policy chooses the length of drafts.
+    """
     paths: Annotated[int, Meta(ge=1)] = 1
+    """How many drafts a request has, of which a step verifies all and accepts the best."""
 
     def __post_init__(self) -> None:
         for name, firsts in (("siblings", self.siblings), ("tokens", self.tokens)):

@@ -26,33 +26,42 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Constants of one model on one instance, all its accelerators together; seconds, bytes, FLOPs.
-
-    ``weight_bytes`` are read in each step, as often as they are replicated.  Of ``expert_bytes``, the routed
-    experts of a mixture, a position touches ``expert_share`` (experts per token over experts); n positions
-    that choose at random touch ``1 - (1 - expert_share) ** n`` of them in expectation.
-    ``attention_flops`` is for each position and token of its context; ``prefill_attention_flops`` the same
-    while a context is computed, where MLA works on unfolded keys and values.  ``bytes_per_s`` and
-    ``flops_per_s`` are peaks, the efficiencies what is reached of them.  ``request_s`` is the host's work for
-    a request, ``position_s`` what a position's activations take between accelerators, ``sampled_s`` the
-    sampler's work for a position: a decoding request has one of those, and one per draft token.
-    """
+    """Constants of one model on one instance, all its accelerators together; seconds, bytes, FLOPs."""
 
     overhead_s: NotNegative
+    """The fixed time of a step."""
     weight_bytes: Positive
+    """The weights that each step reads, as often as they are replicated; without the routed experts."""
     expert_bytes: NotNegative
+    """The routed experts of a mixture of experts."""
     expert_share: Share
+    """Experts per token over experts. Of n positions that choose at random, a step reads ``1 - (1 -
+    expert_share) ** n`` of ``expert_bytes``.
+    """
     kv_bytes_per_token: Positive
+    """The KV of one token."""
     flops_per_token: Positive
+    """The work of the layers' matrices for one position."""
     attention_flops: NotNegative
+    """The work of attention for each position and token of its context."""
     prefill_attention_flops: NotNegative
+    """The work of attention, for each position and token of context, while a context is computed; MLA then
+    works on unfolded keys and values.
+    """
     bytes_per_s: Positive
+    """The peak bandwidth of memory."""
     flops_per_s: Positive
+    """The peak rate of computation."""
     bandwidth_efficiency: Share
+    """The share of the peak bandwidth that is reached."""
     compute_efficiency: Share
+    """The share of the peak rate of computation that is reached."""
     request_s: NotNegative = 0.0
+    """The host's work for one request in a step."""
     position_s: NotNegative = 0.0
+    """The time that a position's activations take between accelerators."""
     sampled_s: NotNegative = 0.0
+    """The sampler's work for one position; a decoding request has one, and one more per draft token."""
 
     def pass_s(self, positions: float, requests: int = 0, sampled: float = 0) -> float:
         """Return the seconds of a step that computes so many positions, attention excepted.
@@ -127,7 +136,7 @@ def mha_flops(layers: int, heads: int, key: int, value: int) -> float:
 
 # Sizes are from the models' cards and config.json.  On H800 efficiencies are fitted and overheads assumed,
 # by parts: 2.5 ms of the host's between two steps, 2.5 us for each of 5 kernels per layer (20 where it is a
-# mixture), 10 us of latency for each of two all-reduces per layer.  See docs/reproduction.md.
+# mixture), 10 us of latency for each of two all-reduces per layer.  See docs/results/reproduction.md.
 PRESETS = {
     # examples/tiny_reasoner, float32, vLLM on one CPU thread.  Overhead and FLOP rate are fitted to 517,
     # 3236, 7304 tok/s at batch 1, 8, 32; the bandwidth is that of a core's cache (assumed: 10 MB of weights

@@ -36,15 +36,20 @@ class Class(msgspec.Struct, frozen=True, gc=False):
 class Drafts(Acceptance, frozen=True, forbid_unknown_fields=True):
     """Keys of ``[engine.sim.acceptance]`` and ``[engine.sim.drafts.<method>]``.
 
-    A step that drafts for n requests takes ``step_s + n * request_s`` longer, and as many passes of ``model``
-    as drafts have tokens: the name of a cost preset, or nothing.  Where ``verified`` says that some steps
-    verify nothing, ``step_s`` counts as often as a step verifies something.  What such a model computes of
-    the context before its first draft, and the memory that it takes, are left out.
+    The emulation leaves out the time in which a draft model computes the context before its first draft, and
+    the memory that it takes.
     """
 
     step_s: NotNegative = 0.0
+    """The time that drafting adds to a step. With ``verified`` it counts as often as a step verifies
+    something.
+    """
     request_s: NotNegative = 12e-6
+    """The time that drafting adds to a step for each request that drafts."""
     model: Literal["", "h800-qwen2-vl-7b-tp8", "h800-kimi-k2-mtp"] = ""
+    """The cost preset of a model that drafts, of which a step takes as many passes as drafts have tokens;
+    empty for none.
+    """
 
     def seconds(self, classes: Iterable[Class]) -> tuple[float, float]:
         """Return D, the seconds of drafting in a step: those that stay, and those due to contexts."""

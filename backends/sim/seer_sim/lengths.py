@@ -22,16 +22,18 @@ _NORMAL = NormalDist()
 
 
 class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Distribution of response lengths for jobs that have none of their own.
-
-    ``mean_tokens`` is the mean before the cap, ``sigma`` the standard deviation of the length's
-    logarithm, ``group_share`` the part of its variance that siblings have in common.
+    """The distribution of response lengths for jobs that have none of their own: a group-correlated
+    log-normal.
     """
 
     mean_tokens: Annotated[float, Meta(ge=1, le=MOST)] = 512.0
+    """The mean length, before the cap."""
     sigma: Sigma = 0.8
+    """The standard deviation of the length's logarithm."""
     group_share: Share = 0.5
+    """The part of the logarithm's variance that siblings have in common."""
     cap_tokens: Annotated[int, Meta(ge=1)] = 4096
+    """The longest response."""
 
     def of(self, job: ChunkJob) -> int:
         """Return the response's true length in tokens: the same for every chunk of a request."""

@@ -25,14 +25,14 @@ TIER = "supported"
 
 
 class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Keys of ``[engine.sim]``.
-
-    ``drafts`` overrides constants of a method of drafting, by its name.  A start takes ``start_s``.
-    Instances are named ``sim-0``, ``sim-1`` and so on.
-    """
+    """``[engine.sim]``: simulated instances, named ``sim-0``, ``sim-1`` and so on."""
 
     drafts: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """Constants of methods of drafting that are replaced: a table by the method's name, with the keys of
+    ``acceptance``.
+    """
     start_s: NotNegative = 0.0
+    """The virtual time that the start of an instance takes."""
 
 
 def make_fleet(settings: Settings) -> PlainFleet:

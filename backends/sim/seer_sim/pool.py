@@ -25,24 +25,29 @@ Bytes = Annotated[int, Meta(ge=0)]
 
 
 class MoveRates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The time of moving KV between one instance and the pool: a load so long, and bytes at this rate.
+    """The time of moving KV between one instance and the pool.
 
     The defaults are assumed: half of a 400 Gbit/s network card, and some round trips.
     """
 
     bandwidth_bytes_per_s: Positive = 25e9
+    """The rate at which an instance loads blocks from the pool and saves them to it."""
     latency_s: NotNegative = 2e-3
+    """The time that a load takes besides its bytes."""
 
 
 class Settings(MoveRates, frozen=True, forbid_unknown_fields=True):
-    """Keys of ``[kv_pool.sim_pool]``: capacities of the whole cluster, rates of one instance.
+    """``[kv_pool.sim_pool]``: capacities of the whole cluster, rates of one instance.
 
     By default the memory and the disk of one node of the paper; the disk's rate is one NVMe disk's reading.
     """
 
     dram_bytes: Bytes = 2 * 10**12
+    """The memory of the pool, over the whole cluster."""
     ssd_bytes: Bytes = 4 * 10**12
+    """The disk of the pool, over the whole cluster; 0 for none."""
     ssd_bytes_per_s: Positive = 3e9
+    """The rate at which an instance loads blocks from disk."""
 
 
 class _Kept(Struct, frozen=True):

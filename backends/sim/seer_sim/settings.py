@@ -25,37 +25,55 @@ Instances = Annotated[int, Meta(ge=1, le=65536)]
 
 
 class Kill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lose ``instance`` at ``at_s``; it can be up again ``restart_after_s`` later."""
+    """One entry of ``kill_at_s``: the loss of an instance."""
 
     instance: str
+    """The name of the instance that is lost."""
     at_s: NotNegative
+    """When it is lost, in seconds of virtual time."""
     restart_after_s: NotNegative = 0.0
+    """How long it takes until the instance can be up again."""
 
 
 class EmulatedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits, costs and responses of emulated instances; times are virtual, capacities per instance.
-
-    ``cost`` overrides single constants of the preset's CostModel.  ``chunk_s`` and ``chunk_s_per_token`` are
-    what instances report of a chunk's end (see ``InstanceInfo``), 0 where unknown; they take no virtual time.
-    Placers see ``labels``, one table for all or a list with one for each.
-    """
+    """Limits, costs and responses of emulated instances; times are virtual, capacities per instance."""
 
     instances: Instances = 2
+    """How many instances there are."""
     kv_capacity_tokens: Count = 16384
+    """The tokens whose KV one instance holds: a multiple of ``block_tokens``, and at least
+    ``max_model_tokens``.
+    """
     block_tokens: Count = 16
+    """The tokens of one KV block."""
     max_running: Count = 64
+    """The most requests that one instance decodes in a step."""
     max_model_tokens: Count = 8192
+    """The longest context, prompt and response together."""
     max_batched_tokens: Count = 8192
+    """The most tokens that one step computes; at least ``max_running``."""
     vocab_size: Annotated[int, Meta(ge=512)] = 32000
+    """The size of the vocabulary from which tokens are made up."""
     preset: Literal["cpu-tiny", "h800-qwen2-vl-72b-tp8", "h800-moonlight", "h800-kimi-k2"] = "cpu-tiny"
+    """The model and accelerator whose step times are emulated."""
     cost: dict[str, float] = {}
+    """Constants of the preset's cost model that are replaced; its keys are those of the cost model."""
     lengths: Lengths = Lengths()
+    """How long responses are where the job does not say."""
     acceptance: Drafts = Drafts()
+    """How many draft tokens are accepted, and the time that drafting takes."""
     chunk_s: NotNegative = 0.0
+    """The delay that a chunk causes to others when it comes in, as instances report it; 0 where unknown. It
+    takes no virtual time.
+    """
     chunk_s_per_token: NotNegative = 0.0
+    """The part of that delay that grows with the context; 0 where unknown. It takes no virtual time."""
     report_interval_s: NotNegative = 1.0
+    """The virtual time between two reports of an instance."""
     kill_at_s: tuple[Kill, ...] = ()
+    """The losses of instances."""
     labels: InstanceLabels = {}
+    """Labels that placers see: one table for all instances, or a list with one for each."""
 
 
 class Mortal(Protocol):

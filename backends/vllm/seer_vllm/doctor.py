@@ -8,13 +8,17 @@ from pathlib import Path
 
 from seer_worker.machine import machine as asked_of_machine
 
+from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check
 from seer_vllm import SUPPORTED_VLLM
 
 __all__ = ["elsewhere", "installation", "machine"]
 
 PART = "vllm"
-SETUP = "run `make setup` in Seer's checkout (with a GPU: `make setup DEVICE=gpu`)"
+SETUP = how_to_install(
+    "vllm-gpu" if Path("/dev/nvidiactl").exists() else "vllm",
+    "`make setup` (with a GPU: `make setup DEVICE=gpu`)",
+)
 
 
 def installation() -> list[Check]:

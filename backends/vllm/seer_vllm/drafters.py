@@ -27,9 +27,10 @@ NGRAM_MATCH = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 
 
 class OwnSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[plugin.vllm_ngram]`` and ``[plugin.vllm_suffix]``: how long drafts are at most."""
+    """``[plugin.vllm_ngram]`` and ``[plugin.vllm_suffix]``: vLLM's own methods of drafting."""
 
     draft_tokens: Annotated[int, Meta(ge=1)] = 8
+    """The longest draft."""
 
 
 @attrs.frozen

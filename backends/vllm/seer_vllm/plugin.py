@@ -44,22 +44,29 @@ OWN_ENGINE_ARGS = {
 
 
 class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[engine.vllm]``, besides the settings of all engines in workers.
+    """``[engine.vllm]``: instances of vLLM, each in a worker process.
 
-    ``kv_cache_bytes``, ``threads`` (OpenMP's) and ``tensor_parallel`` are per instance.  Without
-    ``kv_cache_bytes`` vLLM takes what a GPU has left; on a CPU it must be given.  ``max_batched_tokens`` 0
-    means vLLM's choice.  The devices of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..., are shared out among the
-    instances, in order.  ``engine_args`` are passed to vLLM as they are.
+    The devices of CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..., are shared out among the instances, in order.
     """
 
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    """The KV cache of one instance. Without it vLLM takes the memory that a GPU has left; on a CPU it must be
+    given.
+    """
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32
+    """The tokens of one KV block."""
     max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
+    """The most tokens that one step computes; 0 means vLLM's choice."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The type of the model's numbers; ``auto`` means the checkpoint's."""
     threads: Few = 1
+    """OpenMP threads of one instance."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=128)] = 1
+    """The devices over which one instance spreads the model."""
     enforce_eager: bool = True
+    """Whether the model runs without CUDA graphs and compilation."""
     engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's ``EngineArgs``, passed as they are; those that Seer decides are refused."""
 
 
 @hookimpl

@@ -25,12 +25,13 @@ TIER = "supported"
 
 
 class Settings(Struct, frozen=True):
-    """``long_share`` of the groups, those with the longest responses, have instances of their own.
+    """``[plugin.streamrl_oracle]``: how groups are parted.
 
     The default is assumed: neither paper says how many buckets there are, or where they part.
     """
 
     long_share: Share = 0.3
+    """The share of the groups, those with the longest responses, that has instances of its own."""
 
 
 @attrs.define(eq=False)

@@ -25,10 +25,12 @@ MEMORY_DRAFTS = 1e5
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[plugin.vanilla_sd]``: the method, and its longest draft; 0 means the paper's (16, 3 or 1)."""
+    """``[plugin.vanilla_sd]``: speculation without group context."""
 
     method: Literal["suffix", "draft_model", "mtp"] = "suffix"
+    """How drafts are made: by suffix decoding, by a draft model, or by multi-token prediction."""
     draft_tokens: Annotated[int, Meta(ge=0, le=64)] = 0
+    """The longest draft; 0 means the paper's, which is 16, 3 or 1 by method."""
 
 
 class AdaptiveLength:

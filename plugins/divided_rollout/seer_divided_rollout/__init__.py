@@ -15,17 +15,21 @@ TIER = "supported"
 
 
 class Settings(Struct, frozen=True):
-    """``chunk_tokens`` is the most a chunk may generate; ``auto``: as few as pay (``AffordableChunks``).
+    """``[plugin.divided_rollout]``: how long chunks are, and when a request moves.
 
-    ``stay_kv_fraction``: a request stays on the instance that has its KV while that instance's free
-    KV is at most this share of its capacity below the emptiest instance's.  ``growth_headroom``: another
-    instance takes a request only if this many chunks stay free there for each request in flight.  Both are
-    multiplied by what a move costs where instances share KV, as a share of prefilling again.
+    Where instances share KV, ``stay_kv_fraction`` and ``growth_headroom`` are multiplied by the cost of a
+    move, as a share of prefilling again.
     """
 
     chunk_tokens: Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern="^auto$")] = "auto"
+    """The most tokens that a chunk may generate; ``auto`` takes as few as pay by measured times."""
     stay_kv_fraction: Share = 0.25
+    """A request stays on the instance that has its KV while that instance's free KV is at most this share of
+    its capacity below the emptiest instance's.
+    """
     growth_headroom: NotNegative = 0.75
+    """Another instance takes a request only if this many chunks stay free there for each request in flight.
+    """
 
 
 @hookimpl

@@ -17,7 +17,10 @@ SOURCE_DIGEST: str
 """Of the source that this was built from; see ``doctor.source_digest``."""
 
 class DraftIndexError(SeerError):
-    """A call the index cannot carry out: it names the culprit, the fact and the remedy."""
+    """A call that the index cannot carry out.
+
+    Remedy: change the argument that the message names.
+    """
 
 class Voting:
     """How the places whose context matches vote on what comes next; immutable.

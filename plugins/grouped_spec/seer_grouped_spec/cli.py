@@ -28,7 +28,14 @@ DEFAULT_SIBLINGS = (0, 1, 3, 7, 9)
     help='Finished siblings to draft from, and "live": all advance together.  [default: 0,1,3,7,9 as far'
     " as groups are large enough, and live]",
 )
-@click.option("--draft-tokens", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="N")
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="The longest draft.",
+)
 @click.option(
     "--tree-nodes", type=click.IntRange(0, 1024), default=0, metavar="N", help="Draft trees of N tokens."
 )

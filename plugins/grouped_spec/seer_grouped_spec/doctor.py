@@ -7,13 +7,14 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check
 
 __all__ = ["compiled_index", "source_digest"]
 
 PART = "grouped_spec"
 SOURCE = Path(__file__).parents[1] / "src"
-REBUILD = "build it: run `make setup`, or `pip install -e plugins/grouped_spec` in the checkout"
+REBUILD = how_to_install("", "`make setup`", again=True)
 
 
 def compiled_index(source: Path = SOURCE) -> Check:

@@ -31,7 +31,10 @@ FOREVER_S = float("inf")
 
 
 class ReplayError(SeerError):
-    """A recording cannot be read or replayed as asked."""
+    """A recording cannot be read or replayed as asked.
+
+    Remedy: name a file or an option as the message asks.
+    """
 
 
 class Recording(msgspec.Struct, frozen=True, eq=False):

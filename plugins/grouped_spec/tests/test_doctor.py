@@ -37,7 +37,7 @@ def test_what_is_missing_is_reported_with_a_remedy():
     assert done.returncode == 0, done.stderr
     (index,) = done.stdout.splitlines()
     assert index.startswith("False the compiled index cannot be loaded: no seer_grouped_spec._index here")
-    assert "pip install" in index
+    assert "make setup" in index
 
 
 @pytest.fixture

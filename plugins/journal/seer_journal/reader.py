@@ -1,4 +1,4 @@
-"""What a journal's files hold, put together: groups, and their responses as far as they are written."""
+"""The contents of a journal's files, put together: groups, and their responses as far as they are written."""
 
 from __future__ import annotations
 

@@ -38,24 +38,35 @@ HEAD = struct.Struct("<4sII")
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """Begins each file: the version of the form, the run's random id, and the run's facts by name."""
+    """Begins each file."""
 
     format: int
+    """The version of the form on disk."""
     run: str
+    """The run's random id."""
     facts: dict[str, str]
+    """The run's facts, by name: everything that its tokens depend on besides groups and weights."""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """A group was submitted, on weights of this version and with these fingerprints, by their recipes."""
+    """A group was submitted."""
 
     group_id: str
+    """The group's id."""
     prompt_token_ids: Tokens
+    """The tokens of its prompt."""
     n: int
+    """How many responses are wanted."""
     max_tokens: int
+    """The most tokens of each response."""
     sampling: Sampling
+    """How tokens are drawn."""
     seed: int
+    """The group's seed."""
     version: int
+    """The version of the weights."""
     fingerprints: dict[str, str]
+    """The fingerprints of the weights, by their recipes."""
 
     @classmethod
     def of(cls, group: PromptGroup, version: int, fingerprints: dict[str, str]) -> Begun:
@@ -92,20 +103,27 @@ def difference(known: Begun, other: Begun) -> tuple[str, Any, Any] | None:
 
 
 class WrittenChunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
-    """A finished chunk: a response's tokens from ``start`` on; ``account`` has a ``ChunkRecord``'s values."""
+    """A finished chunk of a response."""
 
     request_id: str
+    """The request, as ``GROUP/INDEX``."""
     start: int
+    """The position in the response at which the chunk begins."""
     token_ids: Tokens
+    """The tokens that it brought."""
     logprobs: Logprobs
+    """The log-prob of each of them."""
     stopped: bool
+    """Whether the model ended the response."""
     account: tuple[Any, ...]
+    """The values of a ``ChunkRecord``, in order."""
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """The user aborted a response."""
 
     request_id: str
+    """The request, as ``GROUP/INDEX``."""
 
 
 Record = Opened | Begun | WrittenChunk | Aborted

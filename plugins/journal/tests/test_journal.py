@@ -1,4 +1,4 @@
-"""What one process has written another one has, whatever happened to the files; a strange one is refused."""
+"""A process has what an earlier one wrote, in spite of damaged files; another run's journal is refused."""
 
 import asyncio
 import errno

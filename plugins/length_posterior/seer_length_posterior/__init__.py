@@ -14,14 +14,12 @@ TIER = "supported"
 
 
 class Settings(Struct, frozen=True):
-    """How cautious to be, and how long a turn lasts.
-
-    ``surprise`` is the probability with which a response may still turn out longer than is taken for
-    plausible.  A request keeps its place until it has generated ``turn_tokens``: 1 gives every chunk a turn.
-    """
+    """``[plugin.length_posterior]``: how cautious to be, and how long a turn lasts."""
 
     surprise: Annotated[float, Meta(ge=1e-12, lt=1)] = 0.05
+    """The probability with which a response may still turn out longer than is taken for plausible."""
     turn_tokens: Annotated[int, Meta(ge=1)] = 1
+    """A request keeps its place until it has generated so many tokens; 1 gives every chunk a turn."""
 
 
 @hookimpl

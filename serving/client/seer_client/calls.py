@@ -39,11 +39,17 @@ KEEPALIVE = [
 
 
 class Unreached(ClientError):
-    """Nothing was sent: the server could not be reached."""
+    """The server could not be reached, and nothing was sent.
+
+    Remedy: start ``seer serve``, or mend the address.
+    """
 
 
 class TryLater(ClientError):
-    """The server has taken nothing, and has sent when to ask again."""
+    """The server has taken nothing, and has sent the time to ask again.
+
+    Remedy: ask again after ``pause_s`` seconds; the client does so for as long as its ``patience_s`` lasts.
+    """
 
     def __init__(self, error: ClientError, pause_s: float) -> None:
         super().__init__(str(error), error.status)

@@ -18,10 +18,12 @@ LONGEST_FAULT = 300
 class ClientError(Exception):
     """A request has failed, for a reason that is one sentence.
 
-    ``status`` is the server's: 400 for what cannot be rolled out, 401 without its token, 404 for a group that
-    is not reserved, 409 where versions, sleep or other requests stand against it, 429 where there is no
-    room, 503 where its engines have failed; None if it was not reached or was lost, or its
+    ``status`` is the server's: 400 for a request that cannot be rolled out, 401 without its token, 404 for a
+    group that is not reserved, 409 where versions, sleep or other requests stand against it, 429 where there
+    is no room, 503 where its engines have failed; None if the server was not reached or was lost, or its
     answer cannot be read.
+
+    Remedy: the message names it; the same ids and seeds give the same tokens when a batch is sent again.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:

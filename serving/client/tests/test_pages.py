@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 def examples():
     """Return every block of Python with the page that it stands on and its line."""
-    for page in ("serving/server/README.md", "serving/client/README.md"):
+    for page in ("docs/guides/server.md", "docs/guides/client.md", "serving/client/README.md"):
         text = (ROOT / page).read_text("utf-8")
         for match in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
             yield pytest.param(match[1], id=f"{page}:{text.count(chr(10), 0, match.start()) + 1}")

@@ -37,7 +37,15 @@ from seer_server.http import (
     refusal,
     unless_disconnected,
 )
-from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest, error_body, parse, records
+from seer_server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    error_body,
+    parse,
+    records,
+    skipped_tokens,
+)
 from seer_server.reservations import Reservations
 from seer_server.text import GrowingText
 
@@ -145,12 +153,14 @@ class _Service:
         asked = _with_headers(asked, request.headers)
         answer = Answer(asked, self.model, self._tokenizer)
         wanted = records(asked, asked.group or answer.id)
+        skip = skipped_tokens(asked, len(wanted) * asked.n)
         try:
             subscription = await self.broker.submit_text(wanted, bool(asked.stream), fitting=True)
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
         if asked.stream:
-            return Stream(self._stream(subscription, answer), partial(self.broker.unsubscribe, subscription))
+            events = self._stream(subscription, answer, skip)
+            return Stream(events, partial(self.broker.unsubscribe, subscription))
         try:
             return await self._whole(request, subscription, answer)
         finally:
@@ -177,8 +187,10 @@ class _Service:
         used = _usage(subscription, sum(len(each.token_ids) for each in completions))
         return JSONResponse(answer.whole(parts, used, completions[0].weight_version))
 
-    async def _stream(self, subscription: Subscription, answer: Answer) -> AsyncIterator[bytes]:
-        """Yield the new tokens of each response as server-sent events."""
+    async def _stream(
+        self, subscription: Subscription, answer: Answer, skip: Sequence[int]
+    ) -> AsyncIterator[bytes]:
+        """Yield the new tokens of each response, after those to ``skip``, as server-sent events."""
         places = _places(subscription)
         prompt_of = {group.id: group.prompt_token_ids for group in subscription.groups}
         prompts = {name: prompt_of[name.rpartition("/")[0]] for name in places}
@@ -190,14 +202,19 @@ class _Service:
                 yield _event(error_body(str(update), "server_error", 503))
                 return
             name = update.request_id
-            if isinstance(update, Completion):
-                start = written[name]
-                new, scores, reason = update.token_ids[start:], update.logprobs[start:], update.finish_reason
-                text = texts.pop(name).rest(update.text or "")
-            else:
-                new, scores, reason = update.token_ids, update.logprobs, None
-                text = texts[name].add(new)
+            start = written[name] if isinstance(update, Completion) else 0
+            new, scores = update.token_ids[start:], update.logprobs[start:]
+            had = max(0, skip[places[name]] - written[name])
             written[name] += len(new)
+            if had:
+                texts[name].add(new[:had])
+                new, scores = new[had:], scores[had:]
+            if isinstance(update, Completion):
+                text, reason = texts.pop(name).rest(update.text or ""), update.finish_reason
+            elif new:
+                text, reason = texts[name].add(new), None
+            else:
+                continue
             part = Part(places[name], text, new, scores, reason, prompts.pop(name, None))
             yield _event(answer.piece(part))
         if answer.counts:

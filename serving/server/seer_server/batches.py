@@ -18,20 +18,27 @@ __all__ = ["Batches"]
 
 
 class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/rollouts``; ``records`` are lines of a prompts file."""
+    """The body of ``POST /v1/rollouts``."""
 
     records: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    """The prompts, each as a line of a prompts file."""
     iteration: Annotated[int, Meta(ge=0)] = 0
+    """The iteration, from which seeds follow."""
     weight_version: int | None = None
+    """The version that the batch needs; another one that is loaded is refused. Without it any will do."""
     progress_s: ProgressS = 5.0
+    """The stream has a line of progress after so long without another line."""
     encoding: Encoding = "list"
+    """How token ids and log-probs are written: as lists, or as base64 of little-endian int32 and float32."""
 
 
 class AbortRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/abort``; a request is ``GROUP/INDEX``."""
+    """The body of ``POST /v1/abort``."""
 
     groups: list[str] = []
+    """The ids of groups whose responses are all aborted."""
     requests: list[str] = []
+    """The requests that are aborted, as ``GROUP/INDEX``."""
 
 
 @attrs.define(eq=False)

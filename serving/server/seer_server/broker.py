@@ -37,19 +37,31 @@ LONGEST_RETRY_S = 60
 
 
 class AsleepError(SeerError):
-    """The instances sleep: they have given their memory back."""
+    """The instances sleep: they have given their memory back.
+
+    Remedy: wake them with ``POST /v1/wake``.
+    """
 
 
 class BusyError(SeerError):
-    """Requests of a client are unfinished."""
+    """Requests of a client are unfinished.
+
+    Remedy: wait for them, abort them with ``POST /v1/abort``, or give a longer ``wait_s``.
+    """
 
 
 class GoneError(SeerError):
-    """A request belongs to a group or a reservation that does not exist, or no longer."""
+    """A request belongs to a group or a reservation that does not exist, or no longer.
+
+    Remedy: reserve the group again.
+    """
 
 
 class BusyUpdatingError(SeerError):
-    """The engines load weights, fall asleep or wake, and take no requests for a moment."""
+    """The engines load weights, fall asleep or wake, and take no requests for a moment.
+
+    Remedy: ask again after the seconds in the header ``Retry-After``.
+    """
 
 
 @attrs.frozen(eq=False)

@@ -124,11 +124,12 @@ def serve_command(
             weight_roots=weight_roots,
             journal=journal,
         )
-        settings = uvicorn.Config(app, access_log=False, lifespan="on", timeout_graceful_shutdown=drain_s)
+        settings = uvicorn.Config(app, access_log=False, lifespan="on")
         place = f"[{host}]" if ":" in host else host
         server = OrderlyServer(
             settings,
             allow_files(),
+            drain_s,
             lambda: click.echo(f"Seer running on http://{place}:{port} (Ctrl-C ends it)", err=True),
         )
         with suppress(KeyboardInterrupt):

@@ -35,28 +35,36 @@ class SharedWeightsRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Sealed memory of a process on this machine, which ends with its digest."""
 
     path: str
+    """The memory, as ``/proc/PID/fd/NUMBER``."""
     tensors: list[TensorSlice]
+    """The place of each tensor: name, type, shape, first byte, and the byte after the last."""
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """The digest of the tensors, as ``seer_core.weights.shared.digest_of`` computes it."""
 
 
 class UpdateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The query of ``PUT /v1/weights``, whose body is safetensors."""
 
     version: Annotated[int, Meta(ge=1)] | None = None
+    """The version that the weights get. Without it: one more than the present one."""
     wait_s: WaitS = LEAVE_S
+    """How long to wait for unfinished responses."""
 
 
 class LoadWeightsRequest(UpdateRequest, frozen=True):
-    """The body of ``POST /v1/weights``: a directory of safetensors, or shared memory."""
+    """The body of ``POST /v1/weights``: either a directory or shared memory."""
 
     directory: Annotated[str, Meta(min_length=1)] | None = None
+    """A directory of safetensors on the server's machine, below a root that the server was started with."""
     shared: SharedWeightsRequest | None = None
+    """Shared memory on the server's machine."""
 
 
 class SleepRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/sleep``."""
 
     wait_s: WaitS = LEAVE_S
+    """How long to wait for unfinished responses."""
 
 
 @attrs.define(eq=False)

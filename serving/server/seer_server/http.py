@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -115,6 +116,7 @@ def guarded(handler: Handler, token: str | None) -> Handler:
     If there is none, it refuses those that a web page from elsewhere may have made.
     """
 
+    @wraps(handler)
     async def checked(request: Request) -> Response:
         if token is None:
             _require_loopback(request)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import resource
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -27,12 +32,23 @@ def allow_files() -> int:
     return most
 
 
+HANG_UP_S = 10.0
+"""In which answers end whose connections are closed; uvicorn then cancels the rest, with a traceback each."""
+
+
 class OrderlyServer(uvicorn.Server):
     """Makes room for new connections, and ends its engines in order, however many signals arrive."""
 
-    def __init__(self, config: uvicorn.Config, files: int, started: Callable[[], None]) -> None:
-        """Take uvicorn's settings, how many files may be open, and what to call once clients are served."""
+    def __init__(
+        self, config: uvicorn.Config, files: int, drain_s: float, started: Callable[[], None]
+    ) -> None:
+        """Take uvicorn's settings, how many files may be open, and what to call once clients are served.
+
+        After a signal responses have ``drain_s`` seconds to end.
+        """
+        config.timeout_graceful_shutdown = math.ceil(drain_s + HANG_UP_S)
         super().__init__(config)
+        self._drain_s = drain_s
         self._when_started = started
         self._most_connections = max(1, files - SPARE_FILES)
         self._idle: set[object] = set()
@@ -42,6 +58,28 @@ class OrderlyServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._when_started()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGHUP as uvicorn takes SIGTERM: a terminal that closes ends the server in order."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let responses end, and hang up on the clients of those that have not in time."""
+        drained = asyncio.get_running_loop().call_later(self._drain_s, self._hang_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            drained.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first one lets responses end, another one gives them up."""

@@ -18,6 +18,7 @@ __all__ = [
     "error_body",
     "parse",
     "records",
+    "skipped_tokens",
 ]
 
 LONGEST_FAULT = 300
@@ -43,36 +44,58 @@ NEUTRAL: dict[str, Any] = {
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """OpenAI's: ``include_usage`` adds the numbers of tokens, in an event after the last choice's."""
+    """Options of a stream, as OpenAI has them, and one of Seer's."""
 
     include_usage: bool = False
+    """Whether the numbers of tokens follow in an event after the last choice's."""
+    skip_tokens: list[Annotated[int, Meta(ge=0)]] | None = None
+    """Tokens of each choice that the client has of a stream that broke off; this one begins after them."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that completions and chats share.
 
-    ``return_token_ids`` is vLLM's; ``group``, ``priority`` and ``timeout_s`` are Seer's.  An absent field
-    has the value of ``[rollout]``, but for ``n``.
+    An absent field has the value of ``[rollout]``, but for ``n``.
     """
 
     model: str | None = None
+    """The name of the model that is served; it may be left out."""
     n: Annotated[int, Meta(ge=1)] = 1
+    """How many responses are wanted for each prompt."""
     max_tokens: int | None = None
+    """The most tokens of each response."""
     temperature: float | None = None
+    """The sampling temperature; 0 is greedy."""
     top_p: float | None = None
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
     top_k: int | None = None
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
     seed: int | None = None
+    """The group's seed."""
     stream: bool | None = None
+    """Whether the tokens are sent as server-sent events while they are written."""
     stream_options: StreamOptions | None = None
+    """Options of the stream."""
     return_token_ids: bool | None = None
+    """Whether the answer has token ids beside the text; a field of vLLM's."""
     group: str | None = None
+    """The id of the group, a field of Seer's. The header ``X-Seer-Group`` gives it where this is absent."""
     priority: int | None = None
+    """The group's label ``priority``, which strategies see; a field of Seer's. The header ``X-Seer-Priority``
+    gives it where this is absent.
+    """
     timeout_s: float | None = None
+    """Responses that are not over so long after their submission are aborted; a field of Seer's."""
     user: str | None = None
+    """Accepted, and not used."""
     frequency_penalty: float | None = None
+    """Only 0 is accepted."""
     presence_penalty: float | None = None
+    """Only 0 is accepted."""
     logit_bias: Any = None
+    """Only an empty table is accepted."""
     stop: Any = None
+    """Only an empty list is accepted."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the part of each record that is the prompt, as ``Runtime.groups`` takes it.
@@ -89,13 +112,18 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """The body of a request for completions.  ``logprobs`` are those of the sampled tokens alone."""
+    """The body of ``POST /v1/completions``."""
 
     prompt: str | list[Any]
+    """Text, a list of token ids, or a list of either."""
     logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
+    """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
     best_of: int | None = None
+    """Only 1 is accepted."""
     echo: bool | None = None
+    """Only false is accepted."""
     suffix: Any = None
+    """Only an empty text is accepted."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return text or token ids of each prompt."""
@@ -110,16 +138,24 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """The body of a request for a chat's next message.  ``logprobs`` are those of the sampled tokens."""
+    """The body of ``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]]
+    """The messages of the chat, each with a ``role`` and a ``content`` of text."""
     max_completion_tokens: int | None = None
+    """The most tokens of each response; it goes before ``max_tokens``, its old name."""
     logprobs: bool | None = None
+    """Whether the answer has log-probs, of the sampled tokens alone."""
     top_logprobs: int | None = None
+    """Only 0 is accepted."""
     parallel_tool_calls: bool | None = None
+    """Accepted, and not used."""
     response_format: Any = None
+    """Only plain text is accepted."""
     tool_choice: Any = None
+    """Only ``none`` is accepted."""
     tools: Any = None
+    """Only an empty list is accepted."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the messages, which the model's template makes one prompt of."""
@@ -152,6 +188,22 @@ def parse(body: bytes, kind: type[A]) -> A:
     if asked.stream_options is not None and not asked.stream:
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
     return asked
+
+
+def skipped_tokens(asked: GenerationRequest, choices: int) -> list[int]:
+    """Return after how many tokens of each choice the stream begins.
+
+    Raises:
+        PromptError: another number of choices is named, or the same tokens would not come again.
+    """
+    skip = asked.stream_options.skip_tokens if asked.stream_options is not None else None
+    if skip is None:
+        return [0] * choices
+    if len(skip) != choices:
+        raise PromptError(f"skip_tokens has {len(skip)} numbers for {choices} choices; give one for each")
+    if asked.group is None and asked.seed is None:
+        raise PromptError("skip_tokens is for tokens that come again; name the group or the seed they had")
+    return skip
 
 
 def records(asked: GenerationRequest, group: str) -> list[dict[str, Any]]:

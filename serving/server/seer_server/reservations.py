@@ -31,30 +31,49 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 
 
 class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/reservations``; ``groups`` are records, whose prompts may still be missing."""
+    """The body of ``POST /v1/reservations``."""
 
     groups: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    """Records as in a prompts file, whose prompts may still be missing."""
     iteration: Annotated[int, Meta(ge=0)] = 0
+    """The iteration, from which seeds follow."""
     weight_version: int | None = None
+    """The version that the groups need. Without it any will do."""
     prompt_wait_s: Annotated[float, Meta(ge=0, le=600)] = 2.0
+    """How long the groups wait for the last prompt, from the first on."""
     progress_s: ProgressS = 5.0
+    """The stream has a line of progress after so long without another line."""
 
 
 class RowRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/rows``: one row of a group, and what the group's reservation left out."""
+    """The body of ``POST /v1/rows``: one row of a group, and the fields that the group's reservation left
+    out.
+    """
 
     group_id: str
+    """The reserved group."""
     index: Annotated[int, Meta(ge=0)]
+    """The number of the response within its group."""
     prompt: str | None = None
+    """The prompt as text."""
     prompt_token_ids: list[int] | None = None
+    """The prompt as token ids."""
     messages: list[dict[str, Any]] | None = None
+    """The prompt as messages of a chat."""
     max_tokens: int | None = None
+    """The most tokens of the response."""
     temperature: float | None = None
+    """The sampling temperature; 0 is greedy."""
     top_p: float | None = None
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
     top_k: int | None = None
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
     weight_version: int | None = None
+    """The version that the row needs. Without it any will do."""
     progress_s: ProgressS = 5.0
+    """The stream has a line of progress after so long without another line."""
     encoding: Encoding = "list"
+    """How token ids and log-probs are written: as lists, or as base64 of little-endian int32 and float32."""
 
     @property
     def given(self) -> dict[str, Any]:

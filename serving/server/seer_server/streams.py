@@ -63,7 +63,8 @@ async def results(
     left, written, failed = set(names), 0, 0
     while left:
         try:
-            found = await asyncio.wait_for(updates.get(), progress_s)
+            async with asyncio.timeout(progress_s):  # wait_for may swallow a cancellation in Python 3.11
+                found = await updates.get()
         except TimeoutError:
             tokens = written + broker.written(left)
             counts = {"requests": len(names), "finished": len(names) - len(left), "tokens": tokens}

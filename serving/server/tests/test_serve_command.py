@@ -89,6 +89,18 @@ def test_a_server_that_was_killed_gives_the_same_when_it_is_back_and_ends_in_ord
     assert process.wait(60) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
+def test_a_terminal_that_closes_ends_it_in_order(start):
+    process, url = start("--port", "0", "--drain-s", "1")
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port), 60) as client:
+        client.sendall(half_a_request(url))
+        ask(url)
+        process.send_signal(signal.SIGHUP)
+        rest = process.stderr.read()
+    assert process.wait(60) == 0
+    assert "Application shutdown complete" in rest
+    assert "Traceback" not in rest
+
+
 def test_a_taken_port_is_reported_before_engines_start(start):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

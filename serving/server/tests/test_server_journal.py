@@ -1,5 +1,6 @@
 """A server with a journal: a request that comes again, after a death on either side, goes on where it was."""
 
+import json
 import re
 import subprocess
 import sys
@@ -125,3 +126,74 @@ def test_other_prompts_of_the_same_name_are_answered_anew(serve_by_hand, playing
             finish(served, engine, "g/0", tokens)
             [choice] = waiting.result(PATIENCE_S).json()["choices"]
             assert len(choice["token_ids"]) == tokens
+
+
+def stream(url, body, more=10**9):
+    """Return tokens and text of each choice of a stream; after ``more`` events its client is gone."""
+    tokens, texts = {}, {}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body | {"stream": True}, headers=headers
+    ) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+                tokens.setdefault(choice["index"], []).extend(choice["token_ids"])
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+                more -= 1
+            if more <= 0:
+                break
+    return [tokens.get(each, []) for each in range(body["n"])], texts
+
+
+def test_a_stream_goes_on_after_the_tokens_that_its_client_has(start, tmp_path):
+    body = {"prompt": [5, 6], "n": 4, "group": "g", "max_tokens": 600, "return_token_ids": True}
+    process, url = start("--journal", tmp_path / "journal")
+    had, _ = stream(url, body, more=9)
+    process.kill()
+    process.wait(PATIENCE_S)
+    assert 0 < sum(map(len, had)) < 300
+    _, url = start("--journal", tmp_path / "journal")
+    skip = [len(tokens) for tokens in had]
+    rest, _ = stream(url, body | {"stream_options": {"skip_tokens": skip}})
+    whole, _ = stream(url, body)
+    assert [tokens + more for tokens, more in zip(had, rest, strict=True)] == whole
+
+
+def test_the_text_of_a_stream_that_goes_on_fits_what_its_client_has(serve_by_hand, playing, pool):
+    class Tokenizer:
+        """Two tokens are a character."""
+
+        eos_token_id = 0
+
+        def decode(self, token_ids):
+            broken = "\N{REPLACEMENT CHARACTER}" * (len(token_ids) % 2)
+            return "".join(chr(97 + each % 26) for each in token_ids[1::2]) + broken
+
+    engine = playing.Hand()
+    with serve_by_hand(engine, tokenizer=Tokenizer()) as served:
+        body = BODY | {"n": 1}
+        texts = []
+        for skipped in (0, 3, 4, 9):
+            waiting = pool.submit(stream, served.url, body | {"stream_options": {"skip_tokens": [skipped]}})
+            finish(served, engine, "g/0", 6, stopped=False)
+            finish(served, engine, "g/0", 2)
+            [tokens], text = waiting.result(PATIENCE_S)
+            assert len(tokens) == max(0, 8 - skipped)
+            texts.append(text[0])
+    assert texts == ["gikm"[:4], texts[0][1:], texts[0][2:], ""]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"group": "g", "stream_options": {"skip_tokens": [1]}}, "skip_tokens has 1 numbers for 2 choices"),
+        ({"group": None, "stream_options": {"skip_tokens": [1, 1]}}, "name the group or the seed"),
+        ({"group": "g", "stream_options": {"skip_tokens": [1, -1]}}, "`$.stream_options.skip_tokens[1]`"),
+    ],
+)
+def test_a_stream_cannot_skip(body, message, serve_by_hand, playing):
+    with serve_by_hand(playing.Hand()) as served:
+        answer = httpx.post(f"{served.url}/v1/completions", json=BODY | {"stream": True} | body)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]

@@ -34,16 +34,18 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 
 
 class TrainingState(msgspec.Struct, frozen=True):
-    """The state of a run: how many ``iterations`` are done, under which seed and settings.
-
-    ``model`` is the directory of the first weights.
-    """
+    """The state of a training run."""
 
     iterations: int
+    """How many iterations are done."""
     seed: int
+    """The run's seed."""
     train: TrainTable
+    """The ``[train]`` table."""
     rollout: RolloutTable
+    """The ``[rollout]`` table."""
     model: str
+    """The directory of the first weights."""
 
 
 def state_of(iterations: int, table: TrainTable, config: Config) -> TrainingState:

@@ -34,54 +34,61 @@ Parallel = Annotated[int, Meta(ge=1, le=1024)]
 
 
 class RewardsTable(Struct, frozen=True):
-    """``[train.rewards]``: processes that compute rewards, and how long one response may take."""
+    """``[train.rewards]``: the processes that compute rewards."""
 
     workers: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """How many processes compute rewards."""
     timeout_s: Seconds = 10.0
+    """How long the reward of one response may take."""
 
 
 class LossTable(Struct, frozen=True):
-    """``[train.loss]``: a token-level policy gradient with clipping; see ``seer_rl.losses``.
-
-    ``epochs`` updates are made of one iteration's batch: with one, old and new policy are the same and
-    nothing is clipped.  ``kl`` weighs the distance from the first weights; above 0 the trainer keeps those.
-    ``scale`` divides advantages by the standard deviation of their group.
-    """
+    """``[train.loss]``: a token-level policy gradient with clipping; see ``seer_rl.losses``."""
 
     clip_low: Share = 0.2
+    """How far the ratio of new and old policy may fall below 1 before it is clipped."""
     clip_high: NotNegative = 0.28
+    """How far the ratio of new and old policy may rise above 1 before it is clipped."""
     kl: NotNegative = 0.0
+    """The weight of the distance from the first weights; above 0 the trainer keeps those."""
     scale: bool = True
+    """Whether advantages are divided by the standard deviation of their group."""
     epochs: Count = 1
+    """Updates that are made of one iteration's batch. With one, old and new policy are the same and nothing
+    is clipped.
+    """
 
 
 class EvaluationTable(Struct, frozen=True):
-    """``[train.evaluation]``: held-out prompts, scored by the same reward and never trained on.
-
-    ``prompts`` is as in ``[train]``, empty for none; a function is always called for iteration 0, so that
-    prompts and seeds are the same each time.  It happens before every iteration whose number ``every``
-    divides, and after the last.
-    """
+    """``[train.evaluation]``: held-out prompts, scored by the same reward and never trained on."""
 
     prompts: str = ""
+    """A file or a function, as in ``[train]``; empty for none. A function is always called for iteration 0,
+    so that prompts and seeds are the same each time.
+    """
     groups: Count = 16
+    """How many prompts are evaluated."""
     every: Count = 10
+    """Prompts are evaluated before every iteration whose number this divides, and after the last."""
 
 
 class OptimizerTable(Struct, frozen=True):
-    """``[train.optimizer]``: AdamW.
-
-    The rate rises over ``warmup`` updates to ``learning_rate`` and falls linearly to 0 at update ``decay``;
-    0 means that it does not.  A gradient whose norm is above ``max_grad_norm`` is shortened to that.
-    """
+    """``[train.optimizer]``: AdamW."""
 
     learning_rate: Positive = 1e-6
+    """The learning rate after the warm-up."""
     beta1: Share = 0.9
+    """AdamW's decay of the mean of gradients."""
     beta2: Share = 0.95
+    """AdamW's decay of the mean of squared gradients."""
     weight_decay: NotNegative = 0.0
+    """AdamW's decay of weights."""
     warmup: OwnCount = 0
+    """The updates over which the rate rises to ``learning_rate``; 0 begins with it."""
     decay: OwnCount = 0
+    """The update at which the rate, which falls linearly, is 0; 0 means that it does not fall."""
     max_grad_norm: Positive = 1.0
+    """A gradient whose norm is larger is shortened to this."""
 
     def rate(self, update: int) -> float:
         """Return the learning rate of an update, counted from 0."""
@@ -96,40 +103,45 @@ class OptimizerTable(Struct, frozen=True):
 class TorchTable(Struct, frozen=True):
     """``[train.torch]``: the trainer ``torch``, one process, and the ranks of ``megatron``; in float32.
 
-    A micro-batch holds ``micro_tokens``; ``packed`` lays its samples out in one row, for attention that
-    needs no mask to keep them apart, as on GPUs.  Losses move by rounding with any of these.
+    Losses move by rounding with any of these.
     """
 
     device: str = "cpu"
+    """The torch device on which the trainer computes."""
     threads: Count = 1
+    """Threads of the trainer on a CPU."""
     micro_tokens: Count = 2048
+    """The tokens of a micro-batch."""
     packed: bool = False
+    """Whether a micro-batch lays its samples out in one row, for attention that keeps them apart without a
+    mask, as on GPUs.
+    """
 
 
 class TrackingTable(Struct, frozen=True):
-    """``[train.tracking]``: where the metrics go beside ``metrics.jsonl``.
-
-    ``tensorboard`` writes event files into ``tensorboard/``; ``wandb`` is a project of Weights & Biases,
-    empty for none.
-    """
+    """``[train.tracking]``: where the metrics go beside ``metrics.jsonl``."""
 
     tensorboard: bool = False
+    """Whether event files are written into ``tensorboard/``."""
     wandb: str = ""
+    """The project of Weights & Biases; empty for none."""
 
 
 class MegatronTable(Struct, frozen=True):
     """``[train.megatron]``: the trainer ``megatron``, and how it shares the work out over processes.
 
-    ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` stages the layers, and
-    ``data_parallel`` replicas the micro-batches; there are as many ranks as their product, on one machine.
-    Where no rank gets any further for ``timeout_s``, in a micro-batch or in an exchange, training ends.
-    Device, threads of a rank and micro-batches are those of ``[train.torch]``.
+    There are as many ranks as the product of the three layouts, on one machine.  Device, threads of a rank
+    and micro-batches are those of ``[train.torch]``.
     """
 
     tensor_parallel: Parallel = 1
+    """The ranks that share each layer."""
     pipeline_parallel: Parallel = 1
+    """The stages among which the layers are shared out."""
     data_parallel: Parallel = 1
+    """The replicas among which the micro-batches are shared out."""
     timeout_s: Seconds = 600.0
+    """Training ends where no rank gets any further for so long, in a micro-batch or in an exchange."""
 
     @property
     def ranks(self) -> int:
@@ -138,46 +150,58 @@ class MegatronTable(Struct, frozen=True):
 
 
 class TrainTable(Struct, frozen=True):
-    """``[train]``: what to train on, for how long, and with which trainer.
-
-    ``prompts`` is a file of JSON lines, of which each iteration takes the next ``groups``, or
-    ``FILE.py:FUNCTION``, a function of the iteration, ``groups`` and the seed that returns such records.
-    ``reward`` is ``FILE.py:FUNCTION`` or ``package.module:FUNCTION``: it takes a ``seer_rl.Response`` and
-    returns a number.  ``model`` is the directory of the first weights; empty for the engine's.  ``trainer``
-    is ``torch``, ``megatron`` or names a factory.  Paths are relative to the config file.
-
-    ``weights`` is how new ones get to the engines: by the directory ``weights/`` beside the metrics, or
-    in memory, which only engines on the trainer's machine can read.
-
-    A ``colocated`` trainer shares the engines' devices: they sleep while it trains.
-
-    A ``journal`` keeps the tokens of rollouts since the last checkpoint: those of a response are on disk, or
-    with the operating system, before it counts as finished.
-
-    Each ``save_every`` iterations a checkpoint is written, of which the last ``keep`` stay.  Training stops
-    where engine and trainer differ by more than ``max_dlogp`` nats on average, 0 for no limit: then the
-    engines do not have the trainer's weights.
+    """``[train]``: the prompts to train on, for how long, and with which trainer.  Paths are relative to the
+    config file.
     """
 
     prompts: str
+    """A file of JSON lines, of which each iteration takes the next ``groups``, or ``FILE.py:FUNCTION``, a
+    function of the iteration, ``groups`` and the seed that returns such records.
+    """
     reward: str
+    """``FILE.py:FUNCTION`` or ``package.module:FUNCTION``: it takes a ``seer_rl.Response`` and returns a
+    number.
+    """
     iterations: Count = 100
+    """How many iterations are trained."""
     groups: Count = 16
+    """The prompts of one iteration."""
     model: str = ""
+    """The directory of the first weights; empty for the engine's."""
     trainer: str = "torch"
+    """``torch``, ``megatron``, or a factory of your own, as ``FILE.py:CLASS`` or ``package.module:CLASS``."""
     weights: Literal["directory", "shared_memory"] = "directory"
+    """How new weights get to the engines: by the directory ``weights/`` beside the metrics, or in memory,
+    which only engines on the trainer's machine can read.
+    """
     colocated: bool = False
+    """Whether the trainer shares the engines' devices: they sleep while it trains."""
     journal: Literal["disk", "system", "none"] = "disk"
+    """Whether the tokens of a response are on disk, or with the operating system, before it counts as
+    finished. The journal keeps those of rollouts since the last checkpoint; ``none`` keeps nothing.
+    """
     save_every: Count = 1
+    """A checkpoint is written after so many iterations."""
     keep: Count = 2
+    """How many of the last checkpoints stay."""
     max_dlogp: NotNegative = 0.01
+    """Training stops where the log-probs of engine and trainer differ by more nats on average: then the
+    engines do not have the trainer's weights. 0 means no limit.
+    """
     rewards: RewardsTable = RewardsTable()
+    """The processes that compute rewards."""
     loss: LossTable = LossTable()
+    """The policy gradient."""
     evaluation: EvaluationTable = EvaluationTable()
+    """Held-out prompts."""
     optimizer: OptimizerTable = OptimizerTable()
+    """The optimizer."""
     torch: TorchTable = TorchTable()
+    """The trainer ``torch``."""
     tracking: TrackingTable = TrackingTable()
+    """Where metrics go besides the file."""
     megatron: MegatronTable = MegatronTable()
+    """The trainer ``megatron``."""
 
 
 def engine_models(config: Config) -> dict[str, Path]:

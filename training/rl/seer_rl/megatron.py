@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from seer_core.errors import ConfigError
+from seer_core.installation import how_to_install
 from seer_rl.agreement import agreement
 from seer_rl.config import TrainTable
 from seer_rl.errors import TrainError
@@ -41,7 +42,7 @@ class MegatronTrainer(Trainer):
                 divide it.
         """
         if find_spec("megatron") is None:
-            raise ConfigError("Megatron-core is not installed; pip install megatron-core==0.16.1")
+            raise ConfigError(f"Megatron-core is not installed; {how_to_install('megatron', '`make setup`')}")
         try:
             self._config: Any = AutoConfig.from_pretrained(model, local_files_only=True)
         except (OSError, ValueError) as error:

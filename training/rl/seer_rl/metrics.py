@@ -15,10 +15,53 @@ from seer_core.json_files import JsonFormat, read_bytes
 from seer_core.line_files import LineFile
 from seer_rl.trackers import Trackers
 
-__all__ = ["METRICS", "MetricsLog", "metrics_file", "records"]
+__all__ = ["FIELDS", "METRICS", "MetricsLog", "metrics_file", "records"]
 
 METRICS = "metrics.jsonl"
 REMEDY = "move it away"
+
+FIELDS = {
+    "iteration": "the iteration, from 0",
+    "weight_version": "the version of the weights that wrote the responses",
+    "responses": "the responses that were rolled out",
+    "failed_responses": "responses that an engine failed or that were aborted",
+    "failed_rewards": "responses whose reward failed",
+    "reward_mean": "the mean reward",
+    "mixed_groups": "the share of the groups whose rewards are not all the same",
+    "tokens": "the tokens of all responses",
+    "mean_tokens": "the mean length of a response",
+    "max_tokens": "the longest response",
+    "cut": "the share of the responses that their limit ended",
+    "rewards_sha256": "the digest of all rewards",
+    "tokens_sha256": "the digest of all tokens",
+    "engine_logprobs_sha256": "the digest of the engine's log-probs",
+    "trained_tokens": "the tokens that were trained on",
+    "loss": "the loss, as a mean over the updates",
+    "grad_norm": "the norm of the gradient, as a mean over the updates",
+    "learning_rate": "the learning rate of the last update",
+    "clipped": "the share of the tokens at which the loss was clipped",
+    "kl": "the mean distance from the first weights, 0 unless `[train.loss].kl` is above 0",
+    "dlogp_mean": "the mean difference of the engine's log-probs and the trainer's, in nats",
+    "dlogp_p9999": "the difference that one token in 10,000 exceeds, in nats",
+    "dlogp_max": "the largest difference, in nats",
+    "weights_sha256": "the digest of the new weights",
+    "evaluations": "of each evaluation that ended: `weight_version`, `reward_mean`, `mean_tokens`, failures",
+    "tokens_per_s": "the throughput of the rollout",
+    "tail_s": "the seconds spent solely on the last tenth of the requests to finish",
+    "chunks": "the chunks of the rollout",
+    "preemptions": "how often engines preempted chunks",
+    "instances_lost": "how often an instance was lost",
+    "resumed_tokens": "the tokens that an earlier process wrote",
+    "acceptance_length": "the tokens per step and request",
+    "rollout_s": "the seconds of the rollout",
+    "rewards_s": "the seconds that training waited for rewards",
+    "training_s": "the seconds of training",
+    "weights_s": "the seconds of the update of the engines' weights",
+    "evaluation_s": "the seconds that training waited for evaluations",
+    "checkpoint_s": "the seconds that training waited for the checkpoint before",
+    "sleep_s": "the seconds in which engines fell asleep or woke",
+}
+"""The fields of a line, and their meanings; a trainer of another kind may add its own."""
 
 log = structlog.get_logger("seer")
 

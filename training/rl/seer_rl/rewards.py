@@ -28,14 +28,18 @@ __all__ = ["RewardAnswer", "RewardPool"]
 START_S = 120.0
 """A reward may import a verifier with its models, which takes a while."""
 
+MOST_LATE = 16
+"""Responses in a row that may cost a reward its whole time limit; then it is not asked any more."""
+
 log = structlog.get_logger("seer")
 
 
 class RewardAnswer(msgspec.Struct, frozen=True):
-    """A message of a reward process: that it is up, a reward, or what went wrong."""
+    """A message of a reward process: that it is up, a reward, or what went wrong; ``late`` if none came."""
 
     reward: float = 0.0
     error: str = ""
+    late: bool = False
 
 
 class RewardPool:
@@ -44,6 +48,7 @@ class RewardPool:
     def __init__(self, reference: str, base_dir: Path, workers: int, timeout_s: float) -> None:
         self._workers = [_Worker(reference, base_dir) for _ in range(workers)]
         self._timeout_s = timeout_s
+        self._late = 0
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(workers, "seer-reward")
 
@@ -74,7 +79,10 @@ class RewardPool:
             worker.kill()
 
     def submit(self, response: Response) -> Future[float]:
-        """Return the future reward of a response; a ``RewardError`` if it has none."""
+        """Return the future reward of a response; a ``RewardError`` if it has none.
+
+        After ``MOST_LATE`` responses in a row that took too long no further one is judged.
+        """
         return self._threads.submit(self._judge, response)
 
     def _judge(self, response: Response) -> float:
@@ -82,6 +90,11 @@ class RewardPool:
             line = msgspec.json.encode(response)
         except (TypeError, ValueError) as error:
             raise RewardError(f"its metadata is no JSON: {error}") from error
+        if self._late >= MOST_LATE:
+            raise RewardError(
+                f"{self._late} responses before it took longer than {self._timeout_s:g} s, one after the"
+                " other; mend the reward, or raise [train.rewards].timeout_s"
+            )
         worker = self._idle.get()  # there are as many as threads
         try:
             try:
@@ -99,6 +112,7 @@ class RewardPool:
             raise RewardError(f"no process could be started in place of one that ended: {error}") from error
         finally:
             self._idle.put(worker)
+        self._late = self._late + 1 if answer.late else 0
         if answer.error:
             raise RewardError(answer.error)
         return answer.reward
@@ -158,7 +172,7 @@ class _Worker:
             return self._answer(timeout_s)
         except TimeoutError:
             self.kill()
-            return RewardAnswer(error=f"it took longer than {timeout_s:g} s")
+            return RewardAnswer(error=f"it took longer than {timeout_s:g} s", late=True)
 
     def _answer(self, timeout_s: float) -> RewardAnswer:
         process = self._process

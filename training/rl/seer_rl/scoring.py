@@ -31,6 +31,9 @@ __all__ = [
 
 log = structlog.get_logger("seer")
 
+MOST_NAMED = 10
+"""Prompts that a warning names."""
+
 
 @attrs.frozen(eq=False)
 class FinishedResponse:
@@ -65,7 +68,8 @@ def score(finished: Sequence[FinishedResponse]) -> list[ScoredResponse]:
             failed.setdefault(str(error), []).append(each.completion.request_id)
         scored.append(ScoredResponse(each.group, each.completion, reward))
     for reason, requests in failed.items():
-        log.warning("reward_failed", responses=len(requests), first=requests[0], reason=reason)
+        prompts = list(dict.fromkeys(name.rpartition("/")[0] for name in requests))
+        log.warning("reward_failed", responses=len(requests), prompts=prompts[:MOST_NAMED], reason=reason)
     return scored
 
 

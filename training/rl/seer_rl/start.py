@@ -14,6 +14,7 @@ from seer_cli.status import StatusFile
 
 from seer_core import Config, Session
 from seer_core.errors import ConfigError, OutputError, SeerError, quote
+from seer_core.installation import how_to_install
 from seer_core.line_files import claim
 from seer_core.ports.contracts import flaw_of
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
@@ -238,6 +239,6 @@ def _plot(out: Path) -> None:
         if found := records(out):
             draw(out / PLOT, found)
     except ImportError as error:
-        log.warning("no_plot", reason=f"{error}; pip install matplotlib")
+        log.warning("no_plot", reason=f"{error}; {how_to_install('train', '`make setup`')}")
     except Exception as error:
         log.warning("no_plot", reason=str(error))

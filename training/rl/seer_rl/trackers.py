@@ -16,6 +16,7 @@ import structlog
 from seer_cli.output import replacing
 
 from seer_core.errors import ConfigError, OutputError
+from seer_core.installation import how_to_install
 from seer_rl.config import TrainTable
 
 __all__ = ["Trackers", "points", "tracking"]
@@ -113,7 +114,8 @@ class TensorBoard:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ConfigError(
-                f"[train.tracking].tensorboard needs TensorBoard ({error}); pip install tensorboard"
+                f"[train.tracking].tensorboard needs TensorBoard ({error});"
+                f" {how_to_install('train', '`make setup`')}"
             ) from error
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary

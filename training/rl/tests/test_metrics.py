@@ -2,6 +2,7 @@
 
 import pytest
 import structlog
+from seer_rl.metrics import FIELDS
 from training_runs import RecordingListener, fail, read_metrics, reproducible, run
 
 from seer_core.errors import OutputError
@@ -45,3 +46,12 @@ def test_metrics_without_a_last_end_of_line_lose_none_and_others_are_one_error(c
     file.write_bytes(b"cut\n" + whole)
     with pytest.raises(OutputError, match=r"metrics\.jsonl:1: no metrics: .*; move it away"):
         run(path, out, resume=True)
+
+
+def test_every_field_of_a_line_is_described_and_every_field_that_is_described_occurs(config, tmp_path):
+    out = tmp_path / "out"
+    run(config(), out)
+    written = {name for line in read_metrics(out) for name in line}
+    assert written - FIELDS.keys() == set()
+    # This run has no evaluation, and its trainer shares no devices with the engines.
+    assert FIELDS.keys() - written == {"evaluation_s", "sleep_s"}

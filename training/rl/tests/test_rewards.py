@@ -9,7 +9,7 @@ import time
 
 import pytest
 import structlog
-from seer_rl import Response, RewardError
+from seer_rl import Response, RewardError, rewards
 from seer_rl.rewards import RewardPool
 
 from seer_core.errors import ConfigError
@@ -204,3 +204,15 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end
         os.sched_yield()
+
+
+def test_a_reward_that_always_hangs_is_not_asked_for_ever(pool, monkeypatch):
+    monkeypatch.setattr(rewards, "MOST_LATE", 3)
+    started = pool("time.sleep(60 * response.metadata['hang'])", timeout_s=0.3)
+    hangs = [1, 1, 0, 1, 1, 1, 1, 0]
+    reasons = [str(started.submit(response(hang=each)).exception()) for each in hangs]
+    assert ["longer than 0.3 s" in reason for reason in reasons] == [bool(each) for each in hangs[:6]] + [
+        True
+    ] * 2
+    given_up = "3 responses before it took longer than 0.3 s, one after the other"
+    assert [given_up in reason for reason in reasons] == [False] * 6 + [True] * 2

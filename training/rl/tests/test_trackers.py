@@ -109,7 +109,7 @@ class Wandb:
     ("module", "setting", "remedy"),
     [
         ("wandb", "train.tracking.wandb=ring", "pip install wandb"),
-        ("tensorboard.compat.proto", "train.tracking.tensorboard=true", r"pip install tensorboard"),
+        ("tensorboard.compat.proto", "train.tracking.tensorboard=true", r"run `make setup`"),
     ],
 )
 def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(
@@ -145,5 +145,5 @@ def test_without_matplotlib_training_ends_as_it_should_and_says_how_to_get_a_plo
 ):
     monkeypatch.setitem(sys.modules, "seer_rl.plots", None)
     run(config(), tmp_path / "out", "train.iterations=1")
-    assert "pip install matplotlib" in "".join(capsys.readouterr())
+    assert "run `make setup`" in "".join(capsys.readouterr())
     assert not (tmp_path / "out" / "training.png").exists()

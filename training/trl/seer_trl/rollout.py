@@ -13,7 +13,7 @@ from seer_core import Sampling, Session, SharedWeights
 from seer_core.errors import ConfigError, EngineError, OutputError
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 
 __all__ = ["SeerRollout"]
 
@@ -25,16 +25,20 @@ class SeerRollout:
     its output directory, or, with ``weights="shared_memory"``, in memory that engines on its machine read.
     Seeds follow from ``[seer].seed``, the trainer's step and the place in its batch, so training that is
     resumed goes on with the tokens that it would have had.  If the engines are ``colocated`` with the
-    trainer, on its devices, they sleep while it trains.
+    trainer, on its devices, they sleep while it trains.  With the trainer's ``args``, settings that Seer does
+    not support are refused at once: before the trainer is made and engines have started.
     """
 
     def __init__(
         self,
         session: Session,
+        args: GRPOConfig | None = None,
         *,
         weights: Literal["directory", "shared_memory"] = "directory",
         colocated: bool = False,
     ) -> None:
+        if args is not None:
+            check_settings(args)
         if weights not in ("directory", "shared_memory"):
             raise ConfigError(f"weights is {weights!r}; it is 'directory' or 'shared_memory'")
         self.session = session
@@ -114,7 +118,7 @@ class SeerRollout:
                 "prompt_token_ids": ids,
                 "n": len(list(members)),
                 "max_tokens": trainer.max_completion_length,
-                **_sampling(trainer).fields,
+                **_sampling(trainer.args).fields,
             }
             for number, ((_, ids), members) in enumerate(groupby(places))
         ]
@@ -135,24 +139,35 @@ def check(trainer: GRPOTrainer) -> None:
         raise ConfigError("Seer's engines load whole models, and this one has adapters; train without PEFT")
     if trainer.tools or trainer.environment_factories:
         raise ConfigError("Seer's rollouts call no tools and no environments; leave them out")
+    check_settings(trainer.args)
+
+
+def check_settings(args: GRPOConfig) -> None:
+    """Refuse settings of a trainer's that Seer's rollouts do not support.
+
+    Raises:
+        ConfigError: the error names the setting and the remedy.
+    """
+    if args.use_vllm:
+        raise ConfigError("use_vllm starts TRL's own vLLM, and Seer's engines take its place; leave it out")
     unknown = {
-        "min_p": trainer.min_p not in (None, 0.0),
-        "repetition_penalty": trainer.repetition_penalty != 1.0,
-        "generation_kwargs": bool(trainer.args.generation_kwargs),
+        "min_p": args.min_p not in (None, 0.0),
+        "repetition_penalty": args.repetition_penalty != 1.0,
+        "generation_kwargs": bool(args.generation_kwargs),
     }
     for name, given in unknown.items():
         if given:
             raise ConfigError(f"Seer does not sample by {name}; leave it out of GRPOConfig")
-    if trainer.vllm_importance_sampling_correction and not _sampling(trainer).raw:
+    if args.vllm_importance_sampling_correction and not _sampling(args).raw:
         raise ConfigError(
-            f"at temperature {trainer.temperature:g}, top_p {trainer.top_p:g} and top_k {trainer.top_k} the"
+            f"at temperature {args.temperature:g}, top_p {args.top_p:g} and top_k {args.top_k} the"
             " engines' log-probs, the model's own, are not those that TRL corrects by; sample at 1, 1 and 0,"
             " or set vllm_importance_sampling_correction=False"
         )
 
 
-def _sampling(trainer: GRPOTrainer) -> Sampling:
-    return Sampling.of(trainer.temperature, trainer.top_p, trainer.top_k)
+def _sampling(args: GRPOConfig) -> Sampling:
+    return Sampling.of(args.temperature, args.top_p, args.top_k)
 
 
 def _tensors(model: Any) -> Mapping[str, Any]:

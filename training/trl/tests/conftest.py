@@ -59,11 +59,40 @@ def make_model():
 
 
 @pytest.fixture
-def make_trainer(tmp_path, tokenizer):
-    """Return a function that makes a trainer: three groups of four a step, with settings of GRPOConfig."""
+def make_args(tmp_path):
+    """Return a function that makes a GRPOConfig: three groups of four a step, and settings beside it."""
+    from trl import GRPOConfig
+
+    def make(**settings):
+        return GRPOConfig(
+            **{
+                "output_dir": str(tmp_path / "out"),
+                "max_steps": 2,
+                "per_device_train_batch_size": 12,
+                "per_device_eval_batch_size": 6,
+                "num_generations": 4,
+                "max_completion_length": 16,
+                "learning_rate": 1e-3,
+                "use_cpu": True,
+                "bf16": False,
+                "gradient_checkpointing": False,
+                "logging_steps": 1,
+                "report_to": [],
+                "save_strategy": "no",
+                "disable_tqdm": True,
+                **settings,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(make_args, tokenizer):
+    """Return a function that makes a trainer of a GRPOConfig with these settings."""
     from datasets import Dataset
     from transformers.utils import logging
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     logging.disable_progress_bar()
 
@@ -79,25 +108,7 @@ def make_trainer(tmp_path, tokenizer):
             eval_dataset=Dataset.from_dict({"prompt": texts[:3]}),
             reward_funcs=reward,
             rollout_func=rollout,
-            args=GRPOConfig(
-                **{
-                    "output_dir": str(tmp_path / "out"),
-                    "max_steps": 2,
-                    "per_device_train_batch_size": 12,
-                    "per_device_eval_batch_size": 6,
-                    "num_generations": 4,
-                    "max_completion_length": 16,
-                    "learning_rate": 1e-3,
-                    "use_cpu": True,
-                    "bf16": False,
-                    "gradient_checkpointing": False,
-                    "logging_steps": 1,
-                    "report_to": [],
-                    "save_strategy": "no",
-                    "disable_tqdm": True,
-                    **settings,
-                }
-            ),
+            args=make_args(**settings),
         )
 
     return make

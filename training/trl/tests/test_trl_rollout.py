@@ -63,7 +63,7 @@ def test_the_example_of_the_page_trains(config, tokenizer, make_model, monkeypat
     monkeypatch.chdir(config.parent)
     tokenizer.save_pretrained("model")
     make_model().save_pretrained("model")
-    page = (Path(__file__).parents[3] / "docs/trl.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/guides/trl.md").read_text("utf-8")
     on_a_cpu = "use_cpu=True, bf16=False"
     assert on_a_cpu in page
     (source,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
@@ -194,7 +194,7 @@ def test_tokens_are_weighed_by_the_engines_logprobs_unless_that_is_off(config, m
     assert plain.weights != run.weights
 
 
-@pytest.mark.parametrize(
+UNSUPPORTED = pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"min_p": 0.1}, "does not sample by min_p; leave it out"),
@@ -203,11 +203,27 @@ def test_tokens_are_weighed_by_the_engines_logprobs_unless_that_is_off(config, m
         ({"temperature": 0.7}, "at temperature 0.7, top_p 1 and top_k 0 .* set vllm_importance_sampling"),
     ],
 )
+
+
+@UNSUPPORTED
 def test_sampling_that_seer_does_not_support_is_refused_before_a_rollout(
     config, make_trainer, settings, message
 ):
     with pytest.raises(ConfigError, match=message):
         train(config, make_trainer, **settings)
+
+
+@UNSUPPORTED
+def test_it_is_refused_before_engines_start_where_the_settings_are_given(
+    config, make_args, settings, message
+):
+    with pytest.raises(ConfigError, match=message):
+        SeerRollout(Session(config), make_args(**settings))
+
+
+def test_trl_s_own_vllm_is_refused_before_it_starts(config, make_args):
+    with pytest.raises(ConfigError, match="use_vllm starts TRL's own vLLM"):
+        SeerRollout(Session(config), make_args(use_vllm=True))
 
 
 def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkeypatch):

@@ -14,18 +14,18 @@ __all__ = ["Settings", "settings_of"]
 
 @dataclass(frozen=True)
 class Settings:
-    """``engine_kwargs.seer``: where ``seer serve`` listens, what it asks for, how long it waits.
-
-    ``patience_s`` is for how long to try where it cannot be reached.  ``prompt_wait_s`` bounds how long a
-    batch waits for its last prompt, from its first on; ``wait_s`` how long new weights and sleep wait for
-    responses that are not read any longer.
-    """
+    """``engine_kwargs.seer``: where ``seer serve`` listens, what it asks for, how long it waits."""
 
     url: str = "http://127.0.0.1:8000"
+    """The address of ``seer serve``."""
     token_file: str | None = None
+    """The file with the token that the server asks for; without it none is sent."""
     patience_s: float = 60.0
+    """For how long a server is tried that cannot be reached."""
     prompt_wait_s: float = 10.0
+    """How long a batch waits for its last prompt, from its first on."""
     wait_s: float = 60.0
+    """How long new weights and sleep wait for responses that are not read any longer."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

@@ -110,7 +110,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def configure(model):
-    """Return a function that makes verl's config for a server: the lines of ``docs/verl.md``, and others."""
+    """Return a function that makes verl's config for a server, ``docs/guides/verl.md`` with more lines."""
     rollout = "actor_rollout_ref.rollout"
     lines = [
         f"{rollout}.name=seer",

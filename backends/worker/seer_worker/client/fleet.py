@@ -44,25 +44,33 @@ OLD_LOGS_S = 7 * 24 * 3600.0
 """Age from which logs of a failure are taken for read."""
 
 Positive = Annotated[int, Meta(ge=1)]
+"""Type of a setting that is an integer, 1 or more."""
+
 Few = Annotated[int, Meta(ge=1, le=10_000)]
+"""Type of a setting that is an integer from 1 to 10,000, such as a number of instances or threads."""
 
 NAME_A_MODEL = "give a directory with a Hugging Face model's files; nothing is downloaded"
 
 
 class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the workers of an engine run, and how long they may take for what.
-
-    ``python`` is the interpreter that runs the workers, where the engine lives in an environment of its own.
-    Without ``log_dir`` the workers' logs go to a temporary directory and stay only if something goes
-    wrong.  An instance that sends nothing for ``silence_timeout_s`` while it has chunks counts as lost.
-    """
+    """How the workers of an engine run, and how long they may take."""
 
     python: str | None = None
+    """The interpreter that runs the workers, where the engine has an environment of its own; relative to the
+    config file. Without it: the running one, or the one that the engine's plug-in finds.
+    """
     start_timeout_s: Seconds = 180.0
+    """A worker that is not ready after so long counts as failed."""
     stop_timeout_s: Seconds = 10.0
+    """How long a worker may take to end by itself before it is killed."""
     control_timeout_s: Seconds = 120.0
+    """How long a worker may take for one call, such as an update of weights or sleep."""
     silence_timeout_s: Seconds = 300.0
+    """An instance that sends nothing for so long while it has chunks counts as lost."""
     log_dir: str | None = None
+    """The directory of the workers' logs, relative to the config file. Without it they go to a temporary
+    directory, and stay only if something goes wrong.
+    """
 
     def resolve(self, startup: Startup) -> Self:
         """Return them with absolute paths."""
@@ -111,17 +119,18 @@ def _remove_old_logs(prefix: str) -> None:
 
 
 class WorkerSettings(ProcessSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The keys that the table of every engine in worker processes has.
-
-    ``model`` is a directory, relative to the config file; ``max_model_tokens`` 0 means the model's own limit.
-    Placers see ``labels``, one table for all instances or a list with one for each.
-    """
+    """The keys that the table of every engine in worker processes has."""
 
     model: str
+    """The directory of a Hugging Face model, relative to the config file; nothing is downloaded."""
     instances: Few = 1
+    """How many instances there are."""
     max_model_tokens: Annotated[int, Meta(ge=0)] = 0
+    """The longest context, prompt and response together; 0 means the model's own limit."""
     max_running: Positive = 64
+    """The most requests that one instance decodes in a step."""
     labels: InstanceLabels = {}
+    """Labels that placers see: one table for all instances, or a list with one for each."""
 
 
 @attrs.frozen

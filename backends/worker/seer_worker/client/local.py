@@ -88,8 +88,11 @@ class LocalWorker(Channel):
         """Return the last lines of its log, unless the worker has sent the reason of its end."""
         if self.fatal is not None:
             return f"its log is {self._log_path}"
-        with self._log_path.open("rb") as log:
-            lines = log_tail(log, self._log_start)
+        try:
+            with self._log_path.open("rb") as log:
+                lines = log_tail(log, self._log_start)
+        except OSError as error:  # deleted, or its directory is
+            return f"its log {self._log_path} cannot be read: {error.strerror}"
         return "\n".join([f"the last lines of {self._log_path}:", *lines[-LOG_TAIL_LINES:]])
 
     def discard_log(self) -> None:

@@ -22,7 +22,10 @@ __all__ = ["DRAFTS", "INSTANCE", "SHARES_KV", "EngineAdapter", "LogitRow", "Reje
 
 
 class Rejected(EngineError):
-    """An instance will not do what it was asked for; nothing has changed, and it goes on."""
+    """An instance will not do as it was asked; nothing has changed, and it goes on.
+
+    Remedy: change the call as the message says.
+    """
 
 
 class LogitRow(NamedTuple):
@@ -156,11 +159,12 @@ class EngineAdapter(Protocol):
 
 
 DRAFTS = ("push_sibling_tokens", "forget_group", "degradations")
-"""What an instance that was given a draft source has to implement."""
+"""The methods that an instance with a draft source has to implement."""
 
 SHARES_KV = ("receive_pool_message", "take_pool_message", "forget_group", "degradations")
-"""What an instance that was given a KV store has to implement."""
+"""The methods that an instance with a KV store has to implement."""
 
 INSTANCE: ImportedClass[EngineAdapter] = ImportedClass(
     "engine", EngineAdapter, "correct what its plug-in names, or install it"
 )
+"""Imports an engine's adapter by the name that its plug-in gives."""
