@@ -17,6 +17,7 @@ from seer_core.plugins.config import make_config, structure
 from seer_core.plugins.loading import fill_slots
 from seer_core.plugins.slots import check_enabled
 from seer_lab.choose import choose_workload
+from seer_lab.drawing import importing_to_draw
 from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES, parse_policy
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
@@ -183,15 +184,7 @@ def _title(workload: Workload, seed: int, overrides: tuple[str, ...]) -> str:
 
 
 def _drawing(path: Path) -> Callable[[Path, Sequence[SimulatedIteration]], None]:
-    """Import what draws, or say how to get it, before any work starts.
-
-    Raises:
-        ConfigError: matplotlib is missing, or cannot write such files.
-    """
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--plot {path}: name a .svg or a .png file")
-    try:
+    """Import what draws, before any work starts; errors as ``importing_to_draw``."""
+    with importing_to_draw(path, "--plot", "--plot"):
         from seer_lab.plots import draw
-    except ImportError as error:
-        raise ConfigError(f"--plot needs matplotlib ({error}); pip install matplotlib") from error
     return draw

@@ -14,6 +14,7 @@ from seer_sim.pool import Settings as PoolSettings
 from seer_sim.settings import EmulatedSettings
 
 from seer_core.errors import ConfigError
+from seer_core.installation import how_to_install
 from seer_core.plugins.config import Config, structure
 from seer_core.ports.engine import EngineFleet
 from seer_lab.lengths import TrueLengths
@@ -27,9 +28,10 @@ SCHEDULERS = {"paced": "vllm", "paced-sglang": "sglang"}
 """Whose scheduler an engine of the laboratory has, by its name."""
 
 MISSING = {
-    "vllm": "--engine paced needs vLLM and the package seer-paced ({}); run `make setup`",
-    "sglang": "--engine paced-sglang needs the package seer-paced ({}) and SGLang; run `make setup` and"
-    " `make setup-sglang`",
+    "vllm": "--engine paced needs vLLM and the package seer-paced ({}); "
+    + how_to_install("paced,vllm", "`make setup`"),
+    "sglang": "--engine paced-sglang needs the package seer-paced ({}) and SGLang; "
+    + how_to_install("paced,sglang", "`make setup-sglang`"),
 }
 
 POOL_BYTES = 1 << 30

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from seer_cli.output import replacing
 
+from seer_lab.chunk_bars import TAIL_SHARE
 from seer_lab.simulate import SimulatedIteration
 from seer_lab.timeline import InstanceTimeline, LoadSample
 
@@ -20,9 +21,6 @@ __all__ = ["draw"]
 
 POINTS = 300
 """Moments at which loads are read off: about as many as a figure can show."""
-
-TAIL_SHARE = 0.9
-"""Requests finished when the tail begins."""
 
 
 def draw(path: Path, runs: Sequence[SimulatedIteration]) -> None:

@@ -45,7 +45,7 @@ LONGEST_PROMPT_TOKENS = 4096
 
 DRAFTING_S = 10e-3
 """What a step that drafts takes longer: it waits on the host for the tokens of the last one, leaves CUDA
-graphs, and samples again.  Assumed, see docs/reproduction.md."""
+graphs, and samples again.  Assumed, see docs/results/reproduction.md."""
 
 LATER_SEEDS = 1 << 20
 """Added to a seed for an iteration to come; far from those that users repeat over."""
@@ -237,7 +237,7 @@ CLUSTERS = {
 }
 
 # Requests, group sizes, longest and mean responses: the paper.  Sigma and group share are fitted (see
-# docs/reproduction.md).
+# docs/results/reproduction.md).
 LENGTHS = {
     "moonlight": DrawnLengths(400, 8, 22386, 65536, sigma=0.6, group_share=0.8),
     "qwen2-vl-72b": DrawnLengths(600, 16, 7615, 40960, sigma=1.0, group_share=0.8),

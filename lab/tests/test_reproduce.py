@@ -105,7 +105,7 @@ def test_groups_of_another_size_are_as_many_requests():
 def test_only_predictions_count_as_such():
     given, predicted = (next(row for row in ROWS if row.kind == kind) for kind in ("given", "predicted"))
     outcomes = [Outcome(given, given.paper * 2), Outcome(predicted, predicted.paper * 1.04)]
-    assert summary_of(outcomes) == "1 of 1 predictions within 10 %; median error 4.0%"
+    assert summary_of(outcomes) == "1 of 1 predictions are within 10 %, and the median error is 4.0%"
     assert summary_of(outcomes[:1]) == ""
 
 

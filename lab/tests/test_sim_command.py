@@ -229,7 +229,7 @@ def test_a_plot_without_matplotlib_says_how_to_get_it(sim, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "seer_lab.plots", None)
     result = sim("--plot", tmp_path / "sim.svg")
     assert result.exit_code == 2
-    assert "pip install matplotlib" in result.stderr
+    assert "make setup" in result.stderr
     assert not (tmp_path / "sim.svg").exists()
 
 

@@ -12,6 +12,7 @@ from seer_cli.common import main_options, table_console
 from seer_cli.output import check_writable, write_json
 
 from seer_core.errors import ConfigError, OutputError
+from seer_core.installation import how_to_install
 from seer_core.plugins.config import nearest
 from seer_lab.paper.report import write_report
 from seer_lab.paper.rows import ROWS, TABLES
@@ -66,7 +67,7 @@ def reproduce_command(
     \b
     Example:
       seer reproduce ablation length-context
-      seer reproduce all --report docs/reproduction.md --json reproduction.json
+      seer reproduce all --report docs/results/reproduction.md --json reproduction.json
     """
     for name in names:
         if name not in (*TABLES, "all"):
@@ -108,7 +109,9 @@ def _drawing(directory: Path) -> Callable[[Path, Sequence[Outcome], Runs], None]
     try:
         from seer_lab.paper.plots import draw_all
     except ImportError as error:
-        raise ConfigError(f"--plots needs matplotlib ({error}); pip install matplotlib") from error
+        raise ConfigError(
+            f"--plots needs matplotlib ({error}); {how_to_install('lab', '`make setup`')}"
+        ) from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The page docs/reproduction.md: generated tables in a hand-written text."""
+"""The page docs/results/reproduction.md: generated tables in a hand-written text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from seer_lab.paper.show import Outcome, markdown_of, summary_of
 __all__ = ["write_report"]
 
 TEMPLATE = "page.md"
-PLACE = re.compile(r"^\{(\S+)\}$", re.MULTILINE)
+PLACE = re.compile(r"\{([a-z-]+)\}")
 
 
 def write_report(path: Path, outcomes: Sequence[Outcome], seeds: int, command: str) -> None:
-    """Fill the template's ``{table}`` lines; those of tables that did not run stay empty.
+    """Fill the places of the template; those of tables that did not run stay empty.
 
     Raises:
         OutputError: the file cannot be written.
@@ -26,8 +26,10 @@ def write_report(path: Path, outcomes: Sequence[Outcome], seeds: int, command: s
 
     def filled(match: re.Match[str]) -> str:
         name = match[1]
+        if name == "command":
+            return command
         if name == "summary":
-            return f"`{command}`, {seeds} iterations: {summary_of(outcomes)}."
+            return f"Over {seeds} iterations: {summary_of(outcomes)}."
         return markdown_of(outcomes, name)
 
     text = files("seer_lab.paper").joinpath(TEMPLATE).read_text()

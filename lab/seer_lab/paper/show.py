@@ -57,7 +57,9 @@ def summary_of(outcomes: Iterable[Outcome]) -> str:
     if not sizes:
         return ""
     within = sum(size <= 0.1 for size in sizes)
-    return f"{within} of {len(sizes)} predictions within 10 %; median error {median(sizes):.1%}"
+    return (
+        f"{within} of {len(sizes)} predictions are within 10 %, and the median error is {median(sizes):.1%}"
+    )
 
 
 def tables_of(outcomes: Sequence[Outcome]) -> list[Table]:
