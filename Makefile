@@ -1,5 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo train test packages setup setup-core setup-sglang setup-verl check core-test fast-test verl-test bench-stale fix clean
+.PHONY: demo train test packages setup setup-core setup-sglang setup-verl setup-docs \
+	check core-test fast-test verl-test site site-test chromium bench-stale reference wheels fix clean
 
 ENGINE ?= vllm
 # SGLang has an environment of its own.
@@ -14,7 +15,7 @@ demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
-test: packages setup-sglang fast-test verl-test  ## Everything CI runs: style, types, import contracts, all tests.
+test: packages setup-sglang fast-test verl-test site-test  ## Everything CI runs: style, types, contracts, all tests.
 	.venv/bin/python -m pytest -m engine
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
@@ -36,8 +37,20 @@ core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an 
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest
 
+site: setup-docs  ## The documentation as a site that opens without a server: build/site/index.html.
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+site-test: chromium site  ## The site in a browser: links, widths, headings, accessibility, search.
+	cd docs_site && ../.venv-docs/bin/python -m pytest
+
+chromium:  ## The browser of site-test, which pip cannot bring.
+	@scripts/install-chromium
+
 bench-stale: setup  ## Results in bench/results whose code has changed since they were measured.
 	.venv/bin/python -m bench stale
+
+reference: setup  ## The generated pages of docs/reference, from docstrings, settings and commands.
+	.venv/bin/python -m reference
 
 fix: setup
 	.venv/bin/ruff check --fix .
@@ -52,8 +65,11 @@ setup-core:  ## The environment of core-test, .venv-core.
 setup-sglang: setup  ## The environment of SGLang's workers, .venv-sglang, for machines without a GPU.
 	@scripts/setup-sglang
 
+setup-docs:  ## The environment of site and site-test, .venv-docs.
+	@scripts/setup-docs
+
 setup-verl: setup  ## An environment of verl's, .venv-verl, for machines without a GPU.
 	@scripts/setup-verl
 
 clean:
-	rm -rf .venv .venv-core .venv-sglang .venv-verl build out
+	rm -rf .venv .venv-core .venv-sglang .venv-verl .venv-docs build out
