@@ -15,9 +15,11 @@ def main() -> None:
     for number in handled:
         signal.signal(number, _leave)
     from seer_cli import main as command
+    from seer_cli.standard_error import outlive_reader
 
     for number in handled:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    outlive_reader()
     try:
         command()
     finally:

@@ -1,4 +1,4 @@
-"""docs/compare-policies.md: its commands run, and its tables are those of the code."""
+"""docs/guides/compare-policies.md: its commands run, and its tables are those of the code."""
 
 import re
 import shlex
@@ -8,8 +8,9 @@ import pytest
 from seer_lab.policies import POLICIES
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "compare-policies.md").read_text()
-HOOKS = (ROOT / "docs" / "hooks.md").read_text()
+PAGE = (ROOT / "docs/guides/compare-policies.md").read_text()
+TEMPLATE = ROOT / "examples/plugins/prioritizer/seer_fewest_left/__init__.py"
+"""The plug-in that `seer new-plugin --slot prioritizer` copies."""
 
 
 def blocks(text, language):
@@ -21,12 +22,11 @@ COMMANDS = [line for block in blocks(PAGE, "sh") for line in block.splitlines()]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, distribution, seer, write_config, write_prompts):
-    """A directory with what the page speaks of: lengths, a finished run, and the plug-in of docs/hooks.md."""
+    """A directory with the lengths, the finished run and the plug-in that the page names."""
     monkeypatch.chdir(tmp_path)
     (lengths,) = blocks(PAGE, "jsonl")
     (tmp_path / "lengths.jsonl").write_text(lengths)
-    (shortest_first,) = [block for block in blocks(HOOKS, "python") if "class ShortestFirst" in block]
-    distribution("shortest_first", shortest_first)
+    distribution("shortest_first", TEMPLATE.read_text())
     config = write_config(["divided_rollout", "context_sched", "grouped_spec"])
     config = config.rename(tmp_path / "config.toml")
     prompts = write_prompts(*({"prompt": "once more", "n": 4, "max_tokens": 300} for _ in range(3)))

@@ -1,4 +1,4 @@
-"""docs/kv_pool.md: its sizes follow its formula, its keys, figures and options exist."""
+"""docs/guides/kv-pool.md: its sizes follow its formula, its keys, figures and options exist."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from seer_core.model import InstanceInfo
 from seer_core.ports.kv import PoolStats
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "kv_pool.md").read_text()
+PAGE = (ROOT / "docs/guides/kv-pool.md").read_text()
 
 
 def sizes():

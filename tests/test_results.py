@@ -1,7 +1,11 @@
 """Stored results and the pages made from them: each page matches its file, each result names its origin."""
 
+import re
+from importlib.resources import files
+
 import msgspec
 import pytest
+from seer_lab.paper.report import PLACE, TEMPLATE
 
 from bench import render
 from bench.frame import CASES, ROOT, Case, StoredResult, case_of, cell, turned
@@ -11,11 +15,30 @@ def test_every_generated_page_is_that_of_its_result():
     pages = render.rendered()
     stale = [str(path.relative_to(ROOT)) for path, text in pages.items() if not same(path, text)]
     assert stale == [], "run `python -m bench render`"
-    assert set(render.PAGES.glob("*.md")) == {path for path in pages if path.parent == render.PAGES}
+    elsewhere = {render.PAGES / "reproduction.md", render.PAGES / "paced-vllm.md"}
+    assert {*render.PAGES.glob("*.md")} - elsewhere == {path for path in pages if path.parent == render.PAGES}
+
+
+def test_the_page_of_the_reproduction_has_the_text_of_its_template():
+    text = files("seer_lab.paper").joinpath(TEMPLATE).read_text()
+    pieces = PLACE.split(text)[::2]
+    page = (render.PAGES / "reproduction.md").read_text()
+    assert re.fullmatch("(.+?)".join(map(re.escape, pieces)), page, re.S), (
+        "run `seer reproduce all --seeds 5 --report docs/results/reproduction.md`"
+    )
 
 
 def same(path, text):
     return path.exists() and path.read_text() == text
+
+
+def test_a_page_of_another_command_stays_when_pages_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(render, "PAGES", tmp_path)
+    (tmp_path / "gone.md").write_text(f"{render.GENERATED}\n# gone\n")
+    (tmp_path / "reproduction.md").write_text("# Reproduction\n")
+    monkeypatch.setattr(render, "rendered", lambda: {tmp_path / "demo.md": "# demo\n"})
+    render.write()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.md", "reproduction.md"]
 
 
 def test_a_result_that_changes_changes_its_page(tmp_path, monkeypatch):
@@ -23,6 +46,30 @@ def test_a_result_that_changes_changes_its_page(tmp_path, monkeypatch):
     before = render.page_of(name, result)
     other = msgspec.structs.replace(result, commit="0123456")
     assert render.page_of(name, other) != before
+
+
+def test_a_page_has_question_answer_table_method_and_command_in_this_order():
+    for name, result in render.results().items():
+        page = render.page_of(name, result)
+        parts = ["**Question.**", "**Answer.**", "\n|", "**Method.**", f"**Command.** `{result.command}`"]
+        places = [page.find(part) for part in parts]
+        assert -1 not in places, name
+        assert places == sorted(places), name
+
+
+def test_an_answer_has_the_figures_of_its_rows():
+    rows = [
+        {"engine": "vllm", "name": name, "ratio_to_baseline": ratios, "tokens_equal_to_baseline": same}
+        for name, ratios, same in [
+            ("baseline", {}, True),
+            ("+ grouped_spec", {"throughput_tokens_per_s": 1.5, "tail_time_s": 0.25}, False),
+            ("oracle", {"throughput_tokens_per_s": 9.0, "tail_time_s": 9.0}, True),
+        ]
+    ]
+    assert case_of("demo").answer(rows) == (
+        "On vllm, a rollout with all techniques has 1.50x the baseline's throughput and 0.25x its tail time,"
+        " and not every arm writes the same tokens."
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -135,6 +135,34 @@ def test_questions_and_code_in_a_page_pass(lint, page):
     assert not list(lint.in_page(page))
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"A sentence {'of words ' * 25}.",
+        f"A short one. Then - {'of words ' * 25}.",
+        f"- one\n- two {'of words ' * 25}",
+        f"A line {'wrapped too late ' * 7}",
+    ],
+)
+def test_a_sentence_without_a_breath_and_a_line_that_is_not_wrapped_are_refused(lint, page):
+    page = page if "late" in page else page.replace(" of words", "\nof words")
+    assert list(lint.in_layout(page))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"{'A sentence of six words ends. ' * 3}\n{'Another one has two more than that. ' * 3}",
+        "- one\n" * 60,
+        f"| a table | {'may be wide ' * 20} |",
+        f"```\n{'code ' * 60}\n```",
+        f"`{'code ' * 10}` is one word of a [link]({'far/' * 30}away.md).",
+    ],
+)
+def test_short_sentences_lists_tables_and_code_pass(lint, page):
+    assert not list(lint.in_layout(page))
+
+
 def test_names_and_comments_of_cpp_are_checked(lint):
     assert list(lint.in_cpp("void teach(int n);"))
     assert list(lint.in_cpp("int n;  // nobody reads it"))

@@ -37,6 +37,22 @@ def train(session, out, *, steps=3, groups=4, responses=8, max_tokens=512, **set
     ``settings`` are more of GRPOConfig's.
     """
     rows = task.prompt_rows(steps * groups, responses, seed=77)
+    args = GRPOConfig(
+        output_dir=str(out),
+        max_steps=steps,
+        per_device_train_batch_size=groups * responses,
+        num_generations=responses,
+        max_completion_length=max_tokens,
+        learning_rate=1e-4,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **settings,
+    )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(MODEL),
@@ -44,23 +60,8 @@ def train(session, out, *, steps=3, groups=4, responses=8, max_tokens=512, **set
             [{"prompt": row["prompt"], "metadata": row["metadata"]} for row in rows]
         ),
         reward_funcs=reward,
-        rollout_func=SeerRollout(session),  # all that Seer needs
-        args=GRPOConfig(
-            output_dir=str(out),
-            max_steps=steps,
-            per_device_train_batch_size=groups * responses,
-            num_generations=responses,
-            max_completion_length=max_tokens,
-            learning_rate=1e-4,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            **settings,
-        ),
+        rollout_func=SeerRollout(session, args),  # all that Seer needs
+        args=args,
     )
     trainer.train()
     return trainer

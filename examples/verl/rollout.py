@@ -40,7 +40,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def configure(url: str, *more: str) -> Any:
-    """Return verl's config with the lines of ``docs/verl.md``, for its trainer with ``DataProto``."""
+    """Return verl's config with the lines of ``docs/guides/verl.md``, for its trainer with ``DataProto``."""
     lines = [
         f"{ROLLOUT}.name=seer",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=seer_verl.agent_loop.AgentLoopManager",

@@ -1,0 +1,49 @@
+"""docs/reference/http-api.md: the routes of the server, the bodies that they read and their answers."""
+
+from __future__ import annotations
+
+from reference.frame import Page, markdown
+from reference.http_answers import LINES, OPERATIONS, STATUSES
+from reference.openapi import routes
+
+__all__ = ["page"]
+
+INTRODUCTION = """\
+`seer serve` speaks JSON over HTTP. [openapi.json](openapi.json) has the same as OpenAPI 3.1. A server with a
+token answers requests with `Authorization: Bearer TOKEN` alone; `/health` needs none, and with
+`--open-completions` neither do completions, chats and models. A route that needs no token, `/health` apart,
+is answered to and from localhost alone. An unknown key of a body is refused."""
+
+
+def page() -> Page:
+    """Return the page."""
+    found = Page("http-api.md", "HTTP API", INTRODUCTION)
+    for (method, path), text in routes().items():
+        found.heading(2, f"`{method} {path}`")
+        if not text:
+            found.flaws.append(f"{method} {path} has no docstring: give its handler one")
+        found.add(markdown(text))
+        operation = OPERATIONS.get((method, path))
+        if operation is None:
+            found.flaws.append(f"{method} {path} is missing in reference.http_answers.OPERATIONS: add it")
+            continue
+        if operation.body is not None:
+            found.add("Query:" if operation.query else "Body:")
+            for field in found.fields(operation.body):
+                if field.struct is not None:
+                    found.add(f"Keys of `{field.name}`. {markdown(field.struct.__doc__ or '')}")
+                    found.fields(field.struct)
+        if operation.query:
+            found.add("The body is a file of safetensors.")
+        found.add(f"Answer: {operation.answer}")
+    found.flaws += [
+        f"reference.http_answers.OPERATIONS has {method} {path}, and the server does not: remove it"
+        for method, path in OPERATIONS.keys() - routes().keys()
+    ]
+    found.heading(2, "Lines of a stream")
+    found.add("A stream has the type `application/x-ndjson`: one JSON object a line, with one of these keys.")
+    found.table(["key", "meaning"], [(f"`{name}`", text) for name, text in LINES.items()])
+    found.heading(2, "Errors")
+    found.add('An error is `{"error": {"message": ..., "type": ..., "param": null, "code": ...}}`.')
+    found.table(["status", "meaning"], [(str(code), text) for code, text in STATUSES.items()])
+    return found

@@ -1,0 +1,115 @@
+"""The pages that a newcomer reads first: their commands and their Python run, and they stay short."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+FIRST = (ROOT / "docs/start/first-rollout.md").read_text("utf-8")
+EXAMPLE = ROOT / "examples/first_rollout"
+ACTIVATION = ". .venv/bin/activate"
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+SIMULATED = [
+    line
+    for block in blocks(FIRST, "sh")
+    for line in block.splitlines()
+    if "examples/first_rollout" in line or "synthetic" in line
+]
+
+
+def test_the_python_of_the_readme_runs_as_it_stands(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (source,) = blocks(README, "python")
+    exec(compile(source, "README.md", "exec"), {})
+    steps = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in steps] == ["step 0", "step 1", "step 2"]
+    assert len(set(steps)) == 3
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 130
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted([*ROOT.glob("docs/start/*.md"), *ROOT.glob("docs/guides/*.md")]),
+    ids=lambda page: page.stem,
+)
+def test_a_start_page_or_a_guide_is_no_longer_than_250_lines(page):
+    assert len(page.read_text("utf-8").splitlines()) <= 250
+
+
+@pytest.mark.parametrize("command", SIMULATED)
+def test_a_command_of_the_first_rollout_runs(command, seer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program, *arguments = shlex.split(command)
+    result = seer(*arguments)
+    assert (program, result.exit_code) == ("seer", 0), result.output
+
+
+def test_the_first_rollout_is_the_example_and_its_table_what_the_example_gives(seer):
+    shown, shipped = blocks(FIRST, "toml")[0], (EXAMPLE / "rollout.toml").read_text("utf-8")
+    assert values(shown) == values(shipped.partition("\n[compare]")[0])
+    printed = seer("compare", EXAMPLE / "rollout.toml").stdout
+    table = [line for line in FIRST.splitlines() if line.startswith("| ")]
+    rows = [row for row in table if row.split("|")[1].strip() in FIGURES]
+    assert len(rows) == len(FIGURES)
+    for row in rows:
+        name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        (line,) = [line for line in printed.splitlines() if line.split("│")[1:2] == [f" {name} ".ljust(25)]]
+        assert cells == [cell.strip() for cell in line.split("│")[2:-1]]
+
+
+FIGURES = {
+    *("tokens per second", "total time, s", "tail time, s", "preemptions", "recomputed tokens"),
+    *("tokens from the KV pool", "chunks", "migrations", "same tokens"),
+}
+
+
+def values(toml):
+    return [re.sub(r"\s+#.*", "", line) for line in toml.splitlines() if line and not line.startswith("#")]
+
+
+def test_one_page_alone_shows_the_activation_line():
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    pages = [page for page in listed.stdout.splitlines() if ACTIVATION in (ROOT / page).read_text("utf-8")]
+    assert pages == ["docs/start/install.md"]
+
+
+ENGINE = (ROOT / "docs/guides/write-an-engine.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("source", blocks(ENGINE, "python"))
+def test_the_python_of_the_engine_s_guide_is_that_of_the_example(source):
+    folder = ROOT / "examples/plugins/engine"
+    example = "\n".join(file.read_text("utf-8") for file in folder.rglob("*.py"))
+    assert plain(source) in plain(example)
+
+
+def plain(source):
+    """Return code without indentation."""
+    return "\n".join(line.strip() for line in source.strip().splitlines())
+
+
+def test_the_placer_of_its_guide_fills_the_slot_in_the_command_shown(distribution, seer):
+    page = (ROOT / "docs/guides/write-a-placer.md").read_text("utf-8")
+    (source,) = blocks(page, "python")
+    distribution("fewest", source)
+    (command,) = [block for block in blocks(page, "sh") if block.startswith("seer sim")]
+    result = seer(*shlex.split(command)[1:], "--lengths", "groups=8")
+    assert result.exit_code == 0, result.output
+    figures = [
+        line.split("│")[2:] for line in result.stdout.splitlines() if line.startswith(("│ div", "│ mine"))
+    ]
+    assert len(figures) == 2
+    assert figures[0] != figures[1]
