@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from seer_cli.common import FiniteRange, debugged, main_options, table_console
+from seer_cli.common import debugged, main_options, table_console
 from seer_cli.display import Display
 from seer_cli.output import check_writable, write_json
 from seer_sim.plugin import Settings
 
-from seer_core.errors import ConfigError, quote
-from seer_core.plugins.config import make_config, structure
-from seer_core.plugins.loading import fill_slots
-from seer_core.plugins.slots import check_enabled
+from seer_core.plugins.config import structure
 from seer_lab.choose import choose_workload
 from seer_lab.drawing import importing_to_draw
-from seer_lab.lengths import DrawnLengths
-from seer_lab.policies import POLICIES, parse_policy
+from seer_lab.options import POLICY_HELP, check_policies, check_repeats, choose_policies, workload_options
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, table_of, to_json
-from seer_lab.workloads import CLUSTERS, Workload
+from seer_lab.workloads import Workload
 
 __all__ = ["sim_command"]
 
@@ -32,59 +28,14 @@ TIMES = {
     "paced-sglang": "real SGLang scheduler, emulated accelerator, scripted text; times are the emulated ones",
 }
 
-POLICY_HELP = "\n".join(f"  {policy.name:<20}{policy.about}" for policy in POLICIES.values())
-
 
 @click.command(
     "sim",
     context_settings={"default_map": {"log_level": "warning"}},
-    epilog=f"\b\nPolicies:\n{POLICY_HELP}",
+    epilog=POLICY_HELP,
 )
 @main_options
-@click.argument("workload")
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME[=PLUGIN,...]",
-    help="One of those below, or a name and its plug-ins; may repeat.  [default: verl, context]",
-)
-@click.option(
-    "--oracle",
-    "oracles",
-    multiple=True,
-    metavar="NAME=PLUGIN,...",
-    help="As --policy, with each response's true length as its input.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the lengths.")
-@click.option(
-    "--repeat",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Seeds, one after the other; of a trace, iterations.",
-)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat.")
-@click.option(
-    "--scale", type=FiniteRange(0, 1000, min_open=True), help="So much of the paper's groups and instances."
-)
-@click.option(
-    "--lengths",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="groups, group_size, mean_tokens, cap_tokens, sigma, group_share or prompt_tokens; may repeat.",
-)
-@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only lines of a trace that say so.")
-@click.option(
-    "--on", type=click.Choice(list(CLUSTERS)), help="Whose model and GPUs.  [default: qwen2-vl-72b]"
-)
-@click.option("--instances", type=click.IntRange(1, 1_000_000), metavar="N", help="How many.  [default: 4]")
-@click.option(
-    "--pressure",
-    type=FiniteRange(1e-3, 1e6),
-    help="KV that all responses would fill, over the KV there is.  [default: 3]",
-)
+@workload_options
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
@@ -122,23 +73,10 @@ def sim_command(
     """
     check_writable(json_file, plot, inputs=[Path(workload)])
     overrides = debugged(overrides)
-    chosen = [parse_policy(text) for text in policies or ("verl", "context")]
-    chosen += [parse_policy(text, has_lengths=True) for text in oracles]
-    names = [policy.name for policy in chosen]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"two policies are called {quote(name)}; give one another name: NAME=PLUGIN,..."
-            )
+    chosen = choose_policies(policies, oracles)
     load = choose_workload(workload, **size)
-    if not isinstance(load.lengths, DrawnLengths) and repeat > len(load.lengths):
-        raise ConfigError(
-            f"--repeat {repeat}: {workload} holds {len(load.lengths)} iterations; repeat as often"
-        )
-    wanted = make_config({}, overrides, base_dir=Path(), origin="--set").seer.slots
-    check_enabled(wanted, list(dict.fromkeys(name for policy in chosen for name in policy.plugins)))
-    for policy in chosen:
-        fill_slots(load.config(policy.plugins, overrides))
+    check_repeats(workload, load, repeat)
+    check_policies(chosen, load, overrides)
     draw = None if plot is None else _drawing(plot)
     runs = []
     for number in range(repeat):
@@ -158,7 +96,7 @@ def sim_command(
     console.print(title, soft_wrap=True)
     console.print(table_of(rows))
     console.print(
-        f"ratio: to {names[0]}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
+        f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
     for policy in chosen:
         if policy.over_issue > 1:

@@ -1,0 +1,81 @@
+"""When does Seer pay: over how crowded the KV is, and how heavy the tail of the lengths?
+
+Drawn lengths, 64 groups of 8 responses of 4,096 tokens on average on four simulated instances, under veRL's
+policy, under Seer's scheduling alone (`context`) and with drafts (`seer`; their acceptance is the paper's).
+Lengths are log-normal: at sigma 0.3 the longest responses are twice the mean, at 1.5 they reach the cap of
+four times it.  A group's lengths have half of their variance in common.
+`seer sweep` does the same with your lengths, as many instances as you have, and the policies that you name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from seer_lab.policies import POLICIES
+from seer_lab.sweep import sweep, swept_workloads
+
+from bench.frame import Row, cell, markdown
+
+ROOMS = ("seer_core", "plugins", "backends/sim", "lab")
+ROUNDS = 5
+NAMES = ("verl", "context", "seer")
+PRESSURES = (1, 2, 3, 4, 6)
+SIGMAS = (0.3, 0.6, 0.9, 1.2, 1.5)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the ratios, as SVG or PNG")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Simulate each combination under each policy; a round is a seed."""
+    axes = {"pressure": PRESSURES, "sigma": SIGMAS}
+    workloads = swept_workloads("synthetic", axes, options.set)
+    rollouts = len(workloads) * len(NAMES) * options.rounds
+
+    def progress(simulated: int) -> None:
+        if simulated % 15 == 0:
+            print(f"{simulated} of {rollouts} rollouts", file=sys.stderr, flush=True)
+
+    points = sweep(workloads, [POLICIES[name] for name in NAMES], range(options.rounds), progress)
+    if options.picture:
+        from seer_lab.sweep_picture import draw_sweep
+
+        draw_sweep(options.picture, axes, points)
+    return [point.to_json() for point in points]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return one line for each tail and policy, and one column for each pressure."""
+    columns = ["sigma", "policy", *(f"pressure {pressure}" for pressure in PRESSURES)]
+    found = {(row["at"]["sigma"], row["at"]["pressure"]): row["policies"] for row in rows}
+    lines = [
+        [
+            str(sigma),
+            name,
+            *(cell(found[sigma, pressure][name]["ratio_to_first"], ".2f") for pressure in PRESSURES),
+        ]
+        for sigma in SIGMAS
+        for name in NAMES[1:]
+    ]
+    return markdown(columns, lines, left=2)
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return where each policy pays least and most."""
+    sentences = []
+    for name, what in (("context", "Scheduling alone"), ("seer", "With drafts Seer")):
+        ratio = {
+            (row["at"]["pressure"], row["at"]["sigma"]): row["policies"][name]["ratio_to_first"]["median"]
+            for row in rows
+        }
+        least, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
+        sentences.append(
+            f"{what} makes {ratio[least]:.2f}x veRL's tokens per second at pressure {least[0]} and sigma"
+            f" {least[1]}, and {ratio[most]:.2f}x at pressure {most[0]} and sigma {most[1]}."
+        )
+    return " ".join(sentences)

@@ -1,0 +1,122 @@
+"""Options that ``seer sim`` and ``seer sweep`` share: which policies, on which workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from seer_cli.common import FiniteRange
+
+from seer_core.errors import ConfigError, quote
+from seer_core.plugins.config import make_config
+from seer_core.plugins.loading import fill_slots
+from seer_core.plugins.slots import check_enabled
+from seer_lab.lengths import DrawnLengths
+from seer_lab.policies import POLICIES, PolicySet, parse_policy
+from seer_lab.workloads import CLUSTERS, Workload
+
+__all__ = ["POLICY_HELP", "SIZES", "check_policies", "check_repeats", "choose_policies", "workload_options"]
+
+SIZES = {
+    "scale": FiniteRange(0, 1000, min_open=True),
+    "instances": click.IntRange(1, 1_000_000),
+    "pressure": FiniteRange(1e-3, 1e6),
+}
+"""Options with one number each, and which numbers they take."""
+
+POLICY_HELP = "\b\nPolicies:\n" + "\n".join(
+    f"  {policy.name:<20}{policy.about}" for policy in POLICIES.values()
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+OPTIONS = (
+    click.argument("workload"),
+    click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        metavar="NAME[=PLUGIN,...]",
+        help="One of those below, or a name and its plug-ins; may repeat.  [default: verl, context]",
+    ),
+    click.option(
+        "--oracle",
+        "oracles",
+        multiple=True,
+        metavar="NAME=PLUGIN,...",
+        help="As --policy, with each response's true length as its input.",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the lengths."),
+    click.option(
+        "--repeat",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Seeds, one after the other; of a trace, iterations.",
+    ),
+    click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat."
+    ),
+    click.option("--scale", type=SIZES["scale"], help="So much of the paper's groups and instances."),
+    click.option(
+        "--lengths",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="groups, group_size, mean_tokens, cap_tokens, sigma, group_share or prompt_tokens; may repeat.",
+    ),
+    click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only lines of a trace that say so."),
+    click.option(
+        "--on", type=click.Choice(list(CLUSTERS)), help="Whose model and GPUs.  [default: qwen2-vl-72b]"
+    ),
+    click.option("--instances", type=SIZES["instances"], metavar="N", help="How many.  [default: 4]"),
+    click.option(
+        "--pressure",
+        type=SIZES["pressure"],
+        help="KV that all responses would fill, over the KV there is.  [default: 3]",
+    ),
+)
+
+
+def workload_options(command: Command) -> Command:
+    """Add the options, in their order."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def choose_policies(policies: Sequence[str], oracles: Sequence[str]) -> list[PolicySet]:
+    """Return the policies that the command line names, by default veRL's and Seer's scheduling.
+
+    Raises:
+        ConfigError: one is unknown, or two have the same name.
+    """
+    chosen = [parse_policy(text) for text in policies or ("verl", "context")]
+    chosen += [parse_policy(text, has_lengths=True) for text in oracles]
+    names = [policy.name for policy in chosen]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two policies are called {quote(name)}; give one another name: NAME=PLUGIN,..."
+            )
+    return chosen
+
+
+def check_policies(chosen: Sequence[PolicySet], load: Workload, overrides: Sequence[str]) -> None:
+    """Load every policy's plug-ins with their settings, so that a mistake is found before work begins.
+
+    Raises:
+        ConfigError, PluginError: a plug-in is missing, or its settings are wrong.
+    """
+    wanted = make_config({}, overrides, base_dir=Path(), origin="--set").seer.slots
+    check_enabled(wanted, list(dict.fromkeys(name for policy in chosen for name in policy.plugins)))
+    for policy in chosen:
+        fill_slots(load.config(policy.plugins, overrides))
+
+
+def check_repeats(name: str, load: Workload, repeat: int) -> None:
+    """Raise ConfigError if a recorded workload has fewer iterations than ``repeat``."""
+    if not isinstance(load.lengths, DrawnLengths) and repeat > len(load.lengths):
+        raise ConfigError(f"--repeat {repeat}: {name} holds {len(load.lengths)} iterations; repeat as often")
