@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from seer_lab.workloads import CLUSTERS, Workload
 
 __all__ = ["POLICY_HELP", "SIZES", "check_policies", "check_repeats", "choose_policies", "workload_options"]
 
-SIZES = {
+SIZES: Mapping[str, click.ParamType[Any]] = {
     "scale": FiniteRange(0, 1000, min_open=True),
     "instances": click.IntRange(1, 1_000_000),
     "pressure": FiniteRange(1e-3, 1e6),

@@ -31,7 +31,7 @@ class SweptWorkload(msgspec.Struct, frozen=True):
 
 
 class SweptPoint(msgspec.Struct, frozen=True):
-    """What each policy reached with one value of each key: tokens per second, in the order of the seeds."""
+    """The tokens per second of each policy, in the order of the seeds, with one value of each key."""
 
     at: Mapping[str, Value]
     throughput_tokens_per_s: Mapping[str, Sequence[float]]
