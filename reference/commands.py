@@ -30,7 +30,7 @@ def page() -> Page:
         if not command.help:
             found.flaws.append(f"the command {name!r} has no help: write a docstring")
         found.add(usage(name, command), *prose(command.help or ""))
-        context = click.Context(command, info_name=name)
+        context = click.Context(command, info_name=name, **command.context_settings)
         rows = [_row(each, context) for each in command.params]
         found.table(["argument or option", "default", "meaning"], [row for row in rows if row[2]])
         found.flaws += [
@@ -58,7 +58,7 @@ def _within(name: str, command: click.Command) -> Iterator[tuple[str, click.Comm
 
 def usage(name: str, command: click.Command) -> str:
     """Return the line that shows how the command is called."""
-    pieces = command.collect_usage_pieces(click.Context(command, info_name=name))
+    pieces = command.collect_usage_pieces(click.Context(command, info_name=name, **command.context_settings))
     return f"```text\n{' '.join([name, *pieces])}\n```"
 
 

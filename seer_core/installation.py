@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["how_to_install", "in_checkout"]
+__all__ = ["how_to_get_plugin", "how_to_install", "in_checkout"]
 
 ROOT = Path(__file__).parents[1]
 """The checkout, where the core runs from one; else the directory of installed packages."""
+
+
+PLUGINS = {
+    "grouped_spec": ("", "`make setup`"),
+    "mooncake": ("mooncake", "`make setup`"),
+    "paced": ("paced,vllm", "`make setup`"),
+    "sglang": ("sglang", "`make setup-sglang`"),
+    "vllm": ("vllm", "`make setup`"),
+    "vllm_ngram": ("vllm", "`make setup`"),
+    "vllm_suffix": ("vllm", "`make setup`"),
+}
+"""Seer's own plug-ins that an environment may lack: the extra and the command that bring each."""
 
 
 def in_checkout(root: Path = ROOT) -> bool:
@@ -25,3 +37,8 @@ def how_to_install(extra: str, command: str, *, again: bool = False, root: Path 
         return f"run {command} in Seer's checkout"
     name = f"'seer-rollout[{extra}]'" if extra else "seer-rollout"
     return f"run `pip install {'--force-reinstall ' if again else ''}{name}`"
+
+
+def how_to_get_plugin(name: str) -> str:
+    """Return how to install a plug-in of Seer's own, or nothing for another name."""
+    return how_to_install(*PLUGINS[name]) if name in PLUGINS else ""

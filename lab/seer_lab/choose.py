@@ -15,7 +15,7 @@ from seer_lab.lengths import DrawnLengths
 from seer_lab.traces import read_lengths
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
 
-__all__ = ["choose_workload"]
+__all__ = ["PRESSURE", "choose_workload"]
 
 INSTANCES = 4
 MOST_RESPONSES = 10_000_000

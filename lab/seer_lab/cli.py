@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,20 @@ from seer_cli.output import check_writable, write_json
 from seer_sim.plugin import Settings
 
 from seer_core.plugins.config import structure
-from seer_lab.choose import choose_workload
+from seer_lab.choose import PRESSURE, choose_workload
 from seer_lab.drawing import importing_to_draw
-from seer_lab.options import POLICY_HELP, check_policies, check_repeats, choose_policies, workload_options
+from seer_lab.lengths import DrawnLengths
+from seer_lab.options import (
+    POLICY_HELP,
+    check_once,
+    check_policies,
+    check_repeats,
+    choose_policies,
+    workload_options,
+)
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, table_of, to_json
-from seer_lab.workloads import Workload
+from seer_lab.workloads import WORKLOADS, Workload
 
 __all__ = ["sim_command"]
 
@@ -27,6 +35,9 @@ TIMES = {
     "paced": "real vLLM scheduler, emulated accelerator, scripted text; times are the emulated ones",
     "paced-sglang": "real SGLang scheduler, emulated accelerator, scripted text; times are the emulated ones",
 }
+
+LEAST_MET = 0.97
+"""Part of the pressure asked for that counts as met: KV comes in whole blocks."""
 
 
 @click.command(
@@ -74,6 +85,7 @@ def sim_command(
     check_writable(json_file, plot, inputs=[Path(workload)])
     overrides = debugged(overrides)
     chosen = choose_policies(policies, oracles)
+    check_once(overrides, size)
     load = choose_workload(workload, **size)
     check_repeats(workload, load, repeat)
     check_policies(chosen, load, overrides)
@@ -89,7 +101,9 @@ def sim_command(
         write_json(json_file, to_json(rows))
     if draw is not None and plot is not None:
         draw(plot, [row.runs[0] for row in rows])
-    title = _title(load, seed, overrides)
+    room = _kv_tokens(load, overrides)
+    pressures = [_context_tokens(load, seed + number) / room for number in range(repeat)]
+    title = _title(load, seed, overrides, pressures)
     if repeat > 1:
         title += f"; medians of {repeat} runs [least, most]"
     console = table_console()
@@ -98,6 +112,8 @@ def sim_command(
     console.print(
         f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
+    for note in _notes(load, workload, seed, repeat, size["pressure"], pressures):
+        console.print(note, soft_wrap=True)
     for policy in chosen:
         if policy.over_issue > 1:
             console.print(
@@ -106,19 +122,57 @@ def sim_command(
             )
 
 
-def _title(workload: Workload, seed: int, overrides: tuple[str, ...]) -> str:
+def _engines(workload: Workload, overrides: Sequence[str]) -> Settings:
+    return structure(workload.config((), overrides).engine["sim"], Settings, "engine.sim")
+
+
+def _kv_tokens(workload: Workload, overrides: Sequence[str]) -> int:
+    """Return the KV tokens of all instances."""
+    engines = _engines(workload, overrides)
+    return engines.instances * engines.kv_capacity_tokens
+
+
+def _context_tokens(workload: Workload, seed: int) -> int:
+    """Return the prompt and response tokens of all responses; a prompt counts once for each."""
+    return sum(
+        sum(group.output_tokens) + group.prompt_tokens * len(group.output_tokens)
+        for group in workload.groups(seed)
+    )
+
+
+def _title(workload: Workload, seed: int, overrides: Sequence[str], pressures: Sequence[float]) -> str:
     """Say what is rolled out, on what, and how crowded that is."""
     groups = workload.groups(seed)
-    engines = structure(workload.config((), overrides).engine["sim"], Settings, "engine.sim")
+    engines = _engines(workload, overrides)
     responses = sum(len(group.output_tokens) for group in groups)
     tokens = sum(sum(group.output_tokens) for group in groups)
-    contexts = tokens + sum(group.prompt_tokens * len(group.output_tokens) for group in groups)
-    room = engines.instances * engines.kv_capacity_tokens
+    least, most = f"{min(pressures):.1f}", f"{max(pressures):.1f}"
     return (
         f"{workload.name}: {responses:,} responses of {len(groups)} groups, {tokens / responses:,.0f} tokens"
         f" on average; {engines.instances} instances of {engines.kv_capacity_tokens:,} KV tokens, which they"
-        f" fill {contexts / room:.1f} times"
+        f" fill {least if least == most else f'{least} to {most}'} times"
     )
+
+
+def _notes(
+    workload: Workload,
+    name: str,
+    seed: int,
+    repeat: int,
+    pressure: float | None,
+    pressures: Sequence[float],
+) -> Iterator[str]:
+    """Yield what a reader of the table may take for granted and should not."""
+    if name not in WORKLOADS and pressure is None:
+        yield f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure"
+    if pressure is not None and max(pressures) < LEAST_MET * pressure:
+        yield (
+            f"pressure {pressure:g} was asked for, and is {max(pressures):.1f}: an instance has room for the"
+            " longest response at least"
+        )
+    if not isinstance(workload.lengths, DrawnLengths) and repeat < (recorded := len(workload.lengths)):
+        used = f"iteration {seed % recorded + 1}" if repeat == 1 else f"{repeat} iterations"
+        yield f"{used} of {recorded}; --repeat {recorded} takes all"
 
 
 def _drawing(path: Path) -> Callable[[Path, Sequence[SimulatedIteration]], None]:

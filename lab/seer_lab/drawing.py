@@ -7,22 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seer_core.errors import ConfigError
-from seer_core.installation import how_to_install
 
 __all__ = ["importing_to_draw"]
 
 
 @contextmanager
-def importing_to_draw(path: Path, option: str, what: str) -> Iterator[None]:
+def importing_to_draw(path: Path | None, option: str, what: str) -> Iterator[None]:
     """Import in this block the code that draws ``path``, which ``option`` names, for ``what``.
 
     Raises:
         ConfigError: matplotlib is missing, or cannot write such files.
     """
-    if path.suffix not in (".svg", ".png"):
+    if path is not None and path.suffix not in (".svg", ".png"):
         raise ConfigError(f"{option} {path}: name a .svg or a .png file")
     try:
         yield
     except ImportError as error:
-        how = how_to_install("lab", "`make setup`")
-        raise ConfigError(f"{what} needs matplotlib ({error}); {how}") from error
+        raise ConfigError(f"{what} needs matplotlib ({error}); run `pip install matplotlib`") from error

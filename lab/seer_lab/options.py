@@ -17,7 +17,15 @@ from seer_lab.lengths import DrawnLengths
 from seer_lab.policies import POLICIES, PolicySet, parse_policy
 from seer_lab.workloads import CLUSTERS, Workload
 
-__all__ = ["POLICY_HELP", "SIZES", "check_policies", "check_repeats", "choose_policies", "workload_options"]
+__all__ = [
+    "POLICY_HELP",
+    "SIZES",
+    "check_once",
+    "check_policies",
+    "check_repeats",
+    "choose_policies",
+    "workload_options",
+]
 
 SIZES: Mapping[str, click.ParamType[Any]] = {
     "scale": FiniteRange(0, 1000, min_open=True),
@@ -25,6 +33,13 @@ SIZES: Mapping[str, click.ParamType[Any]] = {
     "pressure": FiniteRange(1e-3, 1e6),
 }
 """Options with one number each, and which numbers they take."""
+
+SAID_TWICE = (
+    ("pressure", "engine.sim.kv_capacity_tokens"),
+    ("instances", "engine.sim.instances"),
+    ("on", "engine.sim.preset"),
+)
+"""Options, and the key of a config that each sets."""
 
 POLICY_HELP = "\b\nPolicies:\n" + "\n".join(
     f"  {policy.name:<20}{policy.about}" for policy in POLICIES.values()
@@ -114,6 +129,14 @@ def check_policies(chosen: Sequence[PolicySet], load: Workload, overrides: Seque
     check_enabled(wanted, list(dict.fromkeys(name for policy in chosen for name in policy.plugins)))
     for policy in chosen:
         fill_slots(load.config(policy.plugins, overrides))
+
+
+def check_once(overrides: Sequence[str], size: Mapping[str, object]) -> None:
+    """Raise ConfigError if an option and ``--set`` both give one thing; ``size`` has the options."""
+    given = [override.partition("=")[0].strip() for override in overrides]
+    for option, key in SAID_TWICE:
+        if size.get(option) is not None and key in given:
+            raise ConfigError(f"--{option} and --set {key} give the same thing; leave one of them out")
 
 
 def check_repeats(name: str, load: Workload, repeat: int) -> None:

@@ -12,7 +12,7 @@ from seer_cli.stats import Spread, ratios, spread
 
 from seer_core.errors import ConfigError, quote
 from seer_lab.choose import choose_workload
-from seer_lab.options import SIZES, check_policies, check_repeats
+from seer_lab.options import SIZES, check_once, check_policies, check_repeats
 from seer_lab.policies import PolicySet
 from seer_lab.simulate import simulate
 from seer_lab.workloads import Workload
@@ -91,6 +91,7 @@ def swept_workloads(
         lengths = [f"{key}={value}" for key, value in at.items() if "." not in key and key not in SIZES]
         sizes = {key: _sized(key, value) for key, value in at.items() if key in SIZES}
         changed = {**size, **sizes, "lengths": (*size.get("lengths", ()), *lengths)}
+        check_once((*overrides, *settings), changed)
         found.append(SweptWorkload(at, choose_workload(name, **changed), (*overrides, *settings)))
     return found
 

@@ -21,7 +21,7 @@ AXES = {
 }
 """Titles of keys whose names alone do not say enough."""
 
-MOST = 3.0
+MOST = 2.0
 """The ratio from which colours no longer change, so that pictures can be compared."""
 
 

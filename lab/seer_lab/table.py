@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from rich.table import Table
-from seer_cli.stats import Stats, spread
+from seer_cli.stats import Stats, ratios, spread
 
 from seer_lab.simulate import SimulatedIteration
 
@@ -66,6 +66,10 @@ class TableRow(msgspec.Struct, frozen=True):
         """The row's figures, run by run."""
         return Stats({name: [figure.of(run) for run in self.runs] for name, figure in FIGURES.items()})
 
+    def ratios(self, base: TableRow) -> list[float]:
+        """Return this policy's tokens per second over another's, seed by seed."""
+        return ratios(self.stats.values[THROUGHPUT], base.stats.values[THROUGHPUT])
+
 
 def rows_of(simulations: Sequence[SimulatedIteration]) -> list[TableRow]:
     """Gather simulations by policy, in the order of their first."""
@@ -90,7 +94,7 @@ def table_of(rows: Sequence[TableRow]) -> Table:
         for name, figure in shown.items():
             cells.append(_cell(row.stats.values[name], figure.form))
             if name == THROUGHPUT:
-                cells.append(f"{row.stats.ratio(name, rows[0].stats):.2f}x")
+                cells.append(_cell(row.ratios(rows[0]), ".2f", "x"))
         table.add_row(*cells)
     return table
 
@@ -109,13 +113,14 @@ def to_json(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
                 "seeds": [run.seed for run in row.runs],
                 **row.stats.to_json(),
                 "ratio_to_first": row.stats.ratios(rows[0].stats),
+                "throughput_ratios": row.ratios(rows[0]),
                 "summaries": [msgspec.to_builtins(run.summary) for run in row.runs],
             }
         )
     return documents
 
 
-def _cell(values: Sequence[float], form: str) -> str:
+def _cell(values: Sequence[float], form: str, unit: str = "") -> str:
     median, least, most = spread(values)
-    text = format(median, form)
+    text = format(median, form) + unit
     return text if least == most else f"{text}\n[{least:{form}},\n {most:{form}}]"

@@ -20,6 +20,8 @@ __all__ = ["read_lengths"]
 
 SHOWN_PROBLEMS = 10
 
+EXAMPLE = 'such as {"group": "a", "prompt_tokens": 300, "output_tokens": [1107, 398]}'
+
 Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 """Of a prompt or a response; more than any model takes."""
 
@@ -65,6 +67,10 @@ def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[Group
                 found.append((number, _decode(line)))
         except PromptError as error:
             problems.append(f"{path}:{number}: {error}")
+    if problems and not found:
+        raise PromptError(
+            f"{problems[0]}\n{path} has no line of lengths; one object a line is needed, {EXAMPLE}"
+        )
     problems += [f"{path}:{number}: {problem}" for number, problem in _contradictions(found)]
     if problems:
         more = f"\n... and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""

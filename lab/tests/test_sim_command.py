@@ -229,7 +229,7 @@ def test_a_plot_without_matplotlib_says_how_to_get_it(sim, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "seer_lab.plots", None)
     result = sim("--plot", tmp_path / "sim.svg")
     assert result.exit_code == 2
-    assert "make setup" in result.stderr
+    assert "pip install matplotlib" in result.stderr
     assert not (tmp_path / "sim.svg").exists()
 
 
@@ -259,6 +259,20 @@ def test_a_run_that_did_not_finish_cannot_be_simulated(seer, write_config, write
     assert "is unfinished, so its length is unknown" in result.stderr
 
 
+def test_a_reader_is_reminded_of_what_was_assumed(sim, seer, tmp_path):
+    assert "pressure 3 is assumed" in sim().stdout
+    assert "is assumed" not in sim("--pressure", "2").stdout
+    alone = sim(
+        "--pressure", "20", lengths=("groups=1", "group_size=2", "mean_tokens=300", "cap_tokens=1200")
+    )
+    assert "pressure 20 was asked for, and is " in alone.stdout
+    path = tmp_path / "lengths.jsonl"
+    line = '{"group": 1, "prompt_tokens": 3, "output_tokens": [5, 9], "iteration": %d}\n'
+    path.write_text(line % 0 + line % 1 + line % 2)
+    assert "iteration 2 of 3; --repeat 3 takes all" in seer("sim", path, "--seed", "1").stdout
+    assert "of 3; --repeat" not in seer("sim", path, "--repeat", "3").stdout
+
+
 def test_a_trace_has_so_many_iterations_and_no_more(seer, tmp_path):
     path = tmp_path / "lengths.jsonl"
     path.write_text('{"group": 1, "prompt_tokens": 3, "output_tokens": [5]}\n')
@@ -277,7 +291,8 @@ def test_a_trace_has_so_many_iterations_and_no_more(seer, tmp_path):
         (["--policy", "a=divided_rollout,group_round_robin"], "slot 'placer' is claimed by"),
         (["--policy", "verl", "--policy", "verl"], "two policies are called 'verl'"),
         (["--policy", "a=oracle_longest_first"], "--oracle in `seer sim`"),
-        (["--set", "engine.sim.instances=0"], "[engine.sim].instances: expected `int` >= 1"),
+        (["--set", "engine.sim.max_running=0"], "[engine.sim].max_running: expected `int` >= 1"),
+        (["--set", "engine.sim.instances=3"], "--instances and --set engine.sim.instances give the same"),
         (["--set", "engine.sim.presett=x"], "unknown key 'presett' in [engine.sim]"),
         (["--plot", "sim.pdf"], "name a .svg or a .png file"),
     ],

@@ -84,9 +84,17 @@ def test_a_group_that_comes_twice_is_named_with_its_first_line(write):
         read_lengths(write(LINE, {**LINE, "group": 8}, LINE))
 
 
+def test_a_file_of_another_form_is_one_sentence_with_the_form_that_is_needed(write):
+    with pytest.raises(PromptError) as caught:
+        read_lengths(write(*["[1, 2, 3]"] * 25))
+    first, second = str(caught.value).splitlines()
+    assert first.endswith(":1: expected `object`, got `array`")
+    assert 'such as {"group": "a", "prompt_tokens": 300' in second
+
+
 def test_many_bad_lines_are_counted(write):
     with pytest.raises(PromptError, match=r":1: .*\n(.*\n)+\.\.\. and 15 more\nMend them"):
-        read_lengths(write(*["{"] * 25))
+        read_lengths(write(*["{"] * 25, LINE))
 
 
 @pytest.mark.parametrize(

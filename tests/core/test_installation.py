@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from seer_core.installation import how_to_install, in_checkout
+from seer_core.installation import PLUGINS, how_to_install, in_checkout
+from seer_core.plugins.loading import unknown_plugin
 
 ROOT = Path(__file__).parents[2]
 META = tomllib.loads((ROOT / "packages/seer-rollout/pyproject.toml").read_text())["project"]
@@ -43,6 +44,26 @@ def test_each_extra_that_a_remedy_names_exists():
     assert len(named) > 10
     extras = {extra for each in named if each for extra in each.split(",")}
     assert extras <= set(META["optional-dependencies"])
+
+
+def test_a_plugin_of_seers_that_is_not_here_has_its_remedy():
+    assert str(unknown_plugin("sglang", "seer.engine")) == (
+        "seer.engine: the plug-in 'sglang' is not installed here; run `make setup-sglang` in Seer's checkout"
+    )
+    assert "no installed plug-in is called 'velr'" in str(unknown_plugin("velr", "seer.engine"))
+
+
+def test_each_plugin_that_an_environment_may_lack_has_a_remedy():
+    light = re.search(r"for technique in (.*?);", (ROOT / "scripts/setup-core").read_text())[1].split()
+    folders = {*(f"plugins/{name}" for name in light), "backends/sim", "backends/kv_local"}
+    named = set()
+    for file in [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("backends/*/pyproject.toml")]:
+        if str(file.parent.relative_to(ROOT)) not in folders:
+            named |= set(tomllib.loads(file.read_text())["project"].get("entry-points", {}).get("seer", {}))
+    assert named == set(PLUGINS)
+    assert {extra for extras, _ in PLUGINS.values() for extra in extras.split(",") if extra} <= set(
+        META["optional-dependencies"]
+    )
 
 
 def test_each_target_that_a_remedy_names_exists():

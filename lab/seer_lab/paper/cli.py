@@ -12,8 +12,8 @@ from seer_cli.common import main_options, table_console
 from seer_cli.output import check_writable, write_json
 
 from seer_core.errors import ConfigError, OutputError
-from seer_core.installation import how_to_install
 from seer_core.plugins.config import nearest
+from seer_lab.drawing import importing_to_draw
 from seer_lab.paper.report import write_report
 from seer_lab.paper.rows import ROWS, TABLES
 from seer_lab.paper.runs import Runs, run_arms
@@ -106,12 +106,8 @@ def _drawing(directory: Path) -> Callable[[Path, Sequence[Outcome], Runs], None]
         ConfigError: matplotlib is missing.
         OutputError: there can be no such directory.
     """
-    try:
+    with importing_to_draw(None, "--plots", "--plots"):
         from seer_lab.paper.plots import draw_all
-    except ImportError as error:
-        raise ConfigError(
-            f"--plots needs matplotlib ({error}); {how_to_install('lab', '`make setup`')}"
-        ) from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
