@@ -44,12 +44,27 @@ def test_a_command_of_the_page_runs(folder, seer, command):
     program, *arguments = shlex.split(command)
     result = seer(*arguments)
     assert (program, result.exit_code) == ("seer", 0), result.output
-    shown = {"sim": "ratio: to", "profile": "written to", "compare": "ratio to", "twin": "predicted"}
+    shown = {
+        "sim": "ratio: to",
+        "sweep": "over those of verl",
+        "profile": "written to",
+        "compare": "ratio to",
+        "twin": "predicted",
+    }
     assert shown[arguments[0]] in result.stdout
 
 
+def test_lists_of_lengths_become_a_file_that_is_read(tmp_path, monkeypatch, seer):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lists.json").write_text("[[5, 90], [7, 8, 9]]")
+    exec(blocks(PAGE, "python")[0], {})
+    result = seer("sim", "lengths.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "5 responses of 2 groups" in result.stdout
+
+
 def test_the_python_of_the_page_runs(capsys):
-    (source,) = blocks(PAGE, "python")
+    source = blocks(PAGE, "python")[-1]
     exec(compile(source, "compare-policies.md", "exec"), {})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["verl", "mine"]
 
