@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reference"
 GENERATED = "<!-- `python -m reference` writes this page: change the docstrings of the code instead. -->"
 CODE = re.compile(r"``([^`]+)``")
-RAISES = re.compile(r"Raises:\n((?:    .*\n?)+)")
+ENTRIES = re.compile(r"(Raises|Args):\n((?:    .*\n?)+)")
 DOCSTRING_EXAMPLE = re.compile(r"::\n\n((?:    .*\n?|\n)+)")
 
 
@@ -78,14 +78,14 @@ def markdown(docstring: str) -> str:
     """Return a docstring, or the meaning of a field, as Markdown."""
     text = CODE.sub(r"`\1`", inspect.cleandoc(docstring))
     text = DOCSTRING_EXAMPLE.sub(_example, text + "\n")
-    text = RAISES.sub(_raised, text).strip()
+    text = ENTRIES.sub(_entries, text).strip()
     return re.sub(r"(?<=[.?!:])  (?=\S)", " ", text)
 
 
-def _raised(match: re.Match[str]) -> str:
-    entries = re.sub(r"\n {8}", " ", match[1].rstrip("\n")).strip().split("\n")
+def _entries(match: re.Match[str]) -> str:
+    entries = re.sub(r"\n {8}", " ", match[2].rstrip("\n")).strip().split("\n")
     lines = [entry.strip().partition(":") for entry in entries]
-    return "Raises:\n\n" + "\n".join(f"- `{name}`:{text}" for name, _, text in lines) + "\n"
+    return f"{match[1]}:\n\n" + "\n".join(f"- `{name}`:{text}" for name, _, text in lines) + "\n"
 
 
 def _example(match: re.Match[str]) -> str:

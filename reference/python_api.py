@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from reference.frame import Page, markdown
@@ -113,6 +114,12 @@ def _add_class(page: Page, name: str, place: Module, node: ast.ClassDef, text: s
         head.append(signature(made, name=node.name, method=True))
     page.add(code("\n".join(head)), markdown(text))
     fields = [each for each in parts if isinstance(each[0], ast.AnnAssign)]
+    page.flaws += [
+        f"{name}.{_name(each)} is a public field and has no meaning: write one as a string below it, or name"
+        " it in the docstring of its class"
+        for each, below in fields
+        if not below and not re.search(rf"``{_name(each)}\b", text)
+    ]
     page.table(["field", "type", "default", "meaning"], [_field(each, below) for each, below in fields])
     for each, below in parts:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("test_"):

@@ -24,14 +24,21 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     """
 
     id: str
+    """The chunk's own id."""
     request_id: str
+    """The request, as ``GROUP/INDEX``."""
     group_id: str
+    """The group that it is of."""
     token_ids: list[int]
     prompt_tokens: int
+    """How many of ``token_ids`` are the prompt."""
     max_tokens: int
+    """The most tokens that the chunk may generate."""
     sampling: Sampling
+    """How tokens are drawn."""
     seed: int
     weight_version: int
+    """The version of the weights that it is for."""
     known_tokens: int | None = None
     probe: bool = False
     siblings_finished: int = 0
@@ -55,6 +62,7 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     """
 
     job_id: str
+    """The chunk's id."""
     token_ids: Tokens
     logprobs: Logprobs
     stopped: bool
@@ -62,7 +70,9 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     prefilled_tokens: int
     computed_tokens: int
     preemptions: int
+    """How often the engine preempted it."""
     weight_version: int
+    """The version of the weights that wrote it."""
     steps: int = 0
     drafted_at: list[int] = []
     accepted_at: list[int] = []
@@ -76,6 +86,9 @@ class ChunkPiece(msgspec.Struct, frozen=True, gc=False):
     """
 
     job_id: str
+    """The chunk's id."""
     start: int
     token_ids: Tokens
+    """The tokens."""
     logprobs: Logprobs
+    """The log-prob of each, in nats."""

@@ -92,7 +92,7 @@ class PromptGroup(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted."""
     streams: bool = False
-    """Whether the responses are read while they are written, so that engines that can report the pieces of a
+    """Whether the responses are read while they are written; an engine that can then reports the pieces of a
     chunk.
     """
 
@@ -125,11 +125,17 @@ class GroupContext:
     """
 
     id: str
+    """The group's id."""
     seq: int
+    """Its number by arrival."""
     size: int
+    """How many responses are wanted."""
     prompt_tokens: int
+    """The tokens of the prompt."""
     max_tokens: int
+    """The most tokens of each response."""
     known_lengths: tuple[int, ...] | None = None
+    """The true length of each response, which only an oracle gets."""
     left: int = 0
     finished: int = 0
     longest_finished_tokens: int = 0
@@ -155,16 +161,25 @@ class Request:
     """
 
     id: str
+    """The request's id, ``GROUP/INDEX``."""
     seq: int
+    """Its number by arrival."""
     index: int
+    """Its number within its group, from 0; the one with 0 is the probe."""
     group: GroupContext
+    """The state of its group."""
     state: RequestState = RequestState.WAITING
+    """Where it stands."""
     generated_tokens: int = 0
+    """The tokens of its finished chunks."""
     chunk_tokens: int = 0
     chunk_kv_tokens: int = 0
     chunks: int = 0
+    """How many chunks have finished."""
     migrations: int = 0
+    """How many of them ran on another instance than the one before."""
     failures: int = 0
+    """How often a chunk of it failed."""
     instance: str | None = None
 
     def __lt__(self, other: Request) -> bool:
@@ -254,13 +269,20 @@ class InstanceStatus:
     """
 
     info: InstanceInfo
+    """Its limits and labels."""
     seq: int
+    """Its number by start."""
     running: int = 0
+    """The chunks that the scheduler has sent there and that are not over."""
     reserved_kv_tokens: int = 0
     reported_kv_usage: float = 0.0
+    """The part of its KV in use, from 0 to 1."""
     reported_running: int = 0
+    """The requests that it runs."""
     reported_waiting: int = 0
+    """The requests that wait inside it."""
     id: str = attrs.field(init=False)
+    """The instance's id."""
 
     def __attrs_post_init__(self) -> None:
         self.id = self.info.id

@@ -167,16 +167,24 @@ class CompareTable(Struct, frozen=True):
 
 
 class Config(Struct, frozen=True):
-    """A whole configuration.  ``origins`` maps dotted keys that were set to where they were."""
+    """A whole configuration: the tables of a config file."""
 
     seer: SeerTable
+    """The table ``[seer]``."""
     rollout: RolloutTable
+    """The table ``[rollout]``."""
     compare: CompareTable
+    """The table ``[compare]``."""
     engine: Mapping[str, Mapping[str, Any]]
+    """The tables ``[engine.NAME]`` by name, not yet checked."""
     plugin: Mapping[str, Mapping[str, Any]]
+    """The tables ``[plugin.NAME]`` by name, not yet checked."""
     kv_pool: Mapping[str, Mapping[str, Any]]
+    """The tables ``[kv_pool.NAME]`` by name, not yet checked."""
     base_dir: Path
+    """The directory to which relative paths refer: that of the file."""
     origins: Mapping[str, str]
+    """Where each key that was set was set: the file, or ``--set``."""
 
     def with_plugins(self, plugins: Sequence[str]) -> Config:
         """Return the same configuration with other plug-ins enabled; ``[seer.slots]`` chooses among them."""

@@ -38,7 +38,9 @@ class Startup(msgspec.Struct, frozen=True):
     """The run as every hook sees it: its seed, and where relative paths of the config start."""
 
     seed: int
+    """The run's seed."""
     base_dir: Path
+    """The directory of the config file."""
 
     def path(self, text: str) -> Path:
         """Return a path of the config, taken relative to the config file."""
@@ -49,9 +51,13 @@ class Check(msgspec.Struct, frozen=True):
     """One finding of ``seer doctor``: the part it concerns, the fact, and the remedy if not ok."""
 
     part: str
+    """The part that it concerns."""
     ok: bool
+    """Whether the part can be used."""
     finding: str
+    """The fact, in a few words."""
     remedy: str
+    """How to mend it; empty if it is ok."""
 
 
 @hookspec

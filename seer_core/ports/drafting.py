@@ -122,13 +122,20 @@ class DraftContext(msgspec.Struct, frozen=True):
     """
 
     instance_id: str
+    """The instance's id."""
     max_running: int
+    """The most requests of a step."""
     max_model_tokens: int
+    """The most tokens of a prompt and its response."""
     vocab_size: int
+    """The number of token ids."""
     draft_tokens: int
+    """The most draft tokens of a request in a step."""
     step_times: StepTimes
+    """Measured step times of the instance, or None."""
     paths: int = 1
     report: Callable[[str], None] = ignore_report
+    """Called with a reason when the source does less than it should."""
     clock: Callable[[], float] | None = None
 
 
@@ -136,10 +143,14 @@ class SiblingTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens that a response of a group has written on other instances, from its token ``start`` on."""
 
     rollout_id: str
+    """The rollout, an id that no other one has."""
     group_id: str
+    """The group."""
     request_id: str
+    """The response that they are of."""
     start: int
     token_ids: Tokens
+    """The tokens."""
 
 
 @attrs.define(eq=False)

@@ -39,7 +39,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """
 
     vocab_size: int
+    """The number of token ids."""
     max_model_tokens: int
+    """The most tokens of a prompt and its response."""
     max_temperature: float | None = None
     digest: str = ""
 
@@ -81,6 +83,7 @@ class InstanceClient(Protocol):
     """One inference instance; it never calls its sink from within ``submit`` or ``abort``."""
 
     id: str
+    """The instance's id, which no other has."""
 
     def set_drafter(self, drafter: Drafter | None) -> bool:
         """Speculate with this drafter, or not at all, from the next ``start`` on.
@@ -262,6 +265,10 @@ class PlainFleet:
     """An ``EngineFleet`` of given parts."""
 
     engines: Sequence[InstanceClient]
+    """The instances."""
     clock: Clock
+    """The clock that they run on."""
     model: ModelInfo
+    """The limits that prompts must respect."""
     tokenizer: Tokenizer | None
+    """The model's tokenizer, if there is one."""

@@ -20,8 +20,11 @@ class WrittenResponse(msgspec.Struct):
     """A response as a journal has it; ``finish_reason`` is None where it is not over."""
 
     token_ids: Tokens = msgspec.field(default_factory=Tokens)
+    """The tokens of its finished chunks."""
     logprobs: Logprobs = msgspec.field(default_factory=Logprobs)
+    """The log-prob of each, in nats."""
     chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
+    """The finished chunks, in order."""
     finish_reason: FinishReason | None = None
 
     def copy(self) -> WrittenResponse:

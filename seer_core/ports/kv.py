@@ -92,9 +92,13 @@ class StoreContext(msgspec.Struct, frozen=True):
     """
 
     instance_id: str
+    """The instance's id."""
     block_bytes: int
+    """The bytes of a block of KV."""
     block_tokens: int
+    """The tokens of a block."""
     report: Callable[[str], None] = ignore_report
+    """Called with a reason when the store does less than it should."""
 
 
 class KVStore(Protocol):

@@ -111,7 +111,9 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """A placer's choice with its reason, in a word, which the trace keeps."""
 
     instance: InstanceStatus
+    """The instance that gets the chunk."""
     why: str
+    """The reason, in a word."""
 
 
 class Placer(Strategy, Protocol):

@@ -206,13 +206,22 @@ class Runtime:
         self._controller.introduce_instances()
 
     async def add(self, engine: InstanceClient) -> InstanceInfo:
-        """Start one more instance, also while a rollout runs; see ``Fleet.add``."""
+        """Start one more instance, also while a rollout runs; it shares no KV until the fleet starts anew.
+
+        Raises:
+            SeerError: the runtime has not been started.
+            EngineError: its id is taken, it did not start, or the instances sleep or were stopped meanwhile.
+        """
         if not self._started:
             raise SeerError("the runtime has not been started; enter it before adding an instance")
         return await self._fleet.add(engine)
 
     async def remove(self, instance_id: str) -> None:
-        """End an instance for good, also while a rollout runs; see ``Fleet.remove``."""
+        """End an instance for good, also while a rollout runs; others take over its chunks.
+
+        Raises:
+            EngineError: there is no such instance.
+        """
         await self._fleet.remove(instance_id)
 
     async def reset_caches(self) -> None:

@@ -16,6 +16,7 @@ class ClockContract:
     """Tests of a ``Clock``; ``make`` returns a new one, and may be called where an event loop runs."""
 
     patience_s: float = 30.0
+    """Seconds after which a wait has failed."""
     moment_s: float = 0.002
     """A time that the clock passes quickly."""
 

@@ -68,6 +68,7 @@ class EngineContract:
     """
 
     patience_s: float = 60.0
+    """Seconds after which a wait has failed."""
     exact: bool = True
     weights: str = "other weights"
     shared: bool = False

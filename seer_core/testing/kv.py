@@ -33,6 +33,7 @@ class KVPoolContract:
 
     block_bytes: int = 4096
     patience_s: float = 30.0
+    """Seconds after which a wait has failed."""
 
     def make(self) -> KVPool:
         """Return a new pool, not yet started."""

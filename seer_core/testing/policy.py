@@ -274,6 +274,7 @@ class ObserverContract:
     """Tests of an ``Observer``; ``make`` returns a new one, not yet started."""
 
     patience_s: float = 30.0
+    """Seconds after which a wait has failed."""
 
     def make(self) -> Observer:
         """Return a new observer."""

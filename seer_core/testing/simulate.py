@@ -44,8 +44,11 @@ class SimulatedRollout:
     """The results of a simulated rollout; times are virtual seconds, completions in order of their finish."""
 
     completions: list[Completion]
+    """The responses, in the order of their finish."""
     summary: Summary
+    """The rollout's statistics."""
     trace: list[TraceRecord]
+    """Every event, with the commands that it led to."""
 
     @property
     def order(self) -> list[str]:

@@ -90,9 +90,9 @@ class SharedWeights:
     def offer(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[WeightSpec]:
         """Write torch tensors, named as in checkpoints, into new memory, and yield what names it.
 
-        The weights before are kept until the end of the ``with`` block, for until the update is through an
-        instance may start with them, and freed then; after an error of Seer the new ones are freed instead.
-        After any other error, Ctrl-C say, both stay until the next update: engines may have loaded either.
+        The previous weights stay until the end of the ``with`` block, because an instance may start with them
+        until the update is over.  Then they are freed; after an error of Seer the new ones are freed instead.
+        After any other error, such as Ctrl-C, both stay until the next update, for engines may have either.
 
         Raises:
             OutputError: there is not enough memory.

@@ -44,17 +44,23 @@ class Completion:
     """
 
     request_id: str
+    """The request, as ``GROUP/INDEX``."""
     group_id: str
+    """The group that it is of."""
     index: int
+    """The response's number within its group, from 0."""
     seed: int
+    """The seed with which its tokens were drawn."""
     token_ids: array[int]
     logprobs: array[float]
     text: str | None
     finish_reason: str
     weight_version: int
+    """The version of the weights that wrote it."""
     chunks: int
     instances: Sequence[str]
     metadata: Mapping[str, Any]
+    """The prompt's own data."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,11 @@ class Progress:
     """Progress of a batch: its requests, those that have finished, and tokens up to the last chunks' ends."""
 
     requests: int
+    """The responses of the batch."""
     finished: int
+    """Those that have finished."""
     tokens: int = 0
+    """The tokens of all of them, up to the ends of their last chunks."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +83,18 @@ class State:
     """
 
     weight_version: int
+    """The version of the weights that answer requests."""
     asleep: bool
+    """Whether the instances sleep."""
     changing: bool
     unfinished: int
     reserved: int
     instances: Sequence[str]
+    """The instances that take chunks."""
     max_model_len: int
+    """The most tokens of a prompt and its response."""
     vocab_size: int
+    """The number of token ids."""
 
 
 class Replies:

@@ -16,4 +16,6 @@ class Response(msgspec.Struct, frozen=True):
     metadata: Mapping[str, Any]
     text: str | None
     token_ids: list[int]
+    """The tokens of the response."""
     finish_reason: str
+    """The reason why it is over, ``stop`` or ``length``."""

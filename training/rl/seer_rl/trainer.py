@@ -23,9 +23,11 @@ class Sample:
     """
 
     prompt: Sequence[int]
+    """The tokens of the prompt."""
     response: Sequence[int]
     logprobs: Sequence[float]
     advantage: float
+    """The weight of each of its tokens in the loss."""
 
 
 class Trainer(Protocol):

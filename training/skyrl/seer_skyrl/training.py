@@ -63,6 +63,7 @@ class SeerExp(BasePPOExp):
     """SkyRL's experiment on Seer's engines, which live as long as it runs."""
 
     session: Session
+    """The session that rolls out."""
 
     def run(self) -> None:
         """Start the engines, train, stop them."""

@@ -138,9 +138,13 @@ class WorkerFleet:
     """Instances over workers, and the clock they live on."""
 
     engines: Sequence[WorkerClient]
+    """The instances."""
     clock: Clock
+    """The clock that they run on."""
     model: ModelInfo
+    """The limits that prompts must respect."""
     tokenizer: Tokenizer | None
+    """The model's tokenizer, if there is one."""
 
 
 def make_fleet(

@@ -35,8 +35,11 @@ class LogitRow(NamedTuple):
     """
 
     seed: int
+    """The request's seed."""
     position: int
+    """The number of tokens before it."""
     logits: NDArray[np.float32]
+    """The logits of all token ids."""
 
 
 class EngineAdapter(Protocol):
