@@ -101,7 +101,11 @@ def config_options(command: F) -> F:
 
     @click.argument("config", type=InputPath())
     @click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat."
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one value of the config; may repeat.",
     )
     @click.option("-p", "disabled", multiple=True, metavar="no:NAME", help="Leave out a plug-in; may repeat.")
     @wraps(command)

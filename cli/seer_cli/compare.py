@@ -38,7 +38,7 @@ FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": "
 @click.command("compare")
 @main_options
 @config_options
-@click.option("--prompts", type=InputPath(), help="Instead of [compare].prompts.")
+@click.option("--prompts", type=InputPath(), help="Prompts file in place of [compare].prompts.")
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),

@@ -63,19 +63,29 @@ OPTIONS = (
         metavar="NAME=PLUGIN,...",
         help="As --policy, with each response's true length as its input.",
     ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the lengths."),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of the lengths; of a trace, its iteration.",
+    ),
     click.option(
         "--repeat",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
         metavar="N",
-        help="Seeds, one after the other; of a trace, iterations.",
+        help="Number of seeds, from --seed on; of a trace, of iterations.",
     ),
     click.option(
-        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat."
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change one value of the config; may repeat.",
     ),
-    click.option("--scale", type=SIZES["scale"], help="So much of the paper's groups and instances."),
+    click.option("--scale", type=SIZES["scale"], help="Share of the paper's groups and instances."),
     click.option(
         "--lengths",
         multiple=True,
@@ -84,9 +94,13 @@ OPTIONS = (
     ),
     click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only lines of a trace that say so."),
     click.option(
-        "--on", type=click.Choice(list(CLUSTERS)), help="Whose model and GPUs.  [default: qwen2-vl-72b]"
+        "--on",
+        type=click.Choice(list(CLUSTERS)),
+        help="Model and GPUs of the instances.  [default: qwen2-vl-72b]",
     ),
-    click.option("--instances", type=SIZES["instances"], metavar="N", help="How many.  [default: 4]"),
+    click.option(
+        "--instances", type=SIZES["instances"], metavar="N", help="Number of instances.  [default: 4]"
+    ),
     click.option(
         "--pressure",
         type=SIZES["pressure"],

@@ -40,14 +40,12 @@ DEFAULT_SIBLINGS = (0, 1, 3, 7, 9)
     "--tree-nodes", type=click.IntRange(0, 1024), default=0, metavar="N", help="Draft trees of N tokens."
 )
 @click.option(
-    "--paths", type=click.IntRange(0), default=0, metavar="N", help="Of at most N paths; 0 is no limit."
+    "--paths", type=click.IntRange(0), default=0, metavar="N", help="Most paths of a tree; 0 is no limit."
 )
 @click.option(
     "--min-probability", type=click.FloatRange(0, 1), default=0.0, metavar="P", help="Cut weaker drafts."
 )
-@click.option(
-    "--control", is_flag=True, help="Other prompts' responses as siblings: what is left is the group's."
-)
+@click.option("--control", is_flag=True, help="Take other prompts' responses for siblings.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N groups.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per row.")
 def replay_command(

@@ -22,7 +22,13 @@ __all__ = ["train_command"]
 @click.argument("config", type=InputPath())
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, or begin.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may repeat.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the config; may repeat.",
+)
 @click.option("-p", "disabled", multiple=True, metavar="no:NAME", help="Leave out a plug-in; may repeat.")
 def train_command(
     config: Path, out: Path, resume: bool, overrides: tuple[str, ...], disabled: tuple[str, ...]
