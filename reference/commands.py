@@ -33,6 +33,7 @@ def page() -> Page:
         context = click.Context(command, info_name=name, **command.context_settings)
         rows = [_row(each, context) for each in command.params]
         found.table(["argument or option", "default", "meaning"], [row for row in rows if row[2]])
+        found.add(*prose(command.epilog or ""))
         found.flaws += [
             f"the option {row[0]} of {name!r} has no help: give it one"
             for each, row in zip(command.params, rows, strict=True)
