@@ -65,9 +65,17 @@ def _parsed(name: str) -> ast.Module:
     """Parse a plug-in's source without importing it; an empty module where that cannot be done."""
     try:
         path = _source(installed()[name].module)
-        return ast.parse(path.read_bytes()) if path is not None else ast.Module([], [])
+        return _parse(path.read_bytes()) if path is not None else ast.Module([], [])
     except (ImportError, OSError, ValueError, SyntaxError, RecursionError):
         return ast.Module([], [])
+
+
+def _parse(source: bytes) -> ast.Module:
+    """Parse, once more if another parse came between: CPython 3.11 then raises SystemError (gh-106905)."""
+    try:
+        return ast.parse(source)
+    except SystemError:
+        return ast.parse(source)
 
 
 def _source(module: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from multiprocessing import active_children
 
 import pytest
@@ -70,6 +71,9 @@ def test_an_interrupt_waits_for_no_simulation_under_way():
         run_arms(arms, range(8), 1 / 32, report=interrupt)
     for worker in workers:
         worker.join()
+        deadline_s = time.monotonic() + 60
+        while worker.exitcode is None and time.monotonic() < deadline_s:  # another thread has waited for it
+            time.sleep(0.01)
     assert [worker.exitcode for worker in workers] == [-signal.SIGTERM]
 
 

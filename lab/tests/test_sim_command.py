@@ -158,7 +158,7 @@ def test_a_prioritizer_that_breaks_its_contract_is_named(small, distribution, pe
     ("answer", "error", "words"),
     [
         ("None", StalledError, "48 requests wait and nothing runs: plug-in 'nowhere' places no chunk"),
-        ("'sim-0'", PluginError, "plug-in 'nowhere', slot 'placer'.*'sim-0', which is no living instance"),
+        ("'sim-0'", PluginError, "plug-in 'nowhere', slot 'placer'.*'sim-0', an id; return one of"),
     ],
 )
 def test_a_placer_that_places_nowhere_is_named(small, distribution, answer, error, words):

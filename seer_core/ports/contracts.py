@@ -44,7 +44,9 @@ def flaw_of(thing: object, protocol: type) -> str | None:
     """
     members = dict(_members(protocol))
     if lacking := _lacking(thing, members):
-        hints = "".join(f"; is {own!r} meant for {name!r}?" for name in lacking for own in _near(name, thing))
+        hints = "".join(
+            f"; is {own!r} meant for {name!r}?" for name in lacking for own in _near(name, thing, protocol)
+        )
         return f"it lacks {', '.join(lacking)}{hints}"
     for name, member in members.items():
         called = inspect.isfunction(member) and implemented(thing, name) is not None
@@ -88,11 +90,21 @@ def _lacking(thing: object, members: dict[str, Any]) -> list[str]:
     wanted = [name for name, member in members.items() if not _open(member)]
     if isinstance(thing, type):
         wanted = [name for name in wanted if inspect.isfunction(members[name])]
-    return sorted(name for name in wanted if not hasattr(thing, name))
+    return sorted(name for name in wanted if _written(thing, name) in (None, members[name]))
 
 
-def _near(name: str, thing: object) -> list[str]:
-    return get_close_matches(name, _own_methods(thing, {}), 1, NEAR)
+def _written(thing: object, name: str) -> Any:
+    """Return a member, a method as the function that it is; None if there is none."""
+    found = getattr(thing, name, None)
+    return getattr(found, "__func__", True if found is None and hasattr(thing, name) else found)
+
+
+def _near(name: str, thing: object, protocol: type) -> list[str]:
+    """Return the author's method, if there is one, whose name or arguments are nearly the contract's."""
+    own = _own_methods(thing, dict(_members(protocol)))
+    given = _arguments(protocol, name)
+    alike = [each for each in own if given and given == _arguments(thing, each)]
+    return get_close_matches(name, own, 1, NEAR) or get_close_matches(name, alike, 1, NEAR_WITH_ARGUMENTS)
 
 
 def _own_methods(thing: object, members: dict[str, Any]) -> list[str]:

@@ -6,10 +6,12 @@ written to while a strategy is called, whichever of its methods has kept them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import attrs
+import msgspec
 
 from seer_core.error_origin import place_of
 from seer_core.errors import PluginError
@@ -34,14 +36,42 @@ class _ReadOnly:
         return plain, tuple(getattr(self, field.name) for field in attrs.fields(plain) if field.init)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        changes = _changes.get()
-        if changes is None:
-            object.__setattr__(self, name, value)
-            return
         noun = NOUNS[_plain(type(self))]
-        change = f"{name} of {noun} {self.id!r} from {getattr(self, name, None)!r} to {value!r}"  # type: ignore[attr-defined]
-        changes.append(AttributeError(change))
+        _refuse(lambda: f"{name} of {noun} {self.id!r} from {getattr(self, name, None)!r} to {value!r}")  # type: ignore[attr-defined]
+        object.__setattr__(self, name, value)
+
+
+def _refuse(change: Callable[[], str]) -> None:
+    """Raise AttributeError while a strategy is called, and keep it for the guard."""
+    changes = _changes.get()
+    if changes is not None:
+        changes.append(AttributeError(change()))
         raise changes[-1]
+
+
+class _ReadOnlyDict(dict[Any, Any]):
+    """A mapping that such an object has, which refuses changes likewise; copies are plain dicts."""
+
+    def __init__(self, values: Any, owner: str) -> None:
+        super().__init__(values)
+        self.owner = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _refusing(method: str) -> Any:
+    plain = getattr(dict, method)
+
+    def changing(self: _ReadOnlyDict, *arguments: Any, **more: Any) -> Any:
+        _refuse(lambda: f"{self.owner} by {method}{arguments!r}")
+        return plain(self, *arguments, **more)
+
+    return changing
+
+
+for _method in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"):
+    setattr(_ReadOnlyDict, _method, _refusing(_method))
 
 
 NOUNS: dict[type, str] = {GroupContext: "group", InstanceStatus: "instance", Request: "request"}
@@ -55,6 +85,12 @@ def _plain(guarded: type) -> type:
 def make_read_only(*things: GroupContext | InstanceStatus | Request) -> None:
     """Let no strategy write to these objects from now on."""
     for thing in things:
+        if isinstance(thing, GroupContext):
+            thing.in_flight = _ReadOnlyDict(thing.in_flight, f"in_flight of group {thing.id!r}")
+            thing.labels = _ReadOnlyDict(thing.labels, f"labels of group {thing.id!r}")
+        elif isinstance(thing, InstanceStatus):
+            labels = _ReadOnlyDict(thing.info.labels, f"info.labels of instance {thing.id!r}")
+            thing.info = msgspec.structs.replace(thing.info, labels=labels)
         thing.__class__ = READ_ONLY[type(thing)]
 
 

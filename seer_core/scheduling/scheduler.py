@@ -12,7 +12,7 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import index
 from typing import Any, Generic, TypeVar, cast
@@ -125,6 +125,20 @@ class Policies:
         return [*self.splitter.links, *self.prioritizer.links, *self.placer.links]
 
 
+OUT_OF_THEM = "return one of `instances` itself"
+
+
+def _no_instance(answer: object, living: Mapping[str, InstanceStatus]) -> str:
+    """Return, in a clause, what a placer answered in place of a living instance."""
+    if isinstance(answer, InstanceStatus):
+        if answer.id in living:
+            return f"answered a copy of instance {answer.id!r}, or one from before its loss; {OUT_OF_THEM}"
+        return f"answered instance {answer.id!r}, which is no longer alive"
+    if isinstance(answer, str) and answer in living:
+        return f"answered {answer!r}, an id; {OUT_OF_THEM}"
+    return f"answered {one_line(repr(answer))}, which is no living instance"
+
+
 class Scheduler:
     """Decides which request runs where and for how long; does nothing itself.
 
@@ -222,9 +236,7 @@ class Scheduler:
                 return
             instance, why = (choice.instance, choice.why) if type(choice) is Placement else (choice, "")
             if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
-                raise self._attribute_error(
-                    f"answered {one_line(repr(instance))}, which is no living instance"
-                )
+                raise self._attribute_error(_no_instance(instance, self.instances))
             if not isinstance(why, str):
                 raise self._attribute_error(f"gives {why!r} for a reason; the `why` of a placement is a word")
             self._stage = prioritizer
@@ -417,10 +429,17 @@ class Scheduler:
         )
 
     def _stalled(self) -> SeerError:
+        """Return the error of requests that wait while nothing runs, and the remedy."""
         request = self._next()
         if request is None:
             return self._attribute_error(f"offers none of {self.waiting} waiting requests while nothing runs")
         tokens = self.policies.splitter.strategy.split(request)
+        fits = [each for each in self._living if each.footprint(request, tokens) <= each.free_kv_tokens]
+        remedy = (
+            "a placer has to accept some instance for each request that fits while nothing runs"
+            if fits and self.policies.placer.owner != CORE
+            else "use smaller chunks or prompts, or give instances more KV"
+        )
         room = ", ".join(
             f"{instance.id} has {instance.free_kv_tokens} of {instance.info.kv_capacity_tokens}"
             f" for {instance.footprint(request, tokens)}"
@@ -429,5 +448,5 @@ class Scheduler:
         return StalledError(
             f"{self.waiting} requests wait and nothing runs: plug-in {self.policies.placer.owner!r} places"
             f" no chunk of {tokens} tokens after {request.context_tokens} of request {request.id!r}"
-            f" (KV tokens free: {room}); use smaller chunks or prompts, or give instances more KV"
+            f" (KV tokens free: {room}); {remedy}"
         )

@@ -197,6 +197,11 @@ class PlacerContract:
     Instances have 96 to 320 KV tokens and chunks at most 60, so make it for short chunks.
     """
 
+    leaves_room: bool = True
+    """Whether a busy instance gets only chunks for which it has a slot and KV; False for a placer that leaves
+    it to the engine to preempt.
+    """
+
     def make(self) -> Placer:
         """Return a new placer."""
         raise NotImplementedError("define make(), which returns a new placer")
@@ -219,6 +224,22 @@ class PlacerContract:
     def test_it_answers_one_of_the_instances_or_none(self) -> None:
         """The very objects it was given, however full they are."""
         placement_scenario(self._rig())
+
+    def test_a_busy_instance_gets_no_more_than_it_has_room_for(self) -> None:
+        """An engine without room preempts; with ``leaves_room = False`` that is the placer's intention."""
+        rig = self._rig()
+
+        def check() -> None:
+            for instance in rig.scheduler.instances.values():
+                assert instance.free_slots >= 0, f"more chunks than slots on {instance.id!r}"
+                alone = instance.running <= 1
+                assert alone or instance.free_kv_tokens >= 0, (
+                    f"the chunks on {instance.id!r} need {-instance.free_kv_tokens} KV tokens more than it"
+                    " has; compare footprint(request, chunk_tokens) with free_kv_tokens, or set leaves_room ="
+                    " False"
+                )
+
+        placement_scenario(rig, check if self.leaves_room else lambda: None)
 
     def test_a_lost_instance_is_not_chosen_again(self) -> None:
         """One that comes back under its name is another."""

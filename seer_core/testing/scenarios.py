@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from seer_core.model import ChunkRecord, Completion
@@ -42,8 +42,8 @@ def one_completion() -> Completion:
     return Completion("g/0", "g", 0, 7, tokens, logprobs, "abc", "stop", 0, [chunk], ["a"], 1.0, {"task": 1})
 
 
-def placement_scenario(rig: SchedulerHarness) -> None:
-    """Start and lose instances, submit groups and finish chunks at random."""
+def placement_scenario(rig: SchedulerHarness, check: Callable[[], None] = lambda: None) -> None:
+    """Start and lose instances, submit groups and finish chunks at random, and ``check`` after each step."""
     rng = seeded_random()
     for number in range(STEPS):
         step = rng.random()
@@ -55,6 +55,7 @@ def placement_scenario(rig: SchedulerHarness) -> None:
             rig.finish(rng.choice(list(rig.in_flight)))
         else:
             rig.group(f"g{number}", max_tokens=rng.randint(1, 60), prompt=rng.randint(1, 20))
+        check()
 
 
 def every_event() -> list[tuple[Event, list[Command]]]:

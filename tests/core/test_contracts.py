@@ -25,6 +25,15 @@ def test_a_method_that_is_required_is_missed():
     assert flaw_of(object(), Prioritizer) == "it lacks __len__, peek, push, take"
 
 
+def test_a_required_method_that_is_only_inherited_from_the_protocol_is_missed():
+    class Mistyped(Placer):
+        def plase(self, request, chunk_tokens, instances):
+            return instances[0]
+
+    assert flaw_of(Mistyped(), Placer) == "it lacks place; is 'plase' meant for 'place'?"
+    assert flaw_of(Mistyped, Placer) == "it lacks place; is 'plase' meant for 'place'?"
+
+
 def test_a_required_method_under_another_name_is_shown():
     flaw = flaw_of(having("observes", Watching.observe, object), Observer)
     assert flaw == "it lacks observe; is 'observes' meant for 'observe'?"

@@ -576,12 +576,18 @@ def test_a_splitter_may_only_answer_a_legal_size(make_rig, answer):
 
 
 @pytest.mark.parametrize(
-    "answer", ["a", 0, InstanceStatus(InstanceInfo("a", 1000, 1, 8, 1000), 0)], ids=["id", "index", "copy"]
+    ("answer", "words"),
+    [
+        ("a", "answered 'a', an id; return one of `instances` itself"),
+        (0, "answered 0, which is no living instance"),
+        (InstanceStatus(InstanceInfo("a", 1000, 1, 8, 1000), 0), "answered a copy of instance 'a', or one"),
+    ],
+    ids=["id", "index", "copy"],
 )
-def test_a_placer_may_only_answer_a_living_instance(make_rig, answer):
+def test_a_placer_may_only_answer_a_living_instance(make_rig, answer, words):
     rig = make_rig(policies(placer=broken(LeastLoaded, "place", answer)))
     rig.start("a")
-    with pytest.raises(PluginError, match=r"'mine', slot 'placer' for request 'g/0'.*no living instance"):
+    with pytest.raises(PluginError, match=f"'mine', slot 'placer' for request 'g/0': {words}"):
         rig.group("g")
 
 
@@ -628,6 +634,49 @@ class Meddler(FirstComeFirstServed):
         if request is not None:
             request.generated_tokens += 1
         return request
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda request, instance: request.group.in_flight.update(a=0), "in_flight of group 'g' by update"),
+        (lambda request, instance: request.group.labels.clear(), "labels of group 'g' by clear"),
+        (lambda request, instance: instance.info.labels.pop("x", 0), "info.labels of instance 'a' by pop"),
+    ],
+)
+def test_in_debug_mappings_cannot_be_changed_either(change, what):
+    class Marker(LeastLoaded):
+        def place(self, request, chunk_tokens, instances):
+            change(request, instances[0])
+            return super().place(request, chunk_tokens, instances)
+
+    scheduler = Scheduler(policies(placer=Marker()), debug=True)
+    scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
+    with pytest.raises(PluginError, match=rf"place\(\) changed what it was given: {what}\("):
+        scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 2, 100),)), 0.0)
+
+
+def test_read_only_mappings_are_copied_as_plain_ones():
+    seen = []
+
+    class Keeper(LeastLoaded):
+        def place(self, request, chunk_tokens, instances):
+            copied = copy.deepcopy(request.group)
+            copied.labels["mine"] = "yes"
+            seen.append((dict(request.group.labels), copied.labels))
+            return super().place(request, chunk_tokens, instances)
+
+    scheduler = Scheduler(policies(placer=Keeper()), debug=True)
+    scheduler.handle(InstanceStarted(InstanceInfo("a", 1000, 1, 8, 1000)), 0.0)
+    scheduler.handle(GroupsSubmitted((GroupSpec("g", 10, 1, 100, labels={"tenant": "b"}),)), 0.0)
+    assert seen == [({"tenant": "b"}, {"tenant": "b", "mine": "yes"})]
+
+
+def test_a_placer_that_accepts_no_idle_instance_with_room_is_the_reason(make_rig):
+    rig = make_rig(policies(placer=broken(LeastLoaded, "place", None)))
+    rig.start("a")
+    with pytest.raises(StalledError, match=r"'mine' places no chunk.*a placer has to accept some instance"):
+        rig.group("g")
 
 
 def test_in_debug_a_strategy_that_changes_what_it_was_given_is_named_with_the_line():
@@ -698,7 +747,7 @@ def test_a_placer_may_not_answer_a_lost_instance(make_rig):
     rig.start("a")
     rig.start("b")
     rig.group("g")
-    with pytest.raises(PluginError, match=r"slot 'placer' for request 'g/0'.*no living instance"):
+    with pytest.raises(PluginError, match="answered instance 'a', which is no longer alive"):
         rig.lose("a")
 
 

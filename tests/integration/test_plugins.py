@@ -156,8 +156,8 @@ def test_a_plug_in_in_the_wrong_place_says_where_it_belongs(write_config):
         ("observer", "Observer", "completed(self, completion)", "'completed' cannot be called with now, "),
         ("drafter", "Drafter", "sources(self)", "it lacks policy, shares, source; is 'sources' meant for"),
         ("drafter", "Drafter", "source(self, engine)", "it lacks policy, shares"),
-        ("kv_pool", "KVPool", "connects(self, instance, report)", "rename it to 'connect'"),
-        ("kv_pool", "KVPool", "store(self)", "'store' cannot be called with instance_id: "),
+        ("kv_pool", "Pool", "connects(self, instance, report)", "rename it to 'connect'"),
+        ("kv_pool", "Pool", "store(self)", "'store' cannot be called with instance_id: "),
         ("engines", "EngineFleet", "start(self)", "it lacks clock, engines, model, tokenizer"),
     ],
 )
@@ -168,6 +168,13 @@ def test_a_method_that_would_never_be_called_is_refused_at_start(
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
+
+class Pool(KVPool):
+    async def start(self, instances): pass
+    async def stop(self): pass
+    async def clear(self): pass
+    def store(self, instance_id): pass
+    def stats(self): pass
 
 class Drafter: pass
 class EngineFleet: pass
@@ -180,7 +187,8 @@ def seer_make_{hook}():
     return Mine()
 """
     if base == "Observer":
-        source = source.replace("    def ", "    def observe(self, now, event, commands): pass\n    def ", 1)
+        observe = "class Mine(Observer):\n    def observe(self, now, event, commands): pass\n"
+        source = source.replace("class Mine(Observer):\n", observe)
     distribution("mine", source)
     config = {
         "engines": {"engine": "mine"},

@@ -274,6 +274,12 @@ class Caller(LeastLoaded):
         return instances[0].id
 
 
+class Labeller(LeastLoaded):
+    def place(self, request, chunk_tokens, instances):
+        request.group.labels["seen"] = "yes"
+        return super().place(request, chunk_tokens, instances)
+
+
 class Faithful(LeastLoaded):
     """It stays with its first instance, dead or alive."""
 
@@ -438,11 +444,17 @@ FAULTS = {
         (NoPlacer, "test_it_is_a_placer", "it lacks place"),
         (Never, "test_an_idle_fleet_takes_a_chunk", "placed nothing on 1 idle"),
         (Never, RANDOM, "'Never' places no chunk"),
-        (Founder, ONE_OF, "which is no living instance"),
-        (Caller, ONE_OF, "which is no living instance"),
-        (Caller, RANDOM, "which is no living instance"),
-        (Faithful, "test_a_lost_instance_is_not_chosen_again", "which is no living instance"),
-        (Faithful, RANDOM, "which is no living instance"),
+        (Founder, ONE_OF, "a copy of instance 'i0', or one from before its loss; return one of"),
+        (Caller, ONE_OF, "answered 'i0', an id; return one of `instances` itself"),
+        (Caller, RANDOM, ", an id; return one of `instances` itself"),
+        (Faithful, "test_a_lost_instance_is_not_chosen_again", "instance 'a', which is no longer alive"),
+        (Faithful, RANDOM, "no longer alive|from before its loss"),
+        (LeastLoaded, "test_a_busy_instance_gets_no_more_than_it_has_room_for", "KV tokens more than it has"),
+        (
+            Labeller,
+            UNCHANGED,
+            "place\\(\\) changed what it was given: labels of group 'g\\d+' by __setitem__",
+        ),
         (Sorter, RANDOM, "raised AttributeError: 'tuple' object has no attribute 'sort' at .*policies.py:"),
         (
             Padder,

@@ -29,6 +29,8 @@ class TestFirstComeFirstServed(PrioritizerContract):
 
 
 class TestLeastLoaded(PlacerContract):
+    leaves_room = False
+
     def make(self):
         return LeastLoaded()
 

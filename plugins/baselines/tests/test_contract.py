@@ -7,6 +7,8 @@ from seer_core.testing import PlacerContract, PrioritizerContract
 
 
 class TestGroupRoundRobin(PlacerContract):
+    leaves_room = False
+
     def make(self):
         return GroupRoundRobin()
 
