@@ -105,11 +105,11 @@ def test_the_placer_of_its_guide_fills_the_slot_in_the_command_shown(distributio
     page = (ROOT / "docs/guides/write-a-placer.md").read_text("utf-8")
     (source,) = blocks(page, "python")
     distribution("fewest", source)
-    (command,) = [block for block in blocks(page, "sh") if block.startswith("seer sim")]
-    result = seer(*shlex.split(command)[1:], "--lengths", "groups=8")
-    assert result.exit_code == 0, result.output
-    figures = [
-        line.split("│")[2:] for line in result.stdout.splitlines() if line.startswith(("│ div", "│ mine"))
-    ]
-    assert len(figures) == 2
-    assert figures[0] != figures[1]
+    commands = [block for block in blocks(page, "sh") if block.startswith("seer sim")]
+    for command, policies in zip(commands, (["divided", "mine"], ["divided", "rr", "mine"]), strict=True):
+        result = seer(*shlex.split(command)[1:], "--lengths", "groups=8")
+        assert result.exit_code == 0, result.output
+        rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│ ")]
+        figures = {row[0].strip(): tuple(row[1:]) for row in rows if row[0].strip()}
+        assert list(figures) == policies
+        assert len(set(figures.values())) == len(policies)

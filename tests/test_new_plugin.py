@@ -144,7 +144,7 @@ def test_a_new_plug_in_is_well_kept(new_plugin, slot):
     metadata = tomllib.loads((project / "pyproject.toml").read_text())
     assert metadata["project"]["name"] == f"seer-{name.replace('_', '-')}"
     assert metadata["project"]["entry-points"] == {"seer": {name: f"seer_{name}"}}
-    keys = {"engines": f'engine = "{name}"', "kv_pool": f'kv_pool = "{name}"'}
+    keys = {"engines": f'engine = "{name}"', "kv_pool": f'kv_pool = "{name}"', "placer": f'placer = "{name}"'}
     enabled = keys.get(slot, f'plugins = ["{name}"]')
     assert enabled in (project / "README.md").read_text()
     assert "$" not in "".join(file.read_text() for file in project.rglob("*.py"))
