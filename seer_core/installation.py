@@ -4,10 +4,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["how_to_install", "in_checkout"]
+__all__ = ["COMMAND_EXTRAS", "PLUGIN_EXTRAS", "how_to_install", "in_checkout"]
 
 ROOT = Path(__file__).parents[1]
 """The checkout, where the core runs from one; else the directory of installed packages."""
+
+
+COMMAND_EXTRAS = {
+    "plot": "",
+    "replay": "",
+    "reproduce": "",
+    "serve": "serve",
+    "sim": "",
+    "train": "train",
+    "twin": "",
+}
+"""Commands of Seer's distributions beside the command line's own, with the extra that installs each."""
+
+PLUGIN_EXTRAS = {
+    "mooncake": "mooncake",
+    "paced": "paced",
+    "sglang": "sglang",
+    "skyrl": "skyrl",
+    "slime": "slime",
+    "trl": "trl",
+    "vllm": "vllm",
+    "vllm_ngram": "vllm",
+    "vllm_suffix": "vllm",
+}
+"""Plug-ins of Seer's that ``seer-rollout`` without extras lacks, with the extra that installs each."""
 
 
 def in_checkout(root: Path = ROOT) -> bool:

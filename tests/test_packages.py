@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+from reference.packages import repository_entry_points
+from seer_core.installation import COMMAND_EXTRAS, PLUGIN_EXTRAS
 
 ROOT = Path(__file__).parents[1]
 META = ROOT / "packages/seer-rollout"
@@ -47,6 +51,23 @@ def test_a_distribution_has_the_version_of_the_core_and_needs_the_others_in_it(f
     assert {each for each in ours if not each.endswith(f"=={VERSION}")} == set()
     names = {each["name"] for each in RELEASED.values()}
     assert {re.split(r"[\[=]", each)[0] for each in ours} <= names
+
+
+def test_a_command_of_another_distribution_has_an_extra_that_installs_it():
+    assert set(COMMAND_EXTRAS) == {point.name for point in repository_entry_points("seer.commands")}
+    assert set(COMMAND_EXTRAS.values()) <= {"", *RELEASED[META]["optional-dependencies"]}
+
+
+def test_a_plug_in_that_the_package_lacks_has_an_extra_that_installs_it():
+    needed = {each.partition("==")[0] for each in RELEASED[META]["dependencies"]}
+    offered = {
+        name
+        for project in RELEASED.values()
+        for name in project.get("entry-points", {}).get("seer", {})
+        if project["name"] not in needed
+    }
+    assert set(PLUGIN_EXTRAS) == offered
+    assert set(PLUGIN_EXTRAS.values()) <= set(RELEASED[META]["optional-dependencies"])
 
 
 def test_the_changelog_has_a_section_of_the_version():
@@ -107,3 +128,8 @@ def test_seer_simulates_from_wheels(wheels, tmp_path):
     done = run("-c", "from seer_main import main; main()", "sim", "synthetic")
     assert done.returncode == 0, done.stderr
     assert "synthetic: 512 responses of 64 groups" in done.stdout
+    shutil.copytree(ROOT / "examples/first_rollout", tmp_path, dirs_exist_ok=True)
+    options = ("rollout.toml", "--prompts", "prompts.jsonl", "--out", "out")
+    done = run("-c", "from seer_main import main; main()", "run", *options)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out/completions.jsonl").read_text().splitlines()) == 512

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from seer_core.error_origin import describe_error
 from seer_core.errors import ConfigError, PluginError, printable, quote
+from seer_core.installation import PLUGIN_EXTRAS, how_to_install
 from seer_core.plugins.config import Config, nearest, structure
 from seer_core.plugins.hooks import HOOKS, read_hooks
 from seer_core.plugins.hookspecs import PROJECT, Startup
@@ -77,7 +78,9 @@ def _entry_points_on(path: tuple[str, ...]) -> EntryPoints:
 def unknown_plugin(name: str, where: str) -> ConfigError:
     """Return the error for a name, standing at ``where``, that no installed plug-in has."""
     place = printable(where, 100)
-    return ConfigError(f"{place}: no installed plug-in is called {quote(name)}{nearest(name, installed())}")
+    extra = PLUGIN_EXTRAS.get(name)
+    remedy = nearest(name, installed()) if extra is None else f"; {how_to_install(extra, '`make setup`')}"
+    return ConfigError(f"{place}: no installed plug-in is called {quote(name)}{remedy}")
 
 
 def _entry_point(name: str, where: str) -> EntryPoint:
