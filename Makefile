@@ -1,6 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
 .PHONY: demo train test packages setup setup-core setup-sglang setup-verl setup-docs \
-	check core-test fast-test verl-test site site-test chromium bench-stale reference wheels try-wheels fix clean
+	check core-test fast-test verl-test site site-test chromium bench-stale reference licences wheels try-wheels fix clean
 
 ENGINE ?= vllm
 # SGLang has an environment of its own.
@@ -50,6 +50,10 @@ bench-stale: setup  ## Results in bench/results whose code has changed since the
 	.venv/bin/python -m bench stale
 
 reference: setup  ## The generated pages of docs/reference, from docstrings, settings and commands.
+	.venv/bin/python -m reference
+
+licences: setup  ## The licences of pins that have changed, looked up by pip; then the pages.
+	.venv/bin/python -m reference.record_licences
 	.venv/bin/python -m reference
 
 wheels:  ## Wheels of all distributions in dist/, the draft index for each Python that is found.
