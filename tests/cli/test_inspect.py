@@ -2,7 +2,7 @@
 
 import io
 import json
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoints, entry_points, version
 
 import pytest
 from seer_cli.display import Display
@@ -16,7 +16,7 @@ from .helpers import TECHNIQUES
 def test_plugins_lists_what_is_installed_and_what_is_enabled(seer, write_config):
     result = seer("plugins")
     assert result.exit_code == 0, result.output
-    for text in ("divided_rollout", "seer-divided-rollout", "0.1.0", "sim"):
+    for text in ("divided_rollout", "seer-divided-rollout", version("seer-divided-rollout"), "sim"):
         assert text in result.stdout
     result = seer("plugins", write_config(TECHNIQUES))
     row = next(line for line in result.stdout.splitlines() if " divided_rollout " in line)
