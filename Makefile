@@ -1,6 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
 .PHONY: demo train test packages setup setup-core setup-sglang setup-verl setup-docs \
-	check core-test fast-test verl-test site site-test chromium bench-stale reference wheels fix clean
+	check core-test fast-test verl-test site site-test chromium bench-stale reference licences wheels try-wheels fix clean
 
 ENGINE ?= vllm
 # SGLang has an environment of its own.
@@ -51,6 +51,16 @@ bench-stale: setup  ## Results in bench/results whose code has changed since the
 
 reference: setup  ## The generated pages of docs/reference, from docstrings, settings and commands.
 	.venv/bin/python -m reference
+
+licences: setup  ## The licences of pins that have changed, looked up by pip; then the pages.
+	.venv/bin/python -m reference.record_licences
+	.venv/bin/python -m reference
+
+wheels:  ## Wheels of all distributions in dist/, the draft index for each Python that is found.
+	@scripts/build-wheels
+
+try-wheels: wheels  ## These wheels in empty environments, one for each Python, away from the checkout.
+	@scripts/try-wheels
 
 fix: setup
 	.venv/bin/ruff check --fix .

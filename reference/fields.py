@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import inspect
 import textwrap
@@ -44,7 +45,7 @@ class Field:
     unit: str
     meaning: str
     owner: str
-    struct: type | None = None
+    struct: builtins.type | None = None
     """The struct that the field holds, or a list of which it holds; it has a table of its own."""
 
 
@@ -52,6 +53,7 @@ def fields_of(struct: type) -> list[Field]:
     """Return the fields of a msgspec Struct, or of a dataclass."""
     meanings = meanings_of(struct)
     if not issubclass(struct, msgspec.Struct):
+        assert dataclasses.is_dataclass(struct)
         hints = get_type_hints(struct)
         plain = [
             (each.name, types.type_info(hints[each.name]), each.default)
@@ -69,7 +71,9 @@ def meanings_of(struct: type) -> dict[str, str]:
     for owner in reversed(struct.__mro__):
         if owner.__module__.split(".")[0] in ("builtins", "msgspec"):
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+        declared = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(declared, ast.ClassDef)
+        body = declared.body
         for field, below in zip(body, [*body[1:], None], strict=True):
             match field, below:
                 case (
@@ -186,12 +190,13 @@ def bounds_of(kind: types.IntType | types.FloatType) -> str:
     low = f"above {number(kind.gt)}" if kind.gt is not None else low
     high = f"at most {number(kind.le)}" if kind.le is not None and kind.le < BOUNDLESS else ""
     high = f"below {number(kind.lt)}" if kind.lt is not None else high
-    if low.startswith("at least") and high.startswith("at most"):
+    closed = low.startswith("at least") and high.startswith("at most")
+    if closed and kind.ge is not None and kind.le is not None:
         return f"{number(kind.ge)} to {number(kind.le)}"
     return ", ".join(part for part in (low, high) if part)
 
 
-def number(value: float | None) -> str:
+def number(value: float) -> str:
     """Return a bound as one reads it: powers of two and of ten by their exponents where they are large."""
     if isinstance(value, int) and value > 1 << 19:
         base = value if value & (value - 1) == 0 else value + 1

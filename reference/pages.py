@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from reference import commands, errors, events, files, http_api, openapi, python_api, settings
+from reference import commands, errors, events, files, http_api, licences, openapi, python_api, settings
 from reference.frame import PAGES, Page
 
 __all__ = ["flaws", "rendered", "write"]
 
-MODULES = (commands, errors, events, files, http_api, settings)
+MODULES = (commands, errors, events, files, http_api, licences, settings)
 
 
 def pages() -> list[Page]:

@@ -55,7 +55,7 @@ def module(name: str) -> Module | None:
 def _read(name: str, file: Path) -> Module:
     tree = ast.parse(file.read_text())
     public: tuple[str, ...] = ()
-    imported = {}
+    imported: dict[str, str] = {}
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
@@ -64,8 +64,8 @@ def _read(name: str, file: Path) -> Module:
                 imported |= {each.asname or each.name: origin for each in names}
     if file.suffix == ".pyi":
         public = tuple(each.name for each in tree.body if isinstance(each, ast.ClassDef | ast.FunctionDef))
-    if not public and "*" in imported and (origin := module(imported["*"])) is not None:
-        return Module(name, tree, origin.public, dict.fromkeys(origin.public, origin.name))
+    if not public and "*" in imported and (whole := module(imported["*"])) is not None:
+        return Module(name, tree, whole.public, dict.fromkeys(whole.public, whole.name))
     return Module(name, tree, public, imported)
 
 

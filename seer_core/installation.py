@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["how_to_get_plugin", "how_to_install", "in_checkout"]
+__all__ = ["COMMAND_EXTRAS", "PLUGINS", "how_to_get_plugin", "how_to_install", "in_checkout"]
 
 ROOT = Path(__file__).parents[1]
 """The checkout, where the core runs from one; else the directory of installed packages."""
 
 
+COMMAND_EXTRAS = {
+    "plot": "",
+    "replay": "",
+    "reproduce": "",
+    "serve": "serve",
+    "sim": "",
+    "sweep": "",
+    "train": "train",
+    "twin": "",
+}
+"""Commands of Seer's distributions beside the command line's own, with the extra that installs each."""
+
 PLUGINS = {
     "grouped_spec": ("", "`make setup`"),
     "mooncake": ("mooncake", "`make setup`"),
-    "paced": ("paced,vllm", "`make setup`"),
+    "paced": ("paced", "`make setup`"),
     "sglang": ("sglang", "`make setup-sglang`"),
+    "skyrl": ("skyrl", "`make setup`"),
+    "slime": ("slime", "`make setup`"),
+    "trl": ("trl", "`make setup`"),
     "vllm": ("vllm", "`make setup`"),
     "vllm_ngram": ("vllm", "`make setup`"),
     "vllm_suffix": ("vllm", "`make setup`"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+from reference.packages import repository_entry_points
+from seer_core.installation import COMMAND_EXTRAS, PLUGINS
 
 ROOT = Path(__file__).parents[1]
 META = ROOT / "packages/seer-rollout"
@@ -49,8 +53,47 @@ def test_a_distribution_has_the_version_of_the_core_and_needs_the_others_in_it(f
     assert {re.split(r"[\[=]", each)[0] for each in ours} <= names
 
 
-def test_the_changelog_has_a_section_of_the_version():
-    assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+def test_a_command_of_another_distribution_has_an_extra_that_installs_it():
+    assert set(COMMAND_EXTRAS) == {point.name for point in repository_entry_points("seer.commands")}
+    assert set(COMMAND_EXTRAS.values()) <= {"", *RELEASED[META]["optional-dependencies"]}
+
+
+def test_a_plug_in_that_the_package_lacks_has_an_extra_that_installs_it():
+    needed = {each.partition("==")[0] for each in RELEASED[META]["dependencies"]}
+    offered = {
+        name
+        for project in RELEASED.values()
+        for name in project.get("entry-points", {}).get("seer", {})
+        if project["name"] not in needed
+    }
+    extras = {name: extra for name, (extra, _) in PLUGINS.items() if extra}
+    assert set(extras) == offered
+    assert set(extras.values()) <= set(RELEASED[META]["optional-dependencies"])
+
+
+def test_the_changelog_begins_with_the_version_and_the_citation_names_it():
+    first = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert re.match(r"## ([^\s,]+)", first)[1] == VERSION, "run `scripts/set-version VERSION`"
+    (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited == VERSION, "run `scripts/set-version VERSION`"
+
+
+def test_one_command_sets_the_version_everywhere(tmp_path):
+    names = [str((each / "pyproject.toml").relative_to(ROOT)) for each in DISTRIBUTIONS]
+    names += ["CITATION.cff", "CHANGELOG.md", "scripts/set-version", "examples/plugins/placer/pyproject.toml"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for command in (["git", "init", "-q"], ["git", "add", "-A"], ["scripts/set-version", "7.8.9"]):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    for name in names[:-4]:
+        assert f'"{VERSION}"' not in (tmp_path / name).read_text(), name
+        assert f"=={VERSION}" not in (tmp_path / name).read_text(), name
+        assert tomllib.loads((tmp_path / name).read_text())["project"]["version"] == "7.8.9"
+    assert "\nversion: 7.8.9\n" in (tmp_path / "CITATION.cff").read_text()
+    assert (tmp_path / "CHANGELOG.md").read_text().startswith("# Changelog\n\n## 7.8.9, unreleased\n")
+    example = "examples/plugins/placer/pyproject.toml"
+    assert (tmp_path / example).read_text() == (ROOT / example).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +150,8 @@ def test_seer_simulates_from_wheels(wheels, tmp_path):
     done = run("-c", "from seer_main import main; main()", "sim", "synthetic")
     assert done.returncode == 0, done.stderr
     assert "synthetic: 512 responses of 64 groups" in done.stdout
+    shutil.copytree(ROOT / "examples/first_rollout", tmp_path, dirs_exist_ok=True)
+    options = ("rollout.toml", "--prompts", "prompts.jsonl", "--out", "out")
+    done = run("-c", "from seer_main import main; main()", "run", *options)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out/completions.jsonl").read_text().splitlines()) == 512

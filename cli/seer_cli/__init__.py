@@ -18,6 +18,7 @@ from seer_cli.profile import profile_command
 from seer_cli.run import run_command
 from seer_cli.status import status_command
 from seer_core.errors import SeerError, quote
+from seer_core.installation import COMMAND_EXTRAS, how_to_install
 from seer_core.json_files import is_text
 
 __all__ = ["COMMANDS", "main"]
@@ -50,6 +51,8 @@ class _Commands(click.Group):
             if not isinstance(command, click.Command):
                 return _broken(name, f"is no click.Command; report it to the author of {owner}")
             return command
+        if name in COMMAND_EXTRAS:
+            return _broken(name, f"is not installed; {how_to_install(COMMAND_EXTRAS[name], '`make setup`')}")
         return None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from importlib.metadata import EntryPoints, entry_points, version
 
 import pytest
 from seer_cli.display import Display
@@ -15,7 +16,7 @@ from .helpers import TECHNIQUES
 def test_plugins_lists_what_is_installed_and_what_is_enabled(seer, write_config):
     result = seer("plugins")
     assert result.exit_code == 0, result.output
-    for text in ("divided_rollout", "seer-divided-rollout", "0.1.0", "sim"):
+    for text in ("divided_rollout", "seer-divided-rollout", version("seer-divided-rollout"), "sim"):
         assert text in result.stdout
     result = seer("plugins", write_config(TECHNIQUES))
     row = next(line for line in result.stdout.splitlines() if " divided_rollout " in line)
@@ -109,3 +110,19 @@ def test_doctor_with_a_config_looks_at_what_it_enables(seer, distribution, write
 def test_an_observer_slot_of_the_display_is_the_core_s():
     view = Display("run", io.StringIO())
     assert view.slot == Slot("observer", "seer-core", view)
+
+
+def test_a_command_of_a_distribution_that_is_not_installed_has_a_remedy(seer, monkeypatch):
+    monkeypatch.setattr("seer_cli.entry_points", lambda **_: EntryPoints(()))
+    result = seer("serve")
+    assert result.exit_code == 1
+    assert "command 'serve' is not installed; run `make setup` in Seer's checkout" in result.stderr
+
+
+def test_a_plug_in_of_ours_that_is_not_installed_has_a_remedy(seer, write_config, monkeypatch):
+    config = write_config(["vllm"])
+    rest = [point for point in entry_points(group="seer") if point.name == "sim"]
+    monkeypatch.setattr("seer_core.plugins.loading._entry_points", lambda: EntryPoints(rest))
+    result = seer("plugins", config)
+    assert result.exit_code == 2
+    assert "the plug-in 'vllm' is not installed here; run `make setup` in Seer's checkout" in result.stderr
