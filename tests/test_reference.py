@@ -132,6 +132,43 @@ def test_every_public_name_is_on_a_page(rendered):
         assert f"### `{name}`\n" in sections[place.name], f"{place.name}.{name} is missing"
 
 
+def test_a_public_name_changes_on_purpose_alone(rendered):
+    for page in ("python-api.md", "python-api-plugins.md"):
+        found = changes_of_names(listed_names((PAGES / page).read_text()), listed_names(rendered[page]))
+        assert not found, "\n".join(found)
+
+
+def listed_names(text):
+    """Return the public names on a page and the methods of classes, each with its module."""
+    sections = re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    return {
+        f"{module}.{name}" for module, body in sections for name in re.findall(r"^####? `(.+)`", body, re.M)
+    }
+
+
+def changes_of_names(listed, offered):
+    """Return a sentence for each public name that is gone, and for each that is new."""
+    return [
+        f"{name} was public and is gone: it stays for one more minor release, with a warning"
+        " (docs/reference/compatibility.md); before the first release, name it in CHANGELOG.md and run"
+        " `python -m reference`"
+        for name in sorted(listed - offered)
+    ] + [
+        f"{name} is a new public name: keep it out of __all__, or run `python -m reference` to list it"
+        for name in sorted(offered - listed)
+    ]
+
+
+def test_a_public_name_that_is_gone_and_a_new_one_are_sentences():
+    gone, new = changes_of_names(
+        {"seer_core.Session", "seer_core.Old"}, {"seer_core.Session", "seer_core.New"}
+    )
+    assert gone.startswith("seer_core.Old was public and is gone")
+    assert new.startswith("seer_core.New is a new public name")
+    page = "## `seer_core`\n\n### `Old`\n\n#### `Old.part`\n\n## `seer_client`\n\n### `Client`\n"
+    assert listed_names(page) == {"seer_core.Old", "seer_core.Old.part", "seer_client.Client"}
+
+
 def test_a_public_name_without_a_docstring_is_a_flaw(monkeypatch):
     place = module("seer_client")
     node, _ = find(place, "ClientError")[1:]
