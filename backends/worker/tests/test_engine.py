@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
@@ -520,6 +521,31 @@ def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, compla
         with pytest.raises(EngineError, match=complaint):
             await engine.start(Sink())
         assert engine.worker is None
+
+    play(story)
+
+
+def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
+    launch, local, monkeypatch, tmp_path
+):
+    async def start(launcher):
+        engine = process_client("toy-0", attrs.evolve(launch, launcher=launcher))
+        with pytest.raises(EngineError) as caught:
+            await engine.start(Sink())
+        return str(caught.value)
+
+    async def story():
+        (tmp_path / "file").touch()
+        said = await start(LocalLauncher(tmp_path / "file" / "logs"))
+        assert "toy-0.log cannot be written: Not a directory; correct `log_dir`" in said
+        monkeypatch.setattr(subprocess, "Popen", no_memory)
+        before = set(os.listdir("/proc/self/fd"))
+        said = await start(local)
+        assert "this machine cannot start a process: Cannot allocate memory; free what it lacks" in said
+        assert set(os.listdir("/proc/self/fd")) <= before
+
+    def no_memory(*args, **options):
+        raise OSError(12, "Cannot allocate memory")
 
     play(story)
 

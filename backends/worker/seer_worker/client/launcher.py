@@ -45,7 +45,7 @@ class RunningWorker(Protocol):
         """Wait for the next messages.
 
         Raises:
-            EOFError: the worker is gone.
+            EOFError: the worker is gone; a text says how the connection broke, if it was not closed.
             WireError: it sent something that is no message.
         """
         ...
@@ -75,6 +75,6 @@ class Launcher(Protocol):
         ``name`` is the instance's id, for logs.
 
         Raises:
-            OSError: it cannot be started.
+            EngineError: it cannot be started; a clause with the remedy.
         """
         ...

@@ -6,11 +6,13 @@ import asyncio
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
 
+from seer_core.errors import EngineError
+from seer_core.json_files import describe_flaw
 from seer_core.process import ChildProcess, log_tail
 from seer_core.scratch import Scratch
 from seer_worker.client.channel import Channel
@@ -33,21 +35,42 @@ class LocalLauncher:
 
     async def launch(self, name: str, interpreter: str, environment: Mapping[str, str]) -> LocalWorker:
         """Start a worker in a process group of its own."""
-        self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_path = self.log_dir / f"{name}.log"
+        try:
+            self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = log_path.open("ab")
+        except OSError as error:
+            raise EngineError(
+                f"its log {log_path} cannot be written: {describe_flaw(error)}; correct `log_dir` in its"
+                " engine's table, or TMPDIR where that names none"
+            ) from error
         ours, theirs = socket.socketpair()
         # -P: nothing is imported from where it runs
         command = (interpreter, "-P", "-m", "seer_worker.process.child", str(theirs.fileno()))
-        try:
-            with theirs, log_path.open("ab") as log:
-                log_start = log.tell()
-                process = ChildProcess(command, environment=environment, log=log, pass_fds=[theirs.fileno()])
-        except BaseException:
-            ours.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(ours.close)
+            log_start = log.tell()
+            try:
+                with theirs, log:
+                    scratch = Scratch("seer-worker-")
+                    undo.callback(scratch.close)
+                    process = ChildProcess(
+                        command, environment=environment, log=log, pass_fds=[theirs.fileno()]
+                    )
+            except OSError as error:
+                raise EngineError(_launch_flaw(error, interpreter)) from error
+            undo.pop_all()
         streams = await asyncio.open_unix_connection(sock=ours)
-        scratch = Scratch("seer-worker-")
         return LocalWorker(process, *streams, log_path, log_start, scratch, self.keep_logs)
+
+
+def _launch_flaw(error: OSError, interpreter: str) -> str:
+    """Return why no worker runs, and the remedy: the interpreter is at fault only where it is named."""
+    flaw = describe_flaw(error)
+    if error.filename == interpreter:
+        return f"{interpreter} cannot be run: {flaw}; correct `python` in its engine's table"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"this machine cannot start a process: {where}{flaw}; free what it lacks, then run again"
 
 
 class LocalWorker(Channel):

@@ -14,7 +14,6 @@ import msgspec
 
 from seer_core.errors import EngineError
 from seer_core.frames import WireError
-from seer_core.json_files import describe_flaw
 from seer_core.model import InstanceInfo
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
 from seer_worker.client.launcher import Launcher, RunningWorker
@@ -85,11 +84,8 @@ class ProcessTransport:
         launch, id = self.spec, start.instance_id
         try:
             worker = await launch.launcher.launch(id, launch.interpreter, launch.environment)
-        except OSError as error:
-            raise EngineError(
-                f"instance {id!r} did not start: {launch.interpreter} cannot be run: {describe_flaw(error)};"
-                " correct `python` in its engine's table"
-            ) from error
+        except EngineError as error:
+            raise EngineError(f"instance {id!r} did not start: {error}") from error
         self.worker, self._peer = worker, peer
         try:
             worker.send(msgspec.structs.replace(start, scratch=worker.scratch))
@@ -98,7 +94,9 @@ class ProcessTransport:
         except (EOFError, WireError, TimeoutError) as error:
             self._keeps_log = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
-            if isinstance(error, WireError):
+            if isinstance(error, EOFError):
+                how = _with_flaw(how, error)
+            elif isinstance(error, WireError):
                 how = f"its worker and it do not understand each other: {error}"
             elif isinstance(error, TimeoutError):
                 how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
@@ -167,8 +165,8 @@ class ProcessTransport:
             while True:
                 for message in await self._receive(worker, peer):
                     self._deliver(message, peer)
-        except EOFError:
-            reason = await worker.end(LOSS_GRACE_S)
+        except EOFError as error:
+            reason = _with_flaw(await worker.end(LOSS_GRACE_S), error)
         except WireError as error:
             await worker.end()
             reason = f"its worker sent no message of Seer's: {error}"
@@ -222,3 +220,8 @@ class ProcessTransport:
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(Called(reason))
+
+
+def _with_flaw(how: str, error: EOFError) -> str:
+    """Return how a worker ended, and how its connection broke if it was not closed."""
+    return f"{how}; {error}" if str(error) else how
