@@ -73,7 +73,7 @@ class ThreadLauncher:
     def __init__(self, scratch):
         self.scratch = scratch
 
-    async def launch(self, name, interpreter, environment):
+    async def launch(self, name, interpreter, environment, log, keep_log):
         ours, theirs = socket.socketpair()
 
         def run():
@@ -112,9 +112,9 @@ class ThreadWorker:
 
 
 @pytest.fixture
-def local(tmp_path):
+def local():
     """The launcher that is used in earnest."""
-    return LocalLauncher(tmp_path / "logs", keep_logs=False)
+    return LocalLauncher()
 
 
 @pytest.fixture
@@ -126,6 +126,8 @@ def launch(monkeypatch, tmp_path):
         settings={},
         environment={**os.environ, "PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])},
         launcher=ThreadLauncher(tmp_path),
+        log_dir=tmp_path / "logs",
+        keep_logs=False,
         start_timeout_s=120.0,
         stop_timeout_s=5.0,
         control_timeout_s=120.0,
@@ -528,19 +530,19 @@ def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, compla
 def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
     launch, local, monkeypatch, tmp_path
 ):
-    async def start(launcher):
-        engine = process_client("toy-0", attrs.evolve(launch, launcher=launcher))
+    async def start(**changes):
+        engine = process_client("toy-0", attrs.evolve(launch, launcher=local, **changes))
         with pytest.raises(EngineError) as caught:
             await engine.start(Sink())
         return str(caught.value)
 
     async def story():
         (tmp_path / "file").touch()
-        said = await start(LocalLauncher(tmp_path / "file" / "logs"))
+        said = await start(log_dir=tmp_path / "file" / "logs")
         assert "toy-0.log cannot be written: Not a directory; correct `log_dir`" in said
         monkeypatch.setattr(subprocess, "Popen", no_memory)
         before = set(os.listdir("/proc/self/fd"))
-        said = await start(local)
+        said = await start()
         assert "this machine cannot start a process: Cannot allocate memory; free what it lacks" in said
         assert set(os.listdir("/proc/self/fd")) <= before
 

@@ -14,6 +14,7 @@ LAUNCH = Launch(
     settings={},
     environment={},
     launcher=None,
+    log_dir=None,
     start_timeout_s=0.2,
     stop_timeout_s=5.0,
     control_timeout_s=5.0,

@@ -16,8 +16,8 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
+from seer_core.ports.launcher import RunningWorker
 from seer_core.ports.weights import WeightSpec, directory
-from seer_worker.client.launcher import RunningWorker
 from seer_worker.wire import (
     AbortChunk,
     Called,

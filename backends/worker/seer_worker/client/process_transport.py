@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 import attrs
@@ -15,8 +16,8 @@ import msgspec
 from seer_core.errors import EngineError
 from seer_core.frames import WireError
 from seer_core.model import InstanceInfo
+from seer_core.ports.launcher import Launcher, RunningWorker
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
-from seer_worker.client.launcher import Launcher, RunningWorker
 from seer_worker.wire import (
     Called,
     ControlCall,
@@ -39,13 +40,16 @@ LONGEST_TURN_S = 1.0
 class Launch(InstanceSpec):
     """How an instance's worker is started, and how long it may take for what.
 
-    ``launcher`` decides where the worker runs, with exactly this ``environment``, under ``interpreter``:
-    another one than this process has, where the engine lives in another environment, which then has
-    ``seer_worker`` too.  ``silence_timeout_s`` bounds how long it may send nothing while it has chunks.
+    ``launcher`` decides where the worker runs, with this ``environment``, under ``interpreter``: another one
+    than this process has, where the engine lives in another environment, which then has ``seer_worker`` too.
+    Logs lie in ``log_dir``, and those of a worker without a failure stay only
+    with ``keep_logs``.  ``silence_timeout_s`` bounds how long it may send nothing while it has chunks.
     """
 
     environment: Mapping[str, str]
     launcher: Launcher
+    log_dir: Path
+    keep_logs: bool = True
     start_timeout_s: float
     stop_timeout_s: float
     control_timeout_s: float
@@ -83,7 +87,9 @@ class ProcessTransport:
         """
         launch, id = self.spec, start.instance_id
         try:
-            worker = await launch.launcher.launch(id, launch.interpreter, launch.environment)
+            worker = await launch.launcher.launch(
+                id, launch.interpreter, launch.environment, launch.log_dir / f"{id}.log", launch.keep_logs
+            )
         except EngineError as error:
             raise EngineError(f"instance {id!r} did not start: {error}") from error
         self.worker, self._peer = worker, peer

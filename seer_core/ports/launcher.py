@@ -1,22 +1,20 @@
-"""Where a worker runs: a port of its own, so that nothing above it assumes one machine.
+"""Where the workers of engines run: a port of its own, so that nothing above it assumes one machine.
 
-``seer_worker.client.local`` starts workers as child processes.  Another launcher may start them in a
-container, or as actors of a cluster: it runs ``seer_worker.process.worker.work`` there, over a socket, and
-brings back a ``Channel``.
+Engines that run in worker processes start these by ``seer_worker``, which has the messages of the wire and
+the launcher of child processes.  Another launcher starts them in a container, or on the nodes of a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
-
-from seer_worker.wire import FromWorker, ToWorker
+from pathlib import Path
+from typing import Any, Protocol
 
 __all__ = ["Launcher", "RunningWorker"]
 
 
 class RunningWorker(Protocol):
-    """A worker that has been launched, as the runtime's event loop sees it."""
+    """A launched worker, as the runtime's event loop sees it.  Messages are ``seer_worker``'s."""
 
     @property
     def scratch(self) -> str:
@@ -33,7 +31,7 @@ class RunningWorker(Protocol):
         """How much it has sent so far; a long message counts while it arrives."""
         ...
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: Any) -> None:
         """Send a message; never blocks.
 
         Raises:
@@ -41,7 +39,7 @@ class RunningWorker(Protocol):
         """
         ...
 
-    async def receive(self) -> list[FromWorker]:
+    async def receive(self) -> list[Any]:
         """Wait for the next messages.
 
         Raises:
@@ -69,10 +67,18 @@ class RunningWorker(Protocol):
 class Launcher(Protocol):
     """Starts workers, on this machine or elsewhere."""
 
-    async def launch(self, name: str, interpreter: str, environment: Mapping[str, str]) -> RunningWorker:
-        """Start a worker under an interpreter, with exactly this environment.
+    async def launch(
+        self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
+    ) -> RunningWorker:
+        """Start a worker under an interpreter.
 
-        ``name`` is the instance's id, for logs.
+        Args:
+            name: the instance's id.
+            interpreter: a path, where the worker runs; this process's own stands for that of the other end.
+            environment: what the engine sets, beside the variables of the place where the worker runs; the
+                environment of a child process is whole.
+            log: a file on this machine, to which all that the worker writes is appended.
+            keep_log: whether ``RunningWorker.discard_log`` leaves it.
 
         Raises:
             EngineError: it cannot be started; a clause with the remedy.
