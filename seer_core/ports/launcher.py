@@ -67,6 +67,10 @@ class RunningWorker(Protocol):
 class Launcher(Protocol):
     """Starts workers, on this machine or elsewhere."""
 
+    async def find_place(self, name: str) -> None:
+        """Wait, without a limit, for a place where the worker of instance ``name`` can be launched again."""
+        ...
+
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
     ) -> RunningWorker:

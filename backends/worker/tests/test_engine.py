@@ -21,7 +21,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.ports.clock import RealClock
 from seer_core.ports.drafting import SiblingTokens, SourceSpec
-from seer_core.ports.engine import ChunkJob, ModelInfo
+from seer_core.ports.engine import ChunkJob, ModelInfo, PlaceSeeker
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.ports.weights import directory
 from seer_core.testing import EngineContract
@@ -72,6 +72,9 @@ class ThreadLauncher:
 
     def __init__(self, scratch):
         self.scratch = scratch
+
+    async def find_place(self, name):
+        self.found_place = name
 
     async def launch(self, name, interpreter, environment, log, keep_log):
         ours, theirs = socket.socketpair()
@@ -190,6 +193,13 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
     first, second = tokens
     assert first == second
     assert len(first) == 8
+
+
+def test_a_lost_instance_asks_its_launcher_for_a_place(launch):
+    engine = process_client("toy-0", launch)
+    assert isinstance(engine, PlaceSeeker)
+    play(engine.find_place)
+    assert launch.launcher.found_place == "toy-0"
 
 
 def test_the_worker_gives_back_what_its_instance_need_not_see(launch):

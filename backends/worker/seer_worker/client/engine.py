@@ -124,6 +124,10 @@ class Transport(Protocol):
         """End the worker, bounded; the peer receives nothing any more."""
         ...
 
+    async def find_place(self, name: str) -> None:
+        """Wait, without a limit, for a place where the worker of instance ``name`` can be started."""
+        ...
+
 
 class WorkerClient:
     """One instance of an engine, as the runtime has it."""
@@ -260,6 +264,10 @@ class WorkerClient:
     async def wake(self) -> None:
         """Take the memory again; an EngineError if the instance is down."""
         await self._call(Wake())
+
+    async def find_place(self) -> None:
+        """Wait for a place where the worker can be started again."""
+        await self.transport.find_place(self.id)
 
     async def stop(self) -> None:
         """End the worker and all it started, bounded; the sink gets nothing any more."""

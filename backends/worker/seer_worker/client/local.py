@@ -23,6 +23,9 @@ __all__ = ["LocalLauncher", "LocalWorker"]
 class LocalLauncher:
     """Starts child processes of this one."""
 
+    async def find_place(self, name: str) -> None:
+        """Return: there is always a place here."""
+
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
     ) -> LocalWorker:

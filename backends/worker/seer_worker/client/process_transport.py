@@ -115,6 +115,10 @@ class ProcessTransport:
         self._listener = asyncio.create_task(self._listen(worker, peer))
         return info
 
+    async def find_place(self, name: str) -> None:
+        """Wait until the launcher has a place for the worker."""
+        await self.spec.launcher.find_place(name)
+
     def send(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the event loop."""
         if self.worker is not None:
