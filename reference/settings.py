@@ -13,7 +13,7 @@ from reference.frame import Page, markdown
 from reference.packages import repository_entry_points
 from seer_core.plugins.config import CompareTable, RolloutTable, SeerTable
 from seer_core.plugins.hooks import read_hooks
-from seer_core.plugins.loading import NoSettings
+from seer_core.plugins.loading import MADE_BY, NoSettings
 
 __all__ = ["page", "plugin_tables"]
 
@@ -41,6 +41,11 @@ def page() -> Page:
             "A run",
             "",
             [Table("seer", SeerTable), Table("rollout", RolloutTable), Table("compare", CompareTable)],
+        ),
+        (
+            "Launchers",
+            "`[seer].launcher` names one of these, or `local`.",
+            _of(plugins, "launcher."),
         ),
         ("Engines", "`[seer].engine` names one of these, or several.", _of(plugins, "engine.")),
         ("KV pools", "`[seer].kv_pool` names one of these, or `none`.", _of(plugins, "kv_pool.")),
@@ -70,7 +75,7 @@ def plugin_tables() -> Iterator[Table]:
         namespace = point.load()
         slots = set(read_hooks(point.name, namespace)) - {"doctor"}
         if slots:
-            kind = "engine" if "engines" in slots else "kv_pool" if "kv_pool" in slots else "plugin"
+            kind = next((kind for kind, slot in MADE_BY.items() if slot in slots), "plugin")
             yield Table(f"{kind}.{point.name}", getattr(namespace, "Settings", NoSettings))
 
 

@@ -76,7 +76,7 @@ def test_python_examples_parse(source):
 @pytest.mark.parametrize("source", blocks("toml"))
 def test_toml_examples_parse_and_configs_hold_known_keys_only(source, tmp_path):
     tree = tomllib.loads(source)
-    if set(tree) & {"seer", "rollout", "compare", "engine", "kv_pool", "plugin"}:
+    if set(tree) & {"seer", "rollout", "compare", "launcher", "engine", "kv_pool", "plugin"}:
         (tmp_path / "example.toml").write_text(source)
         load_config(tmp_path / "example.toml")
 

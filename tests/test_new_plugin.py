@@ -12,10 +12,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from seer_cli.copying import files_of
+from seer_cli.copying import EXAMPLE_SLOTS, files_of
 
 from seer_core import testing
-from seer_core.plugins.loading import SLOTS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/guides/write-a-plugin.md"
@@ -70,7 +69,7 @@ def new_plugin(seer, tmp_path):
 
 
 def test_there_is_an_example_for_every_slot():
-    for slot in SLOTS:
+    for slot in EXAMPLE_SLOTS:
         files = files_of("mine", slot)
         assert {"pyproject.toml", "README.md", "seer_mine/__init__.py", "seer_mine/py.typed"} <= set(files)
         assert "tests/test_mine.py" in files
@@ -79,7 +78,7 @@ def test_there_is_an_example_for_every_slot():
 def test_examples_import_only_the_contract():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     [contract] = [each for each in contracts if "import only the contract" in each["name"]]
-    for slot in SLOTS:
+    for slot in EXAMPLE_SLOTS:
         source = files_of("mine", slot)["seer_mine/__init__.py"]
         nodes = ast.walk(ast.parse(source))
         imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -106,7 +105,7 @@ def test_examples_come_with_the_wheel_that_a_source_distribution_makes(tmp_path)
 
 
 def test_a_new_plug_in_of_every_slot_passes_its_own_tests_at_once(new_plugin, tmp_path):
-    projects = [new_plugin(f"my_{slot}", slot) for slot in SLOTS]
+    projects = [new_plugin(f"my_{slot}", slot) for slot in EXAMPLE_SLOTS]
     site = tmp_path / "site"
     install(site, *projects)
     summary = pytest_in(*(project / "tests" for project in projects), site=site)
@@ -136,7 +135,7 @@ def test_a_third_party_prioritizer_runs_unchanged_on_vllm_s_own_scheduler(new_pl
     assert rows["paced"]["mine"]["plugins"] == ["divided_rollout", "mine"]
 
 
-@pytest.mark.parametrize("slot", SLOTS)
+@pytest.mark.parametrize("slot", EXAMPLE_SLOTS)
 def test_a_new_plug_in_is_well_kept(new_plugin, slot):
     name = f"a_rather_long_name_for_a_{slot}"
     project = new_plugin(name, slot)
@@ -152,7 +151,7 @@ def test_a_new_plug_in_is_well_kept(new_plugin, slot):
 
 def test_new_plug_ins_pass_strict_type_checks(new_plugin, tmp_path):
     pytest.importorskip("mypy")
-    packages = [new_plugin(f"my_{slot}", slot) / f"seer_my_{slot}" for slot in SLOTS]
+    packages = [new_plugin(f"my_{slot}", slot) / f"seer_my_{slot}" for slot in EXAMPLE_SLOTS]
     cache = ("--cache-dir", tmp_path / "cache", "--config-file", tmp_path / "none.ini")
     (tmp_path / "none.ini").write_text("[mypy]\n")
     run("-m", "mypy", "--strict", *cache, *packages, cwd=tmp_path, MYPYPATH=str(ROOT))
@@ -200,13 +199,13 @@ def test_a_place_that_cannot_be_written_is_named(seer, tmp_path):
 def test_the_help_shows_an_example_and_the_slots(seer):
     text = seer("new-plugin", "--help").output
     assert "seer new-plugin shortest_first --slot prioritizer" in text
-    assert all(slot in text for slot in SLOTS)
+    assert all(slot in text for slot in EXAMPLE_SLOTS)
 
 
 def test_the_page_about_plug_ins_names_every_slot_and_every_contract():
     table = PAGE.read_text().partition("| slot | Protocol |")
     rows = [line for line in "".join(table[1:]).splitlines() if line.startswith("| ")]
-    assert {row.split("|")[1].strip() for row in rows} == {"slot", *SLOTS}
+    assert {row.split("|")[1].strip() for row in rows} == {"slot", *EXAMPLE_SLOTS}
     contracts = {name for name in testing.__all__ if name.endswith("Contract")}
     assert {name for row in rows for name in re.findall(r"`(\w+Contract)`", row)} == contracts
 

@@ -8,17 +8,20 @@ from pathlib import Path
 
 from seer_core.plugins.slots import SLOTS
 
-__all__ = ["EXAMPLES", "files_of"]
+__all__ = ["EXAMPLES", "EXAMPLE_SLOTS", "files_of"]
 
 EXAMPLES = Path(__file__).parent / "examples"
 """A folder for each slot: a whole distribution, ``examples/plugins`` of the repository."""
+
+EXAMPLE_SLOTS = tuple(slot for slot in SLOTS if slot != "launcher")
+"""The slots with an example; a launcher stands on ``seer_worker``, and an example on the contract alone."""
 
 COPIED = ("pyproject.toml", "README.md", "seer_*/*.py", "seer_*/py.typed", "tests/*.py")
 
 
 def files_of(name: str, slot: str) -> Mapping[str, str]:
     """Return the files of a new plug-in, by path: the slot's example under the name, which is a valid one."""
-    assert slot in SLOTS, f"there is no slot {slot!r}"
+    assert slot in EXAMPLE_SLOTS, f"there is no example of the slot {slot!r}"
     root = EXAMPLES / slot
     metadata = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
     [own] = metadata["project"]["entry-points"]["seer"]

@@ -21,8 +21,8 @@ def slots_of(config: Config) -> dict[str, tuple[str, ...]]:
     assembly = assemble(config)
     slots = assembly.strategies.slots
     owned = {name: tuple(slot.name for slot in slots if slot.owner == name) for name in config.seer.plugins}
-    kv_pool = {} if assembly.kv_pool is None else {assembly.kv_pool.owner: ("kv_pool",)}
-    return {**dict.fromkeys(config.seer.engines, ("engines",)), **kv_pool, **owned}
+    alone = {slot.owner: (slot.name,) for slot in (assembly.launcher, assembly.kv_pool) if slot is not None}
+    return {**dict.fromkeys(config.seer.engines, ("engines",)), **alone, **owned}
 
 
 def describe(name: str) -> dict[str, str]:

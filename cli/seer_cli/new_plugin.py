@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 
 from seer_cli.common import main_options
-from seer_cli.copying import files_of
+from seer_cli.copying import EXAMPLE_SLOTS, files_of
 from seer_core.errors import ConfigError, OutputError
 from seer_core.plugins.loading import NO_POOL, installed
-from seer_core.plugins.slots import SLOTS
 
 __all__ = ["new_plugin_command"]
 
@@ -26,7 +25,7 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 @click.option(
     "--slot",
     required=True,
-    type=click.Choice(sorted(SLOTS)),
+    type=click.Choice(sorted(EXAMPLE_SLOTS)),
     help="What it fills; see docs/reference/hooks.md.",
 )
 @click.option("--path", type=click.Path(path_type=Path), help="Where to write it.  [default: NAME]")

@@ -107,6 +107,8 @@ class SeerTable(Struct, frozen=True):
     """The plug-in that makes the instances, or several that make some each, of one model. A run needs at
     least one.
     """
+    launcher: str = "local"
+    """The plug-in that starts the workers of engines, or ``local`` for child processes on this machine."""
     kv_pool: str = "none"
     """The plug-in through which instances share KV, or ``none``."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
@@ -181,6 +183,8 @@ class Config(Struct, frozen=True):
     """The tables ``[plugin.NAME]`` by name, not yet checked."""
     kv_pool: Mapping[str, Mapping[str, Any]]
     """The tables ``[kv_pool.NAME]`` by name, not yet checked."""
+    launcher: Mapping[str, Mapping[str, Any]]
+    """The tables ``[launcher.NAME]`` by name, not yet checked."""
     base_dir: Path
     """The directory to which relative paths refer: that of the file."""
     origins: Mapping[str, str]
@@ -239,7 +243,7 @@ def make_config(
         origins |= {
             known: f"--set {override}" for known in _leaves(tree) if f"{known}.".startswith(f"{key}.")
         }
-    _known_keys(tree, ("seer", "rollout", "compare", "engine", "kv_pool", "plugin"), "")
+    _known_keys(tree, ("seer", "rollout", "compare", "launcher", "engine", "kv_pool", "plugin"), "")
     seer = structure(_table(tree, "seer"), SeerTable, "seer")
     gone = tuple(without)
     for name in gone:
@@ -268,6 +272,7 @@ def make_config(
         _tables(tree, "engine"),
         _tables(tree, "plugin"),
         _tables(tree, "kv_pool"),
+        _tables(tree, "launcher"),
         base_dir.absolute(),
         origins,
     )

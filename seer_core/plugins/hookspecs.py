@@ -20,6 +20,7 @@ import pluggy
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
 from seer_core.ports.kv import KVPool
+from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 
 __all__ = ["PROJECT", "Check", "Startup", "hookimpl", "hookspec"]
@@ -61,23 +62,38 @@ class Check(msgspec.Struct, frozen=True):
 
 
 @hookspec
-def seer_make_engines(settings: Any, startup: Startup) -> EngineFleet | None:
+def seer_make_launcher(settings: Any, startup: Startup) -> Launcher | None:
+    """Return what starts the workers of engines, on this machine or elsewhere.
+
+    Called once, first of all hooks, and only for the plug-in that ``[seer].launcher`` names; ``settings`` is
+    its ``[launcher.NAME]`` table.  Must start nothing: ``Launcher.launch`` is called as engines start.
+    """
+
+
+@hookspec
+def seer_make_engines(settings: Any, startup: Startup, launcher: Launcher | None) -> EngineFleet | None:
     """Return the engine instances, not yet started, on the clock they live on.
 
-    Called once, first of all hooks, and only for a plug-in that ``[seer].engine`` names;
-    ``settings`` is its ``[engine.NAME]`` table.  Where several are named, their fleets become one, if they
+    Called once, after the launcher's, and only for a plug-in that ``[seer].engine`` names;
+    ``settings`` is its ``[engine.NAME]`` table.  ``launcher`` starts the workers; None stands for child
+    processes, and a hook that does not ask for it is refused where the config names one.
+
+    Where several are named, their fleets become one, if they
     serve one model on the machine's clock (``seer_core.ports.clock.RealClock``).  Must not start processes or
     touch accelerators: the runtime starts the engines, in parallel, after every slot has been filled.
     """
 
 
 @hookspec
-def seer_make_kv_pool(settings: Any, startup: Startup) -> KVPool | None:
+def seer_make_kv_pool(settings: Any, startup: Startup, launcher: Launcher | None) -> KVPool | None:
     """Return the KV pool of all instances, not yet started.
 
     Called once, after the engines', and only for the plug-in that ``[seer].kv_pool`` names; ``settings`` is
-    its ``[kv_pool.NAME]`` table.  Must start and allocate nothing: the runtime calls ``KVPool.start`` before
-    it starts the engines, and only if they share KV.
+    its ``[kv_pool.NAME]`` table.  ``launcher`` is that of the workers, None for child processes; a hook that
+    does not ask for it is of one machine, and refused where the config names a launcher.
+
+    Must start and allocate nothing: the runtime calls ``KVPool.start`` before it starts the engines, and only
+    if they share KV.
     """
 
 

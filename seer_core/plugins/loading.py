@@ -22,11 +22,13 @@ from seer_core.plugins.slots import SLOTS, Factories, Plugin, Strategies, fill
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.engine import EngineFleet, InstanceClient
 from seer_core.ports.kv import KVPool
+from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.scheduler import CORE, Slot
 
 __all__ = [
     "HOOKS",
+    "MADE_BY",
     "SLOTS",
     "Assembly",
     "Plugin",
@@ -39,8 +41,13 @@ __all__ = [
     "unknown_plugin",
 ]
 
+HERE = "local"
+"""What ``[seer].launcher`` says where workers are to be child processes."""
 NO_POOL = "none"
 """What ``[seer].kv_pool`` says where instances are to share no KV."""
+
+MADE_BY = {"launcher": "launcher", "engine": "engines", "kv_pool": "kv_pool"}
+"""Keys of ``[seer]`` that name plug-ins of their own, and kinds of tables, to the slot these fill."""
 
 
 class NoSettings(Struct, frozen=True):
@@ -54,6 +61,7 @@ class Assembly:
     fleet: EngineFleet
     strategies: Strategies
     kv_pool: Slot[KVPool] | None = None
+    launcher: Slot[Launcher] | None = None
 
     def with_observer(self, *observers: Observer, owner: str = "") -> Assembly:
         """Return the same with further observers; see ``Strategies.with_observer``."""
@@ -127,27 +135,33 @@ def load(name: str, table: Mapping[str, Any] | None, where: str) -> Plugin:
 
 def _check_place(name: str, hooks: Mapping[str, Any], kind: str) -> None:
     """Refuse a plug-in that stands where the config names what makes something else."""
-    if (kind == "engine" and "engines" not in hooks) or (kind == "kv_pool" and "kv_pool" not in hooks):
+    if kind in MADE_BY and MADE_BY[kind] not in hooks:
         raise _makes_none(name, kind)
-    for slot, key, what in (("engines", "engine", "engines"), ("kv_pool", "kv_pool", "a KV pool")):
+    for slot, key, what in (
+        ("engines", "engine", "engines"),
+        ("kv_pool", "kv_pool", "a KV pool"),
+        ("launcher", "launcher", "a launcher"),
+    ):
         if kind == "plugin" and set(hooks) == {slot}:
             raise ConfigError(f'{name!r} in [seer].plugins makes {what} only; write {key} = "{name}" instead')
 
 
 def _makes_none(name: str, kind: str) -> ConfigError:
-    """Return the error for a plug-in that ``[seer].engine`` or ``[seer].kv_pool`` names in vain."""
+    """Return the error for a plug-in that ``[seer]`` names in vain for its launcher, engine or KV pool."""
     if kind == "engine":
         return ConfigError(f"plug-in {name!r} makes no engines; [seer].engine must name one that does")
+    what, default = ("launcher", HERE) if kind == "launcher" else ("KV pool", NO_POOL)
     return ConfigError(
-        f"plug-in {name!r} makes no KV pool; [seer].kv_pool must name one that does, or {NO_POOL!r}"
+        f"plug-in {name!r} makes no {what}; [seer].{kind} must name one that does, or {default!r}"
     )
 
 
 def load_enabled(config: Config) -> list[tuple[str, Plugin]]:
-    """Load what a config enables: the engines, the KV pool, the plug-ins, each with its kind of table."""
+    """Load what a config enables: launcher, engines, KV pool, plug-ins, each with its kind of table."""
     _known_tables(config)
-    kv_pool = _load_kv_pool(config)
+    kv_pool, launcher = _load_kv_pool(config), _load_launcher(config)
     return [
+        *([] if launcher is None else [("launcher", launcher)]),
         *(("engine", plugin) for plugin in _load_engines(config)),
         *([] if kv_pool is None else [("kv_pool", kv_pool)]),
         *(("plugin", plugin) for plugin in _load_plugins(config)),
@@ -164,13 +178,21 @@ def _load_engines(config: Config) -> list[Plugin]:
 
 
 def _load_kv_pool(config: Config) -> Plugin | None:
-    name = config.seer.kv_pool
-    if name == NO_POOL:
+    return _load_one("kv_pool", config.seer.kv_pool, NO_POOL, config.kv_pool)
+
+
+def _load_launcher(config: Config) -> Plugin | None:
+    return _load_one("launcher", config.seer.launcher, HERE, config.launcher)
+
+
+def _load_one(kind: str, name: str, default: str, tables: Mapping[str, Mapping[str, Any]]) -> Plugin | None:
+    """Load the plug-in that ``[seer].<kind>`` names; ``default`` names none."""
+    if name == default:
         return None
     if name not in installed():
-        error = unknown_plugin(name, "[seer].kv_pool")
-        raise ConfigError(f"{error}; install the one you mean, or write kv_pool = {NO_POOL!r}")
-    return load(name, config.kv_pool.get(name, {}), f"kv_pool.{name}")
+        error = unknown_plugin(name, f"[seer].{kind}")
+        raise ConfigError(f"{error}; install the one you mean, or write {kind} = {default!r}")
+    return load(name, tables.get(name, {}), f"{kind}.{name}")
 
 
 def _load_plugins(config: Config) -> list[Plugin]:
@@ -191,10 +213,33 @@ def fill_slots(config: Config) -> Strategies:
 
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
-    factories = Factories(Startup(config.seer.seed, config.base_dir))
-    fleets = {plugin.name: _make_engines(plugin, factories) for plugin in _load_engines(config)}
+    startup = Startup(config.seer.seed, config.base_dir)
+    launcher = _make_one(_load_launcher(config), "launcher", Factories(startup))
+    factories = Factories(startup, None if launcher is None else launcher.strategy)
+    engines, kv_pool = _load_engines(config), _load_kv_pool(config)
+    if launcher is not None:
+        for plugin in engines:
+            _needs_launcher(plugin, "engine", launcher.owner)
+        if kv_pool is not None:
+            _needs_launcher(kv_pool, "kv_pool", launcher.owner)
+    fleets = {plugin.name: _make_engines(plugin, factories) for plugin in engines}
     _check_engines(fleets)
-    return Assembly(merge_fleets(fleets), fill_slots(config), _make_kv_pool(config, factories))
+    pool = _make_one(kv_pool, "kv_pool", factories)
+    return Assembly(merge_fleets(fleets), fill_slots(config), pool, launcher)
+
+
+def _needs_launcher(plugin: Plugin, kind: str, launcher: str) -> None:
+    """Refuse an engine that starts no workers by a launcher, and a KV pool of one machine."""
+    if "launcher" not in plugin.hooks[MADE_BY[kind]].accepts:
+        fact, remedy = (
+            ("starts no workers by one", "name another engine")
+            if kind == "engine"
+            else ("is of one machine", f"write kv_pool = {NO_POOL!r}")
+        )
+        raise ConfigError(
+            f"[seer].launcher = {launcher!r}, but the {kind} {plugin.name!r} {fact}; {remedy}, or launcher ="
+            f" {HERE!r}"
+        )
 
 
 def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
@@ -205,13 +250,13 @@ def _make_engines(plugin: Plugin, factories: Factories) -> EngineFleet:
     return made
 
 
-def _make_kv_pool(config: Config, factories: Factories) -> Slot[KVPool] | None:
-    plugin = _load_kv_pool(config)
+def _make_one(plugin: Plugin | None, kind: str, factories: Factories) -> Slot[Any] | None:
+    """Return the launcher or the KV pool of the plug-in that the config names for it."""
     if plugin is None:
         return None
-    answer = factories.make(plugin, "kv_pool")
+    answer = factories.make(plugin, MADE_BY[kind])
     if answer is None:
-        raise _makes_none(plugin.name, "kv_pool")
+        raise _makes_none(plugin.name, kind)
     return answer
 
 
@@ -238,7 +283,8 @@ def _check_engines(fleets: Mapping[str, EngineFleet]) -> None:
 
 def _known_tables(config: Config) -> None:
     known = installed()
-    for kind, tables in (("engine", config.engine), ("kv_pool", config.kv_pool), ("plugin", config.plugin)):
+    for kind in (*MADE_BY, "plugin"):
+        tables = getattr(config, kind)
         for name in tables:
             if name not in known:
                 raise unknown_plugin(name, f"[{kind}.{name}]")

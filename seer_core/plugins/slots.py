@@ -16,12 +16,14 @@ from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
 from seer_core.ports.kv import KVPool
+from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
 from seer_core.scheduling.scheduler import CORE, Policies, Slot, remedy_without
 
 __all__ = ["SLOTS", "Factories", "Plugin", "Strategies", "check_enabled", "fill"]
 
 SLOTS: Mapping[str, type] = {
+    "launcher": Launcher,
     "engines": EngineFleet,
     "kv_pool": KVPool,
     "splitter": Splitter,
@@ -49,7 +51,7 @@ class Plugin:
 
 @attrs.frozen
 class Strategies:
-    """Every slot but the engines' and the KV pool's, filled; the drafter's may stay empty.
+    """Every slot but those of launcher, engines and KV pool, filled; the drafter's may stay empty.
 
     ``passed_over`` are the plug-ins, by slot, whose strategies the config does not want.
     """
@@ -90,8 +92,9 @@ class Factories:
     A function that stands under the names of several hooks fills all of these slots with one object.
     """
 
-    def __init__(self, startup: Startup) -> None:
+    def __init__(self, startup: Startup, launcher: Launcher | None = None) -> None:
         self._startup = startup
+        self._launcher = launcher
         self._made: dict[tuple[str, Callable[..., Any]], Any] = {}
 
     def make(self, plugin: Plugin, slot: str, inner: Slot[Any] | None = None) -> Slot[Any] | None:
@@ -117,6 +120,7 @@ class Factories:
             return plugin.hooks[slot](
                 settings=plugin.settings,
                 startup=self._startup,
+                launcher=self._launcher,
                 inner=None if inner is None else inner.strategy,
             )
         except SeerError:

@@ -26,6 +26,7 @@ __all__ = [
     "InstanceClient",
     "InstanceSink",
     "ModelInfo",
+    "PlaceSeeker",
     "PlainFleet",
     "Tokenizer",
 ]
@@ -191,6 +192,19 @@ class InstanceClient(Protocol):
 
     async def stop(self) -> None:
         """End the instance and all that it started; idempotent, bounded."""
+        ...
+
+
+@runtime_checkable
+class PlaceSeeker(Protocol):
+    """The further method of an ``InstanceClient`` that may have no place to start again, as on a cluster."""
+
+    async def find_place(self) -> None:
+        """Wait, without a limit, for a place where the lost instance can start again.
+
+        It is called before such a ``start``, and may be cancelled.  The runtime does not wait for it: weights
+        are updated and instances sleep meanwhile.
+        """
         ...
 
 

@@ -21,7 +21,7 @@ from seer_core.model.events import (
 )
 from seer_core.plugins.config import SeerTable
 from seer_core.ports.drafting import Drafter
-from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient
+from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient, PlaceSeeker
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from seer_core.runtime.observers import stop_strategy
@@ -88,6 +88,7 @@ class Fleet:
         self._lives = 0
         self._lost_early: dict[str, str] = {}
         self._restarts: dict[str, asyncio.Task[None]] = {}
+        self._without_place: set[str] = set()
         self._restart_over = asyncio.Event()
         self._awake = asyncio.Event()
         self._awake.set()
@@ -266,8 +267,11 @@ class Fleet:
     # Losses.
 
     async def restarts_over(self) -> None:
-        """Let time pass until no instance is being started again."""
-        while self._restarts:
+        """Let time pass until no instance is being started again.
+
+        One that has no place yet is waited for only if no other is alive.
+        """
+        while self._restarts.keys() - (self._without_place if self.alive else set()):
             self._restart_over.clear()
             if not await self.clock.advance(self._restart_over):
                 await asyncio.sleep(0)
@@ -283,6 +287,7 @@ class Fleet:
                 log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
                 await self._pause(pause_s)
             try:
+                await self._find_place(engine)
                 info = await self._start(engine)
             except Exception as error:
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
@@ -301,6 +306,17 @@ class Fleet:
         )
         self.failed[engine.id] = reason
         self._listener.apply_guarded(InstanceFailed(engine.id, reason))
+
+    async def _find_place(self, engine: InstanceClient) -> None:
+        """Wait for a place, and for the others to wake if they fell asleep meanwhile."""
+        if isinstance(engine, PlaceSeeker):
+            self._without_place.add(engine.id)
+            self._restart_over.set()
+            try:
+                await engine.find_place()
+            finally:
+                self._without_place.discard(engine.id)
+            await self._awake.wait()
 
     async def _pause(self, seconds: float) -> None:
         over = asyncio.Event()

@@ -1,5 +1,7 @@
 """Instances of a runtime that are lost: their chunks go on elsewhere, and they start again."""
 
+import asyncio
+
 import pytest
 import structlog
 from seer_divided_rollout import Chunks
@@ -290,6 +292,72 @@ def test_a_restart_that_fails_is_tried_again_on_a_clean_table(by_hand, hand, som
             assert (engine.starts, engine.stops) == (4, 2)
             engine.finish()
             await under_way.wait()
+
+    play(run())
+
+
+@pytest.fixture
+def homeless(hand):
+    """An instance that waits for a place before it starts again."""
+
+    class Homeless(hand):
+        def __init__(self, name):
+            super().__init__(name)
+            self.place = asyncio.Event()
+
+        async def find_place(self):
+            await self.place.wait()
+
+    return Homeless
+
+
+def test_an_instance_without_a_place_holds_up_neither_weights_nor_sleep_nor_caches(by_hand, hand, homeless):
+    x, y = homeless("x"), hand("y")
+
+    async def run():
+        async with by_hand(x, y) as runtime:
+            x.die()
+            await turns()
+            assert x.starts == 1
+            assert await runtime.update_weights("step 1") == 1
+            await runtime.reset_caches()
+            assert await runtime.sleep() > 0
+            x.place.set()
+            await turns()
+            assert x.starts == 1, "its memory belongs to another program"
+            await runtime.wake()
+            await turns()
+            assert (x.starts, x.weights) == (2, [("step 1", 1)])
+            assert set(runtime.alive) == {"x", "y"}
+
+    play(run())
+
+
+def test_the_only_instance_is_waited_for_until_it_has_a_place(by_hand, homeless, some_groups):
+    x = homeless("x")
+
+    async def run():
+        async with by_hand(x, restarts=RestartsTable(attempts=1)) as runtime:
+            under_way = runtime.rollout(some_groups(1, 1))
+            x.die()
+            await turns()
+            x.place.set()
+            await turns()
+            assert x.starts == 2
+            x.finish()
+            await under_way.wait()
+
+    play(run())
+
+
+def test_a_runtime_stops_while_an_instance_waits_for_a_place(by_hand, hand, homeless):
+    x, y = homeless("x"), hand("y")
+
+    async def run():
+        async with by_hand(x, y):
+            x.die()
+            await turns()
+        assert (x.starts, x.stops) == (1, 1)
 
     play(run())
 

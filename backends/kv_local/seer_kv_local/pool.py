@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import secrets
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ import attrs
 from seer_core.errors import PluginError
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_kv_local.machine import available_bytes
-from seer_kv_local.slot_table import PAGE, SlotTableHeader, Word
+from seer_kv_local.slot_table import NONCE_BYTES, PAGE, SlotTableHeader, Word
 
 __all__ = ["LocalPool"]
 
@@ -49,14 +50,16 @@ class Tier:
 class LocalPool:
     """A ``KVPool`` of one anonymous memory file per instance, and of one without a name on disk if wanted.
 
-    Instances open the files by this process's ``/proc/<pid>/fd``.  The kernel frees them with the last
-    process that holds them, even one killed; while this one lives they outlast any instance.
+    Instances open the files by this process's ``/proc/<pid>/fd``, and recognise them by a nonce.  The kernel
+    frees them with the last process that holds them, even one killed; while this one lives they outlast any
+    instance.
     """
 
     def __init__(self, capacity_bytes: int, disk_bytes: int = 0, disk_path: Path | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.disk_bytes = disk_bytes
         self.disk_path = disk_path or Path(tempfile.gettempdir())
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._memory: dict[str, Tier] = {}
         self._disk: dict[str, Tier] = {}
         self._last = PoolStats(capacity_bytes, disk_capacity_bytes=disk_bytes)
@@ -79,12 +82,12 @@ class LocalPool:
         size = _share(self.capacity_bytes, instances)
         disk_size = _share(self.disk_bytes, instances)
         for instance in instances:
-            self._memory[instance] = _tier(f"seer-kv-{instance}", size)
+            self._memory[instance] = _tier(f"seer-kv-{instance}", self._nonce, size)
         if self.disk_bytes:
             for instance in instances:
                 disk_fd = await asyncio.to_thread(self._reserve, disk_size)
                 # The table may be of any size: pages that are never written take no memory.
-                self._disk[instance] = _tier(f"seer-kv-{instance}-disk", disk_size, disk_fd)
+                self._disk[instance] = _tier(f"seer-kv-{instance}-disk", self._nonce, disk_size, disk_fd)
 
     async def stop(self) -> None:
         """Free memory and room on disk, once the last instance has closed them too."""
@@ -102,6 +105,7 @@ class LocalPool:
                 for name, tier in self._disk.items()
                 if tier.disk_fd is not None
             },
+            "nonce": self._nonce.hex(),
             "capacity_bytes": self.capacity_bytes,
             "disk_bytes": self.disk_bytes,
         }
@@ -159,7 +163,7 @@ def _share(total_bytes: int, instances: Sequence[str]) -> int:
     return max(PAGE, total_bytes // len(instances) // PAGE * PAGE)
 
 
-def _tier(name: str, size: int, disk_fd: int | None = None) -> Tier:
+def _tier(name: str, nonce: bytes, size: int, disk_fd: int | None = None) -> Tier:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     # memfd_create lets all users in; the kernel already keeps others from our descriptors
     os.fchmod(fd, 0o600)
@@ -175,6 +179,7 @@ def _tier(name: str, size: int, disk_fd: int | None = None) -> Tier:
         ) from error
     memory = mmap.mmap(fd, 0 if disk_fd is None else PAGE)
     header = SlotTableHeader(memory)
+    header.sign(nonce)
     header[Word.EPOCH] = 1
     return Tier(fd, memory, header, disk_fd)
 

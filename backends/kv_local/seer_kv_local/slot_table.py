@@ -11,6 +11,9 @@ One process writes a table, any number read it, and none waits for another.  Fou
 - A slot's mark is the one word that every process may write: a hint for the next eviction, that a generation
   has been released, or used.  A mark for a generation that is gone is ignored.
 
+Files are opened by a process's id and a number, which mean another file on another machine.  So the owner
+writes a nonce of its run into the header, and a file without that nonce is not mapped.
+
 Layout: a header of one page, 64-bit words; from the next page's start the marks; from a page's start per slot
 a generation, a checksum and a key; from a page's start the blocks, unless a file holds these.
 """
@@ -31,19 +34,31 @@ from numpy.typing import NDArray
 from seer_core.errors import ignore_report
 from seer_core.ports.kv import KEY_BYTES, Bytes
 
-__all__ = ["PAGE", "Bytes", "FileBlocks", "SlotTable", "SlotTableHeader", "Word", "checksum", "slots_in"]
+__all__ = [
+    "NONCE_BYTES",
+    "PAGE",
+    "Bytes",
+    "FileBlocks",
+    "SlotTable",
+    "SlotTableHeader",
+    "Word",
+    "checksum",
+    "slots_in",
+]
 
 log = structlog.get_logger("seer")
 
 PAGE = mmap.PAGESIZE
 ROW_BYTES = 8 + 8 + KEY_BYTES
 MARK_BYTES = 8
+WORD_BYTES = 8
 EPOCH_SHIFT = 40
+NONCE_BYTES = 16
 Words = NDArray[np.uint64]
 
 
 class Word(IntEnum):
-    """The header's words.  The owner writes EPOCH, the table's writer all others."""
+    """The header's words.  The owner writes EPOCH and the nonce's, the table's writer all others."""
 
     EPOCH = 0
     BLOCK_BYTES = 1
@@ -58,6 +73,8 @@ class Word(IntEnum):
     RELEASED = 10
     ERRORS = 11
     DISK_GOT_BYTES = 12
+    NONCE = 13
+    NONCE_END = 14
 
 
 class SlotTableHeader:
@@ -71,6 +88,10 @@ class SlotTableHeader:
 
     def __setitem__(self, word: Word, value: int) -> None:
         self._words[word] = value
+
+    def sign(self, nonce: bytes) -> None:
+        """Write the nonce, ``NONCE_BYTES`` long, by which a process recognises the file."""
+        self._words[Word.NONCE : Word.NONCE_END + 1] = np.frombuffer(nonce, np.uint64)
 
     def add(self, word: Word, value: int) -> None:
         """Count up a word that this process alone writes."""
@@ -158,16 +179,24 @@ class SlotTable:
     """Slots as their readers see them; with ``file`` the blocks are there, and the memory holds the table.
 
     Raises:
-        OSError: the memory cannot be opened.
+        OSError: the memory cannot be opened, or is not that of the pool with this nonce.
         ValueError: the table is too small for a block.
     """
 
     def __init__(
-        self, path: str, block_bytes: int, file: FileBlocks | None = None, *, writable: bool = False
+        self,
+        path: str,
+        nonce: bytes,
+        block_bytes: int,
+        file: FileBlocks | None = None,
+        *,
+        writable: bool = False,
     ) -> None:
         self.block_bytes = block_bytes
         fd = os.open(path, os.O_RDWR)
         try:
+            if os.pread(fd, NONCE_BYTES, WORD_BYTES * Word.NONCE) != nonce:
+                raise OSError(f"{path} is another file than the pool's")
             self.slots = slots = slots_in(os.fstat(fd).st_size, block_bytes)
             if slots < 1:
                 raise ValueError(f"a block of {block_bytes} bytes does not fit")

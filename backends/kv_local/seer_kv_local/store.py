@@ -21,7 +21,7 @@ class LocalStore:
     """A ``KVStore``.
 
     ``settings["tables"]`` maps every instance to the path of its memory; ``settings["disks"]`` to the paths
-    of its disk tier's table and blocks, and is empty without one.
+    of its disk tier's table and blocks, and is empty without one; ``settings["nonce"]`` is in hex.
     """
 
     def __init__(self, settings: Mapping[str, Any], host: StoreContext) -> None:
@@ -29,7 +29,8 @@ class LocalStore:
         self._report = host.report
         self._spiller: Spiller | None = None
         try:
-            self._open(dict(settings["tables"]), dict(settings["disks"]), host)
+            nonce = bytes.fromhex(settings["nonce"])
+            self._open(dict(settings["tables"]), dict(settings["disks"]), nonce, host)
         except OSError as error:
             raise EngineError(
                 f"the KV pool's memory cannot be opened: {error}; instances must run on the runtime's"
@@ -43,15 +44,22 @@ class LocalStore:
             ) from error
         self._errors_before = self._counts[Word.ERRORS]
 
-    def _open(self, tables: dict[str, str], disks: dict[str, Sequence[str]], host: StoreContext) -> None:
+    def _open(
+        self, tables: dict[str, str], disks: dict[str, Sequence[str]], nonce: bytes, host: StoreContext
+    ) -> None:
         size = host.block_bytes
-        self._own = SlotWriter(tables.pop(host.instance_id), size, spill=self._spill if disks else None)
+        own = tables.pop(host.instance_id)
+        self._own = SlotWriter(own, nonce, size, spill=self._spill if disks else None)
         self._counts = self._own.header
-        self._tables: list[SlotTable] = [self._own, *(SlotTable(path, size) for path in tables.values())]
-        self._disks = [SlotTable(table, size, self._file(path, size)) for table, path in disks.values()]
+        others = (SlotTable(path, nonce, size) for path in tables.values())
+        self._tables: list[SlotTable] = [self._own, *others]
+        # A disk's file has no nonce: its table is of the same process, and comes first.
+        self._disks = [
+            SlotTable(table, nonce, size, self._file(path, size)) for table, path in disks.values()
+        ]
         if disks:
             table, path = disks[host.instance_id]
-            disk = SlotWriter(table, size, self._file(path, size))
+            disk = SlotWriter(table, nonce, size, self._file(path, size))
             self._spiller = Spiller(disk, max(1, self._own.slots // WAITING_SHARE))
 
     def _file(self, path: str, block_bytes: int) -> FileBlocks:

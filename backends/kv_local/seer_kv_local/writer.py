@@ -25,9 +25,14 @@ class SlotWriter(SlotTable):
     """
 
     def __init__(
-        self, path: str, block_bytes: int, file: FileBlocks | None = None, spill: Spill | None = None
+        self,
+        path: str,
+        nonce: bytes,
+        block_bytes: int,
+        file: FileBlocks | None = None,
+        spill: Spill | None = None,
     ) -> None:
-        super().__init__(path, block_bytes, file, writable=True)
+        super().__init__(path, nonce, block_bytes, file, writable=True)
         self._spill = spill
         self._broken = False
         self._order: OrderedDict[bytes, int] = OrderedDict()

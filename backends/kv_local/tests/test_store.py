@@ -323,6 +323,25 @@ def test_a_pool_too_small_for_one_block_is_refused_by_the_instance(make_pool, op
 
 
 def test_memory_that_cannot_be_opened_is_named():
-    settings = {"tables": {"a": "/proc/1/fd/999999"}, "disks": {}}
+    settings = {"tables": {"a": "/proc/1/fd/999999"}, "disks": {}, "nonce": "00" * 16}
     with pytest.raises(EngineError, match=r"the KV pool's memory cannot be opened: .*runtime's machine"):
+        LocalStore(settings, StoreContext("a", 4096, 32))
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_a_file_that_is_not_the_pool_s_is_neither_mapped_nor_written(make_pool, tmp_path, owner):
+    path = tmp_path / "elsewhere"
+    content = bytes(range(256)) * 1024
+    path.write_bytes(content)
+    settings = make_pool().store("a").settings
+    settings["tables"][owner] = str(path)
+    with pytest.raises(EngineError, match=r"elsewhere is another file than the pool's; .*runtime's machine"):
+        LocalStore(settings, StoreContext("a", 4096, 32))
+    assert path.read_bytes() == content
+
+
+def test_a_pool_of_another_run_is_not_taken_for_this_one(make_pool):
+    settings, others = (make_pool().store("a").settings for _ in range(2))
+    settings["tables"] = others["tables"]
+    with pytest.raises(EngineError, match="is another file than the pool's"):
         LocalStore(settings, StoreContext("a", 4096, 32))

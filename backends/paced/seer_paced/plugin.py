@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import msgspec
 from seer_sim.clock import VirtualClock
 from seer_sim.settings import schedule_losses
 from seer_sim.tokens import ByteTokenizer
-from seer_worker.client.devices import worker_environment
+from seer_worker.client.devices import inherited, worker_environment
 from seer_worker.client.engine import InstanceSpec
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet, read_model_info
 from seer_worker.client.process_transport import process_client
@@ -25,6 +25,7 @@ from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.plugins.labels import labels_of
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo, Tokenizer
+from seer_core.ports.launcher import Launcher
 from seer_paced.script import Script, read_script
 from seer_paced.settings import TABLE, Settings, check
 from seer_paced.stepper import Stepper
@@ -62,7 +63,7 @@ class ScaledClock(RealClock):
 
 
 @hookimpl
-def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
+def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher | None) -> WorkerFleet:
     """Return the instances, not yet started."""
     changes: dict[str, str | int | ProcessSettings] = {"worker": settings.worker.resolve(startup)}
     tokenizer: Tokenizer | None = ByteTokenizer()
@@ -73,7 +74,7 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
         tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
     if settings.script:
         changes["script"] = str(startup.path(settings.script))
-    return make_fleet(msgspec.structs.replace(settings, **changes), tokenizer)
+    return make_fleet(msgspec.structs.replace(settings, **changes), tokenizer, launcher=launcher)
 
 
 @hookimpl
@@ -90,19 +91,29 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
 
 
 def make_fleet(
-    settings: Settings, tokenizer: Tokenizer | None = None, script: Script | None = None
+    settings: Settings,
+    tokenizer: Tokenizer | None = None,
+    script: Script | None = None,
+    launcher: Launcher | None = None,
 ) -> WorkerFleet:
     """Return the instances that settings describe; a ``script`` of one's own is for the virtual clock.
+
+    On the real clock ``launcher`` starts the workers; without one they are child processes.
 
     Raises:
         ConfigError: settings contradict each other, or the script cannot be used.
     """
     check(settings)
+    if launcher is not None and settings.clock == "virtual":
+        raise ConfigError(
+            f'{TABLE}: instances on the virtual clock run in this process; write clock = "real", or drop'
+            " [seer].launcher"
+        )
     labels = labels_of(settings.labels, settings.instances, TABLE)
     model = ModelInfo(settings.vocab_size, settings.max_model_tokens)
     recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
     sglang = _sglang(settings) if settings.scheduler == "sglang" else None
-    environment = _environment(sglang)
+    environment = _environment(sglang, inherited(launcher))
     spec = InstanceSpec(
         VLLM if sglang is None else SGLANG,
         msgspec.to_builtins(settings),
@@ -113,7 +124,7 @@ def make_fleet(
     if settings.clock == "real":
         process = msgspec.structs.replace(settings.worker, python=sglang)
         launch = process.launch(
-            "paced", spec.instance, spec.settings, environment, cannot_draft=spec.cannot_draft
+            "paced", spec.instance, spec.settings, environment, launcher, cannot_draft=spec.cannot_draft
         )
         processes = [process_client(name, launch, labels[number]) for number, name in enumerate(names)]
         return WorkerFleet(processes, ScaledClock(settings.speed), model, tokenizer)
@@ -149,15 +160,15 @@ def _sglang(settings: Settings) -> str:
     return found
 
 
-def _environment(sglang: str | None) -> dict[str, str]:
+def _environment(sglang: str | None, base: Mapping[str, str]) -> dict[str, str]:
     """Return what a process with the scheduler needs: no device, one thread, no network."""
     if sglang is not None:
-        return worker_environment(os.environ, 1, ())
+        return worker_environment(base, 1, ())
     try:
         from seer_vllm import plugin
     except ImportError as error:
         raise ConfigError(f'{TABLE}: scheduler = "vllm" needs seer-vllm ({error}); {GET_VLLM}') from error
-    return plugin.vllm_environment(os.environ, 1, ())
+    return plugin.vllm_environment(base, 1, ())
 
 
 def _make_vllm(settings: Settings, script: Script, start: Start) -> Stepper:

@@ -47,6 +47,9 @@ class VirtualTransport:
         self._results: Sequence[FromWorker] = ()
         self._cancel_timer: Callable[[], None] | None = None
 
+    async def find_place(self, name: str) -> None:
+        """Return: there is always a place in this process."""
+
     async def open(self, start: Start, peer: Peer) -> InstanceInfo:
         """Make the instance, which takes some seconds of this process and none of the clock."""
         if self._not_before_s > self._clock.now():

@@ -29,6 +29,16 @@ def test_the_clock_says_where_instances_live():
     assert [type(engine.transport) for engine in real.engines] == [ProcessTransport] * 3
 
 
+def test_a_launcher_starts_processes_of_the_real_clock_only():
+    launcher = object()
+    fleet = make_fleet(Settings(clock="real"), launcher=launcher)
+    assert [engine.transport.spec.launcher for engine in fleet.engines] == [launcher] * 2
+    assert "CUDA_VISIBLE_DEVICES" in fleet.engines[0].transport.spec.environment
+    assert "PATH" not in fleet.engines[0].transport.spec.environment
+    with pytest.raises(ConfigError, match='virtual clock run in this process; write clock = "real", or drop'):
+        make_fleet(Settings(), launcher=launcher)
+
+
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field, structs
-from seer_worker.client.devices import refuse_arguments, share_devices, worker_environment
+from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
+from seer_core.ports.launcher import Launcher
 from seer_sglang.doctor import PART, SETUP, beside, installation, interpreter
 
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
@@ -81,7 +82,7 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 @hookimpl
-def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
+def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher | None) -> WorkerFleet:
     """Return the instances, not yet started."""
     python = settings.python or interpreter()
     if python is None:
@@ -96,9 +97,10 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
         INSTANCE,
         engine_args(settings, startup.path(settings.model)),
         [
-            worker_environment(os.environ, settings.threads, device)
-            for device in share_devices("sglang", settings.instances, os.environ)
+            worker_environment(inherited(launcher), settings.threads, device)
+            for device in share_devices("sglang", settings.instances, os.environ, launcher=launcher)
         ],
+        launcher=launcher,
     )
 
 

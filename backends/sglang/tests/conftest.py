@@ -29,7 +29,9 @@ def _make_fleet(model: Path, **settings: Any) -> WorkerFleet:
         "kv_cache_bytes": 40 * MAX_MODEL_TOKENS * KV_BYTES_PER_TOKEN,
         "start_timeout_s": 300.0,
     }
-    return seer_make_engines(msgspec.convert(defaults | settings, Settings), Startup(seed=0, base_dir=model))
+    return seer_make_engines(
+        msgspec.convert(defaults | settings, Settings), Startup(seed=0, base_dir=model), None
+    )
 
 
 @pytest.fixture(scope="session")

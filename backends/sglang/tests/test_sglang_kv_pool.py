@@ -128,7 +128,9 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
 
 def released(pool):
     """Return how many blocks of the pool have been dropped, and wait to be evicted."""
-    tables = [SlotTable(path, BLOCK_BYTES) for path in pool.store("sglang-0").settings["tables"].values()]
+    settings = pool.store("sglang-0").settings
+    nonce = bytes.fromhex(settings["nonce"])
+    tables = [SlotTable(path, nonce, BLOCK_BYTES) for path in settings["tables"].values()]
     return sum(
         np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1)) for table in tables
     )

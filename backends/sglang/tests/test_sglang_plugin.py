@@ -114,7 +114,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def test_without_an_environment_it_says_how_to_get_one(models, elsewhere):
     with pytest.raises(ConfigError, match=r"SGLang is neither here nor in .*venv-sglang.*make setup-sglang"):
-        plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0]))
+        plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0]), None)
     [check] = seer_doctor(None, None)
     assert not check.ok
     assert check.remedy.startswith("run `make setup-sglang`")
@@ -123,12 +123,12 @@ def test_without_an_environment_it_says_how_to_get_one(models, elsewhere):
 def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
     elsewhere.parent.mkdir(parents=True)
     elsewhere.symlink_to(sys.executable)
-    fleet = plugin.seer_make_engines(settings(model=str(models[0]), instances=2), Startup(0, models[0]))
+    fleet = plugin.seer_make_engines(settings(model=str(models[0]), instances=2), Startup(0, models[0]), None)
     assert isinstance(fleet, EngineFleet)
     assert all(isinstance(engine, InstanceClient) for engine in fleet.engines)
     assert {engine.transport.spec.interpreter for engine in fleet.engines} == {str(elsewhere)}
     named = plugin.seer_make_engines(
-        settings(model=str(models[0]), python="env/python"), Startup(0, models[0])
+        settings(model=str(models[0]), python="env/python"), Startup(0, models[0]), None
     )
     assert named.engines[0].transport.spec.interpreter == str(models[0] / "env" / "python")
 
@@ -136,7 +136,7 @@ def test_workers_run_under_the_interpreter_beside_this_one(models, elsewhere):
 def test_a_pool_is_shared(models, elsewhere):
     elsewhere.parent.mkdir(parents=True)
     elsewhere.symlink_to(sys.executable)
-    [engine] = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0])).engines
+    [engine] = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0]), None).engines
     assert engine.set_kv_pool(object()) is True
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
-from seer_worker.client.devices import refuse_arguments, share_devices, worker_environment
+from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
+from seer_core.ports.launcher import Launcher
 from seer_vllm.doctor import elsewhere, installation, machine
 from seer_vllm.drafters import OWN_METHODS
 
@@ -70,7 +71,7 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 @hookimpl
-def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
+def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher | None) -> WorkerFleet:
     """Return the instances, not yet started."""
     parallel = settings.tensor_parallel
     return make_fleet(
@@ -80,9 +81,10 @@ def seer_make_engines(settings: Settings, startup: Startup) -> WorkerFleet:
         INSTANCE,
         engine_args(settings, startup.path(settings.model)),
         [
-            vllm_environment(os.environ, settings.threads, devices)
-            for devices in share_devices("vllm", settings.instances, os.environ, parallel)
+            vllm_environment(inherited(launcher), settings.threads, devices)
+            for devices in share_devices("vllm", settings.instances, os.environ, parallel, launcher=launcher)
         ],
+        launcher=launcher,
         max_temperature=MAX_TEMPERATURE,
         own_methods=OWN_METHODS,
         cannot_share_kv=None if parallel == 1 else SPREAD.format(parallel),
@@ -123,7 +125,9 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     return arguments | {name: value for name, value in optional.items() if value} | settings.engine_args
 
 
-def vllm_environment(environment: Mapping[str, str], threads: int, devices: Sequence[str]) -> dict[str, str]:
+def vllm_environment(
+    environment: Mapping[str, str], threads: int, devices: Sequence[str] | None
+) -> dict[str, str]:
     """Return the environment of a worker, with the engine core in-process and the first model runner."""
     inherited = {name: value for name, value in environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     return worker_environment(

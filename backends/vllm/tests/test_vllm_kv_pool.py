@@ -126,7 +126,9 @@ def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):
 
 def released(pool):
     """Return how many blocks of the pool have been dropped, and wait to be evicted."""
-    tables = [SlotTable(path, BLOCK_BYTES) for path in pool.store("vllm-0").settings["tables"].values()]
+    settings = pool.store("vllm-0").settings
+    nonce = bytes.fromhex(settings["nonce"])
+    tables = [SlotTable(path, nonce, BLOCK_BYTES) for path in settings["tables"].values()]
     return sum(
         np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1)) for table in tables
     )

@@ -277,7 +277,7 @@ from seer_vllm.plugin import Settings, seer_make_engines
 
 async def main():
     settings = Settings(model={str(models[0])!r}, kv_cache_bytes=1 << 24)
-    [engine] = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path())).engines
+    [engine] = seer_make_engines(settings, Startup(seed=0, base_dir=pathlib.Path()), None).engines
     task = asyncio.create_task(engine.start(None))
     while engine.worker is None:
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """Devices, environment and arguments that plug-ins give to their workers."""
 
 import pytest
-from seer_worker.client.devices import refuse_arguments, share_devices, worker_environment
+from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 
 from seer_core.errors import ConfigError
 
@@ -35,6 +35,12 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
         "OWN": "x",
         "TRANSFORMERS_OFFLINE": "1",
     }
+
+
+def test_a_launcher_gives_devices_where_workers_run():
+    launcher = object()
+    assert share_devices("mine", 2, {"CUDA_VISIBLE_DEVICES": "4"}, 2, launcher=launcher) == [None, None]
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(inherited(launcher), 1, None)
 
 
 def test_an_argument_that_is_decided_elsewhere_is_refused_with_the_reason():

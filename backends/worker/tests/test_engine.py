@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from seer_core.model import Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.ports.clock import RealClock
 from seer_core.ports.drafting import SiblingTokens, SourceSpec
-from seer_core.ports.engine import ChunkJob, ModelInfo
+from seer_core.ports.engine import ChunkJob, ModelInfo, PlaceSeeker
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_core.ports.weights import directory
 from seer_core.testing import EngineContract
@@ -72,7 +73,10 @@ class ThreadLauncher:
     def __init__(self, scratch):
         self.scratch = scratch
 
-    async def launch(self, name, interpreter, environment):
+    async def find_place(self, name):
+        self.found_place = name
+
+    async def launch(self, name, interpreter, environment, log, keep_log):
         ours, theirs = socket.socketpair()
 
         def run():
@@ -111,9 +115,9 @@ class ThreadWorker:
 
 
 @pytest.fixture
-def local(tmp_path):
+def local():
     """The launcher that is used in earnest."""
-    return LocalLauncher(tmp_path / "logs", keep_logs=False)
+    return LocalLauncher()
 
 
 @pytest.fixture
@@ -125,6 +129,8 @@ def launch(monkeypatch, tmp_path):
         settings={},
         environment={**os.environ, "PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])},
         launcher=ThreadLauncher(tmp_path),
+        log_dir=tmp_path / "logs",
+        keep_logs=False,
         start_timeout_s=120.0,
         stop_timeout_s=5.0,
         control_timeout_s=120.0,
@@ -187,6 +193,13 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
     first, second = tokens
     assert first == second
     assert len(first) == 8
+
+
+def test_a_lost_instance_asks_its_launcher_for_a_place(launch):
+    engine = process_client("toy-0", launch)
+    assert isinstance(engine, PlaceSeeker)
+    play(engine.find_place)
+    assert launch.launcher.found_place == "toy-0"
 
 
 def test_the_worker_gives_back_what_its_instance_need_not_see(launch):
@@ -520,6 +533,31 @@ def test_an_instance_that_cannot_be_made_says_why(launch, local, changes, compla
         with pytest.raises(EngineError, match=complaint):
             await engine.start(Sink())
         assert engine.worker is None
+
+    play(story)
+
+
+def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
+    launch, local, monkeypatch, tmp_path
+):
+    async def start(**changes):
+        engine = process_client("toy-0", attrs.evolve(launch, launcher=local, **changes))
+        with pytest.raises(EngineError) as caught:
+            await engine.start(Sink())
+        return str(caught.value)
+
+    async def story():
+        (tmp_path / "file").touch()
+        said = await start(log_dir=tmp_path / "file" / "logs")
+        assert "toy-0.log cannot be written: Not a directory; correct `log_dir`" in said
+        monkeypatch.setattr(subprocess, "Popen", no_memory)
+        before = set(os.listdir("/proc/self/fd"))
+        said = await start()
+        assert "this machine cannot start a process: Cannot allocate memory; free what it lacks" in said
+        assert set(os.listdir("/proc/self/fd")) <= before
+
+    def no_memory(*args, **options):
+        raise OSError(12, "Cannot allocate memory")
 
     play(story)
 

@@ -1,9 +1,12 @@
 """The listener ends when it is cancelled, also while a message of the worker arrives."""
 
 import asyncio
+import socket
 
 import pytest
+from seer_worker.client.channel import Channel
 from seer_worker.client.process_transport import Launch, ProcessTransport
+from seer_worker.process.worker import Link, work
 from seer_worker.wire import Telemetry
 
 LAUNCH = Launch(
@@ -11,6 +14,7 @@ LAUNCH = Launch(
     settings={},
     environment={},
     launcher=None,
+    log_dir=None,
     start_timeout_s=0.2,
     stop_timeout_s=5.0,
     control_timeout_s=5.0,
@@ -65,3 +69,66 @@ def test_a_word_spoken_while_the_engine_stops_does_not_keep_it_from_stopping(tur
         assert worker.ended
 
     asyncio.run(scenario())
+
+
+class BrokenWorker(Worker):
+    """Reads from a connection that breaks, as one to a machine that is gone does."""
+
+    def __init__(self, error):
+        super().__init__()
+        reader = asyncio.StreamReader()
+        reader.set_exception(error)
+        self.receive = Channel(reader, None).receive
+
+
+class BusyPeer:
+    chunks = frozenset({"chunk"})
+
+    def __init__(self):
+        self.losses = []
+
+    def lost(self, reason):
+        self.losses.append(reason)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionResetError(104, "Connection reset by peer"), "ended"),
+        (TimeoutError(110, "Connection timed out"), "ended; its connection broke: Connection timed out"),
+        (OSError(113, "No route to host"), "ended; its connection broke: No route to host"),
+    ],
+    ids=["reset", "timed-out", "no-route"],
+)
+def test_a_connection_that_breaks_in_any_way_is_a_loss_with_its_reason(error, reason):
+    async def scenario():
+        transport, worker, peer = ProcessTransport(LAUNCH), BrokenWorker(error), BusyPeer()
+        await transport._listen(worker, peer)
+        assert worker.ended
+        assert peer.losses == [reason]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [TimeoutError(110, "timed out"), OSError(113, "No route to host")])
+def test_a_worker_whose_connection_breaks_ends_quietly(error):
+    class Gone:
+        def __init__(self, connection):
+            self.connection = connection
+
+        def fileno(self):
+            return self.connection.fileno()
+
+        def recv(self, size):
+            raise error
+
+        def sendall(self, data):
+            raise error
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert work(Gone(theirs)) == 0
+        link = Link(Gone(theirs))
+        link.send_last("no more")
+        with pytest.raises(EOFError, match="the connection to the runtime broke"):
+            link.send(Telemetry(0, 0, 0.0))

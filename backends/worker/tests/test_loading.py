@@ -35,10 +35,14 @@ def test_a_store_that_fails_is_not_calls_again():
     [
         ("nowhere:Store", "KV store 'nowhere:Store' cannot be imported"),
         ("json:JSONDecoder", "is no KVStore: it lacks close, drop, find, get, lacks, put"),
-        ("seer_core.ports.kv:KVStore", "cannot be made: TypeError"),
+        ("seer_core.ports.kv:KVStore", "is no KVStore: it lacks close, drop, find, get, lacks, put"),
+        ("elsewhere:Choosy", "cannot be made: TypeError"),
     ],
 )
-def test_a_store_that_cannot_be_made_is_named(path, fact):
+def test_a_store_that_cannot_be_made_is_named(path, fact, monkeypatch):
+    methods = dict.fromkeys(("close", "drop", "find", "get", "lacks", "put"), lambda self, *_: None)
+    choosy = type("Choosy", (), {**methods, "__init__": lambda self: None})
+    monkeypatch.setitem(sys.modules, "elsewhere", SimpleNamespace(Choosy=choosy))
     with pytest.raises(EngineError, match=fact):
         STORE.make(path, {}, StoreContext("vllm-0", 64, 32))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from seer_core.frames import Frames, encode
+from seer_core.json_files import describe_flaw
 from seer_worker.wire import Fatal, FromWorker, ToWorker
 
 __all__ = ["Channel"]
@@ -32,7 +33,7 @@ class Channel:
         """Wait for the next messages; ``Fatal`` is kept in ``fatal``, too.
 
         Raises:
-            EOFError: the worker is gone.
+            EOFError: the worker is gone; a text says how the connection broke, if it was not closed.
             WireError: it sent something that is no message.
         """
         while True:
@@ -40,6 +41,8 @@ class Channel:
                 data = await self._reader.read(1 << 20)
             except ConnectionError as error:
                 raise EOFError from error
+            except OSError as error:  # as of a host that is gone; ETIMEDOUT is a TimeoutError
+                raise EOFError(f"its connection broke: {describe_flaw(error)}") from error
             if not data:
                 raise EOFError
             self.received_bytes += len(data)

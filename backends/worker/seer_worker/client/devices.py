@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seer_core.errors import ConfigError
+from seer_core.ports.launcher import Launcher
 
-__all__ = ["refuse_arguments", "share_devices", "worker_environment"]
+__all__ = ["inherited", "refuse_arguments", "share_devices", "worker_environment"]
 
 
 def share_devices(
-    engine: str, instances: int, environment: Mapping[str, str], each: int = 1
-) -> list[Sequence[str]]:
+    engine: str,
+    instances: int,
+    environment: Mapping[str, str],
+    each: int = 1,
+    *,
+    launcher: Launcher | None = None,
+) -> Sequence[Sequence[str] | None]:
     """Return each instance's slice of the visible devices, in order; empty ones where none are visible.
+
+    A ``launcher`` gives devices where the worker runs: then there is None for each.
 
     Raises:
         ConfigError: there are fewer than ``each`` for every instance.
     """
+    if launcher is not None:
+        return [None] * instances
     needed = each * instances
     inherited = environment.get("CUDA_VISIBLE_DEVICES")
     if inherited is None:
@@ -34,13 +45,22 @@ def share_devices(
     return [devices[start : start + each] for start in range(0, needed, each)]
 
 
+def inherited(launcher: Launcher | None) -> Mapping[str, str]:
+    """Return the variables that a worker has of this process: all, or none where a launcher starts it."""
+    return os.environ if launcher is None else {}
+
+
 def worker_environment(
-    environment: Mapping[str, str], threads: int, devices: Sequence[str], **own: str
+    environment: Mapping[str, str], threads: int, devices: Sequence[str] | None, **own: str
 ) -> dict[str, str]:
-    """Return the environment of a worker: offline, on these devices, with what the engine sets of its own."""
+    """Return the environment of a worker: offline, on these devices, with what the engine sets of its own.
+
+    Without ``devices`` it is left with those that its launcher gives it.
+    """
+    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
     return {
         **environment,
-        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        **visible,
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "TRANSFORMERS_OFFLINE": "1",

@@ -16,8 +16,8 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter, SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
+from seer_core.ports.launcher import RunningWorker
 from seer_core.ports.weights import WeightSpec, directory
-from seer_worker.client.launcher import RunningWorker
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -122,6 +122,10 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """End the worker, bounded; the peer receives nothing any more."""
+        ...
+
+    async def find_place(self, name: str) -> None:
+        """Wait, without a limit, for a place where the worker of instance ``name`` can be started."""
         ...
 
 
@@ -260,6 +264,10 @@ class WorkerClient:
     async def wake(self) -> None:
         """Take the memory again; an EngineError if the instance is down."""
         await self._call(Wake())
+
+    async def find_place(self) -> None:
+        """Wait for a place where the worker can be started again."""
+        await self.transport.find_place(self.id)
 
     async def stop(self) -> None:
         """End the worker and all it started, bounded; the sink gets nothing any more."""

@@ -24,6 +24,7 @@ from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.labels import InstanceLabels, labels_of
 from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import Clock, ModelInfo, Tokenizer
+from seer_core.ports.launcher import Launcher
 from seer_worker.client.digest import digest_of
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalLauncher
@@ -87,9 +88,10 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         instance: str,
         settings: Mapping[str, Any],
         environment: Mapping[str, str],
+        launcher: Launcher | None,
         **spec: Any,
     ) -> Launch:
-        """Return how workers on this machine are launched for the engine ``name``.
+        """Return how workers of the engine ``name`` are launched: by ``launcher``, or as child processes.
 
         ``instance``, ``settings`` and ``spec`` are as ``InstanceSpec`` has them; paths are absolute.
         """
@@ -99,7 +101,9 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             instance=instance,
             settings=settings,
             environment=environment,
-            launcher=LocalLauncher(Path(self.log_dir or temporary), keep_logs=self.log_dir is not None),
+            launcher=launcher or LocalLauncher(),
+            log_dir=Path(self.log_dir or temporary),
+            keep_logs=self.log_dir is not None,
             start_timeout_s=self.start_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             control_timeout_s=self.control_timeout_s,
@@ -155,6 +159,7 @@ def make_fleet(
     arguments: Mapping[str, Any],
     environments: Sequence[Mapping[str, str]],
     *,
+    launcher: Launcher | None = None,
     max_temperature: float | None = None,
     own_methods: tuple[str, ...] = (),
     cannot_draft: str | None = None,
@@ -169,7 +174,8 @@ def make_fleet(
         startup: where relative paths start.
         instance: the import path of the class that a worker makes.
         arguments: plain data for it, its ``start.settings``.
-        environments: one for each instance's worker.
+        environments: one for each instance's worker, beside what is set where it runs.
+        launcher: starts the workers; without one they are child processes.
         max_temperature: the highest that the engine samples with, None without a limit.
         own_methods: as ``Launch`` has it, like the arguments that follow.
         cannot_draft: likewise.
@@ -188,6 +194,7 @@ def make_fleet(
         instance,
         arguments,
         {},
+        launcher,
         own_methods=own_methods,
         cannot_draft=cannot_draft,
         cannot_share_kv=cannot_share_kv,

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 import attrs
@@ -14,10 +15,9 @@ import msgspec
 
 from seer_core.errors import EngineError
 from seer_core.frames import WireError
-from seer_core.json_files import describe_flaw
 from seer_core.model import InstanceInfo
+from seer_core.ports.launcher import Launcher, RunningWorker
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
-from seer_worker.client.launcher import Launcher, RunningWorker
 from seer_worker.wire import (
     Called,
     ControlCall,
@@ -40,13 +40,16 @@ LONGEST_TURN_S = 1.0
 class Launch(InstanceSpec):
     """How an instance's worker is started, and how long it may take for what.
 
-    ``launcher`` decides where the worker runs, with exactly this ``environment``, under ``interpreter``:
-    another one than this process has, where the engine lives in another environment, which then has
-    ``seer_worker`` too.  ``silence_timeout_s`` bounds how long it may send nothing while it has chunks.
+    ``launcher`` decides where the worker runs, with this ``environment``, under ``interpreter``: another one
+    than this process has, where the engine lives in another environment, which then has ``seer_worker`` too.
+    Logs lie in ``log_dir``, and those of a worker without a failure stay only
+    with ``keep_logs``.  ``silence_timeout_s`` bounds how long it may send nothing while it has chunks.
     """
 
     environment: Mapping[str, str]
     launcher: Launcher
+    log_dir: Path
+    keep_logs: bool = True
     start_timeout_s: float
     stop_timeout_s: float
     control_timeout_s: float
@@ -84,12 +87,11 @@ class ProcessTransport:
         """
         launch, id = self.spec, start.instance_id
         try:
-            worker = await launch.launcher.launch(id, launch.interpreter, launch.environment)
-        except OSError as error:
-            raise EngineError(
-                f"instance {id!r} did not start: {launch.interpreter} cannot be run: {describe_flaw(error)};"
-                " correct `python` in its engine's table"
-            ) from error
+            worker = await launch.launcher.launch(
+                id, launch.interpreter, launch.environment, launch.log_dir / f"{id}.log", launch.keep_logs
+            )
+        except EngineError as error:
+            raise EngineError(f"instance {id!r} did not start: {error}") from error
         self.worker, self._peer = worker, peer
         try:
             worker.send(msgspec.structs.replace(start, scratch=worker.scratch))
@@ -98,7 +100,9 @@ class ProcessTransport:
         except (EOFError, WireError, TimeoutError) as error:
             self._keeps_log = True
             how = await worker.end(LOSS_GRACE_S if isinstance(error, EOFError) else 0)
-            if isinstance(error, WireError):
+            if isinstance(error, EOFError):
+                how = _with_flaw(how, error)
+            elif isinstance(error, WireError):
                 how = f"its worker and it do not understand each other: {error}"
             elif isinstance(error, TimeoutError):
                 how = f"not ready after start_timeout_s = {launch.start_timeout_s:g}"
@@ -110,6 +114,10 @@ class ProcessTransport:
             raise
         self._listener = asyncio.create_task(self._listen(worker, peer))
         return info
+
+    async def find_place(self, name: str) -> None:
+        """Wait until the launcher has a place for the worker."""
+        await self.spec.launcher.find_place(name)
 
     def send(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the event loop."""
@@ -167,8 +175,8 @@ class ProcessTransport:
             while True:
                 for message in await self._receive(worker, peer):
                     self._deliver(message, peer)
-        except EOFError:
-            reason = await worker.end(LOSS_GRACE_S)
+        except EOFError as error:
+            reason = _with_flaw(await worker.end(LOSS_GRACE_S), error)
         except WireError as error:
             await worker.end()
             reason = f"its worker sent no message of Seer's: {error}"
@@ -222,3 +230,8 @@ class ProcessTransport:
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(Called(reason))
+
+
+def _with_flaw(how: str, error: EOFError) -> str:
+    """Return how a worker ended, and how its connection broke if it was not closed."""
+    return f"{how}; {error}" if str(error) else how

@@ -10,6 +10,7 @@ import select
 import socket
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf, isfinite
 from time import perf_counter
 from typing import Any
@@ -68,9 +69,22 @@ class Link:
         self._frames: Frames[ToWorker] = Frames(ToWorker)
 
     def send(self, *messages: FromWorker) -> None:
-        """Send messages, in order."""
+        """Send messages, in order.
+
+        Raises:
+            EOFError: the runtime is gone.
+        """
         if messages:
-            self._socket.sendall(b"".join(map(encode, messages)))
+            data = b"".join(map(encode, messages))
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                raise EOFError(f"the connection to the runtime broke: {error}") from error
+
+    def send_last(self, reason: str) -> None:
+        """Send why the worker ends, if the runtime is still there."""
+        with suppress(EOFError):
+            self.send(Fatal(reason))
 
     def receive(self, *, wait: bool) -> list[ToWorker]:
         """Return every message that has arrived; with ``wait``, at least some bytes' worth.
@@ -80,7 +94,10 @@ class Link:
         """
         messages: list[ToWorker] = []
         while wait or select.select([self._socket], [], [], 0)[0]:
-            data = self._socket.recv(1 << 20)
+            try:
+                data = self._socket.recv(1 << 20)
+            except OSError as error:  # also a TimeoutError, of TCP to a host that is gone
+                raise EOFError(f"the connection to the runtime broke: {error}") from error
             if not data:
                 raise EOFError("the runtime closed the connection")
             messages += self._frames.feed(data)
@@ -299,15 +316,15 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
             check_keyed(instance)
         link.send(*_messages_from(instance), Ready(instance.info))
         Worker(link.send, instance).serve(link)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except EOFError:
         return 0
     except (EngineError, WireError) as error:
-        link.send(Fatal(str(error)))
+        link.send_last(str(error))
         return 1
     except Exception:
         tail = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
         log.exception("worker_failed")
-        link.send(Fatal("\n".join(tail)))
+        link.send_last("\n".join(tail))
         return 1
     finally:
         before_close()

@@ -1,0 +1,62 @@
+"""The file on the runtime's machine with what a worker has written, wherever it runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from seer_core.errors import EngineError
+from seer_core.json_files import describe_flaw
+from seer_core.process import log_tail
+
+__all__ = ["WorkerLog"]
+
+LOG_TAIL_LINES = 15
+
+
+class WorkerLog:
+    """A log at ``path``; without ``keep`` it may be discarded once its worker has ended without a failure."""
+
+    def __init__(self, path: Path, keep: bool) -> None:
+        self.path = path
+        self._keep = keep
+        self._start = 0
+
+    @property
+    def place(self) -> str:
+        """A clause with the path."""
+        return f"its log is {self.path}"
+
+    def open(self) -> BinaryIO:
+        """Open it to append what this worker writes, unbuffered.
+
+        Raises:
+            EngineError: it cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise EngineError(
+                f"its log {self.path} cannot be written: {describe_flaw(error)}; correct `log_dir` in its"
+                " engine's table, or TMPDIR where that names none"
+            ) from error
+        self._start = file.tell()
+        return file
+
+    def last_words(self) -> str:
+        """Return the last lines that this worker has written, and where all of them are."""
+        try:
+            with self.path.open("rb") as log:
+                lines = log_tail(log, self._start)
+        except OSError as error:  # deleted, or its directory is
+            return f"its log {self.path} cannot be read: {error.strerror}"
+        return "\n".join([f"the last lines of {self.path}:", *lines[-LOG_TAIL_LINES:]])
+
+    def discard(self) -> None:
+        """Remove the file unless it is to be kept, and the directory with the last one in it."""
+        if not self._keep:
+            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # another instance's log is still there
+                self.path.parent.rmdir()

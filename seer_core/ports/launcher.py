@@ -1,0 +1,90 @@
+"""Where the workers of engines run: a port of its own, so that nothing above it assumes one machine.
+
+Engines that run in worker processes start these by ``seer_worker``, which has the messages of the wire and
+the launcher of child processes.  Another launcher starts them in a container, or on the nodes of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["Launcher", "RunningWorker"]
+
+
+class RunningWorker(Protocol):
+    """A launched worker, as the runtime's event loop sees it.  Messages are ``seer_worker``'s."""
+
+    @property
+    def scratch(self) -> str:
+        """A directory of the worker's own, where it runs; gone with it."""
+        ...
+
+    @property
+    def log(self) -> str:
+        """Where its output is: a path, or a sentence."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """How much it has sent so far; a long message counts while it arrives."""
+        ...
+
+    def send(self, message: Any) -> None:
+        """Send a message; never blocks.
+
+        Raises:
+            WireError: it cannot be put on the wire.
+        """
+        ...
+
+    async def receive(self) -> list[Any]:
+        """Wait for the next messages.
+
+        Raises:
+            EOFError: the worker is gone; a text says how the connection broke, if it was not closed.
+            WireError: it sent something that is no message.
+        """
+        ...
+
+    async def end(self, grace_s: float = 0.0) -> str:
+        """End the worker and all that it started, bounded; return how it ended.
+
+        It is asked to end and given ``grace_s`` for it, before it is made to.  Safe on a worker already dead.
+        """
+        ...
+
+    def last_words(self) -> str:
+        """Return the last lines of what it wrote, and where all of it is."""
+        ...
+
+    def discard_log(self) -> None:
+        """Drop what an ended worker has written, unless the user asked for it: nothing went wrong."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers, on this machine or elsewhere."""
+
+    async def find_place(self, name: str) -> None:
+        """Wait, without a limit, for a place where the worker of instance ``name`` can be launched again."""
+        ...
+
+    async def launch(
+        self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
+    ) -> RunningWorker:
+        """Start a worker under an interpreter.
+
+        Args:
+            name: the instance's id.
+            interpreter: a path, where the worker runs; this process's own stands for that of the other end.
+            environment: what the engine sets, beside the variables of the place where the worker runs; the
+                environment of a child process is whole.
+            log: a file on this machine, to which all that the worker writes is appended.
+            keep_log: whether ``RunningWorker.discard_log`` leaves it.
+
+        Raises:
+            EngineError: it cannot be started; a clause with the remedy.
+        """
+        ...
