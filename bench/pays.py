@@ -22,7 +22,7 @@ from bench.frame import Row, cell, markdown
 ROOMS = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 5
 NAMES = ("verl", "context", "seer")
-PRESSURES = (1, 2, 3, 4, 6)
+PRESSURES = (0.5, 1, 2, 3, 4, 6)
 SIGMAS = (0.3, 0.6, 0.9, 1.2, 1.5)
 
 

@@ -106,7 +106,9 @@ def test_the_placer_of_its_guide_fills_the_slot_in_the_command_shown(distributio
     (source,) = blocks(page, "python")
     distribution("fewest", source)
     commands = [block for block in blocks(page, "sh") if block.startswith("seer sim")]
-    for command, policies in zip(commands, (["divided", "mine"], ["divided", "rr", "mine"]), strict=True):
+    for command, policies in zip(
+        commands, (["divided", "mine"], ["divided", "mine", "rr", "core"]), strict=True
+    ):
         result = seer(*shlex.split(command)[1:], "--lengths", "groups=8")
         assert result.exit_code == 0, result.output
         rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│ ")]

@@ -49,6 +49,8 @@ class Display(Observer):
         )
         self._every_s = LINE_EVERY_S if self._live is None else FRAME_EVERY_S
         self._last_shown = time.monotonic()
+        self._started_s: float | None = None
+        self._began_s = 0.0
 
     @property
     def slot(self) -> Slot[Observer]:
@@ -73,6 +75,8 @@ class Display(Observer):
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count, and now and then show it: a new frame on a terminal, a line elsewhere."""
         self.progress.observe(now, event, commands)
+        if self.progress.started_s != self._started_s:
+            self._started_s, self._began_s = self.progress.started_s, time.monotonic()
         if time.monotonic() - self._last_shown < self._every_s:
             return
         self._last_shown = time.monotonic()
@@ -90,8 +94,15 @@ class Display(Observer):
             f"{self.title}: groups {progress.groups_done}/{progress.groups}"
             f"  requests {progress.requests_done}/{progress.requests}"
             f"  tokens {progress.tokens:,}  {progress.tokens_per_s:,.0f} tok/s"
-            f"{drafts}{degradations}  left {_duration(progress.left_s)}"
+            f"{drafts}{degradations}  left {_duration(self._left_s())}"
         )
+
+    def _left_s(self) -> float | None:
+        """Estimate the time left in real seconds, also where the run's clock is a simulated one."""
+        left_s, started_s = self.progress.left_s, self.progress.started_s
+        if left_s is None or started_s is None or self.progress.now <= started_s:
+            return None
+        return left_s * (time.monotonic() - self._began_s) / (self.progress.now - started_s)
 
     def _instance_notes(self) -> list[str]:
         return [

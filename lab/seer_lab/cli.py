@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import log
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import click
@@ -112,7 +114,8 @@ def sim_command(
     console.print(
         f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
-    for note in _notes(load, workload, seed, repeat, size["pressure"], pressures):
+    kv_is_given = any(each.startswith("engine.sim.kv_capacity_tokens") for each in overrides)
+    for note in _notes(load, workload, seed, repeat, size["pressure"], kv_is_given, pressures):
         console.print(note, soft_wrap=True)
     for policy in chosen:
         if policy.over_issue > 1:
@@ -144,13 +147,14 @@ def _title(workload: Workload, seed: int, overrides: Sequence[str], pressures: S
     """Say what is rolled out, on what, and how crowded that is."""
     groups = workload.groups(seed)
     engines = _engines(workload, overrides)
-    responses = sum(len(group.output_tokens) for group in groups)
-    tokens = sum(sum(group.output_tokens) for group in groups)
+    lengths = [tokens for group in groups for tokens in group.output_tokens]
     least, most = f"{min(pressures):.1f}", f"{max(pressures):.1f}"
+    sigma = pstdev(map(log, lengths))
     return (
-        f"{workload.name}: {responses:,} responses of {len(groups)} groups, {tokens / responses:,.0f} tokens"
-        f" on average; {engines.instances} instances of {engines.kv_capacity_tokens:,} KV tokens, which they"
-        f" fill {least if least == most else f'{least} to {most}'} times"
+        f"{workload.name}: {len(lengths):,} responses of {len(groups)} groups, {fmean(lengths):,.0f} tokens"
+        f" on average, {max(lengths):,} at most, sigma {sigma:.2f}; {engines.instances} instances of"
+        f" {engines.kv_capacity_tokens:,} KV tokens, which they fill"
+        f" {least if least == most else f'{least} to {most}'} times"
     )
 
 
@@ -160,10 +164,11 @@ def _notes(
     seed: int,
     repeat: int,
     pressure: float | None,
+    kv_is_given: bool,
     pressures: Sequence[float],
 ) -> Iterator[str]:
     """Yield what a reader of the table may take for granted and should not."""
-    if name not in WORKLOADS and pressure is None:
+    if name not in WORKLOADS and pressure is None and not kv_is_given:
         yield f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure"
     if pressure is not None and max(pressures) < LEAST_MET * pressure:
         yield (

@@ -54,7 +54,8 @@ OPTIONS = (
         "policies",
         multiple=True,
         metavar="NAME[=PLUGIN,...]",
-        help="One of those below, or a name and its plug-ins; may repeat.  [default: verl, context]",
+        help="One of those below, or a name and its plug-ins, SLOT:PLUGIN where several could fill the slot;"
+        " may repeat.  [default: verl, context]",
     ),
     click.option(
         "--oracle",
@@ -142,7 +143,7 @@ def check_policies(chosen: Sequence[PolicySet], load: Workload, overrides: Seque
     wanted = make_config({}, overrides, base_dir=Path(), origin="--set").seer.slots
     check_enabled(wanted, list(dict.fromkeys(name for policy in chosen for name in policy.plugins)))
     for policy in chosen:
-        fill_slots(load.config(policy.plugins, overrides))
+        fill_slots(load.config(policy.plugins, (*policy.overrides, *overrides)))
 
 
 def check_once(overrides: Sequence[str], size: Mapping[str, object]) -> None:
@@ -156,4 +157,4 @@ def check_once(overrides: Sequence[str], size: Mapping[str, object]) -> None:
 def check_repeats(name: str, load: Workload, repeat: int) -> None:
     """Raise ConfigError if a recorded workload has fewer iterations than ``repeat``."""
     if not isinstance(load.lengths, DrawnLengths) and repeat > len(load.lengths):
-        raise ConfigError(f"--repeat {repeat}: {name} holds {len(load.lengths)} iterations; repeat as often")
+        raise ConfigError(f"--repeat {repeat}: {name} holds {len(load.lengths)} iterations; repeat no more")

@@ -8,6 +8,7 @@ import msgspec
 
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import nearest
+from seer_core.scheduling.scheduler import CORE
 
 __all__ = ["POLICIES", "PolicySet", "parse_policy"]
 
@@ -18,7 +19,7 @@ class PolicySet(msgspec.Struct, frozen=True):
     ``has_lengths``: it receives each response's true length, which no real run has.  ``shares_kv``:
     instances share a KV pool.  ``over_issue``: so many times the iteration's groups are started, and the
     rest is put off once as many as the iteration has are over; then the rollout is not strictly
-    synchronous.
+    synchronous.  ``overrides`` are KEY=VALUE of a config that count for this policy alone.
     """
 
     name: str
@@ -27,6 +28,7 @@ class PolicySet(msgspec.Struct, frozen=True):
     has_lengths: bool = False
     shares_kv: bool = True
     over_issue: int = 1
+    overrides: tuple[str, ...] = ()
 
 
 POLICIES: Mapping[str, PolicySet] = {
@@ -84,7 +86,9 @@ POLICIES: Mapping[str, PolicySet] = {
 
 
 def parse_policy(text: str, *, has_lengths: bool = False) -> PolicySet:
-    """Return the policy of that name, or the one that ``NAME=PLUGIN,PLUGIN`` describes.
+    """Return the policy of that name, or the one that ``NAME=PLUGIN,SLOT:PLUGIN`` describes.
+
+    What a user's plug-ins change of their arguments is an error, as with ``--debug``.
 
     Raises:
         ConfigError: no policy has that name, or no plug-in is named.
@@ -97,7 +101,11 @@ def parse_policy(text: str, *, has_lengths: bool = False) -> PolicySet:
                 " for one of your own give its plug-ins, such as mine=divided_rollout,my_plugin"
             )
         return POLICIES[name]
-    names = tuple(plugin.strip() for plugin in plugins.split(",") if plugin.strip())
-    if not name or len(set(names)) < len(names):
+    words = [word.strip() for word in plugins.split(",") if word.strip()]
+    slots = {slot: plugin for slot, colon, plugin in (word.partition(":") for word in words) if colon}
+    named = [word.rpartition(":")[2] for word in words]
+    if not name or len(set(named)) < len(named) or "" in named:
         raise ConfigError(f"--policy {quote(text)}: give a name and plug-ins, each once: NAME=PLUGIN,PLUGIN")
-    return PolicySet(name, names, has_lengths=has_lengths)
+    overrides = ("seer.debug=true", *(f"seer.slots.{slot}={plugin}" for slot, plugin in slots.items()))
+    enabled = tuple(plugin for plugin in named if plugin != CORE)
+    return PolicySet(name, enabled, has_lengths=has_lengths, overrides=overrides)

@@ -113,7 +113,7 @@ def simulate(
     Raises:
         ConfigError, PluginError, PromptError, StalledError: as a run with such a config.
     """
-    config = workload.config(policy.plugins, overrides, seed)
+    config = workload.config(policy.plugins, (*policy.overrides, *overrides), seed)
     if not policy.shares_kv:
         config = msgspec.structs.replace(config, seer=msgspec.structs.replace(config.seer, kv_pool="none"))
     if engine in SCHEDULERS:

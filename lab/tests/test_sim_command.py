@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 from seer_lab.choose import choose_workload
-from seer_lab.policies import POLICIES, PolicySet, parse_policy
+from seer_lab.policies import POLICIES, parse_policy
 from seer_lab.simulate import simulate
 from seer_lab.table import rows_of, to_json
 
@@ -313,7 +313,7 @@ def test_the_help_shows_an_example_and_every_policy(seer):
 
 
 def test_a_policy_without_plug_ins_is_the_core_alone():
-    assert parse_policy("core=") == PolicySet("core", ())
+    assert parse_policy("core=").plugins == ()
 
 
 @pytest.mark.parametrize(
@@ -342,3 +342,42 @@ def test_a_number_of_hundreds_of_digits_is_one_error(seer, option):
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert "99999" in result.output
+
+
+def test_a_policy_may_choose_the_plug_in_of_a_slot(sim):
+    policies = (
+        "divided",
+        "core=divided_rollout,placer:seer-core",
+        "rr=divided_rollout,placer:group_round_robin",
+    )
+    result = sim(*[word for policy in policies for word in ("--policy", policy)])
+    assert result.exit_code == 0, result.output
+    figures = {
+        line.split("│")[1].strip(): line.split("│")[2:] for line in result.stdout.splitlines() if "│" in line
+    }
+    rows = [figures[name] for name in ("divided", "core", "rr")]
+    assert len({tuple(row) for row in rows}) == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (
+            "mine=divided_rollout,plaser:seer-core",
+            "unknown key 'plaser' in [seer.slots]; did you mean 'placer'?",
+        ),
+        ("mine=divided_rollout,placer:", "give a name and plug-ins, each once"),
+        ("mine=divided_rollout,placer:context_sched", "context_sched"),
+    ],
+)
+def test_a_policy_that_chooses_wrongly_is_a_sentence(sim, policy, words):
+    result = sim("--policy", policy)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_user_s_policy_may_not_change_what_it_is_given(sim, distribution):
+    distribution("greedy", PLACER.replace("return {answer}", "instances[0].running += 1"))
+    result = sim("--policy", "mine=divided_rollout,placer:greedy")
+    assert result.exit_code == 2
+    assert "place() changed what it was given: running of instance 'sim-0'" in result.stderr

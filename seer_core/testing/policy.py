@@ -231,7 +231,9 @@ class PlacerContract:
 
         def check() -> None:
             for instance in rig.scheduler.instances.values():
-                assert instance.free_slots >= 0, f"more chunks than slots on {instance.id!r}"
+                assert instance.free_slots >= 0, (
+                    f"more chunks than slots on {instance.id!r}; send none where free_slots is 0"
+                )
                 alone = instance.running <= 1
                 assert alone or instance.free_kv_tokens >= 0, (
                     f"the chunks on {instance.id!r} need {-instance.free_kv_tokens} KV tokens more than it"
@@ -279,14 +281,21 @@ class PlacerContract:
     def _rig(self) -> DeterminismHarness:
         """Return two schedulers by hand, each with a new placer; the placers have to decide alike."""
         return DeterminismHarness(
-            lambda: Policies(slot("splitter", FixedSplitter(PIECE)), placer=slot("placer", self.make()))
+            lambda: Policies(slot("splitter", FixedSplitter(PIECE)), placer=slot("placer", self._made()))
         )
+
+    def _made(self) -> Placer:
+        placer = self.make()
+        expect_contract(placer, Placer)
+        return placer
 
     def test_random_rollouts_lose_nothing(self) -> None:
         """Losses, failures and aborts included; see ``roll_out_at_random``."""
 
         def filler(splitter: Callable[[], Splitter]) -> Callable[[], Policies]:
-            return lambda: Policies(splitter=slot("splitter", splitter()), placer=slot("placer", self.make()))
+            return lambda: Policies(
+                splitter=slot("splitter", splitter()), placer=slot("placer", self._made())
+            )
 
         roll_out_at_random(SPLITTERS.map(filler), examples=EXAMPLES)
 

@@ -99,6 +99,7 @@ class Simulation:
         *,
         instances: int = 2,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        slots: Mapping[str, str] | None = None,
         seed: int = 0,
         oracle: bool = False,
         **engine: Any,
@@ -106,8 +107,8 @@ class Simulation:
         """Roll out twice; check that nothing is lost and that both runs are equal, and return the first.
 
         ``groups`` are response lengths in tokens, or whole groups with ``known_lengths``; only an ``oracle``
-        is shown them.  ``settings`` maps plug-ins to their tables; ``engine`` are further keys of
-        ``[engine.sim]``.
+        is shown them.  ``settings`` maps plug-ins to their tables, ``slots`` a slot to the plug-in that fills
+        it; ``engine`` are further keys of ``[engine.sim]``.
 
         Raises:
             SeerError: what ``seer run --debug`` would end with; also where a plug-in changes what it was
@@ -135,6 +136,7 @@ class Simulation:
                 "kv_pool": "none",
                 "seed": seed,
                 "debug": True,
+                "slots": dict(slots or {}),
             },
             "engine": {SIMULATOR: {**sizes, **engine}},
             "plugin": dict(settings or {}),

@@ -76,7 +76,7 @@ def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
         view.observe(3.0, InstanceLost("x", "gone"), [])
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run: groups 0/0  requests 0/0  tokens 0  0 tok/s  left ?  x kv 0% run 0 queue 0"
-    assert lines[2].startswith("run: groups 0/1  requests 1/2  tokens 50  25 tok/s  left 0:02")
+    assert lines[2].startswith("run: groups 0/1  requests 1/2  tokens 50  25 tok/s  left 0:00")
     assert lines[3].endswith("x lost")
     assert len(lines) == 4
 

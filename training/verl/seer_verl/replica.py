@@ -101,8 +101,9 @@ class ReplicaRollout(BaseRollout):
             return
         if loaded >= version:
             raise ValueError(
-                f"the server at {self.settings.url} has weights of version {loaded}, of another training, and"
-                f" this one's are version {version}; start `seer serve` anew"
+                f"the server at {self.settings.url} has weights of version {loaded}, and this training sends"
+                f" version {version}; either another training uses it, or this one was resumed: start `seer"
+                " serve` anew, with the same --journal"
             )
         send = client.share_weights if self.settings.is_local else client.send_weights
         send(weights, version=version, wait_s=self.settings.wait_s)

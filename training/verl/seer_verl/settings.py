@@ -19,13 +19,15 @@ class Settings:
     url: str = "http://127.0.0.1:8000"
     """The address of ``seer serve``."""
     token_file: str | None = None
-    """The file with the token that the server asks for; without it none is sent."""
+    """The file with the token that the server asks for; without it the client finds the one that a server of
+    this machine has made.
+    """
     patience_s: float = 60.0
     """For how long a server is tried that cannot be reached."""
     prompt_wait_s: float = 10.0
     """How long a batch waits for its last prompt, from its first on."""
     wait_s: float = 60.0
-    """How long new weights and sleep wait for responses that are not read any longer."""
+    """How long new weights and sleep wait for unfinished responses before they fail."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

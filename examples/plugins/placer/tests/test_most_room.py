@@ -11,7 +11,8 @@ class TestMostRoom(PlacerContract):
 
 
 def test_all_instances_work_and_none_preempts(simulation):
-    result = simulation.run(["most_room"], instances=3)
+    slots = {"placer": "most_room"}
+    result = simulation.run(["divided_rollout", "most_room"], instances=3, slots=slots)
     busy = {name for completion in result.completions for name in completion.instances}
     assert busy == {"sim-0", "sim-1", "sim-2"}
     assert result.preemptions == 0
