@@ -244,9 +244,10 @@ def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkey
 
 
 def test_weights_in_shared_memory_are_those_that_a_directory_has(config, make_trainer, tmp_path, monkeypatch):
-    found = []
+    found, versions = [], []
 
-    def read(self, source):
+    def read(self, source, version):
+        versions.append(version)
         spec = source if isinstance(source, WeightSpec) else directory(source)
         reader = WEIGHTS.make(spec.path, spec.settings)
         found.append({name: tensor.tolist() for name, tensor in reader.tensors()})
@@ -256,6 +257,7 @@ def test_weights_in_shared_memory_are_those_that_a_directory_has(config, make_tr
         train(config, make_trainer, options={"weights": weights})
     assert found[:2] == found[2:]
     assert found[0] != found[1]
+    assert versions == [1, 2] * 2  # those of the trainer's steps, also after a death
     assert "lm_head.weight" not in found[0]  # it is tied
 
 
