@@ -1,0 +1,151 @@
+"""The cluster: joined, or started, once per process; its nodes, and what they lack.
+
+All functions block; see ``threads``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import ray
+import structlog
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from seer_core.error_origin import one_line
+from seer_core.errors import EngineError
+from seer_ray.nurse import Nurse
+from seer_ray.settings import TABLE, Settings
+
+__all__ = ["join", "lacking", "make_nurse", "release", "reserve", "shortage"]
+
+log = structlog.get_logger("seer")
+
+_joining = threading.Lock()
+
+
+def join(settings: Settings) -> str:
+    """Join the cluster that settings name, unless this process is in one; return its address in it.
+
+    On the main thread Ray would replace the handler of SIGTERM, so it must not be called there.
+
+    Raises:
+        EngineError: there is no such cluster, or it does not take this process.
+    """
+    with _joining:
+        if not ray.is_initialized():
+            starts = not (settings.address or os.environ.get("RAY_ADDRESS"))
+            try:
+                _init(
+                    address=settings.address or None,
+                    log_to_driver=False,
+                    logging_level="error",
+                    **({"include_dashboard": False} if starts else {}),
+                )
+            except Exception as error:
+                where = settings.address or os.environ.get("RAY_ADDRESS") or "this machine"
+                raise EngineError(
+                    f"no Ray cluster at {where}: {type(error).__name__}: {one_line(error)}; start one with"
+                    f" `ray start`, of this version of Ray and Python and with this token, or correct"
+                    f" [{TABLE}].address"
+                ) from error
+            nodes = len(_nodes())
+            log.info("ray_started" if starts else "ray_joined", nodes=nodes, ray=ray.__version__)
+        return str(ray.util.get_node_ip_address())
+
+
+def _init(**options: Any) -> None:
+    """Call ``ray.init`` in a thread that lives as long as the process.
+
+    The kernel kills the processes of a cluster that is started here when the thread that forked them ends.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            ray.init(**options)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+            threading.Event().wait()
+
+    threading.Thread(target=run, name="seer-ray-init", daemon=True).start()
+    done.result()
+
+
+def reserve(settings: Settings, name: str) -> PlacementGroup:
+    """Ask for a place for an instance: a group of one bundle, which is on one node."""
+    return placement_group(
+        [settings.bundle],
+        strategy="STRICT_PACK",
+        name=f"seer-{name}-{secrets.token_hex(4)}",
+        bundle_label_selector=[settings.labels] if settings.labels else None,
+    )
+
+
+def make_nurse(group: PlacementGroup, settings: Settings) -> Any:
+    """Return the handle of a nurse in a place."""
+    options = {
+        "num_cpus": 0,
+        "num_gpus": settings.gpus,
+        "max_restarts": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+    }
+    return ray.remote(Nurse).options(**options).remote()
+
+
+def release(group: PlacementGroup) -> None:
+    """Give a place back, which ends its nurse, and with it the worker; one that is gone is no error."""
+    with suppress(Exception):
+        remove_placement_group(group)
+
+
+def shortage(settings: Settings) -> str:
+    """Return which resources are missing for one instance: wanted, free and there in the whole cluster."""
+    free, there = ray.available_resources(), ray.cluster_resources()
+    missing = [
+        f"{wanted:g} {name} wanted, {free.get(name, 0.0):g} of {there.get(name, 0.0):g} free"
+        for name, wanted in settings.bundle.items()
+        if free.get(name, 0.0) < wanted
+    ]
+    return "; ".join(missing) or f"no single node has {_listed(settings.bundle)} free"
+
+
+def lacking(settings: Settings) -> str | None:
+    """Return why no node that there is could ever have an instance, or None if one could."""
+    nodes = _nodes()
+    labelled = [node for node in nodes if _has_labels(node, settings.labels)]
+    if not labelled:
+        labels = ", ".join(f"{name}={value}" for name, value in settings.labels.items())
+        return f"none of the {len(nodes)} nodes has the labels {labels}"
+    totals = [node["Resources"] for node in labelled]
+    if any(
+        all(total.get(name, 0.0) >= wanted for name, wanted in settings.bundle.items()) for total in totals
+    ):
+        return None
+    most = {name: max(total.get(name, 0.0) for total in totals) for name in settings.bundle}
+    return (
+        f"none of the {len(labelled)} nodes has {_listed(settings.bundle)}; the most that one has is"
+        f" {_listed(most)}"
+    )
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _has_labels(node: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a node has these labels; selectors with operators are left to Ray."""
+    own = node.get("Labels", {})
+    return all(own.get(name) == value for name, value in labels.items() if value[:1] not in ("!", "i"))
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:g} {name}" for name, value in resources.items())

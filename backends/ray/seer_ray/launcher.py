@@ -1,0 +1,292 @@
+"""The launcher ``ray``: for each worker a place on a node, and a nurse there that starts it.
+
+Ray carries launches, logs and ends.  All else goes by the worker's own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import ray
+import structlog
+from ray.util.placement_group import PlacementGroup
+from seer_worker.client.channel import Channel
+from seer_worker.client.worker_log import WorkerLog
+from seer_worker.client.worker_port import WorkerPort
+from seer_worker.wire import FromWorker, Shutdown
+
+from seer_core.error_origin import one_line
+from seer_core.errors import EngineError
+from seer_core.json_files import describe_flaw
+from seer_ray import cluster
+from seer_ray.nurse import Started
+from seer_ray.settings import TABLE, Settings
+from seer_ray.threads import in_thread
+
+__all__ = ["RayLauncher", "RayWorker"]
+
+log = structlog.get_logger("seer")
+
+T = TypeVar("T")
+
+JOIN_S = 120.0
+RAY_CALL_S = 10.0
+"""The limit for a call that only asks the cluster's head."""
+WAIT_TURN_S = 1.0
+FIRST_REPORT_S = 2.0
+REPORT_INTERVAL_S = 30.0
+"""A wait for a place is logged after ``FIRST_REPORT_S``, and then this often."""
+LAST_WORD_S = 0.5
+"""How long the exit status may take of a worker whose connection has ended, before it is lost without."""
+
+
+class RayLauncher:
+    """Starts workers where the cluster has a place for them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._port: WorkerPort | None = None
+        self._users = 0
+
+    async def find_place(self, name: str) -> None:
+        """Wait until a node has room for an instance, and log what is missing meanwhile."""
+        await self._join()
+        group = await self._place(name, patient=True)
+        # Given back at once: an instance that then waits for the others to wake must not keep devices.
+        await _ask(cluster.release, group)
+
+    async def launch(
+        self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
+    ) -> RayWorker:
+        """Start a worker on a node."""
+        worker_log = WorkerLog(log, keep_log)
+        host = await self._join()
+        group = await self._place(name, patient=False)
+        try:
+            port = await self._listen(host)
+        except BaseException:
+            _behind(cluster.release, group)
+            raise
+        expected = port.expect()
+        try:
+            python = "" if interpreter == sys.executable else interpreter
+            address = (port.host, port.port)
+            started, nurse = await self._start_nurse(group, python, environment, address, expected.secret)
+            output = await _ask(nurse.watch.options(num_returns="streaming").remote)
+            ended = asyncio.create_task(_copy_output(output, worker_log.open()))
+            either: set[asyncio.Future[Any]] = {expected.streams, ended}
+            limit_s = self._settings.launch_timeout_s
+            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not expected.streams.done():
+                raise EngineError(self._silence(started, address, ended, worker_log))
+            reader, writer = expected.streams.result()
+        except BaseException:
+            port.forget(expected)
+            self._leave()
+            _behind(cluster.release, group)
+            raise
+        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave)
+
+    async def _join(self) -> str:
+        """Return this machine's address in the cluster."""
+        return await _ask(cluster.join, self._settings, limit_s=JOIN_S)
+
+    async def _listen(self, host: str) -> WorkerPort:
+        """Return the open port; ``_leave`` must follow."""
+        settings = self._settings
+        if self._port is None:
+            try:
+                self._port = WorkerPort(settings.host or host, settings.port)
+            except OSError as error:
+                raise EngineError(
+                    f"workers cannot connect to {settings.host or host}, port {settings.port}:"
+                    f" {describe_flaw(error)}; correct host and port in [{TABLE}]"
+                ) from error
+        self._users += 1
+        await self._port.open()
+        return self._port
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if self._users == 0 and self._port is not None:
+            self._port.close()
+            self._port = None
+
+    async def _place(self, name: str, *, patient: bool) -> PlacementGroup:
+        """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
+        limit_s = self._settings.launch_timeout_s
+        begun_s, report_s = time.monotonic(), FIRST_REPORT_S
+        group = await _ask(cluster.reserve, self._settings, name)
+        try:
+            while not await _ask(group.wait, WAIT_TURN_S):
+                waited_s = time.monotonic() - begun_s
+                if waited_s >= report_s or (waited_s >= limit_s and not patient):
+                    report_s = waited_s + REPORT_INTERVAL_S
+                    missing = await _ask(cluster.shortage, self._settings)
+                    impossible = await _ask(cluster.lacking, self._settings)
+                    if not patient and (impossible is not None or waited_s >= limit_s):
+                        raise EngineError(
+                            f"the Ray cluster has no place for it: {impossible or missing}; add a node, or"
+                            f" lower what [{TABLE}] asks for, or `instances`"
+                        )
+                    log.warning(
+                        "instance_waits_for_place",
+                        instance=name,
+                        missing=impossible or missing,
+                        seconds=round(waited_s),
+                    )
+        except BaseException:
+            _behind(cluster.release, group)
+            raise
+        return group
+
+    async def _start_nurse(
+        self,
+        group: PlacementGroup,
+        python: str,
+        environment: Mapping[str, str],
+        address: tuple[str, int],
+        secret: bytes,
+    ) -> tuple[Started, Any]:
+        """Return what a nurse has measured as it started the worker, and its handle."""
+        limit_s = self._settings.launch_timeout_s
+
+        def start() -> tuple[Started, Any]:
+            nurse = cluster.make_nurse(group, self._settings)
+            answer = nurse.start.remote(python, dict(environment), address, secret)
+            return Started(**ray.get(answer, timeout=limit_s)), nurse
+
+        started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)
+        if started.flaw:
+            raise EngineError(
+                f"node {started.host} cannot start a worker: {started.flaw}; `python` in its engine's table"
+                " is a path on every node"
+            )
+        return started, nurse
+
+    def _silence(
+        self, started: Started, address: tuple[str, int], ended: asyncio.Task[str], worker_log: WorkerLog
+    ) -> str:
+        """Return why a worker has not connected."""
+        if ended.done():
+            return f"its worker on node {started.host} {ended.result()}\n{worker_log.last_words()}"
+        ended.cancel()
+        return (
+            f"its worker on node {started.host} has not connected to {address[0]}, port {address[1]}, within"
+            f" {self._settings.launch_timeout_s:g} s; open that port, or correct [{TABLE}].host"
+        )
+
+
+class RayWorker(Channel):
+    """A ``RunningWorker`` on a node; ``started`` says where."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        started: Started,
+        group: PlacementGroup,
+        nurse: Any,
+        ended: asyncio.Task[str],
+        log: WorkerLog,
+        leave: Callable[[], None],
+    ) -> None:
+        super().__init__(reader, writer)
+        self.started = started
+        self.scratch = started.scratch
+        self.log = str(log.path)
+        self._group, self._nurse, self._ended, self._log, self._leave = group, nurse, ended, log, leave
+        self._disconnected = self._released = False
+
+    async def receive(self) -> list[FromWorker]:
+        """Wait for the next messages."""
+        try:
+            return await super().receive()
+        except EOFError:
+            self._disconnected = True
+            raise
+
+    async def end(self, grace_s: float = 0.0) -> str:
+        """Ask, wait ``grace_s``, end it by its nurse; one that is disconnected is cleaned up behind."""
+        if self._disconnected:
+            await asyncio.wait({self._ended}, timeout=LAST_WORD_S)
+        else:
+            if grace_s > 0:
+                self.send(Shutdown())
+                await asyncio.wait({self._ended}, timeout=grace_s)
+            if not self._ended.done():
+                with suppress(EngineError):
+                    await _ask(lambda: ray.get(self._nurse.end.remote(), timeout=RAY_CALL_S))
+                await asyncio.wait({self._ended}, timeout=LAST_WORD_S)
+        if not self._released:
+            self._released = True
+            self._leave()
+            self.close()
+            if self._disconnected:
+                _behind(cluster.release, self._group)
+            else:
+                with suppress(EngineError):
+                    await _ask(cluster.release, self._group)
+        if not self._ended.done():
+            self._ended.cancel()
+            how = "its connection ended"
+        else:
+            how = self._ended.result()
+        return f"{how} on node {self.started.host}" if self.fatal is None else self.fatal
+
+    def last_words(self) -> str:
+        """Return the last lines of its log, unless the worker has sent the reason of its end."""
+        return self._log.last_words() if self.fatal is None else self._log.place
+
+    def discard_log(self) -> None:
+        """Remove the log, and the directory with the last one in it."""
+        self._log.discard()
+
+
+async def _copy_output(output: Any, file: BinaryIO) -> str:
+    """Append what a nurse sends of its worker's output to a file; return how the worker ended."""
+    with file:
+        try:
+            async for reference in output:
+                item = await reference
+                if isinstance(item, str):
+                    return item
+                file.write(item)
+        except ray.exceptions.RayError as error:
+            return f"was lost with its nurse ({type(error).__name__})"
+        except OSError as error:  # a full disk takes no log, and ends no rollout
+            log.warning("worker_log_failed", log=file.name, error=describe_flaw(error))
+            return "ended"
+    return "ended"
+
+
+async def _ask(call: Callable[..., T], *arguments: Any, limit_s: float = RAY_CALL_S) -> T:
+    """Return what a call of Ray returns, from a thread.
+
+    Raises:
+        EngineError: the cluster does not answer, or refuses.
+    """
+    try:
+        return await in_thread(limit_s, call, *arguments)
+    except EngineError:
+        raise
+    except TimeoutError as error:
+        raise EngineError(
+            f"the Ray cluster has not answered within {limit_s:g} s; see `ray status`"
+        ) from error
+    except Exception as error:
+        raise EngineError(
+            f"Ray refuses: {type(error).__name__}: {one_line(error)}; see `ray status`"
+        ) from error
+
+
+def _behind(call: Callable[..., object], *arguments: Any) -> None:
+    """Call something of Ray in a thread that is not waited for, and needs no event loop."""
+    threading.Thread(target=call, args=arguments, name="seer-ray", daemon=True).start()

@@ -1,0 +1,109 @@
+"""The actor beside each worker: it starts the worker as its child, passes its output on, and ends it.
+
+It runs in Ray's own environment and imports no engine.  The worker is a process of its own, so it can have
+another interpreter, and no Ray in it.  The kernel kills the worker, and all that it has started, when the
+actor's process ends, and Ray ends that with its node or its driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import ray
+from msgspec import Struct
+
+from seer_core.process import ChildProcess
+from seer_core.scratch import Scratch
+
+__all__ = ["Nurse", "Started"]
+
+LOG_BYTES = 1 << 16
+
+
+class Started(Struct, frozen=True):
+    """The facts that a nurse measures where it runs; ``flaw`` is why it has started no worker."""
+
+    host: str
+    node_id: str
+    nurse_pid: int
+    pid: int = 0
+    scratch: str = ""
+    flaw: str = ""
+
+
+class Nurse:
+    """Has one worker.  Its methods are async, so that its loop, which has no other work, is never blocked."""
+
+    def __init__(self) -> None:
+        self._process: ChildProcess | None = None
+        self._scratch: Scratch | None = None
+        self._output = asyncio.StreamReader()
+
+    async def start(
+        self, interpreter: str, environment: Mapping[str, str], address: tuple[str, int], secret: bytes
+    ) -> Mapping[str, Any]:
+        """Start the worker, which connects to ``address``; return the fields of ``Started``.
+
+        ``interpreter`` is a path on this node; empty stands for the one that runs here.
+        """
+        facts: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "nurse_pid": os.getpid(),
+        }
+        held, given = os.pipe()
+        output, written = os.pipe()
+        os.write(given, secret)
+        os.close(given)
+        module = "seer_worker.process.remote"
+        command = (interpreter or sys.executable, "-P", "-m", module, address[0], str(address[1]), str(held))
+        try:
+            with open(written, "wb", buffering=0) as log:
+                self._scratch = Scratch("seer-worker-")
+                self._process = ChildProcess(
+                    command, environment=_environment(environment), log=log, pass_fds=[held]
+                )
+        except OSError as error:
+            os.close(output)
+            return facts | {"flaw": f"{error.filename or 'a process'}: {error.strerror or error}"}
+        finally:
+            os.close(held)
+        pipe = os.fdopen(output, "rb", buffering=0)
+        protocol = asyncio.StreamReaderProtocol(self._output)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+        return facts | {"pid": self._process.pid, "scratch": str(self._scratch.path)}
+
+    async def watch(self) -> AsyncIterator[bytes | str]:
+        """Yield what the worker writes, and at last how it ended."""
+        ended = asyncio.create_task(self._ended())
+        while data := await self._output.read(LOG_BYTES):
+            yield data
+        yield await ended
+
+    async def end(self) -> None:
+        """Terminate the worker, then kill it."""
+        if self._process is not None:
+            await asyncio.to_thread(self._process.end)
+
+    async def _ended(self) -> str:
+        """Wait for the worker's end, and kill what it has left running, which has its output open."""
+        assert self._process is not None
+        assert self._scratch is not None
+        await asyncio.to_thread(self._process.wait_unreaped)
+        reason = await asyncio.to_thread(self._process.end)
+        self._scratch.close()
+        return reason
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the worker's environment: this process's without Ray's part, its devices, and what is given."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # All ranks of an instance are on one node; by its name, gloo asks the DNS for it, 10 s for each group.
+    own.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ray.get_gpu_ids()))
+    return own | dict(given)

@@ -1,0 +1,46 @@
+"""The plug-in ``ray``: settings, the launcher, and what it needs.  Imports no Ray until a run uses it."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from seer_core.installation import how_to_install
+from seer_core.plugins.hookspecs import Check, hookimpl
+from seer_core.ports.launcher import Launcher
+from seer_ray.settings import Settings
+
+__all__ = ["TIER", "Settings", "seer_doctor", "seer_make_launcher"]
+
+TIER = "experimental"
+
+
+@hookimpl
+def seer_make_launcher(settings: Settings) -> Launcher:
+    """Return the launcher, which joins the cluster when the first worker is launched."""
+    from seer_ray.launcher import RayLauncher
+
+    return RayLauncher(settings)
+
+
+@hookimpl
+def seer_doctor(settings: Settings | None) -> list[Check]:
+    """Look for Ray, and report what an instance takes and where."""
+    try:
+        found = version("ray")
+    except PackageNotFoundError:
+        return [Check("ray", False, "Ray is not installed", how_to_install("ray", "`make setup`"))]
+    checks = [Check("ray", True, f"Ray {found}", "")]
+    if settings is not None:
+        wanted = ", ".join(f"{value:g} {name}" for name, value in settings.bundle.items())
+        where = settings.address or "the program's own, that of RAY_ADDRESS, or one started here"
+        checks.append(
+            Check(
+                "ray",
+                bool(wanted),
+                f"cluster: {where}; an instance takes {wanted or 'nothing'}",
+                ""
+                if wanted
+                else "set cpus, gpus or resources in [launcher.ray], or all instances may share a node",
+            )
+        )
+    return checks

@@ -1,0 +1,47 @@
+"""Blocking calls of Ray, kept off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+__all__ = ["in_thread"]
+
+T = TypeVar("T")
+
+
+async def in_thread(limit_s: float, call: Callable[..., T], *arguments: Any) -> T:
+    """Return what a blocking call returns, from a thread of its own.
+
+    The thread is a daemon: a call that never returns, as of a cluster whose head is gone, keeps neither the
+    event loop nor the end of the process waiting.
+
+    Raises:
+        TimeoutError: it takes longer than ``limit_s``.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not done.done():
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = call(*arguments)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="seer-ray", daemon=True).start()
+    async with asyncio.timeout(limit_s):
+        return await done

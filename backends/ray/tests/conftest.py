@@ -1,0 +1,88 @@
+"""A Ray cluster of several raylets on this machine, and runtimes whose workers run there."""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+if "ray" not in sys.modules:  # Ray reads them once, when it is imported
+    os.environ.update(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=secrets.token_hex(32),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        RAY_enable_metrics_collection="0",
+    )
+
+HERE = str(Path(__file__).parent)
+STORE_BYTES = 80 << 20
+
+
+class Nodes:
+    """A head without resources, and nodes of one CPU each."""
+
+    def __init__(self, directory):
+        from ray.cluster_utils import Cluster
+
+        health = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "object_store_memory": STORE_BYTES,
+                "include_dashboard": False,
+                "_system_config": {f"health_check_{name}": value for name, value in health.items()},
+            },
+        )
+        self.nodes = []
+
+    @property
+    def address(self):
+        return self.cluster.address
+
+    def add(self):
+        node = self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        self.nodes.append(node)
+        return node
+
+    def node(self, node_id):
+        return next(node for node in self.nodes if node.node_id == node_id)
+
+    def kill_raylet(self, node_id):
+        """Kill a node's raylet, and reap it: a zombie's workers would go on."""
+        from ray._private import ray_constants
+
+        node = self.node(node_id)
+        raylet = node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process
+        raylet.kill()
+        raylet.wait()
+        return raylet.pid
+
+    def remove(self, node):
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of three nodes, which this process has joined."""
+    ray = pytest.importorskip("ray")
+    directory = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are bounded
+    before = dict(os.environ)
+    os.environ["RAY_TMPDIR"] = directory
+    nodes = Nodes(directory)
+    try:
+        for _ in range(3):
+            nodes.add()
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(directory, ignore_errors=True)

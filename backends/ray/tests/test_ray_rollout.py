@@ -1,0 +1,205 @@
+"""Rollouts whose workers run on the nodes of a Ray cluster; parts of it are killed in mid-rollout."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import structlog
+from seer_divided_rollout import Chunks
+from seer_worker.client.local import LocalLauncher
+from seer_worker.client.process_transport import Launch, process_client
+
+from seer_core.model import PromptGroup
+from seer_core.model.events import ChunkFinished, InstanceLost
+from seer_core.plugins.config import SeerTable
+from seer_core.plugins.loading import Assembly, Strategies
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import ModelInfo, PlainFleet
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Policies, Slot
+
+ray = pytest.importorskip("ray")
+
+from seer_ray.launcher import RayLauncher  # noqa: E402
+from seer_ray.settings import Settings  # noqa: E402
+
+HERE = str(Path(__file__).parent)
+LIMIT_S = 120
+
+
+def play(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+@pytest.fixture
+def launcher(nodes):
+    return RayLauncher(Settings(address=nodes.address))
+
+
+@pytest.fixture
+def make_runtime(tmp_path):
+    """Return a function that makes a runtime of two instances over a launcher."""
+
+    def make(launcher, *observers, step_s=0.0, instances=2, **changes):
+        environment = {} if isinstance(launcher, RayLauncher) else dict(os.environ)
+        paths = [HERE, os.environ.get("PYTHONPATH", "")]
+        launch = Launch(
+            **{
+                "instance": "scripted:Scripted",
+                "settings": {"step_s": step_s},
+                "environment": environment | {"PYTHONPATH": os.pathsep.join(paths)},
+                "launcher": launcher,
+                "log_dir": tmp_path / "logs",
+                "start_timeout_s": 60.0,
+                "stop_timeout_s": 5.0,
+                "control_timeout_s": 60.0,
+                "silence_timeout_s": 60.0,
+            }
+            | changes
+        )
+        engines = [process_client(f"scripted-{number}", launch) for number in range(instances)]
+        policies = Policies(splitter=Slot("splitter", "test", Chunks(16)))
+        slots = tuple(Slot("observer", "test", each) for each in observers)
+        fleet = PlainFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
+        return Runtime(Assembly(fleet, Strategies(policies, slots)), SeerTable())
+
+    return make
+
+
+def some_groups():
+    return [
+        PromptGroup(id=f"g{n}", prompt_token_ids=tuple(range(10, 20 + n)), n=4, max_tokens=96, seed=n)
+        for n in range(4)
+    ]
+
+
+def tokens(result):
+    return {each.request_id: each.token_ids.tolist() for each in result.completions}
+
+
+class Reaper:
+    """Calls ``kill`` once, when some chunks have finished, and sets ``lost`` once an instance is."""
+
+    def __init__(self, kill):
+        self.kill, self.seen = kill, 0
+        self.lost = asyncio.Event()
+
+    def observe(self, now, event, commands):
+        self.seen += isinstance(event, ChunkFinished)
+        if self.seen == 5 and isinstance(event, ChunkFinished):
+            self.kill()
+        if isinstance(event, InstanceLost):
+            self.lost.set()
+
+
+async def gone(*pids):
+    """Wait until these processes are, which are children of others, have ended."""
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        await asyncio.sleep(0.05)
+
+
+async def places():
+    """Return how many places are taken or asked for."""
+    table = await asyncio.to_thread(ray.util.placement_group_table)
+    return sum(each["state"] != "REMOVED" for each in table.values())
+
+
+def workers_of(runtime):
+    return [engine.worker.started for engine in runtime._fleet.engines.values()]
+
+
+def test_a_rollout_on_a_cluster_has_the_tokens_of_child_processes(launcher, make_runtime, tmp_path):
+    async def run(launcher):
+        async with make_runtime(launcher) as runtime:
+            started = [] if isinstance(launcher, LocalLauncher) else workers_of(runtime)
+            return tokens(await runtime.rollout(some_groups()).wait()), started
+
+    here, _ = play(run(LocalLauncher()))
+
+    async def there():
+        found, started = await run(launcher)
+        assert len({each.node_id for each in started}) == 2
+        await gone(*(each.pid for each in started), *(each.nurse_pid for each in started))
+        assert await places() == 0
+        assert not any(Path(each.scratch).exists() for each in started)
+        return found
+
+    assert play(there()) == here
+    log = (tmp_path / "logs" / "scripted-1.log").read_text()
+    assert log.count("scripted-1 runs") == 2
+
+
+@pytest.mark.parametrize("part", ["worker", "nurse", "raylet"])
+def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, launcher, make_runtime, part):
+    victims = []
+
+    def kill():
+        victim = workers_of(runtime)[0]
+        victims.append(victim)
+        if part == "raylet":
+            nodes.kill_raylet(victim.node_id)
+        else:
+            os.kill(victim.pid if part == "worker" else victim.nurse_pid, signal.SIGKILL)
+
+    async def there():
+        async with runtime:
+            first, *others = some_groups()
+            rollout = runtime.open()
+            rollout.add([first])
+            await reaper.lost.wait()
+            rollout.add(others)
+            rollout.close()
+            result = await rollout.wait()
+            await gone(victims[0].pid, victims[0].nurse_pid)
+            await runtime._fleet.restarts_over()
+            while len(runtime.alive) < 2:
+                await asyncio.sleep(0.05)
+            started = workers_of(runtime)
+            assert victims[0].pid not in {each.pid for each in started}
+        await gone(*(each.pid for each in started), *(each.nurse_pid for each in started))
+        return result
+
+    runtime = make_runtime(LocalLauncher())
+
+    async def here():
+        async with runtime:
+            return await runtime.rollout(some_groups()).wait()
+
+    expected = tokens(play(here()))
+    reaper = Reaper(kill)
+    runtime = make_runtime(launcher, reaper, step_s=0.02)
+    with structlog.testing.capture_logs() as logs:
+        result = play(there())
+    assert tokens(result) == expected
+    assert result.summary.instances_lost == 1
+    [loss] = [each for each in logs if each["event"] == "instance_lost"]
+    assert "on node" in loss["reason"]
+    if part == "raylet":
+        nodes.remove(nodes.node(victims[0].node_id))
+        nodes.add()
+
+
+def test_a_cluster_that_is_started_here_outlives_the_call_that_started_it():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.splitlines()[-1:] == ["reserved"], done.stderr
+
+
+ALONE = """
+import asyncio
+from seer_ray import cluster
+from seer_ray.settings import Settings
+from seer_ray.threads import in_thread
+
+async def main():
+    await in_thread(60, cluster.join, Settings())
+    group = await in_thread(10, cluster.reserve, Settings(), "alone")
+    assert await in_thread(60, group.wait, 50)
+    print("reserved")
+
+asyncio.run(main())
+"""
