@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples/tiny_reasoner"
 @pytest.mark.engine
 def test_vllm_on_a_cluster_writes_the_tokens_of_child_processes(start_seer, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join((EXAMPLE / "prompts.jsonl").open().readlines()[:3]))
+    prompts.write_text("".join((EXAMPLE / "prompts.jsonl").read_text().splitlines(keepends=True)[:3]))
     tokens = {}
     for launcher in ("local", "ray"):
         out = tmp_path / launcher
