@@ -13,7 +13,7 @@ def test_the_config_of_the_page_makes_instances_on_a_cluster(tmp_path):
     [config] = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/guides/cluster.md").read_text(), re.M | re.S)
     file = tmp_path / "cluster.toml"
     file.write_text(config)
-    model = ROOT / "examples/tiny_reasoner/weights"
-    assembly = assemble(load_config(file, [f"engine.vllm.model={model}", "engine.vllm.max_model_tokens=1024"]))
+    model = f"engine.vllm.model={ROOT / 'examples/tiny_reasoner/weights'}"
+    assembly = assemble(load_config(file, [model, "engine.vllm.max_model_tokens=1024"]))
     assert assembly.launcher.owner == "ray"
     assert len(assembly.fleet.engines) == 8
