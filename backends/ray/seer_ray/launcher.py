@@ -234,11 +234,11 @@ class RayWorker(Channel):
             else:
                 with suppress(EngineError):
                     await _ask(cluster.release, self._group)
-        if not self._ended.done():
-            self._ended.cancel()
-            how = "its connection ended"
-        else:
+        if self._ended.done() and not self._ended.cancelled():
             how = self._ended.result()
+        else:
+            self._ended.cancel()
+            how = "gave no exit status"
         return f"{how} on node {self.started.host}" if self.fatal is None else self.fatal
 
     def last_words(self) -> str:
@@ -253,18 +253,21 @@ class RayWorker(Channel):
 async def _copy_output(output: Any, file: BinaryIO) -> str:
     """Append what a nurse sends of its worker's output to a file; return how the worker ended."""
     with file:
+        full = False
         try:
             async for reference in output:
                 item = await reference
                 if isinstance(item, str):
                     return item
-                file.write(item)
-        except ray.exceptions.RayError as error:
+                try:
+                    if not full:
+                        file.write(item)
+                except OSError as error:  # a full disk takes no log, and ends no rollout
+                    full = True
+                    log.warning("worker_log_failed", log=file.name, error=describe_flaw(error))
+        except Exception as error:  # Ray's own, of which some are no RayError once it shuts down
             return f"was lost with its nurse ({type(error).__name__})"
-        except OSError as error:  # a full disk takes no log, and ends no rollout
-            log.warning("worker_log_failed", log=file.name, error=describe_flaw(error))
-            return "ended"
-    return "ended"
+    return "was lost with its nurse"
 
 
 async def _ask(call: Callable[..., T], *arguments: Any, limit_s: float = RAY_CALL_S) -> T:

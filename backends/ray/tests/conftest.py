@@ -45,8 +45,8 @@ class Nodes:
     def address(self):
         return self.cluster.address
 
-    def add(self):
-        node = self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    def add(self, **resources):
+        node = self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, resources=resources)
         self.nodes.append(node)
         return node
 

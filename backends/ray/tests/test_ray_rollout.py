@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +16,9 @@ import structlog
 from seer_divided_rollout import Chunks
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.worker_log import WorkerLog
 
+from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
 from seer_core.model.events import ChunkFinished, InstanceLost
 from seer_core.plugins.config import SeerTable
@@ -25,7 +30,9 @@ from seer_core.scheduling.scheduler import Policies, Slot
 
 ray = pytest.importorskip("ray")
 
-from seer_ray.launcher import RayLauncher  # noqa: E402
+from seer_ray import cluster  # noqa: E402
+from seer_ray.launcher import RayLauncher, RayWorker  # noqa: E402
+from seer_ray.nurse import Started  # noqa: E402
 from seer_ray.settings import Settings  # noqa: E402
 
 HERE = str(Path(__file__).parent)
@@ -184,21 +191,117 @@ def test_what_is_killed_in_mid_rollout_is_a_loss_and_changes_no_token(nodes, lau
         nodes.add()
 
 
-def test_a_cluster_that_is_started_here_outlives_the_call_that_started_it():
+@pytest.fixture
+def refused(make_runtime, nodes):
+    """Return a function that starts a runtime in vain and returns the reason; it leaves no place behind."""
+
+    def refused(changes, **launch):
+        async def start():
+            with pytest.raises(EngineError) as caught:
+                await make_runtime(launcher, **launch, instances=1).start()
+            while await places():
+                await asyncio.sleep(0.05)
+            return str(caught.value)
+
+        launcher = RayLauncher(Settings(address=nodes.address, **changes))
+        return play(start())
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "launch", "reason"),
+    [
+        (
+            {"gpus": 2},
+            {},
+            r"did not start: the Ray cluster has no place for it: none of the 4 nodes has 1 CPU, 2 GPU; the"
+            r" most that one has is 1 CPU, 0 GPU; add a node, or lower what \[launcher\.ray\] asks for",
+        ),
+        ({"labels": {"rack": "b"}}, {}, "no place for it: none of the 4 nodes has the labels rack=b; add"),
+        (
+            {},
+            {"interpreter": "/no/such/python"},
+            "node .* cannot start a worker: /no/such/python: No such file or directory; `python` in its",
+        ),
+        ({}, {"interpreter": "/bin/false"}, "its worker on node .* exited with status 1\nthe last lines of"),
+        ({"host": "192.0.2.1"}, {}, r"workers cannot connect to 192\.0\.2\.1, port 0: .*; correct host and"),
+    ],
+    ids=["gpus", "labels", "no-python", "another-python", "host"],
+)
+def test_a_start_that_cannot_succeed_is_refused_in_one_sentence(refused, changes, launch, reason):
+    assert re.search(reason, refused(changes, **launch))
+
+
+def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes):
+    async def wait():
+        task = asyncio.ensure_future(launcher.find_place("scripted-0"))
+        while not logs:
+            await asyncio.sleep(0.05)
+        assert not task.done()
+        node = nodes.add(late=1.0)  # on the main thread, whose signals it handles
+        await task
+        nodes.remove(node)
+        assert await places() == 0
+
+    launcher = RayLauncher(Settings(address=nodes.address, resources={"late": 1.0}))
+    with structlog.testing.capture_logs() as logs:
+        play(wait())
+    [first, *_] = [each for each in logs if each["event"] == "instance_waits_for_place"]
+    assert first["instance"] == "scripted-0"
+    assert "none of the 4 nodes has 1 CPU, 1 late" in first["missing"]
+
+
+def test_a_worker_whose_node_answers_no_more_ends_twice_with_a_reason(monkeypatch, tmp_path):
+    async def story():
+        async def never():
+            await asyncio.Event().wait()
+
+        def silent():
+            raise ray.exceptions.GetTimeoutError
+
+        released = []
+        monkeypatch.setattr(cluster, "release", released.append)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            streams = await asyncio.open_unix_connection(sock=ours)
+            nurse = SimpleNamespace(end=SimpleNamespace(remote=silent))
+            log = WorkerLog(tmp_path / "log", True)
+            ended = asyncio.ensure_future(never())
+            worker = RayWorker(
+                *streams, Started("h", "n", 1), "group", nurse, ended, log, lambda: released.append("port")
+            )
+            reasons = [await worker.end()]
+            with pytest.raises(EOFError):
+                await worker.receive()
+            reasons.append(await worker.end(2.0))
+        assert reasons == ["gave no exit status on node h"] * 2
+        assert released == ["port", "group"]
+
+    play(story())
+
+
+def test_a_cluster_that_is_started_here_outlives_the_call_that_started_it_and_leaves_sigterm_alone():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout.splitlines()[-1:] == ["reserved"], done.stderr
 
 
 ALONE = """
 import asyncio
+import os
+import signal
 from seer_ray import cluster
 from seer_ray.settings import Settings
 from seer_ray.threads import in_thread
 
 async def main():
+    asked_to_end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked_to_end.set)
     await in_thread(60, cluster.join, Settings())
     group = await in_thread(10, cluster.reserve, Settings(), "alone")
     assert await in_thread(60, group.wait, 50)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asked_to_end.wait()
     print("reserved")
 
 asyncio.run(main())
