@@ -38,14 +38,14 @@ def installation() -> list[Check]:
     finding = f"torch {torch}" if torch else "torch is not installed"
     checks.append(Check(PART, torch is not None, finding, "" if torch else SETUP))
     if torch is not None and "+cpu" in torch:
-        for name in ("torchvision", "torchaudio"):
+        for name in ("torchaudio", "torchcodec", "torchvision"):
             other = _version(name)
             if other is not None and "+" not in other:
                 checks.append(
                     Check(
                         PART,
                         False,
-                        f"{name} {other} is a CUDA build beside a CPU build of torch; importing it fails",
+                        f"{name} {other} is not built for the CPU build of torch here; importing it fails",
                         f"text models do not need it: pip uninstall {name}",
                     )
                 )

