@@ -25,7 +25,8 @@ PINS = {f"{name}=={version}" for files in ENVIRONMENTS.values() for name, versio
 
 def installed():
     """Yield name, version and licence of each foreign distribution of this environment."""
-    for each in distributions():
+    # Of this environment alone: setuptools puts its own copies of others on ``sys.path``.
+    for each in distributions(path=sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})):
         metadata = each.metadata
         name = normalized(metadata["Name"])
         if name in STUBS or name.startswith(("seer-", *NVIDIA)):
