@@ -1,5 +1,6 @@
 """Every dependency has a licence that is allowed, and that the page of licences lists."""
 
+import sysconfig
 from importlib.metadata import distributions
 
 import pytest
