@@ -214,6 +214,16 @@ CLUSTERS = {
         max_batched_tokens=8192,
         vanilla_sd="suffix",
     ),
+    "qwen2.5-14b": Cluster(
+        preset="h800-qwen2.5-14b",
+        instances=8,
+        gpus_per_instance=1,
+        weight_bytes=29.5e9,
+        kv_bytes_per_token=48 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
+        max_running=MAX_RUNNING,
+        max_batched_tokens=8192,
+        vanilla_sd="suffix",
+    ),
     "qwen2-vl-72b": Cluster(
         preset="h800-qwen2-vl-72b-tp8",
         instances=16,

@@ -172,6 +172,23 @@ PRESETS = {
         position_s=all_reduce_s(80, 8192),
         sampled_s=sampling_s(152_064),
     ),
+    # A dense model on one GPU; its efficiencies are those fitted to the 72 B, its overhead is by parts.
+    "h800-qwen2.5-14b": CostModel(
+        overhead_s=3.1e-3,
+        weight_bytes=29.5e9,
+        expert_bytes=0,
+        expert_share=1.0,
+        kv_bytes_per_token=48 * 2 * (8 * 128) * 2,  # layers x (K, V) x heads x bf16
+        flops_per_token=2 * 14.8e9,
+        attention_flops=mha_flops(48, 40, 128, 128),
+        prefill_attention_flops=mha_flops(48, 40, 128, 128),
+        bytes_per_s=H800_BYTES_PER_S,
+        flops_per_s=H800_BF16,
+        bandwidth_efficiency=0.40,
+        compute_efficiency=0.40,
+        request_s=REQUEST_S,
+        sampled_s=sampling_s(152_064),
+    ),
     # 26 of 27 layers have 64 routed experts of 3 x 2048 x 1408 values, of which a token takes 6.
     "h800-moonlight": CostModel(
         overhead_s=4e-3,

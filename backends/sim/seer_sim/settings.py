@@ -54,7 +54,9 @@ class EmulatedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The most tokens that one step computes; at least ``max_running``."""
     vocab_size: Annotated[int, Meta(ge=512)] = 32000
     """The size of the vocabulary from which tokens are made up."""
-    preset: Literal["cpu-tiny", "h800-qwen2-vl-72b-tp8", "h800-moonlight", "h800-kimi-k2"] = "cpu-tiny"
+    preset: Literal[
+        "cpu-tiny", "h800-qwen2.5-14b", "h800-qwen2-vl-72b-tp8", "h800-moonlight", "h800-kimi-k2"
+    ] = "cpu-tiny"
     """The model and accelerator whose step times are emulated."""
     cost: dict[str, float] = {}
     """Constants of the preset's cost model that are replaced; its keys are those of the cost model."""

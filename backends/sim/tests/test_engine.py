@@ -353,6 +353,8 @@ def test_h800_presets_are_bound_by_memory_in_decoding(throughput):
     # One TP8 instance of 72 B reads 146 GB a step: 15 ms and the overhead, for one token or many.
     assert throughput("h800-qwen2-vl-72b-tp8", 1, 200, 400) == pytest.approx(1 / 0.020, rel=0.15)
     assert throughput("h800-qwen2-vl-72b-tp8", 64, 200, 400) == pytest.approx(64 / 0.024, rel=0.15)
+    # One GPU reads the 29.5 GB of a dense 14 B in 22 ms.
+    assert throughput("h800-qwen2.5-14b", 1, 200, 400) == pytest.approx(1 / 0.025, rel=0.15)
     # A mixture of experts reads 3 of 16 parts for one token, and all for many.
     assert throughput("h800-moonlight", 1, 200, 400) == pytest.approx(1 / 0.0085, rel=0.15)
     assert throughput("h800-moonlight", 64, 200, 400) == pytest.approx(64 / 0.030, rel=0.15)
