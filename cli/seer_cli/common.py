@@ -32,7 +32,9 @@ __all__ = [
     "load",
     "main_options",
     "run_async",
+    "set_option",
     "table_console",
+    "without_option",
 ]
 
 PLAIN_WIDTH = 130
@@ -96,18 +98,24 @@ def main_options(command: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the config; may repeat.",
+)
+without_option = click.option(
+    "-p", "disabled", multiple=True, metavar="no:NAME", help="Leave out a plug-in; may repeat."
+)
+
+
 def config_options(command: F) -> F:
     """Add the CONFIG argument with ``--set`` and ``-p``, resolved into a ``Config``."""
 
     @click.argument("config", type=InputPath())
-    @click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Change one value of the config; may repeat.",
-    )
-    @click.option("-p", "disabled", multiple=True, metavar="no:NAME", help="Leave out a plug-in; may repeat.")
+    @set_option
+    @without_option
     @wraps(command)
     def wrapped(
         *arguments: Any, config: Path, overrides: tuple[str, ...], disabled: tuple[str, ...], **options: Any

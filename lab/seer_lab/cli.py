@@ -17,18 +17,19 @@ from seer_sim.plugin import Settings
 from seer_core.plugins.config import structure
 from seer_lab.choose import PRESSURE, choose_workload
 from seer_lab.drawing import importing_to_draw
-from seer_lab.lengths import DrawnLengths
+from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.options import (
     POLICY_HELP,
     check_once,
     check_policies,
     check_repeats,
     choose_policies,
+    keys_of,
     workload_options,
 )
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, table_of, to_json
-from seer_lab.workloads import WORKLOADS, Workload
+from seer_lab.workloads import WORKLOADS, Workload, context_tokens
 
 __all__ = ["sim_command"]
 
@@ -103,9 +104,11 @@ def sim_command(
         write_json(json_file, to_json(rows))
     if draw is not None and plot is not None:
         draw(plot, [row.runs[0] for row in rows])
-    room = _kv_tokens(load, overrides)
-    pressures = [_context_tokens(load, seed + number) / room for number in range(repeat)]
-    title = _title(load, seed, overrides, pressures)
+    engines = structure(load.config((), overrides).engine["sim"], Settings, "engine.sim")
+    iterations = [load.groups(seed + number) for number in range(repeat)]
+    room = engines.instances * engines.kv_capacity_tokens
+    pressures = [context_tokens(groups) / room for groups in iterations]
+    title = _title(load.name, iterations[0], engines, pressures)
     if repeat > 1:
         title += f"; medians of {repeat} runs [least, most]"
     console = table_console()
@@ -114,8 +117,14 @@ def sim_command(
     console.print(
         f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
-    kv_is_given = any(each.startswith("engine.sim.kv_capacity_tokens") for each in overrides)
-    for note in _notes(load, workload, seed, repeat, size["pressure"], kv_is_given, pressures):
+    is_assumed = (
+        workload not in WORKLOADS
+        and size["pressure"] is None
+        and "engine.sim.kv_capacity_tokens" not in keys_of(overrides)
+    )
+    if is_assumed:
+        console.print(f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure")
+    for note in _notes(load, seed, repeat, size["pressure"], pressures):
         console.print(note, soft_wrap=True)
     for policy in chosen:
         if policy.over_issue > 1:
@@ -125,33 +134,13 @@ def sim_command(
             )
 
 
-def _engines(workload: Workload, overrides: Sequence[str]) -> Settings:
-    return structure(workload.config((), overrides).engine["sim"], Settings, "engine.sim")
-
-
-def _kv_tokens(workload: Workload, overrides: Sequence[str]) -> int:
-    """Return the KV tokens of all instances."""
-    engines = _engines(workload, overrides)
-    return engines.instances * engines.kv_capacity_tokens
-
-
-def _context_tokens(workload: Workload, seed: int) -> int:
-    """Return the prompt and response tokens of all responses; a prompt counts once for each."""
-    return sum(
-        sum(group.output_tokens) + group.prompt_tokens * len(group.output_tokens)
-        for group in workload.groups(seed)
-    )
-
-
-def _title(workload: Workload, seed: int, overrides: Sequence[str], pressures: Sequence[float]) -> str:
+def _title(name: str, groups: Sequence[GroupLengths], engines: Settings, pressures: Sequence[float]) -> str:
     """Say what is rolled out, on what, and how crowded that is."""
-    groups = workload.groups(seed)
-    engines = _engines(workload, overrides)
     lengths = [tokens for group in groups for tokens in group.output_tokens]
     least, most = f"{min(pressures):.1f}", f"{max(pressures):.1f}"
     sigma = pstdev(map(log, lengths))
     return (
-        f"{workload.name}: {len(lengths):,} responses of {len(groups)} groups, {fmean(lengths):,.0f} tokens"
+        f"{name}: {len(lengths):,} responses of {len(groups)} groups, {fmean(lengths):,.0f} tokens"
         f" on average, {max(lengths):,} at most, sigma {sigma:.2f}; {engines.instances} instances of"
         f" {engines.kv_capacity_tokens:,} KV tokens, which they fill"
         f" {least if least == most else f'{least} to {most}'} times"
@@ -159,17 +148,9 @@ def _title(workload: Workload, seed: int, overrides: Sequence[str], pressures: S
 
 
 def _notes(
-    workload: Workload,
-    name: str,
-    seed: int,
-    repeat: int,
-    pressure: float | None,
-    kv_is_given: bool,
-    pressures: Sequence[float],
+    workload: Workload, seed: int, repeat: int, pressure: float | None, pressures: Sequence[float]
 ) -> Iterator[str]:
     """Yield what a reader of the table may take for granted and should not."""
-    if name not in WORKLOADS and pressure is None and not kv_is_given:
-        yield f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure"
     if pressure is not None and max(pressures) < LEAST_MET * pressure:
         yield (
             f"pressure {pressure:g} was asked for, and is {max(pressures):.1f}: an instance has room for the"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from seer_cli.common import FiniteRange
+from seer_cli.common import FiniteRange, set_option
 
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import make_config
@@ -24,6 +24,7 @@ __all__ = [
     "check_policies",
     "check_repeats",
     "choose_policies",
+    "keys_of",
     "workload_options",
 ]
 
@@ -79,13 +80,7 @@ OPTIONS = (
         metavar="N",
         help="Number of seeds, from --seed on; of a trace, of iterations.",
     ),
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Change one value of the config; may repeat.",
-    ),
+    set_option,
     click.option("--scale", type=SIZES["scale"], help="Share of the paper's groups and instances."),
     click.option(
         "--lengths",
@@ -146,11 +141,15 @@ def check_policies(chosen: Sequence[PolicySet], load: Workload, overrides: Seque
         fill_slots(load.config(policy.plugins, (*policy.overrides, *overrides)))
 
 
+def keys_of(changes: Iterable[str]) -> set[str]:
+    """Return the keys of texts KEY=VALUE."""
+    return {change.partition("=")[0].strip() for change in changes}
+
+
 def check_once(overrides: Sequence[str], size: Mapping[str, object]) -> None:
     """Raise ConfigError if an option and ``--set`` both give one thing; ``size`` has the options."""
-    given = [override.partition("=")[0].strip() for override in overrides]
     for option, key in SAID_TWICE:
-        if size.get(option) is not None and key in given:
+        if size.get(option) is not None and key in keys_of(overrides):
             raise ConfigError(f"--{option} and --set {key} give the same thing; leave one of them out")
 
 

@@ -12,7 +12,7 @@ from seer_cli.stats import Spread, ratios, spread
 
 from seer_core.errors import ConfigError, quote
 from seer_lab.choose import choose_workload
-from seer_lab.options import SIZES, check_once, check_policies, check_repeats
+from seer_lab.options import SIZES, check_once, check_policies, check_repeats, keys_of
 from seer_lab.policies import PolicySet
 from seer_lab.simulate import simulate
 from seer_lab.workloads import Workload
@@ -80,8 +80,8 @@ def swept_workloads(
         ConfigError: a key or a value is not known, or a key is among ``size`` or ``overrides`` too.
         PromptError: the file of a recorded workload cannot be used.
     """
+    given = keys_of((*size.get("lengths", ()), *overrides))
     for key in axes:
-        given = [each.partition("=")[0].strip() for each in (*size.get("lengths", ()), *overrides)]
         if key in given or size.get(key) is not None:
             raise ConfigError(f"{key} is swept and given; leave one of the two out")
     found = []

@@ -17,7 +17,7 @@ from seer_core.plugins.config import Config, make_config
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.texts import RecordedText
 
-__all__ = ["CLUSTERS", "SYNTHETIC", "WORKLOADS", "Cluster", "Workload", "crowded", "scaled"]
+__all__ = ["CLUSTERS", "SYNTHETIC", "WORKLOADS", "Cluster", "Workload", "context_tokens", "crowded", "scaled"]
 
 GPU_BYTES = 80e9
 """Memory of one H800."""
@@ -166,6 +166,11 @@ def on(cluster: Cluster, context_tokens: int) -> dict[str, Any]:
     }
 
 
+def context_tokens(groups: Sequence[GroupLengths]) -> int:
+    """Return the prompt and response tokens of all responses; a prompt counts once for each."""
+    return sum(sum(group.output_tokens) + group.prompt_tokens * len(group.output_tokens) for group in groups)
+
+
 def crowded(
     name: str,
     lengths: DrawnLengths | Sequence[Sequence[GroupLengths]],
@@ -179,10 +184,9 @@ def crowded(
     An instance has room for the longest context at least.
     """
     first = Workload(name, lengths, {}).groups(0)
-    contexts = [group.prompt_tokens + tokens for group in first for tokens in group.output_tokens]
     recorded = lengths if not isinstance(lengths, DrawnLengths) else [first]
     longest = max(group.prompt_tokens + group.max_tokens for groups in recorded for group in groups)
-    capacity = max(sum(contexts) / pressure / instances, longest)
+    capacity = max(context_tokens(first) / pressure / instances, longest)
     tables = on(cluster, longest)
     tables["engine"]["sim"] |= {
         "instances": instances,

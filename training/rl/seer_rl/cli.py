@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from seer_cli.common import debugged, main_options
+from seer_cli.common import debugged, main_options, set_option, without_option
 from seer_cli.output import InputPath
 
 from seer_core.errors import ConfigError, printable
@@ -22,14 +22,8 @@ __all__ = ["train_command"]
 @click.argument("config", type=InputPath())
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, or begin.")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the config; may repeat.",
-)
-@click.option("-p", "disabled", multiple=True, metavar="no:NAME", help="Leave out a plug-in; may repeat.")
+@set_option
+@without_option
 def train_command(
     config: Path, out: Path, resume: bool, overrides: tuple[str, ...], disabled: tuple[str, ...]
 ) -> None:
