@@ -7,8 +7,11 @@ the launcher of child processes.  Another launcher starts them in a container, o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
+
+from seer_core.ports.weights import WeightSpec
 
 __all__ = ["Launcher", "RunningWorker"]
 
@@ -45,6 +48,14 @@ class RunningWorker(Protocol):
         Raises:
             EOFError: the worker is gone; a text says how the connection broke, if it was not closed.
             WireError: it sent something that is no message.
+        """
+        ...
+
+    def bring_weights(self, source: WeightSpec) -> AbstractAsyncContextManager[WeightSpec]:
+        """Make weights of this machine readable where it runs, and return what names them there.
+
+        They are read within the context only; entering it raises an ``EngineError`` if they cannot get
+        there.
         """
         ...
 

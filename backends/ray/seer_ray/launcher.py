@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -25,16 +26,20 @@ from seer_worker.wire import FromWorker, Shutdown
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
+from seer_core.ports.weights import WeightSpec
 from seer_ray import cluster
 from seer_ray.nurse import Started
 from seer_ray.settings import TABLE, Settings
 from seer_ray.threads import in_thread
+from seer_ray.weights import NodeWeights
 
 __all__ = ["RayLauncher", "RayWorker"]
 
 log = structlog.get_logger("seer")
 
 T = TypeVar("T")
+
+BringWeights = Callable[[WeightSpec], AbstractAsyncContextManager[WeightSpec]]
 
 JOIN_S = 120.0
 RAY_CALL_S = 10.0
@@ -54,6 +59,7 @@ class RayLauncher:
         self._settings = settings
         self._port: WorkerPort | None = None
         self._users = 0
+        self._weights = NodeWeights(settings.launch_timeout_s)
 
     async def find_place(self, name: str) -> None:
         """Wait until a node has room for an instance, and log what is missing meanwhile."""
@@ -92,7 +98,8 @@ class RayLauncher:
             self._leave()
             _behind(cluster.release, group)
             raise
-        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave)
+        bring = partial(self._weights.on_node, started=started, nurse=nurse, port=port)
+        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave, bring)
 
     async def _join(self) -> str:
         """Return this machine's address in the cluster."""
@@ -197,12 +204,14 @@ class RayWorker(Channel):
         ended: asyncio.Task[str],
         log: WorkerLog,
         leave: Callable[[], None],
+        bring: BringWeights,
     ) -> None:
         super().__init__(reader, writer)
         self.started = started
         self.scratch = started.scratch
         self.log = str(log.path)
         self._group, self._nurse, self._ended, self._log, self._leave = group, nurse, ended, log, leave
+        self._bring = bring
         self._disconnected = self._released = False
 
     async def receive(self) -> list[FromWorker]:
@@ -212,6 +221,10 @@ class RayWorker(Channel):
         except EOFError:
             self._disconnected = True
             raise
+
+    def bring_weights(self, source: WeightSpec) -> AbstractAsyncContextManager[WeightSpec]:
+        """Bring weights of this machine to its node, once for all workers there that load them now."""
+        return self._bring(source)
 
     async def end(self, grace_s: float = 0.0) -> str:
         """Ask, wait ``grace_s``, end it by its nurse; one that is disconnected is cleaned up behind."""

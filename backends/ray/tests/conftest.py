@@ -112,3 +112,9 @@ def make_runtime(tmp_path):
     from ray_rollouts import scripted_runtime
 
     return partial(scripted_runtime, tmp_path / "logs")
+
+
+@pytest.fixture
+def make_weighted(make_runtime):
+    """Return the same for an engine whose tokens follow from its weights."""
+    return partial(make_runtime, instance="weighted:Weighted")

@@ -48,7 +48,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     ``instance`` is ``package.module:Class``, an ``EngineAdapter`` called with this message; ``settings`` is
     plain data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``,
-    which a source may name instead of a class.
+    which a source may name instead of a class.  ``seer`` is the runtime's version; ``model_dir`` is to hold
+    files of this digest, if it is given.
     """
 
     instance: str
@@ -58,6 +59,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     source: SourceSpec | None = None
     store: StoreSpec | None = None
     own_methods: tuple[str, ...] = ()
+    seer: str = ""
+    model_dir: str = ""
+    model_digest: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import attrs
@@ -112,6 +113,9 @@ class ThreadWorker:
 
     def discard_log(self):
         self.log = None
+
+    def bring_weights(self, source):
+        return nullcontext(source)
 
 
 @pytest.fixture

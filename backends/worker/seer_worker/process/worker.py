@@ -25,6 +25,7 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkJob, ChunkPiece
 from seer_worker.process.drafts import check_source
 from seer_worker.process.instance import DRAFTS, INSTANCE, SHARES_KV, EngineAdapter, Rejected
+from seer_worker.process.place import check_place
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -305,6 +306,7 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         start, *early = link.receive(wait=True)
         if not isinstance(start, Start) or early:
             raise WireError("the first message must be Start, alone")
+        check_place(start)
         if start.source is not None:
             check_source(start.source, start.own_methods)  # the engine's import takes seconds
         make: Any = INSTANCE.load(start.instance)
