@@ -33,12 +33,14 @@ from seer_ray.keeper import SILENCE_S, Cargo, Fetched
 from seer_ray.nurse import Started
 from seer_ray.threads import in_thread
 
-__all__ = ["NodeWeights"]
+__all__ = ["Delivery", "NodeWeights", "cargo_of", "paths_of", "send_files"]
 
 log = structlog.get_logger("seer")
 
 SLOWEST_BYTES_PER_S = 2e7
 """The rate below which a transfer is given up."""
+ENCRYPTED_BYTES = 1 << 20
+"""How much is encrypted at a time."""
 
 
 @attrs.define(eq=False)
@@ -104,7 +106,7 @@ class NodeWeights:
         self, key: str, source: WeightSpec, started: Started, nurse: Any, port: WorkerPort
     ) -> WeightSpec:
         """Bring weights to a node unless it has them; return what names them there."""
-        cargo = await asyncio.to_thread(_cargo, source)
+        cargo = await asyncio.to_thread(cargo_of, source)
         if cargo is None:
             return source
         asked = msgspec.to_builtins(cargo)
@@ -127,8 +129,8 @@ class NodeWeights:
                             f"it has not connected to {port.host}, port {port.port}, within"
                             f" {self._limit_s:g} s"
                         )
-                    connection = expected.streams.result()[1].get_extra_info("socket")
-                    sending = asyncio.create_task(in_thread(limit_s, _send, connection.fileno(), cargo))
+                    _, writer = expected.streams.result()
+                    sending = asyncio.create_task(send_files(writer, paths_of(cargo), limit_s))
                     await asyncio.wait({sending, fetching}, return_when=asyncio.FIRST_COMPLETED)
                     if sending.done():
                         sending.result()
@@ -151,7 +153,7 @@ class NodeWeights:
         return WeightSpec(source.path, {**source.settings, "area": fetched.place})
 
 
-def _cargo(source: WeightSpec) -> Cargo | None:
+def cargo_of(source: WeightSpec) -> Cargo | None:
     """Return what is to be sent; None for a directory without safetensors, which an engine must judge.
 
     Raises:
@@ -180,16 +182,31 @@ def _cargo(source: WeightSpec) -> Cargo | None:
     return Cargo(source.path, place, digest, nonce, files, table)
 
 
-def _send(descriptor: int, cargo: Cargo) -> None:
-    """Send the files one after another, from the kernel's own pages."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
+async def send_files(writer: asyncio.StreamWriter, paths: Sequence[str], limit_s: float) -> None:
+    """Send files one after another; what the writer has sent already must be on its way."""
+    if writer.get_extra_info("ssl_object") is None:
+        descriptor = os.dup(writer.get_extra_info("socket").fileno())
+        await in_thread(limit_s, _send, socket.socket(fileno=descriptor), paths)
+        return
+    async with asyncio.timeout(limit_s):
+        for path in paths:
+            with open(path, "rb", buffering=0) as file:
+                while data := await asyncio.to_thread(file.read, ENCRYPTED_BYTES):
+                    writer.write(data)
+                    await writer.drain()
+
+
+def _send(connection: socket.socket, paths: Sequence[str]) -> None:
+    """Send files from the kernel's own pages."""
+    with connection:
         connection.settimeout(SILENCE_S)
-        for path in _paths(cargo):
+        for path in paths:
             with open(path, "rb", buffering=0) as file:
                 connection.sendfile(file)
 
 
-def _paths(cargo: Cargo) -> Sequence[str]:
+def paths_of(cargo: Cargo) -> Sequence[str]:
+    """Return the files to send, in order."""
     if cargo.kind == DIRECTORY:
         return [os.path.join(cargo.place, name) for name in cargo.files]
     return [cargo.place]
