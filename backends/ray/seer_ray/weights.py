@@ -39,6 +39,8 @@ log = structlog.get_logger("seer")
 
 SLOWEST_BYTES_PER_S = 2e7
 """The rate below which a transfer is given up."""
+LAST_WORD_S = 10.0
+"""How long a node may take to answer once the transfer has broken off."""
 ENCRYPTED_BYTES = 1 << 20
 """How much is encrypted at a time."""
 
@@ -109,48 +111,55 @@ class NodeWeights:
         cargo = await asyncio.to_thread(cargo_of, source)
         if cargo is None:
             return source
-        asked = msgspec.to_builtins(cargo)
-        limit_s = self._limit_s + cargo.size_bytes / SLOWEST_BYTES_PER_S
         begun_s = time.monotonic()
-        expected = port.expect()
+        limit_s = self._limit_s + cargo.size_bytes / SLOWEST_BYTES_PER_S
         try:
-            if await _answer(limit_s, nurse.hosts_weights.remote, asked):
+            if await _answer(limit_s, nurse.hosts_weights.remote, msgspec.to_builtins(cargo)):
                 return source
-            address = (port.host, port.port)
-            fetching = asyncio.create_task(
-                _answer(limit_s, nurse.fetch_weights.remote, key, asked, address, expected.secret)
-            )
-            try:
-                first: set[asyncio.Future[Any]] = {expected.streams, fetching}
-                await asyncio.wait(first, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if not fetching.done():
-                    if not expected.streams.done():
-                        raise EngineError(
-                            f"it has not connected to {port.host}, port {port.port}, within"
-                            f" {self._limit_s:g} s"
-                        )
-                    _, writer = expected.streams.result()
-                    sending = asyncio.create_task(send_files(writer, paths_of(cargo), limit_s))
-                    await asyncio.wait({sending, fetching}, return_when=asyncio.FIRST_COMPLETED)
-                    if sending.done():
-                        sending.result()
-                fetched = Fetched(**await fetching)
-            finally:
-                fetching.cancel()
+            place = await self._transfer(key, cargo, nurse, port, limit_s)
         except (OSError, EngineError) as error:  # a TimeoutError is an OSError
             flaw = describe_flaw(error) if isinstance(error, OSError) else str(error)
             raise EngineError(
                 f"the weights did not reach node {started.host}: {flaw or 'the transfer took too long'}"
             ) from error
-        finally:
-            port.forget(expected)
-        if fetched.flaw:
-            raise EngineError(f"the weights did not reach node {started.host}: {fetched.flaw}")
         seconds = round(time.monotonic() - begun_s, 3)
         log.info("weights_sent", node=started.host, bytes=cargo.size_bytes, seconds=seconds)
         if cargo.kind == DIRECTORY:
-            return directory(fetched.place, cargo.digest)
-        return WeightSpec(source.path, {**source.settings, "area": fetched.place})
+            return directory(place, cargo.digest)
+        return WeightSpec(source.path, {**source.settings, "area": place})
+
+    async def _transfer(self, key: str, cargo: Cargo, nurse: Any, port: WorkerPort, limit_s: float) -> str:
+        """Send weights to a nurse that connects for them; return where it keeps them."""
+        expected = port.expect()
+        asked = key, msgspec.to_builtins(cargo), (port.host, port.port), expected.secret
+        fetching = asyncio.create_task(_answer(limit_s, nurse.fetch_weights.remote, *asked))
+        sending: asyncio.Task[None] | None = None
+        try:
+            first: set[asyncio.Future[Any]] = {expected.streams, fetching}
+            await asyncio.wait(first, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if expected.streams.done():
+                _, writer = expected.streams.result()
+                sending = asyncio.create_task(send_files(writer, paths_of(cargo), limit_s))
+                await asyncio.wait({sending, fetching}, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done() and sending.exception() is not None:
+                    # The other end may have closed the connection, and its answer says why.
+                    await asyncio.wait({fetching}, timeout=LAST_WORD_S)
+                    if not fetching.done():
+                        sending.result()
+            elif not fetching.done():
+                raise EngineError(
+                    f"it has not connected to {port.host}, port {port.port}, within {self._limit_s:g} s"
+                )
+            fetched = Fetched(**await fetching)
+        finally:
+            tasks = [fetching] if sending is None else [fetching, sending]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            port.forget(expected)
+        if fetched.flaw:
+            raise EngineError(fetched.flaw)
+        return fetched.place
 
 
 def cargo_of(source: WeightSpec) -> Cargo | None:

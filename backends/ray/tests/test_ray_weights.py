@@ -142,6 +142,33 @@ def test_an_instance_that_starts_on_another_machine_gets_the_weights_of_the_day(
     assert Counter(sent) == dict.fromkeys({victim, *hosts}, 1)
 
 
+def test_a_machine_that_dies_in_mid_transfer_takes_nothing_else_with_it(machines, over, make_weighted):
+    async def there():
+        async with runtime:
+            first, second = workers_of(runtime)
+            victim = machines.node(first.node_id)
+            [nurse] = victim.processes(NURSE)
+            nurse.send_signal(signal.SIGSTOP)  # so that it has not fetched them yet
+            update = asyncio.ensure_future(runtime.update_weights(sources[0]))
+            while not launcher._weights._deliveries:
+                await asyncio.sleep(0)
+            machines.remove(victim)
+            assert await update == 1
+            assert runtime._fleet.engines["scripted-1"].worker.started == second
+            machines.add()
+            while len(runtime.alive) < 2:
+                await asyncio.sleep(0.05)
+            return await rolled_out(runtime)
+
+    launcher = over(cpus=1.0)
+    runtime = make_weighted(launcher)
+    with offered(TENSORS) as sources:
+        [here] = after(make_weighted(LocalLauncher()), sources[0])
+        with deliveries() as sent:
+            assert play(there()) == here
+    assert len(sent) == 2
+
+
 def test_a_nurse_that_ends_in_mid_transfer_takes_no_other_worker_with_it(machines, over, make_weighted):
     async def there():
         async with runtime:
