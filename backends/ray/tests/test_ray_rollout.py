@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,9 +181,8 @@ def test_a_worker_whose_node_answers_no_more_ends_twice_with_a_reason(monkeypatc
             nurse = SimpleNamespace(end=SimpleNamespace(remote=silent))
             log = WorkerLog(tmp_path / "log", True)
             ended = asyncio.ensure_future(never())
-            worker = RayWorker(
-                *streams, Started("h", "n", 1), "group", nurse, ended, log, lambda: released.append("port")
-            )
+            leave = partial(released.append, "port")
+            worker = RayWorker(*streams, Started("h", "n", 1), "group", nurse, ended, log, leave, nullcontext)
             reasons = [await worker.end()]
             with pytest.raises(EOFError):
                 await worker.receive()
