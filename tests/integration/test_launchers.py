@@ -13,6 +13,9 @@ class Launcher:
     async def launch(self, name, interpreter, environment, log, keep_log):
         raise NotImplementedError
 
+    async def address(self):
+        raise NotImplementedError
+
     async def find_place(self, name):
         raise NotImplementedError
 

@@ -85,7 +85,7 @@ def test_each_extra_names_one_of_the_wheels_that_own_the_module():
 def test_a_store_is_given_the_transport_that_the_settings_name(tmp_path):
     settings = Settings(host="10.0.0.7", protocol="rdma", device="mlx5_0", buffer_bytes=1 << 21)
     pool = MooncakePool(settings, tmp_path)
-    pool._on, pool._instances = True, ("a", "b")
+    pool._on, pool._shares = True, 2
     found = pool.store("b").settings
     assert [found[name] for name in ("host", "protocol", "device")] == ["10.0.0.7", "rdma", "mlx5_0"]
     assert (found["segment_bytes"], found["buffer_bytes"]) == (settings.capacity_bytes // 2, 1 << 21)

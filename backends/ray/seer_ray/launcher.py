@@ -55,6 +55,10 @@ class RayLauncher:
         self._port: WorkerPort | None = None
         self._users = 0
 
+    async def address(self) -> str:
+        """Return this machine's address in the cluster, unless the settings name another."""
+        return self._settings.host or await self._join()
+
     async def find_place(self, name: str) -> None:
         """Wait until a node has room for an instance, and log what is missing meanwhile."""
         await self._join()
