@@ -45,7 +45,7 @@ DISK_COUNTS = {
 
 @attrs.define(eq=False)
 class Neighbour:
-    """What is open of another instance's files on this node."""
+    """The open files of another instance on this node."""
 
     tables: list[SlotTable] = attrs.field(factory=list)
     disks: list[SlotTable] = attrs.field(factory=list)
@@ -93,8 +93,9 @@ class NodeStore(LocalStore):
             return self._place()
         totals: dict[str, int] = {}
         for tier, names in ((self._memory, OWN_COUNTS), (self._disk, DISK_COUNTS)):
-            for word, name in names.items() if tier is not None else ():
-                totals[name] = totals.get(name, 0) + tier.header[word]
+            if tier is not None:
+                for word, name in names.items():
+                    totals[name] = totals.get(name, 0) + tier.header[word]
         grown = {name: total - self._sent.get(name, 0) for name, total in totals.items()}
         self._sent = totals
         return {name: count for name, count in grown.items() if count}
