@@ -35,7 +35,7 @@ class Settings(Struct, frozen=True):
 
 @hookimpl
 def seer_make_kv_pool(
-    settings: Settings, startup: Startup, launcher: Launcher | None = None
+    settings: Settings, startup: Startup, launcher: Launcher | None
 ) -> LocalPool | NodePools:
     """Return the pool, which takes its memory when started; on a cluster there is one on each node."""
     if launcher is not None:

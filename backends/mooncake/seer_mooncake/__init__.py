@@ -15,7 +15,7 @@ __all__ = ["MooncakePool", "Settings"]
 
 
 @hookimpl
-def seer_make_kv_pool(settings: Settings, startup: Startup, launcher: Launcher | None = None) -> MooncakePool:
+def seer_make_kv_pool(settings: Settings, startup: Startup, launcher: Launcher | None) -> MooncakePool:
     """Return the pool, which starts or joins its master when started."""
     if launcher is not None and (flaw := _cluster_flaw(settings)):
         raise ConfigError(flaw)

@@ -5,6 +5,7 @@ import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 from pooled import BLOCK_TOKENS
 from seer_divided_rollout import Chunks
@@ -17,7 +18,10 @@ from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import process_client
 
 from seer_core.errors import EngineError
-from seer_core.plugins.loading import Strategies
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import Strategies, fill_slots
+from seer_core.runtime.prompts import read_prompts
+from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Policies, Slot
 
 pytest.importorskip("ray")
@@ -27,6 +31,7 @@ from ray_rollouts import Reaper, play, some_groups, tokens, workers_of
 from seer_ray.launcher import RayLauncher
 from seer_ray.settings import Settings
 
+EXAMPLE = Path(__file__).parents[3] / "examples/tiny_reasoner"
 POOL_BYTES = 64 << 20
 
 
@@ -242,3 +247,48 @@ def test_a_directory_that_a_node_lacks_ends_the_start_with_a_sentence(sharing, m
 
     with pytest.raises(EngineError, match=r"node s\w+-\w+: /\S+ is no directory.*; correct \[kv_pool"):
         play(run())
+
+
+@pytest.mark.engine
+def test_vllm_moves_between_machines_without_a_prefill_and_loses_one(machines, mooncake):
+    mooncake()  # skips where it cannot be loaded
+
+    def config(*more):
+        settings = ["seer.plugins=[]", "plugin.divided_rollout.chunk_tokens=96", *more]
+        return load_config(EXAMPLE / "demo.toml", settings)
+
+    async def run(config, *observers, placer=None):
+        async with Runtime.from_config(config) as runtime:
+            running[:] = [runtime]
+            strategies = fill_slots(config.with_plugins(("divided_rollout",)))
+            if placer is not None:
+                policies = attrs.evolve(strategies.policies, placer=Slot("placer", "test", placer))
+                strategies = attrs.evolve(strategies, policies=policies)
+            await runtime.use(strategies.with_observer(*observers))
+            groups = read_prompts(
+                EXAMPLE / "prompts.jsonl", config.rollout, runtime.model, runtime.tokenizer
+            ).groups[2:3]
+            return await runtime.rollout(groups).wait()
+
+    def kill():
+        machines.node(workers_of(running[0])[0].node_id).kill()
+
+    running = []
+    here = play(run(config("engine.vllm.instances=1", "seer.kv_pool=none")))
+    cluster = [
+        "seer.launcher=ray",
+        f"launcher.ray.address={machines.address}",
+        f"launcher.ray.host={machines.host}",
+        "seer.kv_pool=mooncake",
+        f"kv_pool.mooncake.capacity_bytes={256 << 20}",
+        "kv_pool.mooncake.start_timeout_s=30.0",
+        "kv_pool.mooncake.timeout_s=10.0",
+    ]
+    there = play(run(config(*cluster), Reaper(kill), placer=Mover()))
+    assert tokens(there) == tokens(here)
+    assert there.summary.instances_lost == 1
+    assert there.summary.pool_tokens > 0
+    print(
+        f"{there.summary.migrations} moves, {there.summary.pool_tokens} tokens from the pool,"
+        f" {there.summary.prefilled_tokens} prefilled"
+    )
