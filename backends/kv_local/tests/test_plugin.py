@@ -26,7 +26,7 @@ def test_a_capacity_below_a_mebibyte_is_no_setting():
 
 def test_the_disk_tier_lies_beside_the_config_or_where_temporary_files_go(tmp_path):
     settings = seer_kv_local.Settings(disk_bytes=1 << 20, disk_path="tier")
-    pool = seer_kv_local.seer_make_kv_pool(settings, Startup(0, tmp_path))
+    pool = seer_kv_local.seer_make_kv_pool(settings, Startup(0, tmp_path), None)
     assert (pool.disk_bytes, pool.disk_path) == (1 << 20, tmp_path / "tier")
     assert pool.stats().disk_capacity_bytes == 1 << 20
     pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(), Startup(0, tmp_path), None)
