@@ -78,6 +78,14 @@ class RunningWorker(Protocol):
 class Launcher(Protocol):
     """Starts workers, on this machine or elsewhere."""
 
+    async def address(self) -> str:
+        """Return this machine's address, at which workers and what they share reach it.
+
+        Raises:
+            EngineError: it cannot be known, for there is no cluster.
+        """
+        ...
+
     async def find_place(self, name: str) -> None:
         """Wait, without a limit, for a place where the worker of instance ``name`` can be launched again."""
         ...

@@ -61,6 +61,10 @@ class RayLauncher:
         self._users = 0
         self._weights = NodeWeights(settings.launch_timeout_s)
 
+    async def address(self) -> str:
+        """Return this machine's address in the cluster, unless the settings name another."""
+        return self._settings.host or await self._join()
+
     async def find_place(self, name: str) -> None:
         """Wait until a node has room for an instance, and log what is missing meanwhile."""
         await self._join()

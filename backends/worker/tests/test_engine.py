@@ -74,6 +74,9 @@ class ThreadLauncher:
     def __init__(self, scratch):
         self.scratch = scratch
 
+    async def address(self):
+        return "127.0.0.1"
+
     async def find_place(self, name):
         self.found_place = name
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
+from seer_core.ports.kv import LOOPBACK
 from seer_core.ports.weights import WeightSpec
 from seer_core.process import ChildProcess
 from seer_core.scratch import Scratch
@@ -23,6 +24,10 @@ __all__ = ["LocalLauncher", "LocalWorker"]
 
 class LocalLauncher:
     """Starts child processes of this one."""
+
+    async def address(self) -> str:
+        """Return the address of loopback: all workers are on this machine."""
+        return LOOPBACK
 
     async def find_place(self, name: str) -> None:
         """Return: there is always a place here."""

@@ -1,43 +1,39 @@
-"""Checks of the place where a worker runs, before its engine starts: Seer itself, and the model's files."""
+"""Where a worker runs, measured there: its node, and the address at which other nodes reach it."""
 
 from __future__ import annotations
 
-import platform
+import hashlib
+import os
 import socket
-import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-from seer_core.errors import EngineError
-from seer_worker.client.digest import digest_of
-from seer_worker.own_version import own_version
-from seer_worker.wire import Start
+from seer_core.ports.kv import LOOPBACK
 
-__all__ = ["check_place"]
+__all__ = ["node_name", "own_address"]
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROCESSES = Path("/proc/self/ns/pid")
 
 
-def check_place(start: Start) -> None:
-    """Compare what is here with what the runtime has.
+@cache
+def node_name() -> str:
+    """Return what stands for this node: processes of one node see each other in ``/proc``.
 
-    Raises:
-        EngineError: Seer is of another version here, or the model is not here, or another one.
+    It begins with the host's name, for people.  Containers of one machine are nodes of their own.
     """
-    host, found = socket.gethostname(), own_version()
-    if start.seer and found and found != start.seer:
-        raise EngineError(
-            f"{sys.executable} on {host}, of Python {platform.python_version()}, has Seer {found}, and the"
-            f" runtime has Seer {start.seer}; install the same version there"
-        )
-    if not start.model_dir:
-        return
-    remedy = "copy the runtime's there, or name a directory on a file system of all nodes"
-    try:
-        digest = digest_of(Path(start.model_dir))
-    except OSError as error:
-        raise EngineError(
-            f"the model in {start.model_dir} cannot be read on {host}: {error.strerror or error}; {remedy}"
-        ) from error
-    if digest != start.model_digest:
-        raise EngineError(
-            f"the model in {start.model_dir} on {host} is not the runtime's: its files have the digest"
-            f" {digest}, not {start.model_digest}; {remedy}"
-        )
+    facts = []
+    with suppress(OSError):
+        facts.append(BOOT.read_text().strip())
+    with suppress(OSError):
+        facts.append(os.readlink(PROCESSES))
+    host = socket.gethostname()
+    return f"{host}-{hashlib.sha256(' '.join([host, *facts]).encode()).hexdigest()[:8]}"
+
+
+def own_address(connection: socket.socket) -> str:
+    """Return the address of this end of a connection: that of the network that leads to the runtime."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return LOOPBACK
+    return str(connection.getsockname()[0])
