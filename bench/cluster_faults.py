@@ -2,7 +2,7 @@
 
 `seer run` rolls out on three instances without a model, which Ray places on four machines made of Linux
 namespaces, each with a network, processes and files of its own.  Faults come at random times, one after the
-other or several at once.  A machine that is spoilt is replaced by a new one; a command that has died goes on
+other or several at once.  A machine that breaks is replaced by a new one; a command that has died goes on
 with --resume, after the loss of the head on a new cluster.  Every finished rollout has each response once,
 and its tokens are compared with those of child processes on one machine.  Noticed is the time from the fault
 to the loss of the instance; for a driver it is the time until no machine has a process of its own any more.

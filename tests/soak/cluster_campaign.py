@@ -1,7 +1,7 @@
 """A campaign on a cluster: machines, their parts, their network, the head and the driver are struck.
 
 `seer run` rolls out on instances that Ray places on machines made of Linux namespaces, each with a network,
-processes and files of its own.  Faults come at random times, chosen from a seed; a machine that is spoilt is
+processes and files of its own.  Faults come at random times, chosen from a seed; a machine that breaks is
 replaced by a new one, and a command that has died goes on with --resume, after the loss of the head on a new
 cluster.  Each finished rollout has to have every response once, with the tokens of child processes.  No
 worker and no actor may outlive its instance, and no placement group its command.
@@ -55,8 +55,8 @@ MOST_FALSE_STARTS = 20
 LIFE_S = 600.0
 ENDS_WITHIN_S = 120.0
 """How long a command may take to end after a fault of its own or the head's, which it may survive."""
-DRIVER_ODDS, HEAD_ODDS = 2, 1
-PAUSE_S = (0.2, 3.0)
+DRIVER_ODDS, HEAD_ODDS = 2, 0.3  # a new head takes most of the time
+PAUSE_S = (0.2, 2.5)
 FIRST_FAULT_S = 0.5
 """A first fault comes so long after all instances are ready: a first start that fails is an error."""
 
@@ -95,7 +95,7 @@ class ClusterCampaign:
     _machines: Any = None
     _hosts: dict[str, str] = attrs.Factory(dict)
     _heals: dict[str, float] = attrs.Factory(dict)
-    _spoilt: dict[str, float] = attrs.Factory(dict)
+    _broken: dict[str, float] = attrs.Factory(dict)
     _headless: bool = False
     _read: int = 0
     _first: int = 0
@@ -222,7 +222,7 @@ class ClusterCampaign:
     def _renew_cluster(self) -> None:
         self._machines.close()
         self._heals.clear()
-        self._spoilt.clear()
+        self._broken.clear()
         self._machines = Machines()
         self._headless = False
 
@@ -265,11 +265,11 @@ class ClusterCampaign:
             if name in self._heals and now > self._heals[name]:
                 machine.heal()
                 del self._heals[name]
-            if name in self._spoilt and name not in self._heals:
+            if name in self._broken and name not in self._heals:
                 # A worker that was cut off ends by itself, and so does one whose raylet is gone.
                 if not machine.processes(WORKER):
                     self._remove(machine)
-                elif now > self._spoilt[name] + GONE_WITHIN_S:
+                elif now > self._broken[name] + GONE_WITHIN_S:
                     self.complaints.append(f"{name}: its worker lives after {GONE_WITHIN_S:g} s")
             elif not machine.up and not self._headless:
                 self._false_starts += 1  # Ray gives a node only so long to start, and the machine is busy
@@ -278,13 +278,13 @@ class ClusterCampaign:
                 machines.remove(machine)
         if self._headless:
             return
-        good = [each for each in machines.machines if each.name not in self._spoilt]
+        good = [each for each in machines.machines if each.name not in self._broken]
         for _ in range(self.plan.instances + SPARE - len(good)):
             machines.add(wait=False)
             self.joined += 1
 
     def _remove(self, machine: Any) -> None:
-        self._spoilt.pop(machine.name, None)
+        self._broken.pop(machine.name, None)
         self._machines.remove(machine)
 
     def _strike(self, process: subprocess.Popen[bytes]) -> ClusterFault | None:
@@ -292,7 +292,7 @@ class ClusterCampaign:
         victims = [
             each
             for each in self._machines.machines
-            if each.name not in self._spoilt and each.name not in self._heals and each.processes(WORKER)
+            if each.name not in self._broken and each.name not in self._heals and each.processes(WORKER)
         ]
         if not victims:
             return None
@@ -326,8 +326,8 @@ class ClusterCampaign:
         kind.strike(machine)
         if kind.cut_s is not None:
             self._heals[machine.name] = fault.struck_s + self.chance.uniform(*kind.cut_s)
-        if kind.spoils:
-            self._spoilt[machine.name] = fault.struck_s
+        if kind.breaks:
+            self._broken[machine.name] = fault.struck_s
 
     def _await_orphans(self, kind: str | None) -> None:
         """Wait until the command that has ended has no worker, no actor and no place left."""

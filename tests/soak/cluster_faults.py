@@ -24,13 +24,13 @@ HEAD = "head killed"
 class MachineFault:
     """A kind of fault that strikes a machine; ``odds`` are of its being chosen.
 
-    ``spoils``: the machine is no use afterwards.  ``cut_s``: it comes back so long after it was cut off.
+    ``breaks``: the machine is no use afterwards.  ``cut_s``: it comes back so long after it was cut off.
     ``loses``: the instance there has to be lost.
     """
 
     strike: Callable[[Any], None]
     odds: int
-    spoils: bool = False
+    breaks: bool = False
     loses: bool = True
     cut_s: tuple[float, float] | None = None
     namespaces: bool = False
@@ -52,12 +52,12 @@ KINDS = {
     "worker killed": MachineFault(_signal(WORKER, signal.SIGKILL), 4),
     "worker stopped": MachineFault(_signal(WORKER, signal.SIGSTOP), 1),
     "actor killed": MachineFault(_signal(NURSE, signal.SIGKILL), 4),
-    "raylet killed": MachineFault(_signal(RAYLET, signal.SIGKILL), 3, spoils=True),
-    "raylet terminated": MachineFault(_signal(RAYLET, signal.SIGTERM), 2, spoils=True),
-    "machine killed": MachineFault(lambda machine: machine.kill(), 4, spoils=True, namespaces=True),
-    "machine cut off": MachineFault(lambda machine: machine.cut(), 2, spoils=True, namespaces=True),
+    "raylet killed": MachineFault(_signal(RAYLET, signal.SIGKILL), 3, breaks=True),
+    "raylet terminated": MachineFault(_signal(RAYLET, signal.SIGTERM), 2, breaks=True),
+    "machine killed": MachineFault(lambda machine: machine.kill(), 4, breaks=True, namespaces=True),
+    "machine cut off": MachineFault(lambda machine: machine.cut(), 2, breaks=True, namespaces=True),
     "machine cut off and healed": MachineFault(
-        lambda machine: machine.cut(), 3, spoils=True, cut_s=HEALED_S, namespaces=True
+        lambda machine: machine.cut(), 3, breaks=True, cut_s=HEALED_S, namespaces=True
     ),
     "machine cut off briefly": MachineFault(
         lambda machine: machine.cut(), 3, loses=False, cut_s=BRIEF_S, namespaces=True

@@ -26,7 +26,7 @@ from seer_core.ports.policy import Observer
 
 __all__ = ["Settings", "seer_make_engines", "seer_make_observer"]
 
-SILENCE_S = 10.0
+SILENCE_S = 20.0
 _hosts: dict[str, WorkerClient] = {}
 
 

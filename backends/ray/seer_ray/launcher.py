@@ -9,13 +9,14 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import ray
 import structlog
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from ray.util.placement_group import PlacementGroup
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
@@ -43,6 +44,8 @@ WAIT_TURN_S = 1.0
 FIRST_REPORT_S = 2.0
 REPORT_INTERVAL_S = 30.0
 """A wait for a place is logged after ``FIRST_REPORT_S``, and then this often."""
+NURSE_S = 15.0
+"""How long an actor may take to start if another node could have it; Ray notices a death as late."""
 LAST_WORD_S = 0.5
 """How long the exit status may take of a worker whose connection has ended, before it is lost without."""
 
@@ -65,10 +68,29 @@ class RayLauncher:
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
     ) -> RayWorker:
-        """Start a worker on a node."""
+        """Start a worker on a node, and on another one if that does not answer."""
         worker_log = WorkerLog(log, keep_log)
+        silent: list[str] = []
+        while True:
+            try:
+                return await self._launch(name, interpreter, environment, worker_log, silent)
+            except cluster.SilentNodeError as error:
+                silent.append(error.node_id)
+                if await _ask(cluster.lacking, self._settings, silent):
+                    raise
+                _note_silence(name, error)
+
+    async def _launch(
+        self,
+        name: str,
+        interpreter: str,
+        environment: Mapping[str, str],
+        worker_log: WorkerLog,
+        silent: Sequence[str],
+    ) -> RayWorker:
+        """Start a worker on a node that is not among the silent ones."""
         host = await self._join()
-        group = await self._place(name, patient=False)
+        group = await self._place(name, patient=False, avoided=silent)
         try:
             port = await self._listen(host)
         except BaseException:
@@ -78,7 +100,9 @@ class RayLauncher:
         try:
             python = "" if interpreter == sys.executable else interpreter
             address = (port.host, port.port)
-            started, nurse = await self._start_nurse(group, python, environment, address, expected.secret)
+            started, nurse = await self._start_nurse(
+                group, python, environment, address, expected.secret, silent
+            )
             output = await _ask(nurse.watch.options(num_returns="streaming").remote)
             ended = asyncio.create_task(_copy_output(output, worker_log.open()))
             either: set[asyncio.Future[Any]] = {expected.streams, ended}
@@ -119,11 +143,11 @@ class RayLauncher:
             self._port.close()
             self._port = None
 
-    async def _place(self, name: str, *, patient: bool) -> PlacementGroup:
+    async def _place(self, name: str, *, patient: bool, avoided: Sequence[str] = ()) -> PlacementGroup:
         """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
         limit_s = self._settings.launch_timeout_s
         begun_s, report_s = time.monotonic(), FIRST_REPORT_S
-        group = await _ask(cluster.reserve, self._settings, name)
+        group = await _ask(cluster.reserve, self._settings, name, avoided)
         try:
             while not await _ask(group.wait, WAIT_TURN_S):
                 waited_s = time.monotonic() - begun_s
@@ -154,14 +178,21 @@ class RayLauncher:
         environment: Mapping[str, str],
         address: tuple[str, int],
         secret: bytes,
+        silent: Sequence[str],
     ) -> tuple[Started, Any]:
         """Return what a nurse has measured as it started the worker, and its handle."""
         limit_s = self._settings.launch_timeout_s
 
         def start() -> tuple[Started, Any]:
+            node_id = cluster.node_of(group)
+            others = cluster.lacking(self._settings, [*silent, node_id]) is None
             nurse = cluster.make_nurse(group, self._settings)
             answer = nurse.start.remote(python, dict(environment), address, secret)
-            return Started(**ray.get(answer, timeout=limit_s)), nurse
+            try:
+                found = ray.get(answer, timeout=min(limit_s, NURSE_S) if others else limit_s)
+            except (GetTimeoutError, ActorUnavailableError) as error:
+                raise cluster.SilentNodeError(node_id, type(error).__name__) from error
+            return Started(**found), nurse
 
         started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)
         if started.flaw:
@@ -182,6 +213,10 @@ class RayLauncher:
             f"its worker on node {started.host} has not connected to {address[0]}, port {address[1]}, within"
             f" {self._settings.launch_timeout_s:g} s; open that port, or correct [{TABLE}].host"
         )
+
+
+def _note_silence(name: str, error: cluster.SilentNodeError) -> None:
+    log.warning("node_starts_no_actor", instance=name, node=error.node_id, reason=str(error))
 
 
 class RayWorker(Channel):
