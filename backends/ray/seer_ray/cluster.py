@@ -40,7 +40,10 @@ NODE_ID = "ray.io/node-id"
 
 
 class SilentNodeError(EngineError):
-    """A node that has a place for an instance starts no actor there: it is dead, and Ray may not know yet."""
+    """A node that has a place for an instance starts no actor there: it is dead, and Ray has not noticed.
+
+    Remedy: see `ray status`, and end that node, so that Ray places the instance on another.
+    """
 
     def __init__(self, node_id: str, reason: str) -> None:
         super().__init__(f"node {node_id} has started no actor: {reason}; see `ray status`")

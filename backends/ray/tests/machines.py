@@ -29,6 +29,7 @@ if "ray" not in sys.modules:  # Ray reads them once, when it is imported
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
         RAY_enable_metrics_collection="0",
+        RAY_raylet_start_wait_time_s="120",
     )
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -232,14 +233,16 @@ class Machines:
         machine.close()
 
     def close(self):
-        for machine in self.machines:
-            machine.close()
+        """End all; idempotent."""
+        while self.machines:
+            self.machines.pop().close()
         left = self._head_processes()
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, JOIN_S)
-        ip("link", "del", self.tag)
+        with suppress(subprocess.CalledProcessError):
+            ip("link", "del", self.tag)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._before is None:
             os.environ.pop("RAY_TMPDIR", None)
