@@ -1,10 +1,11 @@
-"""A Ray cluster of several raylets on this machine, and runtimes whose workers run there."""
+"""Ray clusters, of raylets on this machine and of machines of their own, and runtimes on them."""
 
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ if "ray" not in sys.modules:  # Ray reads them once, when it is imported
         RAY_enable_metrics_collection="0",
     )
 
-HERE = str(Path(__file__).parent)
-STORE_BYTES = 80 << 20
+sys.path.insert(0, str(Path(__file__).parent))
+
+from machines import STORE_BYTES, Machines, allowed
 
 
 class Nodes:
@@ -86,3 +88,27 @@ def nodes():
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """A cluster of three machines with networks of their own, which this process may join."""
+    ray = pytest.importorskip("ray")
+    if not allowed():
+        pytest.skip("machines are made of namespaces, for which root and iproute2 are needed")
+    machines = Machines()
+    try:
+        for machine in [machines.add(wait=False) for _ in range(3)]:
+            machines.wait_for(machine)
+        yield machines
+    finally:
+        ray.shutdown()
+        machines.close()
+
+
+@pytest.fixture
+def make_runtime(tmp_path):
+    """Return a function that makes a runtime of two instances over a launcher."""
+    from ray_rollouts import scripted_runtime
+
+    return partial(scripted_runtime, tmp_path / "logs")

@@ -10,114 +10,25 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import structlog
-from seer_divided_rollout import Chunks
 from seer_worker.client.local import LocalLauncher
-from seer_worker.client.process_transport import Launch, process_client
 from seer_worker.client.worker_log import WorkerLog
 
 from seer_core.errors import EngineError
-from seer_core.model import PromptGroup
-from seer_core.model.events import ChunkFinished, InstanceLost
-from seer_core.plugins.config import SeerTable
-from seer_core.plugins.loading import Assembly, Strategies
-from seer_core.ports.clock import RealClock
-from seer_core.ports.engine import ModelInfo, PlainFleet
-from seer_core.runtime.runtime import Runtime
-from seer_core.scheduling.scheduler import Policies, Slot
 
 ray = pytest.importorskip("ray")
 
+from ray_rollouts import LIMIT_S, Reaper, gone, places, play, some_groups, tokens, workers_of  # noqa: E402
 from seer_ray import cluster  # noqa: E402
 from seer_ray.launcher import RayLauncher, RayWorker  # noqa: E402
 from seer_ray.nurse import Started  # noqa: E402
 from seer_ray.settings import Settings  # noqa: E402
 
-HERE = str(Path(__file__).parent)
-LIMIT_S = 120
-
-
-def play(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
-
 
 @pytest.fixture
 def launcher(nodes):
     return RayLauncher(Settings(address=nodes.address))
-
-
-@pytest.fixture
-def make_runtime(tmp_path):
-    """Return a function that makes a runtime of two instances over a launcher."""
-
-    def make(launcher, *observers, step_s=0.0, instances=2, **changes):
-        environment = {} if isinstance(launcher, RayLauncher) else dict(os.environ)
-        paths = [HERE, os.environ.get("PYTHONPATH", "")]
-        launch = Launch(
-            **{
-                "instance": "scripted:Scripted",
-                "settings": {"step_s": step_s},
-                "environment": environment | {"PYTHONPATH": os.pathsep.join(paths)},
-                "launcher": launcher,
-                "log_dir": tmp_path / "logs",
-                "start_timeout_s": 60.0,
-                "stop_timeout_s": 5.0,
-                "control_timeout_s": 60.0,
-                "silence_timeout_s": 60.0,
-            }
-            | changes
-        )
-        engines = [process_client(f"scripted-{number}", launch) for number in range(instances)]
-        policies = Policies(splitter=Slot("splitter", "test", Chunks(16)))
-        slots = tuple(Slot("observer", "test", each) for each in observers)
-        fleet = PlainFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
-        return Runtime(Assembly(fleet, Strategies(policies, slots)), SeerTable())
-
-    return make
-
-
-def some_groups():
-    return [
-        PromptGroup(id=f"g{n}", prompt_token_ids=tuple(range(10, 20 + n)), n=4, max_tokens=96, seed=n)
-        for n in range(4)
-    ]
-
-
-def tokens(result):
-    return {each.request_id: each.token_ids.tolist() for each in result.completions}
-
-
-class Reaper:
-    """Calls ``kill`` once, when some chunks have finished, and sets ``lost`` once an instance is."""
-
-    def __init__(self, kill):
-        self.kill, self.seen = kill, 0
-        self.lost = asyncio.Event()
-
-    def observe(self, now, event, commands):
-        self.seen += isinstance(event, ChunkFinished)
-        if self.seen == 5 and isinstance(event, ChunkFinished):
-            self.kill()
-        if isinstance(event, InstanceLost):
-            self.lost.set()
-
-
-async def gone(*pids):
-    """Wait until these processes are, which are children of others, have ended."""
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        await asyncio.sleep(0.05)
-
-
-async def places():
-    """Return how many places are taken or asked for."""
-    table = await asyncio.to_thread(ray.util.placement_group_table)
-    return sum(each["state"] != "REMOVED" for each in table.values())
-
-
-def workers_of(runtime):
-    return [engine.worker.started for engine in runtime._fleet.engines.values()]
 
 
 def test_a_rollout_on_a_cluster_has_the_tokens_of_child_processes(launcher, make_runtime, tmp_path):
