@@ -23,11 +23,14 @@ from seer_core.errors import EngineError
 from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
 
-__all__ = ["join", "lacking", "make_nurse", "release", "reserve", "shortage"]
+__all__ = ["address", "draining", "join", "lacking", "make_nurse", "release", "reserve", "shortage"]
 
 log = structlog.get_logger("seer")
 
 _joining = threading.Lock()
+
+HEAD_RETURN_S = 24 * 3600
+"""How long Ray lets this process live without a head; its own default ends the process after a minute."""
 
 
 def join(settings: Settings) -> str:
@@ -66,6 +69,7 @@ def _init(**options: Any) -> None:
     The kernel kills the processes of a cluster that is started here when the thread that forked them ends.
     """
     done: Future[None] = Future()
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_RETURN_S))
 
     def run() -> None:
         try:
@@ -78,6 +82,21 @@ def _init(**options: Any) -> None:
 
     threading.Thread(target=run, name="seer-ray-init", daemon=True).start()
     done.result()
+
+
+def address() -> str:
+    """Return the address of the cluster's head."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def draining() -> list[str]:
+    """Return the ids of the nodes that are being drained: by a user, an autoscaler or a notice of SIGTERM.
+
+    Ray has no public function for it.
+    """
+    from ray._private.state import state
+
+    return list(state.get_draining_nodes())
 
 
 def reserve(settings: Settings, name: str) -> PlacementGroup:
