@@ -30,7 +30,18 @@ from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
 from seer_ray.signal_handlers import kept_handler
 
-__all__ = ["SilentNodeError", "join", "lacking", "make_nurse", "node_of", "release", "reserve", "shortage"]
+__all__ = [
+    "SilentNodeError",
+    "address",
+    "draining",
+    "join",
+    "lacking",
+    "make_nurse",
+    "node_of",
+    "release",
+    "reserve",
+    "shortage",
+]
 
 log = structlog.get_logger("seer")
 
@@ -48,6 +59,9 @@ class SilentNodeError(EngineError):
     def __init__(self, node_id: str, reason: str) -> None:
         super().__init__(f"node {node_id} has started no actor: {reason}; see `ray status`")
         self.node_id = node_id
+
+HEAD_RETURN_S = 24 * 3600
+"""How long Ray lets this process live without a head; its own default ends the process after a minute."""
 
 
 def join(settings: Settings) -> str:
@@ -86,6 +100,7 @@ def _init(**options: Any) -> None:
     The kernel kills the processes of a cluster that is started here when the thread that forked them ends.
     """
     done: Future[None] = Future()
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_RETURN_S))
 
     def run() -> None:
         try:
@@ -100,6 +115,21 @@ def _init(**options: Any) -> None:
 
     threading.Thread(target=run, name="seer-ray-init", daemon=True).start()
     done.result()
+
+
+def address() -> str:
+    """Return the address of the cluster's head."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def draining() -> list[str]:
+    """Return the ids of the nodes that are being drained: by a user, an autoscaler or a notice of SIGTERM.
+
+    Ray has no public function for it.
+    """
+    from ray._private.state import state
+
+    return list(state.get_draining_nodes())
 
 
 def reserve(settings: Settings, name: str, avoided: Collection[str] = ()) -> PlacementGroup:

@@ -24,12 +24,13 @@ from seer_worker.client.worker_port import WorkerPort
 from seer_worker.wire import FromWorker, Shutdown
 
 from seer_core.error_origin import one_line
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, NoPlaceError
 from seer_core.json_files import describe_flaw
 from seer_ray import cluster
 from seer_ray.nurse import Started
 from seer_ray.settings import TABLE, Settings
 from seer_ray.threads import in_thread
+from seer_ray.watch import Watch
 
 __all__ = ["RayLauncher", "RayWorker"]
 
@@ -57,13 +58,61 @@ class RayLauncher:
         self._settings = settings
         self._port: WorkerPort | None = None
         self._users = 0
+        self._sought: set[str] = set()
+        self._head = ""
+        self._watch: Watch | None = None
+        self._watching = 0
 
     async def find_place(self, name: str) -> None:
-        """Wait until a node has room for an instance, and log what is missing meanwhile."""
+        """Wait until a node has room for an instance, and log what is missing meanwhile.
+
+        Raises:
+            EngineError: the cluster's head is gone, and no worker is left that could end the rollout.
+        """
+        self._sought.add(name)
         await self._join()
-        group = await self._place(name, patient=True)
-        # Given back at once: an instance that then waits for the others to wake must not keep devices.
-        await _ask(cluster.release, group)
+        self._begin_watch()
+        try:
+            await self._head_there(name)
+            group = await self._place(name, patient=True)
+            # Given back at once: an instance that then waits for the others to wake must not keep devices.
+            await _ask(cluster.release, group)
+        finally:
+            self._end_watch()
+
+    async def _head_there(self, name: str) -> None:
+        """Wait for a head that is gone for as long as some worker goes on without it."""
+        waited = False
+        while silent_s := self._silent_s:
+            if not self._users:
+                raise EngineError(self._headless(silent_s))
+            if not waited:
+                waited = True
+                log.warning(
+                    "instance_waits_for_head", instance=name, head=self._head, seconds=round(silent_s)
+                )
+            await asyncio.sleep(WAIT_TURN_S)
+
+    @property
+    def _silent_s(self) -> float:
+        return 0.0 if self._watch is None else self._watch.silent_s
+
+    def _headless(self, silent_s: float) -> str:
+        return (
+            f"the head of the Ray cluster at {self._head} has not answered for {silent_s:.0f} s; start the"
+            " cluster again"
+        )
+
+    def _begin_watch(self) -> None:
+        self._watching += 1
+        if self._watch is None:
+            self._watch = Watch(cluster.draining)
+
+    def _end_watch(self) -> None:
+        self._watching -= 1
+        if not self._watching and self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
@@ -90,6 +139,8 @@ class RayLauncher:
     ) -> RayWorker:
         """Start a worker on a node that is not among the silent ones."""
         host = await self._join()
+        if silent_s := self._silent_s:
+            raise EngineError(self._headless(silent_s))
         group = await self._place(name, patient=False, avoided=silent)
         try:
             port = await self._listen(host)
@@ -116,11 +167,15 @@ class RayLauncher:
             self._leave()
             _behind(cluster.release, group)
             raise
-        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave)
+        assert self._watch is not None
+        self._sought.discard(name)
+        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave, self._watch)
 
     async def _join(self) -> str:
         """Return this machine's address in the cluster."""
-        return await _ask(cluster.join, self._settings, limit_s=JOIN_S)
+        host = await _ask(cluster.join, self._settings, limit_s=JOIN_S)
+        self._head = self._head or await _ask(cluster.address)
+        return host
 
     async def _listen(self, host: str) -> WorkerPort:
         """Return the open port; ``_leave`` must follow."""
@@ -134,11 +189,13 @@ class RayLauncher:
                     f" {describe_flaw(error)}; correct host and port in [{TABLE}]"
                 ) from error
         self._users += 1
+        self._begin_watch()
         await self._port.open()
         return self._port
 
     def _leave(self) -> None:
         self._users -= 1
+        self._end_watch()
         if self._users == 0 and self._port is not None:
             self._port.close()
             self._port = None
@@ -147,18 +204,22 @@ class RayLauncher:
         """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
         limit_s = self._settings.launch_timeout_s
         begun_s, report_s = time.monotonic(), FIRST_REPORT_S
-        group = await _ask(cluster.reserve, self._settings, name, avoided)
+        group = await self._reserve(name, avoided)
         try:
             while not await _ask(group.wait, WAIT_TURN_S):
                 waited_s = time.monotonic() - begun_s
+                optional = name in self._sought or 0 < self._settings.min_instances <= self._users
+                if not patient and optional and waited_s >= FIRST_REPORT_S:
+                    raise NoPlaceError("the Ray cluster has no place for it; it joins when a node has room")
                 if waited_s >= report_s or (waited_s >= limit_s and not patient):
                     report_s = waited_s + REPORT_INTERVAL_S
                     missing = await _ask(cluster.shortage, self._settings)
                     impossible = await _ask(cluster.lacking, self._settings)
+                    why = f"the Ray cluster has no place for it: {impossible or missing}"
                     if not patient and (impossible is not None or waited_s >= limit_s):
                         raise EngineError(
-                            f"the Ray cluster has no place for it: {impossible or missing}; add a node, or"
-                            f" lower what [{TABLE}] asks for, or `instances`"
+                            f"{why}; add a node, or lower what [{TABLE}] asks for, or `instances`, or let"
+                            f" {TABLE}.min_instances begin without the others"
                         )
                     log.warning(
                         "instance_waits_for_place",
@@ -170,6 +231,22 @@ class RayLauncher:
             _behind(cluster.release, group)
             raise
         return group
+
+    async def _reserve(self, name: str, avoided: Sequence[str]) -> PlacementGroup:
+        """Return a place that is asked for; one that a late answer brings is given back."""
+        given_up = threading.Event()
+
+        def reserve() -> PlacementGroup:
+            group = cluster.reserve(self._settings, name, avoided)
+            if given_up.is_set():
+                cluster.release(group)
+            return group
+
+        try:
+            return await _ask(reserve)
+        except BaseException:
+            given_up.set()
+            raise
 
     async def _start_nurse(
         self,
@@ -232,13 +309,20 @@ class RayWorker(Channel):
         ended: asyncio.Task[str],
         log: WorkerLog,
         leave: Callable[[], None],
+        watch: Watch,
     ) -> None:
         super().__init__(reader, writer)
         self.started = started
         self.scratch = started.scratch
         self.log = str(log.path)
         self._group, self._nurse, self._ended, self._log, self._leave = group, nurse, ended, log, leave
+        self._watch = watch
         self._disconnected = self._released = False
+
+    async def leaving(self) -> str:
+        """Wait until the node is being drained; return why the worker has to leave."""
+        await self._watch.notice(self.started.node_id).wait()
+        return f"node {self.started.host} is being drained"
 
     async def receive(self) -> list[FromWorker]:
         """Wait for the next messages."""
@@ -264,7 +348,7 @@ class RayWorker(Channel):
             self._released = True
             self._leave()
             self.close()
-            if self._disconnected:
+            if self._disconnected or self._watch.silent_s:
                 _behind(cluster.release, self._group)
             else:
                 with suppress(EngineError):

@@ -24,6 +24,7 @@ from seer_ray import cluster  # noqa: E402
 from seer_ray.launcher import RayLauncher, RayWorker  # noqa: E402
 from seer_ray.nurse import Started  # noqa: E402
 from seer_ray.settings import Settings  # noqa: E402
+from seer_ray.watch import Watch  # noqa: E402
 
 
 @pytest.fixture
@@ -180,7 +181,14 @@ def test_a_worker_whose_node_answers_no_more_ends_twice_with_a_reason(monkeypatc
             log = WorkerLog(tmp_path / "log", True)
             ended = asyncio.ensure_future(never())
             worker = RayWorker(
-                *streams, Started("h", "n", 1), "group", nurse, ended, log, lambda: released.append("port")
+                *streams,
+                Started("h", "n", 1),
+                "group",
+                nurse,
+                ended,
+                log,
+                lambda: released.append("port"),
+                Watch(list),
             )
             reasons = [await worker.end()]
             with pytest.raises(EOFError):
