@@ -208,6 +208,9 @@ class Harness:
         self.losses.append(reason)
         self._happened.set()
 
+    def leaving(self, instance_id: str, reason: str) -> None:
+        self._happened.set()
+
     def _answered(self, job_id: str) -> None:
         self.answers[job_id] += 1
         self._happened.set()

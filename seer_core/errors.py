@@ -6,6 +6,7 @@ __all__ = [
     "ConfigError",
     "EngineError",
     "InputError",
+    "NoPlaceError",
     "OutputError",
     "OverloadError",
     "PluginError",
@@ -57,6 +58,13 @@ class EngineError(SeerError):
 
     Remedy: look into the log that the message names, and run ``seer doctor CONFIG``; ``--resume`` goes on
     with a run.
+    """
+
+
+class NoPlaceError(EngineError):
+    """An instance has no place yet, as on a cluster whose nodes are full; the others can begin without it.
+
+    Remedy: none is needed, it joins when there is room; add a node to have it sooner.
     """
 
 

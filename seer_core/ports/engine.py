@@ -78,6 +78,10 @@ class InstanceSink(ChunkReceiver, Protocol):
         """Take note that an instance has died by itself; all its chunks are void."""
         ...
 
+    def leaving(self, instance_id: str, reason: str) -> None:
+        """Take note that an instance has to leave its place soon; it is stopped and started elsewhere."""
+        ...
+
 
 @runtime_checkable
 class InstanceClient(Protocol):
@@ -108,7 +112,8 @@ class InstanceClient(Protocol):
     async def start(self, sink: InstanceSink) -> InstanceInfo:
         """Bring the instance up, within the backend's own time limit, or raise ``EngineError``.
 
-        May be called again after a loss or ``stop``; the remains of the old instance are ended first.  It
+        It raises ``NoPlaceError`` where it has no place yet and the others may begin without it; it must be a
+        ``PlaceSeeker`` then.  May be called again after a loss or ``stop``; the remains of the old instance are ended first.  It
         begins with its first weights, as version 0; the runtime brings it to the current version with
         ``update_weights`` before it sends a chunk.
         """

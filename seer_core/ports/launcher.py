@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from seer_core.ports.weights import WeightSpec
 
-__all__ = ["Launcher", "RunningWorker"]
+__all__ = ["Launcher", "RunningWorker", "TemporaryWorker"]
 
 
 class RunningWorker(Protocol):
@@ -75,6 +75,15 @@ class RunningWorker(Protocol):
         ...
 
 
+@runtime_checkable
+class TemporaryWorker(Protocol):
+    """The further method of a ``RunningWorker`` whose place may be taken back with notice."""
+
+    async def leaving(self) -> str:
+        """Wait until its place is about to go, as of a node that is drained; return why."""
+        ...
+
+
 class Launcher(Protocol):
     """Starts workers, on this machine or elsewhere."""
 
@@ -104,6 +113,7 @@ class Launcher(Protocol):
             keep_log: whether ``RunningWorker.discard_log`` leaves it.
 
         Raises:
+            NoPlaceError: there is no place for it yet, and the run may begin without it.
             EngineError: it cannot be started; a clause with the remedy.
         """
         ...

@@ -226,9 +226,11 @@ class RolloutController:
 
     def no_instances_left(self) -> None:
         """End the rollout: all instances were given up."""
+        last = next(reversed(self.fleet.failed.items()), None)
+        why = "" if last is None else f", {last[0]!r} last for: {last[1]}"
         self.fail(
             EngineError(
-                "no instance is left, and none could be started again; what had finished is kept."
+                f"no instance is left, and none could be started again{why}; what had finished is kept."
                 " Look into the instances' logs, then run again"
             )
         )

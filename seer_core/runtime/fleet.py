@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from seer_core.errors import EngineError, SeerError
+from seer_core.errors import EngineError, NoPlaceError, SeerError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Event,
@@ -120,11 +120,19 @@ class Fleet:
         self.shares_sibling_tokens = False
         self._set_drafter(engines)
         starts = await asyncio.gather(*map(self._start, engines), return_exceptions=True)
-        for answer in starts:
+        waiting: list[tuple[InstanceClient, NoPlaceError]] = []
+        for engine, answer in zip(engines, starts, strict=True):
+            if isinstance(answer, NoPlaceError):
+                waiting.append((engine, answer))
+                continue
             if isinstance(answer, BaseException):
                 raise answer
             self._admit(answer)
             self._listener.apply(InstanceStarted(answer))
+        if not self.alive and waiting:
+            raise waiting[0][1]
+        for engine, error in waiting:
+            self._begin_restart(engine, str(error), planned=True)
         for name, reason in self._lost_early.items():
             self.lost(name, reason)
 
@@ -290,20 +298,27 @@ class Fleet:
             if not await self.clock.advance(self._restart_over):
                 await asyncio.sleep(0)
 
-    async def _restart(self, engine: InstanceClient, reason: str) -> None:
+    async def _restart(self, engine: InstanceClient, reason: str, planned: bool) -> None:
         """Start a lost instance again, as often as it is allowed to; then give it up.
+
+        One that left as ``planned``, or has had no place so far, is stopped, and uses up no restart.
 
         An instance that was lost asleep waits: its memory belongs to another program until the others wake.
         """
+        if planned:
+            await engine.stop()
         await self._awake.wait()
-        while (pause_s := self._budget.take(engine.id)) is not None:
+        while (pause_s := 0.0 if planned else self._budget.take(engine.id)) is not None:
             if pause_s:
                 log.info("instance_restart_waits", instance=engine.id, seconds=pause_s)
                 await self._pause(pause_s)
             try:
                 await self._find_place(engine)
                 info = await self._start(engine)
+            except NoPlaceError:  # another has taken the place meanwhile
+                continue
             except Exception as error:
+                planned = False
                 log.error("instance_restart_failed", instance=engine.id, error=str(error))
                 reason = str(error).partition("\n")[0]
                 await engine.stop()
@@ -461,6 +476,19 @@ class Fleet:
         del self.alive[instance_id]
         self._budget.lost(instance_id, self.clock.now())
         self._listener.apply_guarded(InstanceLost(instance_id, reason))
-        task = asyncio.ensure_future(self._restart(self.engines[instance_id], reason))
-        self._restarts[instance_id] = task
-        task.add_done_callback(lambda task: self._restarted(instance_id, task))
+        self._begin_restart(self.engines[instance_id], reason)
+
+    def leaving(self, instance_id: str, reason: str) -> None:
+        """Give the chunks of an instance that has to leave its place to others, and start it elsewhere."""
+        if instance_id not in self.alive:
+            return
+        log.warning("instance_leaves", instance=instance_id, reason=reason)
+        del self.alive[instance_id]
+        self._budget.lost(instance_id, self.clock.now())
+        self._listener.apply_guarded(InstanceStopped(instance_id))
+        self._begin_restart(self.engines[instance_id], reason, planned=True)
+
+    def _begin_restart(self, engine: InstanceClient, reason: str, *, planned: bool = False) -> None:
+        task = asyncio.ensure_future(self._restart(engine, reason, planned))
+        self._restarts[engine.id] = task
+        task.add_done_callback(lambda task: self._restarted(engine.id, task))

@@ -49,7 +49,7 @@ class RestartBudget:
 
     def take(self, name: str) -> float | None:
         """Take a restart of an instance that is down: the seconds to wait before it, None if none is left."""
-        life = self._lives[name]
+        life = self._lives.setdefault(name, Life())
         while life.restarts and life.restarts[0] <= life.worked_s - self._policy.window_s:
             life.restarts.popleft()
         before = len(life.restarts)

@@ -388,6 +388,9 @@ class _Sink:
         self.losses.append(f"{instance_id}: {reason}")
         self.changed.set()
 
+    def leaving(self, instance_id: str, reason: str) -> None:
+        self.changed.set()
+
     def _answer(self, job_id: str, answer: ChunkOutput | str) -> None:
         assert self.calling is None, f"called the sink from within {self.calling}()"
         self.answers[job_id].append(answer)

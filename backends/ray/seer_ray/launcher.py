@@ -9,7 +9,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import ray
 import structlog
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from ray.util.placement_group import PlacementGroup
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
@@ -24,13 +25,14 @@ from seer_worker.client.worker_port import WorkerPort
 from seer_worker.wire import FromWorker, Shutdown
 
 from seer_core.error_origin import one_line
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, NoPlaceError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import WeightSpec
 from seer_ray import cluster
 from seer_ray.nurse import Started
 from seer_ray.settings import TABLE, Settings
 from seer_ray.threads import in_thread
+from seer_ray.watch import Watch
 from seer_ray.weights import NodeWeights
 
 __all__ = ["RayLauncher", "RayWorker"]
@@ -48,6 +50,8 @@ WAIT_TURN_S = 1.0
 FIRST_REPORT_S = 2.0
 REPORT_INTERVAL_S = 30.0
 """A wait for a place is logged after ``FIRST_REPORT_S``, and then this often."""
+NURSE_S = 15.0
+"""How long an actor may take to start if another node could have it; Ray notices a death as late."""
 LAST_WORD_S = 0.5
 """How long the exit status may take of a worker whose connection has ended, before it is lost without."""
 
@@ -60,25 +64,94 @@ class RayLauncher:
         self._port: WorkerPort | None = None
         self._users = 0
         self._weights = NodeWeights(settings.launch_timeout_s)
+        self._sought: set[str] = set()
+        self._head = ""
+        self._watch: Watch | None = None
+        self._watching = 0
 
     async def address(self) -> str:
         """Return this machine's address in the cluster, unless the settings name another."""
         return self._settings.host or await self._join()
 
     async def find_place(self, name: str) -> None:
-        """Wait until a node has room for an instance, and log what is missing meanwhile."""
+        """Wait until a node has room for an instance, and log what is missing meanwhile.
+
+        Raises:
+            EngineError: the cluster's head is gone, and no worker is left that could end the rollout.
+        """
+        self._sought.add(name)
         await self._join()
-        group = await self._place(name, patient=True)
-        # Given back at once: an instance that then waits for the others to wake must not keep devices.
-        await _ask(cluster.release, group)
+        self._begin_watch()
+        try:
+            await self._head_there(name)
+            group = await self._place(name, patient=True)
+            # Given back at once: an instance that then waits for the others to wake must not keep devices.
+            await _ask(cluster.release, group)
+        finally:
+            self._end_watch()
+
+    async def _head_there(self, name: str) -> None:
+        """Wait for a head that is gone for as long as some worker goes on without it."""
+        waited = False
+        while silent_s := self._silent_s:
+            if not self._users:
+                raise EngineError(self._headless(silent_s))
+            if not waited:
+                waited = True
+                log.warning(
+                    "instance_waits_for_head", instance=name, head=self._head, seconds=round(silent_s)
+                )
+            await asyncio.sleep(WAIT_TURN_S)
+
+    @property
+    def _silent_s(self) -> float:
+        return 0.0 if self._watch is None else self._watch.silent_s
+
+    def _headless(self, silent_s: float) -> str:
+        return (
+            f"the head of the Ray cluster at {self._head} has not answered for {silent_s:.0f} s; start the"
+            " cluster again"
+        )
+
+    def _begin_watch(self) -> None:
+        self._watching += 1
+        if self._watch is None:
+            self._watch = Watch(cluster.draining)
+
+    def _end_watch(self) -> None:
+        self._watching -= 1
+        if not self._watching and self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
     ) -> RayWorker:
-        """Start a worker on a node."""
+        """Start a worker on a node, and on another one if that does not answer."""
         worker_log = WorkerLog(log, keep_log)
+        silent: list[str] = []
+        while True:
+            try:
+                return await self._launch(name, interpreter, environment, worker_log, silent)
+            except cluster.SilentNodeError as error:
+                silent.append(error.node_id)
+                if await _ask(cluster.lacking, self._settings, silent):
+                    raise
+                _note_silence(name, error)
+
+    async def _launch(
+        self,
+        name: str,
+        interpreter: str,
+        environment: Mapping[str, str],
+        worker_log: WorkerLog,
+        silent: Sequence[str],
+    ) -> RayWorker:
+        """Start a worker on a node that is not among the silent ones."""
         host = await self._join()
-        group = await self._place(name, patient=False)
+        if silent_s := self._silent_s:
+            raise EngineError(self._headless(silent_s))
+        group = await self._place(name, patient=False, avoided=silent)
         try:
             port = await self._listen(host)
         except BaseException:
@@ -88,7 +161,9 @@ class RayLauncher:
         try:
             python = "" if interpreter == sys.executable else interpreter
             address = (port.host, port.port)
-            started, nurse = await self._start_nurse(group, python, environment, address, expected.secret)
+            started, nurse = await self._start_nurse(
+                group, python, environment, address, expected.secret, silent
+            )
             output = await _ask(nurse.watch.options(num_returns="streaming").remote)
             ended = asyncio.create_task(_copy_output(output, worker_log.open()))
             either: set[asyncio.Future[Any]] = {expected.streams, ended}
@@ -102,12 +177,18 @@ class RayLauncher:
             self._leave()
             _behind(cluster.release, group)
             raise
+        assert self._watch is not None
+        self._sought.discard(name)
         bring = partial(self._weights.on_node, started=started, nurse=nurse, port=port)
-        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave, bring)
+        return RayWorker(
+            reader, writer, started, group, nurse, ended, worker_log, self._leave, bring, self._watch
+        )
 
     async def _join(self) -> str:
         """Return this machine's address in the cluster."""
-        return await _ask(cluster.join, self._settings, limit_s=JOIN_S)
+        host = await _ask(cluster.join, self._settings, limit_s=JOIN_S)
+        self._head = self._head or await _ask(cluster.address)
+        return host
 
     async def _listen(self, host: str) -> WorkerPort:
         """Return the open port; ``_leave`` must follow."""
@@ -121,31 +202,37 @@ class RayLauncher:
                     f" {describe_flaw(error)}; correct host and port in [{TABLE}]"
                 ) from error
         self._users += 1
+        self._begin_watch()
         await self._port.open()
         return self._port
 
     def _leave(self) -> None:
         self._users -= 1
+        self._end_watch()
         if self._users == 0 and self._port is not None:
             self._port.close()
             self._port = None
 
-    async def _place(self, name: str, *, patient: bool) -> PlacementGroup:
+    async def _place(self, name: str, *, patient: bool, avoided: Sequence[str] = ()) -> PlacementGroup:
         """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
         limit_s = self._settings.launch_timeout_s
         begun_s, report_s = time.monotonic(), FIRST_REPORT_S
-        group = await _ask(cluster.reserve, self._settings, name)
+        group = await self._reserve(name, avoided)
         try:
             while not await _ask(group.wait, WAIT_TURN_S):
                 waited_s = time.monotonic() - begun_s
+                optional = name in self._sought or 0 < self._settings.min_instances <= self._users
+                if not patient and optional and waited_s >= FIRST_REPORT_S:
+                    raise NoPlaceError("the Ray cluster has no place for it; it joins when a node has room")
                 if waited_s >= report_s or (waited_s >= limit_s and not patient):
                     report_s = waited_s + REPORT_INTERVAL_S
                     missing = await _ask(cluster.shortage, self._settings)
                     impossible = await _ask(cluster.lacking, self._settings)
+                    why = f"the Ray cluster has no place for it: {impossible or missing}"
                     if not patient and (impossible is not None or waited_s >= limit_s):
                         raise EngineError(
-                            f"the Ray cluster has no place for it: {impossible or missing}; add a node, or"
-                            f" lower what [{TABLE}] asks for, or `instances`"
+                            f"{why}; add a node, or lower what [{TABLE}] asks for, or `instances`, or let"
+                            f" {TABLE}.min_instances begin without the others"
                         )
                     log.warning(
                         "instance_waits_for_place",
@@ -158,6 +245,22 @@ class RayLauncher:
             raise
         return group
 
+    async def _reserve(self, name: str, avoided: Sequence[str]) -> PlacementGroup:
+        """Return a place that is asked for; one that a late answer brings is given back."""
+        given_up = threading.Event()
+
+        def reserve() -> PlacementGroup:
+            group = cluster.reserve(self._settings, name, avoided)
+            if given_up.is_set():
+                cluster.release(group)
+            return group
+
+        try:
+            return await _ask(reserve)
+        except BaseException:
+            given_up.set()
+            raise
+
     async def _start_nurse(
         self,
         group: PlacementGroup,
@@ -165,14 +268,21 @@ class RayLauncher:
         environment: Mapping[str, str],
         address: tuple[str, int],
         secret: bytes,
+        silent: Sequence[str],
     ) -> tuple[Started, Any]:
         """Return what a nurse has measured as it started the worker, and its handle."""
         limit_s = self._settings.launch_timeout_s
 
         def start() -> tuple[Started, Any]:
+            node_id = cluster.node_of(group)
+            others = cluster.lacking(self._settings, [*silent, node_id]) is None
             nurse = cluster.make_nurse(group, self._settings)
             answer = nurse.start.remote(python, dict(environment), address, secret)
-            return Started(**ray.get(answer, timeout=limit_s)), nurse
+            try:
+                found = ray.get(answer, timeout=min(limit_s, NURSE_S) if others else limit_s)
+            except (GetTimeoutError, ActorUnavailableError) as error:
+                raise cluster.SilentNodeError(node_id, type(error).__name__) from error
+            return Started(**found), nurse
 
         started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)
         if started.flaw:
@@ -195,6 +305,10 @@ class RayLauncher:
         )
 
 
+def _note_silence(name: str, error: cluster.SilentNodeError) -> None:
+    log.warning("node_starts_no_actor", instance=name, node=error.node_id, reason=str(error))
+
+
 class RayWorker(Channel):
     """A ``RunningWorker`` on a node; ``started`` says where."""
 
@@ -209,6 +323,7 @@ class RayWorker(Channel):
         log: WorkerLog,
         leave: Callable[[], None],
         bring: BringWeights,
+        watch: Watch,
     ) -> None:
         super().__init__(reader, writer)
         self.started = started
@@ -216,7 +331,13 @@ class RayWorker(Channel):
         self.log = str(log.path)
         self._group, self._nurse, self._ended, self._log, self._leave = group, nurse, ended, log, leave
         self._bring = bring
+        self._watch = watch
         self._disconnected = self._released = False
+
+    async def leaving(self) -> str:
+        """Wait until the node is being drained; return why the worker has to leave."""
+        await self._watch.notice(self.started.node_id).wait()
+        return f"node {self.started.host} is being drained"
 
     async def receive(self) -> list[FromWorker]:
         """Wait for the next messages."""
@@ -246,7 +367,7 @@ class RayWorker(Channel):
             self._released = True
             self._leave()
             self.close()
-            if self._disconnected:
+            if self._disconnected or self._watch.silent_s:
                 _behind(cluster.release, self._group)
             else:
                 with suppress(EngineError):

@@ -31,6 +31,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Further resources of the cluster that an instance reserves, by name."""
     labels: dict[str, str] = {}
     """The labels that a node must have, as Ray's label selectors."""
+    min_instances: Annotated[int, Meta(ge=0)] = 0
+    """How many instances must have a place before a run begins; the others wait for one and join when a node
+    has room. 0 means all.
+    """
     host: str = ""
     """This machine's address at which workers connect; empty for the one that Ray uses."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0

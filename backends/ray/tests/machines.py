@@ -21,6 +21,17 @@ from pathlib import Path
 
 import psutil
 
+if "ray" not in sys.modules:  # Ray reads them once, when it is imported
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.update(
+        RAY_AUTH_MODE="token",
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        RAY_enable_metrics_collection="0",
+        RAY_raylet_start_wait_time_s="120",
+    )
+
 RAY = str(Path(sys.executable).with_name("ray"))
 STORE_BYTES = 80 << 20
 HEALTH = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
@@ -203,19 +214,35 @@ class Machines:
         [head] = having("gcs_server", self._head_processes())
         head.kill()
 
+    def places(self):
+        """Return how many placement groups are taken or asked for."""
+        from ray._private.state import GlobalState
+        from ray._raylet import GcsClientOptions
+
+        state = GlobalState()
+        state._initialize_global_state(
+            GcsClientOptions.create(
+                self.address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+            )
+        )
+        table = state.placement_group_table()
+        return sum(each["state"] != "REMOVED" for each in table.values())
+
     def remove(self, machine):
         self.machines.remove(machine)
         machine.close()
 
     def close(self):
-        for machine in self.machines:
-            machine.close()
+        """End all; idempotent."""
+        while self.machines:
+            self.machines.pop().close()
         left = self._head_processes()
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, JOIN_S)
-        ip("link", "del", self.tag)
+        with suppress(subprocess.CalledProcessError):
+            ip("link", "del", self.tag)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._before is None:
             os.environ.pop("RAY_TMPDIR", None)

@@ -87,6 +87,10 @@ class Peer(Protocol):
         """Take note, once, that the worker is gone without having been asked to end."""
         ...
 
+    def leaving(self, reason: str) -> None:
+        """Take note that the worker's place is about to go; the worker works on until it is closed."""
+        ...
+
 
 class Transport(Protocol):
     """Starts one worker at a time and carries its messages."""
@@ -317,6 +321,11 @@ class WorkerClient:
         self._down()
         if sink is not None:
             sink.lost(self.id, reason)
+
+    def leaving(self, reason: str) -> None:
+        """Report to the sink that the worker's place is about to go."""
+        if self._sink is not None:
+            self._sink.leaving(self.id, reason)
 
     def _down(self) -> None:
         self._up = False

@@ -13,10 +13,10 @@ from time import monotonic
 import attrs
 import msgspec
 
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, NoPlaceError
 from seer_core.frames import WireError
 from seer_core.model import InstanceInfo
-from seer_core.ports.launcher import Launcher, RunningWorker
+from seer_core.ports.launcher import Launcher, RunningWorker, TemporaryWorker
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
 from seer_worker.wire import (
     Called,
@@ -92,7 +92,8 @@ class ProcessTransport:
                 id, launch.interpreter, launch.environment, launch.log_dir / f"{id}.log", launch.keep_logs
             )
         except EngineError as error:
-            raise EngineError(f"instance {id!r} did not start: {error}") from error
+            kind = NoPlaceError if isinstance(error, NoPlaceError) else EngineError
+            raise kind(f"instance {id!r} did not start: {error}") from error
         self.worker, self._peer = worker, peer
         try:
             worker.send(msgspec.structs.replace(start, scratch=worker.scratch))
@@ -184,6 +185,9 @@ class ProcessTransport:
 
     async def _listen(self, worker: RunningWorker, peer: Peer) -> None:
         """Deliver messages until the worker is gone, and then its loss, once."""
+        notice = None
+        if isinstance(worker, TemporaryWorker):
+            notice = asyncio.create_task(_pass_notice(worker, peer))
         try:
             while True:
                 for message in await self._receive(worker, peer):
@@ -197,6 +201,9 @@ class ProcessTransport:
             await worker.end()
             limit_s, chunks = self.spec.silence_timeout_s, len(peer.chunks)
             reason = f"silent for silence_timeout_s = {limit_s:g} with {chunks} chunks"
+        finally:
+            if notice is not None:
+                notice.cancel()
         self._keeps_log = True
         self.worker = self._listener = None
         self._fail_calls(reason)
@@ -243,6 +250,10 @@ class ProcessTransport:
             call = self._calls.popleft()
             if not call.done():
                 call.set_result(Called(reason))
+
+
+async def _pass_notice(worker: TemporaryWorker, peer: Peer) -> None:
+    peer.leaving(await worker.leaving())
 
 
 def _with_flaw(how: str, error: EOFError) -> str:
