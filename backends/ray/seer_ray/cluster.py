@@ -60,6 +60,7 @@ class SilentNodeError(EngineError):
         super().__init__(f"node {node_id} has started no actor: {reason}; see `ray status`")
         self.node_id = node_id
 
+
 HEAD_RETURN_S = 24 * 3600
 """How long Ray lets this process live without a head; its own default ends the process after a minute."""
 
