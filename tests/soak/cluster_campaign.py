@@ -22,7 +22,16 @@ from typing import Any
 
 import attrs
 
-from .cluster_faults import DRIVER_KINDS, HEAD, KINDS, NURSE, WORKER, ClusterFault, rows_of
+from .cluster_faults import (
+    DRIVER_KINDS,
+    HEAD_AND_WORKERS,
+    HEAD_KINDS,
+    KINDS,
+    NURSE,
+    WORKER,
+    ClusterFault,
+    rows_of,
+)
 
 __all__ = ["ClusterCampaign", "ClusterPlan", "allowed"]
 
@@ -53,7 +62,9 @@ SPARE = 1
 GONE_WITHIN_S = 60.0
 MOST_FALSE_STARTS = 20
 LIFE_S = 600.0
-ENDS_WITHIN_S = 120.0
+STATUSES = {"driver killed": (0, -9), "driver terminated": (0, 143), "head killed": (0,)}
+STATUSES[HEAD_AND_WORKERS] = (1,)
+ENDS_WITHIN_S = 400.0
 """How long a command may take to end after a fault of its own or the head's, which it may survive."""
 DRIVER_ODDS, HEAD_ODDS = 2, 0.3  # a new head takes most of the time
 PAUSE_S = (0.2, 2.5)
@@ -208,14 +219,14 @@ class ClusterCampaign:
         kind = None if last is None else last.kind
         if process.returncode != 0 and kind is None:
             self.complaints.append(f"a command ended with {process.returncode}: {self._errors()}")
-        if kind in DRIVER_KINDS and process.returncode not in (0, -9, 143):
+        if last is not None and process.returncode not in STATUSES[kind]:
             self.complaints.append(f"{kind}: it ended with {process.returncode}: {self._errors()}")
         self._await_orphans(kind)
-        if last is not None:
+        if last is not None and process.returncode:
             last.noticed_s = time.monotonic() if kind in DRIVER_KINDS else ended_s
         if kind in DRIVER_KINDS and process.returncode:
             self._resumed = last
-        if kind == HEAD:
+        if kind in HEAD_KINDS:
             self._renew_cluster()
         return int(process.returncode)
 
@@ -302,20 +313,22 @@ class ClusterCampaign:
         if kind in DRIVER_KINDS:
             with suppress(ProcessLookupError):
                 process.send_signal(DRIVER_KINDS[kind])
-        elif kind == HEAD:
+        elif kind in HEAD_KINDS:
             self._headless = True
             self._machines.kill_head()
+            for machine in self._machines.machines if kind == HEAD_AND_WORKERS else ():
+                KINDS["worker killed"].strike(machine)
         else:
             machine = self.chance.choice(victims)
             self._strike_machine(fault, machine)
         self.show(f"{len(self.faults):4} {kind} {fault.machine} {fault.instance or ''}")
-        return fault if kind in DRIVER_KINDS or kind == HEAD else None
+        return fault if kind in (*DRIVER_KINDS, *HEAD_KINDS) else None
 
     def _choose(self) -> str:
         if self.plan.each:
             return self.plan.each[len(self.faults) % len(self.plan.each)]
         odds = {name: each.odds for name, each in KINDS.items()}
-        odds |= {**dict.fromkeys(DRIVER_KINDS, DRIVER_ODDS), HEAD: HEAD_ODDS}
+        odds |= {**dict.fromkeys(DRIVER_KINDS, DRIVER_ODDS), **dict.fromkeys(HEAD_KINDS, HEAD_ODDS)}
         kinds = self.plan.kinds or tuple(odds)
         return self.chance.choices(kinds, [odds[each] for each in kinds])[0]
 

@@ -11,13 +11,23 @@ from typing import Any
 import attrs
 import psutil
 
-__all__ = ["DRIVER_KINDS", "HEAD", "KINDS", "ClusterFault", "MachineFault", "rows_of"]
+__all__ = [
+    "DRIVER_KINDS",
+    "HEAD_AND_WORKERS",
+    "HEAD_KINDS",
+    "KINDS",
+    "ClusterFault",
+    "MachineFault",
+    "rows_of",
+]
 
 BRIEF_S = (0.5, 4.0)
 HEALED_S = (16.0, 30.0)
 """How long a machine is cut off that comes back; a connection is given up after 15 s."""
 DRIVER_KINDS = {"driver killed": signal.SIGKILL, "driver terminated": signal.SIGTERM}
 HEAD = "head killed"
+HEAD_AND_WORKERS = "head and all workers killed"
+HEAD_KINDS = (HEAD, HEAD_AND_WORKERS)
 
 
 @attrs.frozen
@@ -83,7 +93,7 @@ class ClusterFault:
 
 def rows_of(faults: list[ClusterFault]) -> Iterator[dict[str, Any]]:
     """Yield a row for each kind: how many, how many were losses, seconds to notice and to recover."""
-    for kind in (*KINDS, *DRIVER_KINDS, HEAD):
+    for kind in (*KINDS, *DRIVER_KINDS, *HEAD_KINDS):
         found = [each for each in faults if each.kind == kind]
         if found:
             lost = [each for each in found if each.noticed_s is not None]
