@@ -13,7 +13,7 @@ from seer_core.error_origin import describe_error
 from seer_core.errors import SeerError
 from seer_core.plugins.config import Config
 from seer_core.plugins.hookspecs import Check, Startup
-from seer_core.plugins.loading import Plugin, installed, load, load_enabled
+from seer_core.plugins.loading import Plugin, installed, load, load_enabled, startup_of
 
 __all__ = ["examine"]
 
@@ -25,7 +25,7 @@ def examine(config: Config | None) -> list[Check]:
     """Examine the core and the plug-ins that a config enables, or all that are installed, and verl."""
     checks = [_python(), _machine()]
     if config is not None:
-        startup = Startup(config.seer.seed, config.base_dir)
+        startup = startup_of(config)
         for _, plugin in load_enabled(config):
             checks += _ask(plugin, plugin.settings, startup)
         return checks

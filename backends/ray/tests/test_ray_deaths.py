@@ -1,0 +1,188 @@
+"""`seer run` on a cluster whose head dies, or which dies itself; each run goes on by --resume."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("seer_vllm")
+
+LIMIT_S = 120
+MARK = "SEER_TEST_MARK"
+CONFIG = """
+[seer]
+engine = "paced"
+plugins = ["divided_rollout"]
+launcher = "{launcher}"
+
+{table}
+
+[engine.paced]
+clock = "real"
+speed = {speed}
+max_model_tokens = 2048
+vocab_size = 1000
+
+[engine.paced.lengths]
+mean_tokens = 200.0
+cap_tokens = 400
+"""
+
+
+class Runs:
+    """Runs of one prompts file, each of which has its output in a directory."""
+
+    def __init__(self, start_seer, tmp_path):
+        self._start, self._path = start_seer, tmp_path
+        self._prompts = tmp_path / "prompts.jsonl"
+        lines = [{"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 400} for n in range(6)]
+        self._prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def start(self, out, nodes=None, *, speed=0.2, resume=False):
+        address = "" if nodes is None else f'[launcher.ray]\naddress = "{nodes.address}"'
+        config = self._path / f"{out}.toml"
+        launcher = "local" if nodes is None else "ray"
+        config.write_text(CONFIG.format(launcher=launcher, table=address, speed=speed))
+        more = ["--resume"] if resume else []
+        return self._start("run", config, "--prompts", self._prompts, "--out", self._path / out, *more)
+
+    def tokens(self, out):
+        lines = (self._path / out / "completions.jsonl").read_text().splitlines()
+        return {each["request_id"]: each["token_ids"] for each in map(json.loads, lines)}
+
+    def summary(self, out):
+        return json.loads((self._path / out / "summary.json").read_text())
+
+    def wait_for_tokens(self, process, out):
+        """Wait until some responses have finished."""
+        until(lambda: process.poll() is None and self._written(out) >= 2)
+
+    def _written(self, out):
+        path = self._path / out / "completions.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.fixture
+def runs(start_seer, tmp_path):
+    return Runs(start_seer, tmp_path)
+
+
+@pytest.fixture
+def expected(runs):
+    process = runs.start("here", speed=100.0)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    return runs.tokens("here")
+
+
+@pytest.fixture
+def make_nodes(monkeypatch):
+    """Return a function that makes a cluster of two nodes, which this process does not join."""
+    from conftest import Nodes
+
+    directory = tempfile.mkdtemp(prefix="ray-")
+    monkeypatch.setenv("RAY_TMPDIR", directory)
+    monkeypatch.setenv(MARK, secrets.token_hex(8))
+    made = []
+
+    def make():
+        nodes = Nodes(directory)
+        made.append(nodes)
+        for _ in range(2):
+            nodes.add()
+        return nodes
+
+    yield make
+    for nodes in made:
+        nodes.cluster.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def until(condition):
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def started_there():
+    """Return the workers and nurses of this test's clusters."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if ("seer_worker.process" in line or "ray::Nurse" in line) and (
+                process.environ().get(MARK) == os.environ[MARK]
+            ):
+                found.append(process)
+    return found
+
+
+def kill_head(nodes):
+    from ray._private import ray_constants
+
+    head = nodes.cluster.head_node.all_processes[ray_constants.PROCESS_TYPE_GCS_SERVER][0].process
+    head.kill()
+    head.wait()
+
+
+def test_a_rollout_goes_on_to_its_end_without_the_cluster_s_head(make_nodes, runs, expected):
+    nodes = make_nodes()
+    process = runs.start("there", nodes)
+    runs.wait_for_tokens(process, "there")
+    kill_head(nodes)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert runs.tokens("there") == expected
+    assert runs.summary("there")["instances_lost"] == 0
+
+
+def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another_cluster(
+    make_nodes, runs, expected, monkeypatch
+):
+    nodes = make_nodes()
+    process = runs.start("there", nodes, speed=0.05)
+    runs.wait_for_tokens(process, "there")
+    kill_head(nodes)
+    for node in nodes.nodes:
+        nodes.kill_raylet(node.node_id)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, errors
+    assert f"the head of the Ray cluster at {nodes.address} has not answered for" in errors
+    assert "the same command with --resume" in errors
+    assert runs.summary("there")["ended"] == "failed"
+    assert 0 < len(runs.tokens("there")) < len(expected)
+    process = runs.start("there", make_nodes(), resume=True, speed=1.0)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert runs.tokens("there") == expected
+    assert runs.summary("there")["resumed_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_run_that_is_ended_leaves_nothing_on_the_cluster_and_goes_on_there(
+    make_nodes, runs, expected, number, status
+):
+    nodes = make_nodes()
+    process = runs.start("there", nodes, speed=0.05)
+    runs.wait_for_tokens(process, "there")
+    assert len(started_there()) == 4
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == status, errors
+    until(lambda: not started_there())
+    process = runs.start("there", nodes, resume=True, speed=1.0)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert runs.tokens("there") == expected
+    until(lambda: not started_there())
