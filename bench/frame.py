@@ -40,6 +40,7 @@ CASES = (
     "chunk_overhead",
     "journal",
     "driver_deaths",
+    "driver_scale",
     "pays",
     "paper_fit",
     "paper_sensitivity",
