@@ -40,7 +40,11 @@ CASES = (
     "chunk_overhead",
     "journal",
     "driver_deaths",
+<<<<<<< HEAD
     "cluster_faults",
+=======
+    "driver_scale",
+>>>>>>> scale
     "pays",
     "paper_fit",
     "paper_sensitivity",

@@ -43,7 +43,9 @@ class Runs:
     def __init__(self, start_seer, tmp_path):
         self._start, self._path = start_seer, tmp_path
         self._prompts = tmp_path / "prompts.jsonl"
-        lines = [{"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 400} for n in range(6)]
+        lines = [
+            {"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 400} for n in range(6)
+        ]
         self._prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def start(self, out, nodes=None, *, speed=0.2, resume=False):

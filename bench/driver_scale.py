@@ -1,0 +1,250 @@
+"""Where does one driver saturate: CPU, bytes and memory, over the number of instances?
+
+A real runtime rolls out over instances that end every chunk at once, so the driver is all that works.  The
+instances connect over TCP with proofs, as those on other machines do; one other process has all of them.
+Lengths are log-normal and alike within a group.  The sent bytes are those of the chunks with their whole
+context, and of what drafts need: with drafts, each finished chunk's text goes to the other instances that
+have siblings of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import multiprocessing
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from time import process_time
+
+import psutil
+import structlog
+from seer_worker.client.channel import Channel
+from seer_worker.client.process_transport import Launch, process_client
+from seer_worker.client.worker_port import WorkerPort
+
+from bench.frame import EXAMPLE, ROOT, Row, cell, markdown, spread_of, turned
+from bench.instant_workers import MAX_MODEL_TOKENS, VOCAB_SIZE
+from seer_core.errors import EngineError
+from seer_core.model import PromptGroup
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import Assembly, fill_slots
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import ModelInfo, PlainFleet
+from seer_core.runtime.runtime import Runtime
+
+ROOMS = ("seer_core", "backends/worker", "plugins")
+ROUNDS = 3
+
+PLUGINS = {
+    "scheduling": ("divided_rollout", "context_sched"),
+    "with drafts": ("divided_rollout", "context_sched", "grouped_spec"),
+}
+PROMPT_TOKENS, GROUP_SIZE, CHUNK_TOKENS = 512, 8, 2048
+LOG_MEAN, LOG_SIGMA_GROUP, LOG_SIGMA_REQUEST, MAX_TOKENS = 8.5, 0.8, 0.4, 40_960
+LIMIT_S = 3600.0
+CONNECTING = 32
+"""How many instances connect at a time; all of them together would take the one process too long."""
+TOKENS_PER_S = 2000.0
+"""What an instance writes per second in the answer: 64 requests, at 31 tokens per second each."""
+
+
+class CountingWriter:
+    """A stream's writer that counts the bytes sent."""
+
+    sent_bytes = 0
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.close = writer.close
+
+    def write(self, data: bytes) -> None:
+        """Send."""
+        CountingWriter.sent_bytes += len(data)
+        self._writer.write(data)
+
+
+class InstantWorker(Channel):
+    """One of the instances of the other process."""
+
+    scratch = log = ""
+
+    async def end(self, grace_s: float = 0.0) -> str:
+        """Close the connection, on which it ends."""
+        self.close()
+        return "ended"
+
+    def last_words(self) -> str:
+        """Return nothing: it has no log."""
+        return ""
+
+    def discard_log(self) -> None:
+        """Do nothing."""
+
+
+class InstantLauncher:
+    """Has the other process, and a port for its connections."""
+
+    def __init__(self) -> None:
+        self.workers: list[InstantWorker] = []
+        self._port = WorkerPort("127.0.0.1")
+        self._connecting = asyncio.Semaphore(CONNECTING)
+        command = [sys.executable, "-m", "bench.instant_workers", self._port.host, str(self._port.port)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+
+    async def find_place(self, name: str) -> None:
+        """Return at once."""
+
+    async def launch(
+        self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
+    ) -> InstantWorker:
+        """Let the process begin one more connection."""
+        if self.process.poll() is not None:
+            raise EngineError("the process of the instant workers has ended")
+        await self._port.open()
+        expected = self._port.expect()
+        assert self.process.stdin is not None
+        async with self._connecting:
+            self.process.stdin.write(expected.secret)
+            self.process.stdin.flush()
+            reader, writer = await expected.streams
+        self.workers.append(InstantWorker(reader, CountingWriter(writer)))  # type: ignore[arg-type]
+        return self.workers[-1]
+
+    def close(self) -> None:
+        """End the process."""
+        self._port.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+def make_groups(requests: int, seed: int = 0) -> Iterator[PromptGroup]:
+    """Yield groups whose lengths are drawn."""
+    drawn = random.Random(seed)
+    for number in range(requests // GROUP_SIZE):
+        center = drawn.gauss(LOG_MEAN, LOG_SIGMA_GROUP)
+        lengths = (round(drawn.lognormvariate(center, LOG_SIGMA_REQUEST)) for _ in range(GROUP_SIZE))
+        yield PromptGroup(
+            id=f"group-{number}",
+            prompt_token_ids=tuple(drawn.choices(range(VOCAB_SIZE), k=PROMPT_TOKENS)),
+            n=GROUP_SIZE,
+            max_tokens=MAX_TOKENS,
+            known_lengths=tuple(max(1, min(MAX_TOKENS, each)) for each in lengths),
+        )
+
+
+def rolled_out(instances: int, requests: int, plugins: str) -> Row:
+    """Roll out in this process; return what that took of its CPU, memory and wires."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    return asyncio.run(_rolled_out(instances, requests, plugins))
+
+
+async def _rolled_out(instances: int, requests: int, plugins: str) -> Row:
+    launcher = InstantLauncher()
+    launch = Launch(
+        instance="",
+        settings={},
+        environment={},
+        launcher=launcher,
+        log_dir=Path(),
+        start_timeout_s=LIMIT_S,
+        stop_timeout_s=1.0,
+        control_timeout_s=LIMIT_S,
+        silence_timeout_s=LIMIT_S,
+    )
+    engines = [process_client(f"instant-{number}", launch) for number in range(instances)]
+    config = load_config(EXAMPLE / "demo.toml", [f"plugin.divided_rollout.chunk_tokens={CHUNK_TOKENS}"])
+    strategies = fill_slots(config.with_plugins(PLUGINS[plugins]))
+    fleet = PlainFleet(engines, RealClock(), ModelInfo(VOCAB_SIZE, MAX_MODEL_TOKENS), None)
+    groups = list(make_groups(requests))
+    own = psutil.Process()
+    async with Runtime(Assembly(fleet, strategies), config.seer) as runtime:
+        gc.collect()
+        before, sent = own.memory_info().rss, CountingWriter.sent_bytes
+        received = sum(each.received_bytes for each in launcher.workers)
+        began_s = process_time()
+        rollout = runtime.rollout(groups, keep=False)
+        queued = own.memory_info().rss - before
+        async for _ in rollout:
+            pass
+        cpu_s = process_time() - began_s
+        summary = (await rollout.wait()).summary
+        received = sum(each.received_bytes for each in launcher.workers) - received
+        sent = CountingWriter.sent_bytes - sent
+    launcher.close()
+    return {
+        "tokens": summary.tokens,
+        "chunks": summary.chunks,
+        "cpu_us_per_chunk": cpu_s / summary.chunks * 1e6,
+        "cpu_us_per_token": cpu_s / summary.tokens * 1e6,
+        "sent_bytes_per_chunk": sent / summary.chunks,
+        "received_bytes_per_chunk": received / summary.chunks,
+        "queued_bytes_per_request": queued / requests,
+    }
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument("--instances", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--requests", type=int, default=16_000, help="(default 16000)")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Roll out in every round under each number of instances and set of plug-ins, each in a new process."""
+    arms = [(instances, plugins) for instances in options.instances for plugins in PLUGINS]
+    found: dict[tuple[int, str], list[Row]] = {arm: [] for arm in arms}
+    for number, (instances, plugins) in turned(arms, options.rounds):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            row = process.submit(rolled_out, instances, options.requests, plugins).result()
+        found[instances, plugins].append(row)
+        print(
+            f"round {number + 1}, {instances} instances, {plugins}:"
+            f" {row['cpu_us_per_chunk']:.0f} us per chunk",
+            file=sys.stderr,
+            flush=True,
+        )
+    return [
+        {
+            "instances": instances,
+            "plugins": plugins,
+            "requests": options.requests,
+            **{name: spread_of(row[name] for row in rows) for name in rows[0]},
+        }
+        for (instances, plugins), rows in found.items()
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return one line for each number of instances and set of plug-ins."""
+    columns = ["instances", "plug-ins", "tokens per chunk", "CPU per chunk, us", "CPU per token, us"]
+    columns += ["sent per chunk, KB", "received per chunk, KB", "tokens per second of CPU"]
+    lines = [
+        [
+            f"{row['instances']:,}",
+            row["plugins"],
+            f"{row['tokens']['median'] / row['chunks']['median']:,.0f}",
+            cell(row["cpu_us_per_chunk"], ",.0f"),
+            cell(row["cpu_us_per_token"], ".2f"),
+            f"{row['sent_bytes_per_chunk']['median'] / 1e3:,.1f}",
+            f"{row['received_bytes_per_chunk']['median'] / 1e3:,.1f}",
+            f"{1e6 / row['cpu_us_per_token']['median']:,.0f}",
+        ]
+        for row in rows
+    ]
+    return markdown(columns, lines, left=2)
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return how many instances one driver's core serves, with the most instances and drafts."""
+    row = max(rows, key=lambda row: (row["instances"], row["plugins"] == "with drafts"))
+    per_s = 1e6 / row["cpu_us_per_token"]["median"]
+    return (
+        f"At {row['instances']:,} instances with drafts a chunk costs the driver"
+        f" {row['cpu_us_per_chunk']['median']:,.0f} us of CPU, so its one core carries"
+        f" {per_s / 1e6:.1f} million tokens per second: {per_s / TOKENS_PER_S:,.0f} instances that write {TOKENS_PER_S:,.0f} each."
+    )
