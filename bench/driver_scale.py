@@ -64,7 +64,7 @@ class CountingWriter:
         self.close = writer.close
 
     def write(self, data: bytes) -> None:
-        """Send."""
+        """Send data, and count its bytes."""
         CountingWriter.sent_bytes += len(data)
         self._writer.write(data)
 
@@ -246,5 +246,6 @@ def answer(rows: Sequence[Row]) -> str:
     return (
         f"At {row['instances']:,} instances with drafts a chunk costs the driver"
         f" {row['cpu_us_per_chunk']['median']:,.0f} us of CPU, so its one core carries"
-        f" {per_s / 1e6:.1f} million tokens per second: {per_s / TOKENS_PER_S:,.0f} instances that write {TOKENS_PER_S:,.0f} each."
+        f" {per_s / 1e6:.1f} million tokens per second:"
+        f" {per_s / TOKENS_PER_S:,.0f} instances that write {TOKENS_PER_S:,.0f} each."
     )

@@ -40,11 +40,8 @@ CASES = (
     "chunk_overhead",
     "journal",
     "driver_deaths",
-<<<<<<< HEAD
     "cluster_faults",
-=======
     "driver_scale",
->>>>>>> scale
     "pays",
     "paper_fit",
     "paper_sensitivity",
