@@ -1,5 +1,5 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo train test packages setup setup-core setup-sglang setup-verl setup-docs \
+.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-docs \
 	check core-test fast-test verl-test site site-test chromium bench-stale reference licences wheels try-wheels fix clean
 
 ENGINE ?= vllm
@@ -11,6 +11,9 @@ CORE_TESTS = tests/core $(foreach each,divided_rollout context_sched length_post
 
 demo: setup $(SETUP_$(ENGINE))  ## The example under the baseline and under each technique; ENGINE=sglang: on SGLang.
 	.venv/bin/seer compare examples/tiny_reasoner/demo.toml --set seer.engine=$(ENGINE)
+
+demo-cluster: setup  ## The example on four nodes of a Ray cluster here, one of them killed midway: all tokens compared.
+	.venv/bin/python scripts/demo_cluster.py
 
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)

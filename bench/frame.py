@@ -40,6 +40,7 @@ CASES = (
     "chunk_overhead",
     "journal",
     "driver_deaths",
+    "cluster_faults",
     "pays",
     "paper_fit",
     "paper_sensitivity",

@@ -243,10 +243,19 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     """Stands for the layout of its KV: only instances of one kind fetch each other's."""
     model: str = ""
     """Stands for the files of its model, as ``ModelInfo.digest`` has it; empty if the engine does not say."""
+    node: str = ""
+    """Stands for the node that it runs on, as its worker measured it; empty if the engine does not say."""
+    kv_reach: str = ""
+    """The node within which its KV is fetched; empty where the pool spans nodes."""
+
+    @property
+    def kv_domain(self) -> tuple[str, str]:
+        """Kind and reach of its KV: only instances that have both in common fetch each other's."""
+        return self.kv_kind, self.kv_reach
 
     @property
     def move_cost(self) -> float:
-        """The cost of taking over a request's KV from its kind, in 0..1 of prefilling all of it again."""
+        """The cost of taking over a request's KV from its domain, in 0..1 of prefilling all of it again."""
         if self.fetch_s_per_token is None:
             return 1.0
         if self.prefill_s_per_token <= 0.0:
@@ -254,8 +263,8 @@ class InstanceInfo(msgspec.Struct, frozen=True):
         return min(1.0, self.fetch_s_per_token / self.prefill_s_per_token)
 
     def move_cost_from(self, other: InstanceInfo) -> float:
-        """Return ``move_cost`` for a request from there; of another kind or no pool, it prefills all."""
-        shared = self.kv_kind == other.kv_kind and other.fetch_s_per_token is not None
+        """Return ``move_cost`` for a request from there; of another domain or no pool, it prefills all."""
+        shared = self.kv_domain == other.kv_domain and other.fetch_s_per_token is not None
         return self.move_cost if shared else 1.0
 
 

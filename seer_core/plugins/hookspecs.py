@@ -42,6 +42,8 @@ class Startup(msgspec.Struct, frozen=True):
     """The run's seed."""
     base_dir: Path
     """The directory of the config file."""
+    workers_here: bool = True
+    """Whether engines run on this machine; with a launcher they run where it puts them."""
 
     def path(self, text: str) -> Path:
         """Return a path of the config, taken relative to the config file."""

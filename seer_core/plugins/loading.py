@@ -38,6 +38,7 @@ __all__ = [
     "installed",
     "load",
     "load_enabled",
+    "startup_of",
     "unknown_plugin",
 ]
 
@@ -199,6 +200,11 @@ def _load_plugins(config: Config) -> list[Plugin]:
     return [load(name, config.plugin.get(name, {}), f"plugin.{name}") for name in config.seer.plugins]
 
 
+def startup_of(config: Config) -> Startup:
+    """Return the run of a config, as hooks see it."""
+    return Startup(config.seer.seed, config.base_dir, config.seer.launcher == HERE)
+
+
 def fill_slots(config: Config) -> Strategies:
     """Call the factory hooks of every enabled plug-in and return the filled slots.
 
@@ -208,12 +214,12 @@ def fill_slots(config: Config) -> Strategies:
         PluginError: a factory raised, or returned something its slot does not take.
     """
     _known_tables(config)
-    return fill(config.seer.slots, _load_plugins(config), Startup(config.seer.seed, config.base_dir))
+    return fill(config.seer.slots, _load_plugins(config), startup_of(config))
 
 
 def assemble(config: Config) -> Assembly:
     """Fill every slot, engines included; see ``fill_slots`` for the errors."""
-    startup = Startup(config.seer.seed, config.base_dir)
+    startup = startup_of(config)
     launcher = _make_one(_load_launcher(config), "launcher", Factories(startup))
     factories = Factories(startup, None if launcher is None else launcher.strategy)
     engines, kv_pool = _load_engines(config), _load_kv_pool(config)

@@ -113,9 +113,9 @@ class InstanceClient(Protocol):
         """Bring the instance up, within the backend's own time limit, or raise ``EngineError``.
 
         It raises ``NoPlaceError`` where it has no place yet and the others may begin without it; it must be a
-        ``PlaceSeeker`` then.  May be called again after a loss or ``stop``; the remains of the old instance are ended first.  It
-        begins with its first weights, as version 0; the runtime brings it to the current version with
-        ``update_weights`` before it sends a chunk.
+        ``PlaceSeeker`` then.  May be called again after a loss or ``stop``; the remains of the old instance
+        are ended first.  It begins with its first weights, as version 0; the runtime brings it to the current
+        version with ``update_weights`` before it sends a chunk.
         """
         ...
 

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["KEY_BYTES", "Bytes", "KVPool", "KVStore", "PoolStats", "StoreContext", "StoreSpec"]
+__all__ = ["KEY_BYTES", "LOOPBACK", "Bytes", "KVPool", "KVStore", "PoolStats", "StoreContext", "StoreSpec"]
 
 KEY_BYTES = 32
 """Length of every key."""
+
+LOOPBACK = "127.0.0.1"
+"""The address of a node that has no other, for its instances are child processes of the runtime."""
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
 """Blocks, one row of bytes each."""
@@ -82,6 +85,8 @@ class StoreSpec(msgspec.Struct, frozen=True):
 
     path: str
     settings: Mapping[str, Any]
+    spans_nodes: bool = True
+    """Whether instances on other nodes find what is put; if not, a move there costs a prefill."""
 
 
 class StoreContext(msgspec.Struct, frozen=True):
@@ -99,6 +104,10 @@ class StoreContext(msgspec.Struct, frozen=True):
     """The tokens of a block."""
     report: Callable[[str], None] = ignore_report
     """Called with a reason when the store does less than it should."""
+    node: str = ""
+    """The node that the instance runs on, as ``InstanceInfo.node`` has it."""
+    address: str = LOOPBACK
+    """The address of this node, measured at the instance's connection to the runtime."""
 
 
 class KVStore(Protocol):
@@ -167,6 +176,11 @@ class KVPool(Protocol):
     def store(self, instance_id: str) -> StoreSpec:
         """Return what an engine's process makes; asked once per start of an instance."""
         ...
+
+    @optional
+    async def add(self, instance_id: str) -> None:
+        """Make room for an instance that joins later; without this method such an instance shares no KV."""
+        return
 
     async def clear(self) -> None:
         """Forget all KV: no block put before is found again.  All instances are idle."""

@@ -7,8 +7,11 @@ the launcher of child processes.  Another launcher starts them in a container, o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from seer_core.ports.weights import WeightSpec
 
 __all__ = ["Launcher", "RunningWorker", "TemporaryWorker"]
 
@@ -48,6 +51,14 @@ class RunningWorker(Protocol):
         """
         ...
 
+    def bring_weights(self, source: WeightSpec) -> AbstractAsyncContextManager[WeightSpec]:
+        """Make weights of this machine readable where it runs, and return what names them there.
+
+        They are read within the context only; entering it raises an ``EngineError`` if they cannot get
+        there.
+        """
+        ...
+
     async def end(self, grace_s: float = 0.0) -> str:
         """End the worker and all that it started, bounded; return how it ended.
 
@@ -75,6 +86,14 @@ class TemporaryWorker(Protocol):
 
 class Launcher(Protocol):
     """Starts workers, on this machine or elsewhere."""
+
+    async def address(self) -> str:
+        """Return this machine's address, at which workers and what they share reach it.
+
+        Raises:
+            EngineError: it cannot be known, for there is no cluster.
+        """
+        ...
 
     async def find_place(self, name: str) -> None:
         """Wait, without a limit, for a place where the worker of instance ``name`` can be launched again."""

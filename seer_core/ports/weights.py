@@ -41,9 +41,9 @@ class WeightSpec(msgspec.Struct, frozen=True):
         return self.settings["directory"] if self.path == DIRECTORY else None
 
 
-def directory(path: str | Path) -> WeightSpec:
-    """Return the spec of a directory of safetensors."""
-    return WeightSpec(DIRECTORY, {"directory": str(path)})
+def directory(path: str | Path, digest: str = "") -> WeightSpec:
+    """Return the spec of a directory of safetensors; the runtime adds the ``digest`` of its files."""
+    return WeightSpec(DIRECTORY, {"directory": str(path)} | ({"digest": digest} if digest else {}))
 
 
 class WeightSource(Protocol):

@@ -20,6 +20,7 @@ from seer_core.model.events import (
     InstanceStopped,
 )
 from seer_core.plugins.config import SeerTable
+from seer_core.ports.contracts import implemented
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient, PlaceSeeker
 from seer_core.ports.kv import KVPool
@@ -94,6 +95,7 @@ class Fleet:
         self._awake.set()
         self._sleep_lock = asyncio.Lock()
         self._adding = 0
+        self._pool_started = False
 
     @property
     def asleep(self) -> bool:
@@ -156,7 +158,7 @@ class Fleet:
             await stop_strategy(self.kv_pool)
 
     async def add(self, engine: InstanceClient) -> InstanceInfo:
-        """Start one more engine, also while a rollout runs; it shares no KV until the fleet starts anew.
+        """Start one more engine, also while a rollout runs; it shares KV if the pool makes room for it.
 
         Raises:
             EngineError: its id is taken, it did not start, the fleet is asleep or was stopped meanwhile.
@@ -170,7 +172,7 @@ class Fleet:
         self.engines[engine.id] = engine
         self._lost_early.pop(engine.id, None)
         try:
-            engine.set_kv_pool(None)  # pools make room for those they are started with
+            await self._share_kv(engine)
             self._set_drafter([engine])
             info = await self._start(engine)
             if life != self._lives or self.engines.get(engine.id) is not engine:
@@ -232,6 +234,7 @@ class Fleet:
 
     async def _start_kv_pool(self) -> None:
         slot = self.kv_pool
+        self._pool_started = False
         pool = None if slot is None else slot.strategy
         shared = [engine.id for engine in self.engines.values() if engine.set_kv_pool(pool)]
         if slot is not None and not shared:
@@ -239,7 +242,18 @@ class Fleet:
         if slot is not None and shared:
             with slot.named():
                 await slot.strategy.start(shared)
+            self._pool_started = True
             log.info("kv_pool_started", pool=slot.owner, capacity_bytes=slot.strategy.stats().capacity_bytes)
+
+    async def _share_kv(self, engine: InstanceClient) -> None:
+        """Let a newcomer share KV, if the pool has been started and makes room for it."""
+        slot = self.kv_pool
+        make_room = implemented(slot.strategy, "add") if slot is not None and self._pool_started else None
+        if slot is None or make_room is None or not engine.set_kv_pool(slot.strategy):
+            engine.set_kv_pool(None)
+            return
+        with slot.named():
+            await make_room(engine.id)
 
     def _set_drafter(self, engines: Iterable[InstanceClient]) -> None:
         drafter = None if self.drafter is None else self.drafter.strategy

@@ -206,7 +206,7 @@ class Runtime:
         self._controller.introduce_instances()
 
     async def add(self, engine: InstanceClient) -> InstanceInfo:
-        """Start one more instance, also while a rollout runs; it shares no KV until the fleet starts anew.
+        """Start one more instance, also while a rollout runs; it shares KV if the pool makes room for it.
 
         Raises:
             SeerError: the runtime has not been started.

@@ -217,8 +217,10 @@ class KVPoolContract:
     def _store(self, pool: KVPool, name: str) -> KVStore:
         """Make an instance's store as its engine would; it is not closed."""
         spec = pool.store(name)
-        host = StoreContext(name, self.block_bytes, BLOCK_TOKENS)
+        host = StoreContext(name, self.block_bytes, BLOCK_TOKENS, node="here")
         store: KVStore = load(spec.path)(as_sent(spec.settings), host)
+        if (receives := implemented(pool, "receive")) is not None and (note := store.take_message()):
+            receives(name, as_sent(note))  # before the instance is ready, and so before it is connected
         if (connect := implemented(pool, "connect")) is not None:
             receive = implemented(store, "receive")
             assert receive is not None, f"the store of {name!r} lacks receive, and its pool has connect"

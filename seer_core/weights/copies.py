@@ -10,11 +10,10 @@ changes.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import attrs
 from seer_core.errors import EngineError
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.scratch import Scratch
+from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
 
 __all__ = ["FIRST_WEIGHTS", "NO_COPY", "VersionedWeights", "WeightCopies"]
 
@@ -30,7 +30,6 @@ NO_COPY = "none"
 """The value of ``[seer].weights_dir`` for no copy."""
 
 PREFIX = "seer-weights-"
-PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 FICLONE = 0x40049409
 """``ioctl`` that makes a file share its blocks with another (Linux, ``linux/fs.h``)."""
 
@@ -51,7 +50,7 @@ class VersionedWeights:
     def check(self) -> None:
         """Raise EngineError if the weights are gone or have changed since they were loaded first."""
         try:
-            found = _digest(_files(Path(str(self.kept))))
+            found = digest_of_files(weight_files(Path(str(self.kept))))
         except OSError as error:
             raise EngineError(f"{self._name} cannot be read any more: {error}") from error
         if found != self.digest:
@@ -87,11 +86,12 @@ class WeightCopies:
             EngineError: it cannot be read, it changes meanwhile, or there is no room for a copy.
         """
         try:
-            files = [] if source.directory is None else _files(Path(source.directory))
+            files = [] if source.directory is None else weight_files(Path(source.directory))
             if not files:
                 return VersionedWeights(version, source, source)
             if self._place == NO_COPY:
-                return VersionedWeights(version, source, source, _digest(files))
+                digest = digest_of_files(files)
+                return VersionedWeights(version, source, directory(str(source), digest), digest)
             if self._scratch is None:
                 self._scratch = Scratch(PREFIX, self._place)
             copy = self._scratch.path / str(version)
@@ -99,7 +99,9 @@ class WeightCopies:
             copy.mkdir()
             with ThreadPoolExecutor() as pool:
                 list(pool.map(_copy, files, [copy / file.name for file in files]))
-            return VersionedWeights(version, source, directory(copy), _digest(_files(copy)))
+            digest = digest_of_files(weight_files(copy))
+            (copy / NONCE).write_text(secrets.token_hex(16))  # last: who sees it sees the files
+            return VersionedWeights(version, source, directory(copy, digest), digest)
         except OSError as error:
             self.drop(version)
             where = self._place or tempfile.gettempdir()
@@ -122,24 +124,6 @@ class WeightCopies:
             self._scratch.close()
             self._scratch = None
         return attrs.evolve(current, kept=current.source)
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file())
-
-
-def _digest(files: Sequence[Path]) -> str:
-    """Return a digest over names and bytes, 32 hexadecimal digits."""
-    with ThreadPoolExecutor() as pool:
-        lines = [
-            f"{file.name} {digest}\n" for file, digest in zip(files, pool.map(_sha256, files), strict=True)
-        ]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -80,13 +80,18 @@ async def back(runtime, *names):
 # The store.
 
 
-def test_a_copy_holds_the_tensors_and_nothing_else(store, checkpoint):
+def test_a_copy_holds_the_tensors_and_a_number_used_once(store, checkpoint):
     weights = store.keep(directory(checkpoint()), 1)
     assert sorted(path.name for path in Path(weights.kept.directory).iterdir()) == [
         "a.safetensors",
         "b.safetensors",
         "model.safetensors.index.json",
+        "seer-nonce",
     ]
+    other = store.keep(directory(checkpoint()), 2)
+    assert other.digest == weights.digest == weights.kept.settings["digest"]
+    first, second = (Path(each.kept.directory, "seer-nonce").read_text() for each in (weights, other))
+    assert first != second
     assert (weights.version, weights.source) == (1, directory(checkpoint()))
     weights.check()
 
@@ -128,7 +133,7 @@ def test_copies_are_deleted_one_by_one_and_together(store, checkpoint, place):
 
 def test_without_copies_the_checkpoint_must_stay_as_it_was(checkpoint):
     weights = WeightCopies("none").keep(directory(checkpoint(b"one")), 1)
-    assert weights.kept == directory(checkpoint(b"one"))
+    assert weights.kept == directory(checkpoint(b"one"), weights.digest)
     weights.check()
     checkpoint(b"two")
     with pytest.raises(EngineError, match="have changed"):

@@ -152,6 +152,31 @@ def test_a_pool_that_no_engine_uses_is_not_started(by_hand, hand):
     asyncio.run(main())
 
 
+class Growing(Noted):
+    """A pool that makes room for newcomers."""
+
+    async def add(self, instance_id):
+        self._note(("add", instance_id))
+
+
+def test_a_newcomer_shares_kv_where_the_pool_makes_room_for_it(by_hand, hand):
+    fixed, growing, unused = Noted(), Growing(), Growing()
+
+    async def main(pool, shares=True):
+        engine, newcomer, other = hand("a"), hand("b"), hand("c")
+        engine.shares_kv, other.shares_kv = shares, False
+        async with by_hand(engine, kv_pool=slot(pool)) as runtime:
+            await runtime.add(newcomer)
+            await runtime.add(other)
+            return newcomer.kv_pool
+
+    assert asyncio.run(main(fixed)) is None
+    assert asyncio.run(main(growing)) is growing
+    assert growing.calls == [("start", "a"), ("add", "b"), "stop"]
+    assert asyncio.run(main(unused, shares=False)) is None  # it has not been started
+    assert unused.calls == ["stop"]
+
+
 def test_without_a_pool_engines_get_none(by_hand, hand):
     engine = hand("a")
     engine.kv_pool = "of an earlier run"

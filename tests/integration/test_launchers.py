@@ -5,12 +5,16 @@ import pytest
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import assemble
+from seer_core.ports.contracts import implemented
 
 from .helpers import HEAD
 
 LAUNCHER = f"""{HEAD}
 class Launcher:
     async def launch(self, name, interpreter, environment, log, keep_log):
+        raise NotImplementedError
+
+    async def address(self):
         raise NotImplementedError
 
     async def find_place(self, name):
@@ -47,6 +51,13 @@ def test_the_launcher_that_the_config_names_starts_the_workers(assembled):
     assert launchers == {assembly.launcher.strategy}
 
 
+@pytest.mark.parametrize("name", ["local", "mooncake"])
+def test_a_pool_that_asks_for_the_launcher_serves_a_cluster(assembled, name):
+    pytest.importorskip("seer_vllm")
+    pool = assembled(more=REAL, seer=f'kv_pool = "{name}"').kv_pool.strategy
+    assert implemented(pool, "add") is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -56,8 +67,8 @@ def test_the_launcher_that_the_config_names_starts_the_workers(assembled):
             " engine, or launcher = 'local'",
         ),
         (
-            {"more": REAL, "seer": 'kv_pool = "local"'},
-            "but the kv_pool 'local' is of one machine; write kv_pool = 'none', or launcher = 'local'",
+            {"more": REAL, "seer": 'kv_pool = "sim_pool"'},
+            "but the kv_pool 'sim_pool' is of one machine; write kv_pool = 'none', or launcher = 'local'",
         ),
         (
             {"launcher": "elswhere"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seer_core.plugins.hookspecs import Check
 
-__all__ = ["available_bytes", "disk_checks", "memory_checks"]
+__all__ = ["PART", "available_bytes", "disk_checks", "memory_checks"]
 
 PART = "kv_pool"
 MEMINFO = Path("/proc/meminfo")

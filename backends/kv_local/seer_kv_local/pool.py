@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 import secrets
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-
-import attrs
 
 from seer_core.errors import PluginError
 from seer_core.ports.kv import PoolStats, StoreSpec
 from seer_kv_local.machine import available_bytes
-from seer_kv_local.slot_table import NONCE_BYTES, PAGE, SlotTableHeader, Word
+from seer_kv_local.slot_table import NONCE_BYTES, Word
+from seer_kv_local.tiers import Tier, make_tier, path_of, reserve, share_of
 
 __all__ = ["LocalPool"]
 
 STORE = "seer_kv_local.store:LocalStore"
-
-
-@attrs.frozen(eq=False)
-class Tier:
-    """One instance's part of a tier: an anonymous memory file, and a file for blocks that are on disk."""
-
-    memory_fd: int
-    memory: mmap.mmap
-    header: SlotTableHeader
-    disk_fd: int | None = None
-
-    def clear(self) -> None:
-        """Begin a new epoch, and give the memory of the last one back."""
-        self.header[Word.EPOCH] += 1
-        self.header[Word.USED] = 0
-        if len(self.memory) > PAGE:
-            with suppress(OSError):  # a kernel that will not: the slots are free all the same
-                self.memory.madvise(mmap.MADV_REMOVE, PAGE, len(self.memory) - PAGE)
-
-    def close(self) -> None:
-        """Close the files, which instances may still hold."""
-        os.close(self.memory_fd)
-        if self.disk_fd is not None:
-            os.close(self.disk_fd)
 
 
 class LocalPool:
@@ -79,15 +52,15 @@ class LocalPool:
                 f"[kv_pool.local].capacity_bytes is {self.capacity_bytes}, but only {available} bytes of"
                 ' memory are available; lower it, or set kv_pool = "none"'
             )
-        size = _share(self.capacity_bytes, instances)
-        disk_size = _share(self.disk_bytes, instances)
+        size = share_of(self.capacity_bytes, len(instances))
+        disk_size = share_of(self.disk_bytes, len(instances))
         for instance in instances:
-            self._memory[instance] = _tier(f"seer-kv-{instance}", self._nonce, size)
+            self._memory[instance] = make_tier(f"seer-kv-{instance}", self._nonce, size)
         if self.disk_bytes:
             for instance in instances:
-                disk_fd = await asyncio.to_thread(self._reserve, disk_size)
+                disk_fd = await asyncio.to_thread(reserve, self.disk_path, disk_size)
                 # The table may be of any size: pages that are never written take no memory.
-                self._disk[instance] = _tier(f"seer-kv-{instance}-disk", self._nonce, disk_size, disk_fd)
+                self._disk[instance] = make_tier(f"seer-kv-{instance}-disk", self._nonce, disk_size, disk_fd)
 
     async def stop(self) -> None:
         """Free memory and room on disk, once the last instance has closed them too."""
@@ -99,9 +72,9 @@ class LocalPool:
     def store(self, instance_id: str) -> StoreSpec:
         """Return what an instance needs to find its own files and all others."""
         settings = {
-            "tables": {name: _path(tier.memory_fd) for name, tier in self._memory.items()},
+            "tables": {name: path_of(tier.memory_fd) for name, tier in self._memory.items()},
             "disks": {
-                name: (_path(tier.memory_fd), _path(tier.disk_fd))
+                name: (path_of(tier.memory_fd), path_of(tier.disk_fd))
                 for name, tier in self._disk.items()
                 if tier.disk_fd is not None
             },
@@ -143,46 +116,3 @@ class LocalPool:
             disk_got_bytes=memory(Word.DISK_GOT_BYTES),
             disk_errors=memory(Word.ERRORS),
         )
-
-    def _reserve(self, size: int) -> int:
-        """Open a file without a name, with all its room taken, so that it cannot run out of it later."""
-        try:
-            with tempfile.TemporaryFile(dir=self.disk_path, buffering=0) as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-                return os.dup(file.fileno())
-        except OSError as error:
-            raise PluginError(
-                f"the KV pool cannot take {size} bytes per instance in [kv_pool.local].disk_path ="
-                f" {str(self.disk_path)!r}: {error.strerror}; lower disk_bytes = {self.disk_bytes}, or name"
-                " another directory"
-            ) from error
-
-
-def _share(total_bytes: int, instances: Sequence[str]) -> int:
-    """Return what each instance gets, in whole pages."""
-    return max(PAGE, total_bytes // len(instances) // PAGE * PAGE)
-
-
-def _tier(name: str, nonce: bytes, size: int, disk_fd: int | None = None) -> Tier:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    # memfd_create lets all users in; the kernel already keeps others from our descriptors
-    os.fchmod(fd, 0o600)
-    try:
-        os.ftruncate(fd, size)
-    except OSError as error:
-        os.close(fd)
-        if disk_fd is not None:
-            os.close(disk_fd)
-        raise PluginError(
-            f"the KV pool cannot make a memory file of {size} bytes: {error.strerror}; raise this process's"
-            " limit of file sizes (ulimit -f), or lower [kv_pool.local].capacity_bytes"
-        ) from error
-    memory = mmap.mmap(fd, 0 if disk_fd is None else PAGE)
-    header = SlotTableHeader(memory)
-    header.sign(nonce)
-    header[Word.EPOCH] = 1
-    return Tier(fd, memory, header, disk_fd)
-
-
-def _path(fd: int | None) -> str:
-    return f"/proc/{os.getpid()}/fd/{fd}"

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import seer_kv_local
-from seer_kv_local import machine
+from seer_kv_local import NodePools, machine
 
 from seer_core.plugins.hookspecs import Startup
 
 
 def test_the_factory_takes_no_memory(tmp_path):
-    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(1 << 40), Startup(0, tmp_path))
+    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(1 << 40), Startup(0, tmp_path), None)
     assert pool.stats().capacity_bytes == 1 << 40
     asyncio.run(pool.clear())
     asyncio.run(pool.stop())
@@ -26,10 +26,10 @@ def test_a_capacity_below_a_mebibyte_is_no_setting():
 
 def test_the_disk_tier_lies_beside_the_config_or_where_temporary_files_go(tmp_path):
     settings = seer_kv_local.Settings(disk_bytes=1 << 20, disk_path="tier")
-    pool = seer_kv_local.seer_make_kv_pool(settings, Startup(0, tmp_path))
+    pool = seer_kv_local.seer_make_kv_pool(settings, Startup(0, tmp_path), None)
     assert (pool.disk_bytes, pool.disk_path) == (1 << 20, tmp_path / "tier")
     assert pool.stats().disk_capacity_bytes == 1 << 20
-    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(), Startup(0, tmp_path))
+    pool = seer_kv_local.seer_make_kv_pool(seer_kv_local.Settings(), Startup(0, tmp_path), None)
     assert pool.disk_path == Path(tempfile.gettempdir())
 
 
@@ -52,6 +52,15 @@ def test_the_doctor_compares_the_pool_with_the_memory(capacity, ok):
     assert check.ok is ok
     assert ("lower [kv_pool.local].capacity_bytes" in check.remedy) is not ok
     assert seer_kv_local.seer_doctor(None, None)[0].part == "kv_pool"
+
+
+def test_on_a_cluster_there_is_a_pool_on_each_node_and_the_doctor_leaves_memory_to_them(tmp_path):
+    startup = Startup(0, tmp_path, workers_here=False)
+    settings = seer_kv_local.Settings(1 << 50, disk_bytes=1 << 60)
+    assert isinstance(seer_kv_local.seer_make_kv_pool(settings, startup, object()), NodePools)
+    [check] = seer_kv_local.seer_doctor(settings, startup)
+    assert check.ok
+    assert "each instance checks its node" in check.finding
 
 
 def test_a_cgroup_may_allow_less_than_the_machine_has(monkeypatch, tmp_path):

@@ -5,18 +5,17 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
 
+from seer_core.ports.kv import LOOPBACK
 from seer_core.process import ChildProcess
-from seer_mooncake import cleanup
 from seer_mooncake.client import answers
+from seer_mooncake.disk import DiskDirectory
 
 __all__ = ["Master"]
 
@@ -32,7 +31,6 @@ EVICTED_AT_ONCE = 0.1
 """Part of the memory that an eviction frees: more than the default, for bursts."""
 POLL_S = 0.02
 HTTP_TIMEOUT_S = 1.0
-STOP_S = 8.0
 RESTARTS = 10
 RESTART_PAUSE_S = 0.5
 
@@ -45,19 +43,32 @@ class Master:
         self._joined = bool(joined)
         self._metrics_port = 0
         self._process: ChildProcess | None = None
-        self._cleanup: subprocess.Popen[bytes] | None = None
+        self._disk: DiskDirectory | None = None
         self._restarts: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def start(self, binary: Path | None, directory: Path | None, timeout_s: float) -> bool:
-        """Start the master or find it, and make ``directory``; return whether it answers in time."""
+    def start(
+        self,
+        binary: Path | None,
+        directory: Path | None,
+        timeout_s: float,
+        *,
+        host: str = LOOPBACK,
+        disk: bool | None = None,
+    ) -> bool:
+        """Start the master or find it, and make ``directory``; return whether it answers in time.
+
+        One of ours listens at ``host``; it is to expect instances with a ``disk``, by default if there is a
+        directory.
+        """
         until = time.monotonic() + timeout_s
         if directory is not None:
-            self._cleanup = _start_cleanup(directory)
+            self._disk = DiskDirectory(directory)
         if not self._joined:
-            rpc_port, self._metrics_port = _free_ports(2)
-            self.address = f"127.0.0.1:{rpc_port}"
-            command = _command(str(binary), rpc_port, self._metrics_port, disk=directory is not None)
+            rpc_port, self._metrics_port = _free_ports(host, LOOPBACK)
+            self.address = f"{host}:{rpc_port}"
+            offload = directory is not None if disk is None else disk
+            command = _command(str(binary), host, rpc_port, self._metrics_port, disk=offload)
             try:
                 self._process = _run(command)
             except OSError:
@@ -65,7 +76,7 @@ class Master:
             self._restarts = threading.Thread(target=self._restart, args=[command], daemon=True)
             self._restarts.start()
         while time.monotonic() < until:
-            if self._answers() and (directory is None or directory.is_dir()):
+            if self._answers() and (self._disk is None or self._disk.ready):
                 return True
             time.sleep(POLL_S)
         return False
@@ -86,17 +97,9 @@ class Master:
         if self._restarts is not None:
             self._restarts.join()
             self._restarts = self._process = None
-        process, self._cleanup = self._cleanup, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        with suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.close()
 
     def _answers(self) -> bool:
         if self._metrics_port:
@@ -126,23 +129,12 @@ def _run(command: list[str]) -> ChildProcess:
         return ChildProcess(command, log=nothing)
 
 
-def _start_cleanup(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the process that outlives this one to remove the directory."""
-    return subprocess.Popen(
-        [sys.executable, "-I", cleanup.__file__, str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the runtime
-    )
-
-
-def _command(binary: str, rpc_port: int, metrics_port: int, *, disk: bool) -> list[str]:
+def _command(binary: str, host: str, rpc_port: int, metrics_port: int, *, disk: bool) -> list[str]:
     return [
         binary,
-        "--rpc_address=127.0.0.1",
+        f"--rpc_address={host}",
         f"--rpc_port={rpc_port}",
-        "--metrics_host=127.0.0.1",
+        f"--metrics_host={LOOPBACK}",
         f"--metrics_port={metrics_port}",
         f"--rpc_thread_num={min(4, os.cpu_count() or 1)}",
         f"--default_kv_lease_ttl={LEASE_MS}",
@@ -153,15 +145,15 @@ def _command(binary: str, rpc_port: int, metrics_port: int, *, disk: bool) -> li
     ]
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(*hosts: str) -> list[int]:
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [stack.enter_context(socket.create_server((host, 0))) for host in hosts]
         return [one.getsockname()[1] for one in sockets]
 
 
 def _get(port: int, path: str) -> str:
     """Return what the master's metrics server answers; nothing if it does not."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HTTP_TIMEOUT_S)
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=HTTP_TIMEOUT_S)
     try:
         connection.request("GET", path)
         return connection.getresponse().read().decode()

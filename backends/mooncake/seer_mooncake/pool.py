@@ -13,11 +13,12 @@ from pathlib import Path
 import structlog
 
 from seer_core.errors import PluginError
-from seer_core.ports.kv import PoolStats, StoreSpec
+from seer_core.ports.kv import LOOPBACK, PoolStats, StoreSpec
+from seer_core.ports.launcher import Launcher
 from seer_mooncake.cleanup import PREFIX
 from seer_mooncake.master import Master
 from seer_mooncake.settings import Settings
-from seer_mooncake.system import checks, master_binary
+from seer_mooncake.system import checks, installation, master_binary
 from seer_mooncake.values import SECRET_BYTES
 
 __all__ = ["MooncakePool"]
@@ -34,9 +35,12 @@ class MooncakePool:
     This process holds neither KV nor Mooncake's client, so nothing that goes wrong there can hurt it.
     """
 
-    def __init__(self, settings: Settings, directory: Path | None = None) -> None:
-        self.settings, self.directory = settings, directory
+    def __init__(
+        self, settings: Settings, directory: Path | None = None, launcher: Launcher | None = None
+    ) -> None:
+        self.settings, self.directory, self._launcher = settings, directory, launcher
         self._instances: Sequence[str] = ()
+        self._shares = 1
         self._lines: dict[str, Callable[[Mapping[str, int]], None]] = {}
         self._epoch = 0
         self._counted: Counter[str] = Counter()
@@ -55,11 +59,12 @@ class MooncakePool:
             PluginError: Mooncake is not installed, or no master answers, and ``on_failure`` is "fail".
         """
         await self.stop()
-        self._instances, self._counted = tuple(instances), Counter()
+        host = LOOPBACK if self._launcher is None else await self._launcher.address()
+        self._instances, self._shares, self._counted = tuple(instances), len(instances), Counter()
         self._run = uuid.uuid4().hex[:12]
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._figures, self._evicted_before = {}, 0.0
-        degradation = await asyncio.to_thread(self._begin)
+        degradation = await asyncio.to_thread(self._begin, host)
         self._on = degradation is None
         if degradation is None:
             return
@@ -79,12 +84,15 @@ class MooncakePool:
         self._instances = ()
         self._lines.clear()
 
+    async def add(self, instance_id: str) -> None:
+        """Let an instance that joins later lend as much memory as one of the first."""
+        self._instances = (*self._instances, instance_id)
+
     def store(self, instance_id: str) -> StoreSpec:
         """Return what an instance needs to find the master; none of it, if there is no master."""
         if not self._on:
             return StoreSpec("seer_mooncake.store:NoStore", {"reason": self._off})
         settings = self.settings
-        count = len(self._instances)
         directory = self._run_directory
         return StoreSpec(
             "seer_mooncake.store:MooncakeStore",
@@ -93,10 +101,12 @@ class MooncakePool:
                 "run": self._run,
                 "secret": self._secret,
                 "epoch": self._epoch,
-                "segment_bytes": settings.capacity_bytes // count,
+                "segment_bytes": settings.capacity_bytes // self._shares,
                 "buffer_bytes": settings.buffer_bytes,
                 "disk_path": None if directory is None else str(directory / instance_id),
-                "disk_bytes": settings.disk_bytes // count,
+                "disk_bytes": settings.disk_bytes // self._shares,
+                "on_node": self._launcher is not None,
+                "node_disk": settings.disk_path and str(self.directory),
                 "host": settings.host,
                 "protocol": settings.protocol,
                 "device": settings.device,
@@ -130,7 +140,7 @@ class MooncakePool:
         counted, figures = self._counted, self._figures
         evicted = self._evicted_before + figures.get(EVICTED, 0)
         return PoolStats(
-            capacity_bytes=self.settings.capacity_bytes if self._on else 0,
+            capacity_bytes=self._of_all(self.settings.capacity_bytes) if self._on else 0,
             used_bytes=int(figures.get("master_allocated_bytes", 0)),
             asked_blocks=counted["asked_blocks"],
             hit_blocks=counted["hit_blocks"],
@@ -139,22 +149,40 @@ class MooncakePool:
             released_blocks=counted["released_blocks"],
             put_bytes=counted["put_bytes"],
             got_bytes=counted["got_bytes"],
-            disk_capacity_bytes=self.settings.disk_bytes if self._on else 0,
+            disk_capacity_bytes=self._of_all(self.settings.disk_bytes) if self._on else 0,
             disk_used_bytes=int(figures.get("master_allocated_file_size_bytes", 0)),
         )
 
+    def _of_all(self, total: int) -> int:
+        """Return what all instances lend, of which those that joined later lend as much as the first."""
+        joined = max(0, len(self._instances) - self._shares)
+        return total + total // self._shares * joined
+
     @property
     def _run_directory(self) -> Path | None:
-        return None if self.directory is None else self.directory / f"{PREFIX}{self._run}"
+        """The directory of the run on this machine; on a cluster each node makes its own."""
+        if self.directory is None or self._launcher is not None:
+            return None
+        return self.directory / f"{PREFIX}{self._run}"
 
-    def _begin(self) -> tuple[str, str] | None:
-        """Start or find the master; return what is wrong, and the remedy."""
-        for check in checks(self.settings, self.directory):
+    def _begin(self, host: str) -> tuple[str, str] | None:
+        """Start or find the master, ours at ``host``; return what is wrong, and the remedy."""
+        settings = self.settings
+        if self._launcher is None:
+            found = checks(settings, self.directory)
+        else:
+            found = [] if settings.master else [installation()]
+        for check in found:
             if not check.ok:
                 return check.finding, check.remedy
-        settings = self.settings
         self._master = Master(settings.master)
-        if self._master.start(master_binary(), self._run_directory, settings.start_timeout_s):
+        if self._master.start(
+            master_binary(),
+            self._run_directory,
+            settings.start_timeout_s,
+            host=host,
+            disk=settings.disk_bytes > 0,
+        ):
             self._stopped = threading.Event()
             threading.Thread(target=self._watch, args=(self._stopped,), daemon=True).start()
             return None

@@ -19,11 +19,15 @@ class Settings(Struct, frozen=True):
     disk_bytes: Annotated[int, Meta(ge=0)] = 0
     """The disk that the pool takes, over all instances; 0 for none."""
     disk_path: str | None = None
-    """The directory of the disk tier, relative to the config file. Without it: where temporary files go."""
+    """The directory of the disk tier, relative to the config file, and on a cluster on each node. Without it:
+    where temporary files go.
+    """
     master: Annotated[str, Meta(pattern=r"^([^\s:]+:\d+)?$")] = ""
-    """A running master to join, as ``host:port``; empty starts one."""
-    host: str = "127.0.0.1"
-    """The name or address under which other machines reach this one."""
+    """A running master to join, as ``host:port``; empty starts one on this machine."""
+    host: str = ""
+    """The name or address under which others reach the instances of this machine. Empty: loopback, and on a
+    cluster the address of each instance's node, as measured there.
+    """
     protocol: Literal["tcp", "rdma"] = "tcp"
     """How blocks are transferred between machines."""
     device: str = ""

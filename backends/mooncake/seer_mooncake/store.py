@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +16,11 @@ import numpy as np
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import Bytes, StoreContext
+from seer_mooncake.cleanup import PREFIX
 from seer_mooncake.client import MooncakeClient, answers
 from seer_mooncake.counts import Counts
+from seer_mooncake.disk import DiskDirectory
+from seer_mooncake.system import disk_check, installation, memory_check
 from seer_mooncake.values import HEADER_BYTES, pack, unpack
 
 __all__ = ["MooncakeStore", "NoStore"]
@@ -36,6 +41,7 @@ TIMEOUTS = {
 """Mooncake's own, shorter than its defaults of 30 s, 20 s and 30 s."""
 DROPPED_SHARE = 0.25
 """Part of an instance's memory that may hold dropped values."""
+POLL_S = 0.02
 BUCKET_VALUES = 32
 """Values in one file on disk: what is evicted there at once."""
 
@@ -81,11 +87,19 @@ class MooncakeStore:
         self._block_bytes = host.block_bytes
         self._report = host.report
         self._secret = bytes.fromhex(settings["secret"])
+        self._host = settings["host"] or host.address
         if settings["segment_bytes"] < 2 * self._row_bytes:
             raise EngineError(
                 f"the KV pool is too small: a block of {host.block_tokens} tokens takes {host.block_bytes}"
                 " bytes; raise [kv_pool.mooncake].capacity_bytes"
             )
+        self._disk_path, self._disk = settings["disk_path"], None
+        self._mooncake = _import(host.node)  # 40 MB: the runtime does without it
+        if settings["on_node"]:
+            _check_node(settings, host.node)
+            if settings["disk_bytes"]:
+                self._disk = _own_directory(settings, host.instance_id)
+                self._disk_path = str(self._disk.path / "values")
         self._counts = Counts()
         rows = max(1, settings["buffer_bytes"] // self._row_bytes)
         self._rows: Bytes = np.zeros((rows, self._row_bytes), np.uint8)
@@ -96,7 +110,6 @@ class MooncakeStore:
         self._impatient_until = 0.0
         self._dropped: list[str] = []
         os.environ.update({name: os.environ.get(name, value) for name, value in TIMEOUTS.items()})
-        self._mooncake = importlib.import_module("mooncake.store")  # 40 MB: the runtime does without it
         self._client = MooncakeClient(
             self._set_up,
             settings["start_timeout_s"],
@@ -172,6 +185,8 @@ class MooncakeStore:
     def close(self) -> None:
         """Unmount the segment, and with it what lies there, unless the master has ended."""
         self._client.close(answers(self._settings["master"], self._settings["timeout_s"]))
+        if self._disk is not None:
+            self._disk.close()
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         prefix = self._prefix
@@ -221,12 +236,12 @@ class MooncakeStore:
         if not answers(settings["master"], settings["timeout_s"]):  # else it would block for 90 s
             raise ConnectionError(f"no master answers at {settings['master']}")
         disk = {}
-        if settings["disk_path"] is not None:
-            _prepare(settings, self._row_bytes)
-            disk = {"enable_ssd_offload": True, "ssd_offload_path": settings["disk_path"]}
+        if self._disk_path is not None:
+            _prepare(self._disk_path, settings["disk_bytes"], self._row_bytes)
+            disk = {"enable_ssd_offload": True, "ssd_offload_path": self._disk_path}
         store = self._mooncake.MooncakeDistributedStore()
         code = store.setup(
-            settings["host"],
+            self._host,
             "P2PHANDSHAKE",
             settings["segment_bytes"],
             0,  # for calls that copy once more than ours
@@ -244,9 +259,61 @@ class MooncakeStore:
         return store
 
 
-def _prepare(settings: Mapping[str, Any], row_bytes: int) -> None:
+def _import(node: str) -> Any:
+    """Import Mooncake's client.
+
+    Raises:
+        EngineError: this node has none, or not the libraries that it is linked to.
+    """
+    try:
+        return importlib.import_module("mooncake.store")
+    except ImportError as error:
+        check = installation()
+        fact = str(error) if check.ok else check.finding
+        raise EngineError(f"node {node}: {fact}; {check.remedy or 'reinstall Mooncake there'}") from error
+
+
+def _check_node(settings: Mapping[str, Any], node: str) -> None:
+    """Refuse to lend more than this node has.
+
+    Raises:
+        EngineError: memory or room on disk is missing.
+    """
+    found = [memory_check(settings["segment_bytes"])]
+    if settings["disk_bytes"]:
+        found.append(disk_check(settings["disk_bytes"], _node_disk(settings)))
+    for check in found:
+        if not check.ok:
+            raise EngineError(f"node {node}: {check.finding}; {check.remedy}")
+
+
+def _node_disk(settings: Mapping[str, Any]) -> Path:
+    return Path(settings["node_disk"] or tempfile.gettempdir())
+
+
+def _own_directory(settings: Mapping[str, Any], instance_id: str) -> DiskDirectory:
+    """Return a directory on this node that goes with this process.
+
+    Raises:
+        EngineError: it was not made in time.
+    """
+    name = f"{PREFIX}{settings['run']}-{instance_id}-{secrets.token_hex(4)}"
+    disk = DiskDirectory(_node_disk(settings) / name)
+    until = time.monotonic() + settings["start_timeout_s"]
+    while not disk.ready:
+        if time.monotonic() > until:
+            disk.close()
+            raise EngineError(
+                f"{disk.path} was not made within {settings['start_timeout_s']:g} s; correct"
+                " [kv_pool.mooncake].disk_path, or raise start_timeout_s"
+            )
+        time.sleep(POLL_S)
+    return disk
+
+
+def _prepare(path: str, disk_bytes: int, row_bytes: int) -> None:
     """Begin with an empty directory: the files of an instance that was killed there are lost."""
-    directory = Path(settings["disk_path"])
+    directory = Path(path)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     bucket_bytes = BUCKET_VALUES * (row_bytes + 512)
@@ -257,8 +324,8 @@ def _prepare(settings: Mapping[str, Any], row_bytes: int) -> None:
             "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": str(BUCKET_VALUES),
             "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES": str(bucket_bytes),
             "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "lru",
-            "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": str(settings["disk_bytes"]),
-            "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": str(settings["disk_bytes"]),
+            "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": str(disk_bytes),
+            "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": str(disk_bytes),
             "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(max(32 << 20, 2 * bucket_bytes)),
             "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
         }

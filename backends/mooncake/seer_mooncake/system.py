@@ -14,7 +14,7 @@ from seer_core.installation import how_to_install, in_checkout
 from seer_core.plugins.hookspecs import Check
 from seer_mooncake.settings import Settings
 
-__all__ = ["checks", "installation", "master_binary"]
+__all__ = ["checks", "disk_check", "installation", "master_binary", "memory_check"]
 
 PART = "kv_pool"
 LIBRARIES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl.so.4": "libcurl4"}
@@ -53,30 +53,35 @@ def installation() -> Check:
 
 def checks(settings: Settings, directory: Path | None) -> list[Check]:
     """Return the checks of a pool with these settings."""
-    found = [installation()]
-    available, wanted = psutil.virtual_memory().available, settings.capacity_bytes
-    found.append(
-        Check(
-            PART,
-            wanted <= available,
-            f"a pool of {wanted / 2**30:.2f} GiB, {available / 2**30:.1f} GiB of memory available",
-            "" if wanted <= available else "lower [kv_pool.mooncake].capacity_bytes",
-        )
-    )
+    found = [installation(), memory_check(settings.capacity_bytes)]
     if directory is not None:
-        there = directory.is_dir() and os.access(directory, os.W_OK)
-        free, wanted = shutil.disk_usage(directory).free if there else 0, settings.disk_bytes
-        found.append(
-            Check(
-                PART,
-                wanted <= free,
-                f"{wanted / 2**30:.2f} GiB of disk, {free / 2**30:.1f} GiB free in {directory}"
-                if there
-                else f"{directory} is no directory, or cannot be written",
-                "" if wanted <= free else "correct [kv_pool.mooncake].disk_path, or lower disk_bytes",
-            )
-        )
+        found.append(disk_check(settings.disk_bytes, directory))
     return found
+
+
+def memory_check(wanted: int) -> Check:
+    """Compare memory that is to be lent with what this machine has."""
+    available = psutil.virtual_memory().available
+    return Check(
+        PART,
+        wanted <= available,
+        f"a pool of {wanted / 2**30:.2f} GiB, {available / 2**30:.1f} GiB of memory available",
+        "" if wanted <= available else "lower [kv_pool.mooncake].capacity_bytes",
+    )
+
+
+def disk_check(wanted: int, directory: Path) -> Check:
+    """Compare room on disk that is to be taken with what a directory has."""
+    there = directory.is_dir() and os.access(directory, os.W_OK)
+    free = shutil.disk_usage(directory).free if there else 0
+    return Check(
+        PART,
+        wanted <= free,
+        f"{wanted / 2**30:.2f} GiB of disk, {free / 2**30:.1f} GiB free in {directory}"
+        if there
+        else f"{directory} is no directory, or cannot be written",
+        "" if wanted <= free else "correct [kv_pool.mooncake].disk_path, or lower disk_bytes",
+    )
 
 
 def _loads(library: str) -> bool:

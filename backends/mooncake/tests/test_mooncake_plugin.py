@@ -3,21 +3,25 @@
 import asyncio
 import shutil
 from importlib.metadata import distribution
+from pathlib import Path
 
 import msgspec
 import pytest
 import seer_mooncake
-from seer_mooncake import MooncakePool, Settings, system
+from seer_mooncake import MooncakePool, Settings, store, system
+from seer_mooncake.store import MooncakeStore
+from seer_worker.client.local import LocalLauncher
 
-from seer_core.errors import PluginError
+from seer_core.errors import ConfigError, EngineError, PluginError
 from seer_core.plugins.hookspecs import Startup
+from seer_core.ports.kv import StoreContext
 
 pytestmark = pytest.mark.no_mooncake
 
 
 def test_the_factory_starts_nothing(tmp_path):
     pool = seer_mooncake.seer_make_kv_pool(
-        Settings(1 << 40, disk_bytes=1 << 40, disk_path="cold"), Startup(0, tmp_path)
+        Settings(1 << 40, disk_bytes=1 << 40, disk_path="cold"), Startup(0, tmp_path), None
     )
     assert pool.directory == tmp_path / "cold"
     assert pool.stats().capacity_bytes == 1 << 40
@@ -76,6 +80,43 @@ def test_the_doctor_compares_memory_and_disk_with_what_there_is(tmp_path):
     assert disk.finding == f"{tmp_path / 'nowhere'} is no directory, or cannot be written"
 
 
+CLUSTER = Startup(0, Path("."), workers_here=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({"host": "10.0.0.7"}, "'10.0.0.7' names one machine.*; leave it out"),
+        ({"master": "127.0.0.1:50051"}, "'127.0.0.1:50051' is on loopback.*; name the address"),
+        ({"master": "localhost:50051"}, "'localhost:50051' is on loopback.*; name the address"),
+    ],
+)
+def test_what_names_one_machine_is_refused_on_a_cluster(settings, fact):
+    settings = Settings(**settings)
+    seer_mooncake.seer_make_kv_pool(settings, CLUSTER, None)
+    with pytest.raises(ConfigError, match=fact):
+        seer_mooncake.seer_make_kv_pool(settings, CLUSTER, LocalLauncher())
+    check = seer_mooncake.seer_doctor(settings, CLUSTER)[-1]
+    assert not check.ok
+    assert check.remedy
+
+
+def test_on_a_cluster_the_doctor_leaves_memory_and_disk_to_the_nodes():
+    [_, check] = seer_mooncake.seer_doctor(Settings(1 << 50, disk_bytes=1 << 60, disk_path="no"), CLUSTER)
+    assert check.ok
+    assert "each instance checks its node" in check.finding
+    [check] = seer_mooncake.seer_doctor(Settings(master="10.0.0.1:50051"), CLUSTER)
+    assert check.ok
+
+
+def test_a_node_without_the_memory_that_an_instance_lends_is_named(monkeypatch):
+    monkeypatch.setattr(store, "_import", lambda node: None)
+    pool = MooncakePool(Settings(1 << 50), None, LocalLauncher())
+    pool._on, pool._secret = True, "00" * 32
+    with pytest.raises(EngineError, match=r"node here: .* lower \[kv_pool.mooncake\].capacity_bytes"):
+        MooncakeStore(pool.store("a").settings, StoreContext("a", 4096, 32, node="here"))
+
+
 def test_each_extra_names_one_of_the_wheels_that_own_the_module():
     requires = distribution("seer-mooncake").requires
     wheels = [one for one in requires if one.startswith("mooncake")]
@@ -85,7 +126,7 @@ def test_each_extra_names_one_of_the_wheels_that_own_the_module():
 def test_a_store_is_given_the_transport_that_the_settings_name(tmp_path):
     settings = Settings(host="10.0.0.7", protocol="rdma", device="mlx5_0", buffer_bytes=1 << 21)
     pool = MooncakePool(settings, tmp_path)
-    pool._on, pool._instances = True, ("a", "b")
+    pool._on, pool._shares = True, 2
     found = pool.store("b").settings
     assert [found[name] for name in ("host", "protocol", "device")] == ["10.0.0.7", "rdma", "mlx5_0"]
     assert (found["segment_bytes"], found["buffer_bytes"]) == (settings.capacity_bytes // 2, 1 << 21)

@@ -7,30 +7,58 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 import ray
 import structlog
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
 from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
+from seer_ray.signal_handlers import kept_handler
 
-__all__ = ["address", "draining", "join", "lacking", "make_nurse", "release", "reserve", "shortage"]
+__all__ = [
+    "SilentNodeError",
+    "address",
+    "draining",
+    "join",
+    "lacking",
+    "make_nurse",
+    "node_of",
+    "release",
+    "reserve",
+    "shortage",
+]
 
 log = structlog.get_logger("seer")
 
 _joining = threading.Lock()
+NODE_ID = "ray.io/node-id"
+"""The label that Ray gives each node."""
 
-HEAD_RETURN_S = 24 * 3600
-"""How long Ray lets this process live without a head; its own default ends the process after a minute."""
+
+class SilentNodeError(EngineError):
+    """A node that has a place for an instance starts no actor there: it is dead, and Ray has not noticed.
+
+    Remedy: see `ray status`, and end that node, so that Ray places the instance on another.
+    """
+
+    def __init__(self, node_id: str, reason: str) -> None:
+        super().__init__(f"node {node_id} has started no actor: {reason}; see `ray status`")
+        self.node_id = node_id
 
 
 def join(settings: Settings) -> str:
@@ -69,11 +97,12 @@ def _init(**options: Any) -> None:
     The kernel kills the processes of a cluster that is started here when the thread that forked them ends.
     """
     done: Future[None] = Future()
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_RETURN_S))
 
     def run() -> None:
         try:
-            ray.init(**options)
+            # Its own handler of SIGTERM calls the one before, and aborts the process three seconds later.
+            with kept_handler(signal.SIGTERM):
+                ray.init(**options)
         except BaseException as error:
             done.set_exception(error)
         else:
@@ -99,14 +128,23 @@ def draining() -> list[str]:
     return list(state.get_draining_nodes())
 
 
-def reserve(settings: Settings, name: str) -> PlacementGroup:
-    """Ask for a place for an instance: a group of one bundle, which is on one node."""
+def reserve(settings: Settings, name: str, avoided: Collection[str] = ()) -> PlacementGroup:
+    """Ask for a place for an instance: a group of one bundle, which is on one node, not one to be avoided."""
+    labels = settings.labels
+    if avoided:
+        labels = {**labels, NODE_ID: f"!in({','.join(avoided)})"}
     return placement_group(
         [settings.bundle],
         strategy="STRICT_PACK",
         name=f"seer-{name}-{secrets.token_hex(4)}",
-        bundle_label_selector=[settings.labels] if settings.labels else None,
+        bundle_label_selector=[labels] if labels else None,
     )
+
+
+def node_of(group: PlacementGroup) -> str:
+    """Return the id of the node on which a place is."""
+    table: dict[str, Any] = placement_group_table(group)
+    return str(table["bundles_to_node_id"][0])
 
 
 def make_nurse(group: PlacementGroup, settings: Settings) -> Any:
@@ -137,9 +175,9 @@ def shortage(settings: Settings) -> str:
     return "; ".join(missing) or f"no single node has {_listed(settings.bundle)} free"
 
 
-def lacking(settings: Settings) -> str | None:
-    """Return why no node that there is could ever have an instance, or None if one could."""
-    nodes = _nodes()
+def lacking(settings: Settings, avoided: Collection[str] = ()) -> str | None:
+    """Return why no node but those to be avoided could ever have an instance, or None if one could."""
+    nodes = [node for node in _nodes() if node["NodeID"] not in avoided]
     labelled = [node for node in nodes if _has_labels(node, settings.labels)]
     if not labelled:
         labels = ", ".join(f"{name}={value}" for name, value in settings.labels.items())

@@ -9,13 +9,15 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import ray
 import structlog
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from ray.util.placement_group import PlacementGroup
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
@@ -25,17 +27,21 @@ from seer_worker.wire import FromWorker, Shutdown
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.json_files import describe_flaw
+from seer_core.ports.weights import WeightSpec
 from seer_ray import cluster
 from seer_ray.nurse import Started
 from seer_ray.settings import TABLE, Settings
 from seer_ray.threads import in_thread
 from seer_ray.watch import Watch
+from seer_ray.weights import NodeWeights
 
 __all__ = ["RayLauncher", "RayWorker"]
 
 log = structlog.get_logger("seer")
 
 T = TypeVar("T")
+
+BringWeights = Callable[[WeightSpec], AbstractAsyncContextManager[WeightSpec]]
 
 JOIN_S = 120.0
 RAY_CALL_S = 10.0
@@ -44,6 +50,8 @@ WAIT_TURN_S = 1.0
 FIRST_REPORT_S = 2.0
 REPORT_INTERVAL_S = 30.0
 """A wait for a place is logged after ``FIRST_REPORT_S``, and then this often."""
+NURSE_S = 15.0
+"""How long an actor may take to start if another node could have it; Ray notices a death as late."""
 LAST_WORD_S = 0.5
 """How long the exit status may take of a worker whose connection has ended, before it is lost without."""
 
@@ -55,10 +63,16 @@ class RayLauncher:
         self._settings = settings
         self._port: WorkerPort | None = None
         self._users = 0
+        self._weights = NodeWeights(settings.launch_timeout_s)
         self._sought: set[str] = set()
         self._head = ""
         self._watch: Watch | None = None
+        self._last_watch: Watch | None = None
         self._watching = 0
+
+    async def address(self) -> str:
+        """Return this machine's address in the cluster, unless the settings name another."""
+        return self._settings.host or await self._join()
 
     async def find_place(self, name: str) -> None:
         """Wait until a node has room for an instance, and log what is missing meanwhile.
@@ -103,23 +117,42 @@ class RayLauncher:
     def _begin_watch(self) -> None:
         self._watching += 1
         if self._watch is None:
-            self._watch = Watch(cluster.draining)
+            self._watch = Watch(cluster.draining, self._last_watch)
 
     def _end_watch(self) -> None:
         self._watching -= 1
         if not self._watching and self._watch is not None:
             self._watch.end()
-            self._watch = None
+            self._last_watch, self._watch = self._watch, None
 
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool
     ) -> RayWorker:
-        """Start a worker on a node."""
+        """Start a worker on a node, and on another one if that does not answer."""
         worker_log = WorkerLog(log, keep_log)
+        silent: list[str] = []
+        while True:
+            try:
+                return await self._launch(name, interpreter, environment, worker_log, silent)
+            except cluster.SilentNodeError as error:
+                silent.append(error.node_id)
+                if await _ask(cluster.lacking, self._settings, silent):
+                    raise
+                _note_silence(name, error)
+
+    async def _launch(
+        self,
+        name: str,
+        interpreter: str,
+        environment: Mapping[str, str],
+        worker_log: WorkerLog,
+        silent: Sequence[str],
+    ) -> RayWorker:
+        """Start a worker on a node that is not among the silent ones."""
         host = await self._join()
         if silent_s := self._silent_s:
             raise EngineError(self._headless(silent_s))
-        group = await self._place(name, patient=False)
+        group = await self._place(name, patient=False, avoided=silent)
         try:
             port = await self._listen(host)
         except BaseException:
@@ -129,7 +162,9 @@ class RayLauncher:
         try:
             python = "" if interpreter == sys.executable else interpreter
             address = (port.host, port.port)
-            started, nurse = await self._start_nurse(group, python, environment, address, expected.secret)
+            started, nurse = await self._start_nurse(
+                group, python, environment, address, expected.secret, silent
+            )
             output = await _ask(nurse.watch.options(num_returns="streaming").remote)
             ended = asyncio.create_task(_copy_output(output, worker_log.open()))
             either: set[asyncio.Future[Any]] = {expected.streams, ended}
@@ -145,7 +180,10 @@ class RayLauncher:
             raise
         assert self._watch is not None
         self._sought.discard(name)
-        return RayWorker(reader, writer, started, group, nurse, ended, worker_log, self._leave, self._watch)
+        bring = partial(self._weights.on_node, started=started, nurse=nurse, port=port)
+        return RayWorker(
+            reader, writer, started, group, nurse, ended, worker_log, self._leave, bring, self._watch
+        )
 
     async def _join(self) -> str:
         """Return this machine's address in the cluster."""
@@ -176,11 +214,11 @@ class RayLauncher:
             self._port.close()
             self._port = None
 
-    async def _place(self, name: str, *, patient: bool) -> PlacementGroup:
+    async def _place(self, name: str, *, patient: bool, avoided: Sequence[str] = ()) -> PlacementGroup:
         """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
         limit_s = self._settings.launch_timeout_s
         begun_s, report_s = time.monotonic(), FIRST_REPORT_S
-        group = await self._reserve(name)
+        group = await self._reserve(name, avoided)
         try:
             while not await _ask(group.wait, WAIT_TURN_S):
                 waited_s = time.monotonic() - begun_s
@@ -208,12 +246,12 @@ class RayLauncher:
             raise
         return group
 
-    async def _reserve(self, name: str) -> PlacementGroup:
+    async def _reserve(self, name: str, avoided: Sequence[str]) -> PlacementGroup:
         """Return a place that is asked for; one that a late answer brings is given back."""
         given_up = threading.Event()
 
         def reserve() -> PlacementGroup:
-            group = cluster.reserve(self._settings, name)
+            group = cluster.reserve(self._settings, name, avoided)
             if given_up.is_set():
                 cluster.release(group)
             return group
@@ -231,14 +269,21 @@ class RayLauncher:
         environment: Mapping[str, str],
         address: tuple[str, int],
         secret: bytes,
+        silent: Sequence[str],
     ) -> tuple[Started, Any]:
         """Return what a nurse has measured as it started the worker, and its handle."""
         limit_s = self._settings.launch_timeout_s
 
         def start() -> tuple[Started, Any]:
+            node_id = cluster.node_of(group)
+            others = cluster.lacking(self._settings, [*silent, node_id]) is None
             nurse = cluster.make_nurse(group, self._settings)
             answer = nurse.start.remote(python, dict(environment), address, secret)
-            return Started(**ray.get(answer, timeout=limit_s)), nurse
+            try:
+                found = ray.get(answer, timeout=min(limit_s, NURSE_S) if others else limit_s)
+            except (GetTimeoutError, ActorUnavailableError) as error:
+                raise cluster.SilentNodeError(node_id, type(error).__name__) from error
+            return Started(**found), nurse
 
         started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)
         if started.flaw:
@@ -261,6 +306,10 @@ class RayLauncher:
         )
 
 
+def _note_silence(name: str, error: cluster.SilentNodeError) -> None:
+    log.warning("node_starts_no_actor", instance=name, node=error.node_id, reason=str(error))
+
+
 class RayWorker(Channel):
     """A ``RunningWorker`` on a node; ``started`` says where."""
 
@@ -274,6 +323,7 @@ class RayWorker(Channel):
         ended: asyncio.Task[str],
         log: WorkerLog,
         leave: Callable[[], None],
+        bring: BringWeights,
         watch: Watch,
     ) -> None:
         super().__init__(reader, writer)
@@ -281,6 +331,7 @@ class RayWorker(Channel):
         self.scratch = started.scratch
         self.log = str(log.path)
         self._group, self._nurse, self._ended, self._log, self._leave = group, nurse, ended, log, leave
+        self._bring = bring
         self._watch = watch
         self._disconnected = self._released = False
 
@@ -296,6 +347,10 @@ class RayWorker(Channel):
         except EOFError:
             self._disconnected = True
             raise
+
+    def bring_weights(self, source: WeightSpec) -> AbstractAsyncContextManager[WeightSpec]:
+        """Bring weights of this machine to its node, once for all workers there that load them now."""
+        return self._bring(source)
 
     async def end(self, grace_s: float = 0.0) -> str:
         """Ask, wait ``grace_s``, end it by its nurse; one that is disconnected is cleaned up behind."""

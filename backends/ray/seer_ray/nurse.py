@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import ray
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from seer_core.process import ChildProcess
 from seer_core.scratch import Scratch
+from seer_ray.keeper import Cargo, WeightKeeper, hosts
 
 __all__ = ["Nurse", "Started"]
 
@@ -43,6 +44,7 @@ class Nurse:
         self._process: ChildProcess | None = None
         self._scratch: Scratch | None = None
         self._output = asyncio.StreamReader()
+        self._weights = WeightKeeper()
 
     async def start(
         self, interpreter: str, environment: Mapping[str, str], address: tuple[str, int], secret: bytes
@@ -84,6 +86,21 @@ class Nurse:
         while data := await self._output.read(LOG_BYTES):
             yield data
         yield await ended
+
+    async def hosts_weights(self, cargo: Mapping[str, Any]) -> bool:
+        """Return whether weights of the runtime's machine lie in the same place on this one."""
+        return await asyncio.to_thread(hosts, convert(cargo, Cargo))
+
+    async def fetch_weights(
+        self, key: str, cargo: Mapping[str, Any], address: tuple[str, int], secret: bytes
+    ) -> Mapping[str, Any]:
+        """Receive weights from the runtime's port ``address``; return the fields of ``Fetched``."""
+        fetched = await self._weights.fetch(key, convert(cargo, Cargo), address, secret)
+        return {"place": fetched.place, "flaw": fetched.flaw}
+
+    async def free_weights(self, key: str) -> None:
+        """Let go of weights."""
+        self._weights.free(key)
 
     async def end(self) -> None:
         """Terminate the worker, then kill it."""

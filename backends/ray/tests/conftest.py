@@ -1,7 +1,6 @@
 """Ray clusters, of raylets on this machine and of machines of their own, and runtimes on them."""
 
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -10,19 +9,9 @@ from pathlib import Path
 
 import pytest
 
-if "ray" not in sys.modules:  # Ray reads them once, when it is imported
-    os.environ.update(
-        RAY_AUTH_MODE="token",
-        RAY_AUTH_TOKEN=secrets.token_hex(32),
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
-        RAY_enable_metrics_collection="0",
-    )
-
 sys.path.insert(0, str(Path(__file__).parent))
 
-from machines import STORE_BYTES, Machines, allowed
+from machines import STORE_BYTES, Machines, allowed  # which sets what Ray reads when it is imported
 
 
 class Nodes:
@@ -112,3 +101,9 @@ def make_runtime(tmp_path):
     from ray_rollouts import scripted_runtime
 
     return partial(scripted_runtime, tmp_path / "logs")
+
+
+@pytest.fixture
+def make_weighted(make_runtime):
+    """Return the same for an engine whose tokens follow from its weights."""
+    return partial(make_runtime, instance="weighted:Weighted")

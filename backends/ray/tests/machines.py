@@ -21,12 +21,23 @@ from pathlib import Path
 
 import psutil
 
+if "ray" not in sys.modules:  # Ray reads them once, when it is imported
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.update(
+        RAY_AUTH_MODE="token",
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        RAY_enable_metrics_collection="0",
+    )
+
 RAY = str(Path(sys.executable).with_name("ray"))
 STORE_BYTES = 80 << 20
 HEALTH = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
 JOIN_S = 120.0
 """The limit for a node's joining; a machine that runs many tests is slow."""
 POLL_S = 0.1
+HEAD_STARTS = 3
 RAYLET, NURSE, WORKER = "raylet/raylet", "ray::Nurse", "seer_worker.process"
 """What the command lines of a node's processes have in them."""
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--mount", "--mount-proc")
@@ -203,19 +214,31 @@ class Machines:
         [head] = having("gcs_server", self._head_processes())
         head.kill()
 
+    def places(self):
+        """Return how many placement groups are taken or asked for."""
+        from ray._private.state import GlobalState
+        from ray._raylet import GcsClientOptions
+
+        state = GlobalState()
+        state._initialize_global_state(
+            GcsClientOptions.create(
+                self.address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+            )
+        )
+        table = state.placement_group_table()
+        return sum(each["state"] != "REMOVED" for each in table.values())
+
     def remove(self, machine):
         self.machines.remove(machine)
         machine.close()
 
     def close(self):
-        for machine in self.machines:
-            machine.close()
-        left = self._head_processes()
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, JOIN_S)
-        ip("link", "del", self.tag)
+        """End all; idempotent."""
+        while self.machines:
+            self.machines.pop().close()
+        self._end_head()
+        with suppress(subprocess.CalledProcessError):
+            ip("link", "del", self.tag)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._before is None:
             os.environ.pop("RAY_TMPDIR", None)
@@ -239,11 +262,21 @@ class Machines:
         command += [f"--ray-client-server-port={client_port}", "--num-cpus=0", "--include-dashboard=false"]
         command += [f"--object-store-memory={STORE_BYTES}", f"--system-config={json.dumps(health)}"]
         command += ["--disable-usage-stats"]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOIN_S
-        )
-        if done.returncode:
-            raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
+        for _ in range(HEAD_STARTS):  # Ray gives a node 30 s, and the machine may be busy
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOIN_S
+            )
+            if not done.returncode:
+                return
+            self._end_head()
+        raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
+
+    def _end_head(self):
+        left = self._head_processes()
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, JOIN_S)
 
     def _head_processes(self):
         """Return what runs for the head; the session's directory is in all their command lines."""

@@ -69,7 +69,7 @@ def workers_of(runtime):
     return [engine.worker.started for engine in runtime._fleet.engines.values()]
 
 
-def scripted_runtime(log_dir, launcher, *observers, step_s=0.0, instances=2, **changes):
+def scripted_runtime(log_dir, launcher, *observers, step_s=0.0, instances=2, seer=None, **changes):
     """Return a runtime of scripted engines over a launcher."""
     environment = {} if isinstance(launcher, RayLauncher) else dict(os.environ)
     paths = [HERE, os.environ.get("PYTHONPATH", "")]
@@ -91,4 +91,4 @@ def scripted_runtime(log_dir, launcher, *observers, step_s=0.0, instances=2, **c
     policies = Policies(splitter=Slot("splitter", "test", Chunks(16)))
     slots = tuple(Slot("observer", "test", each) for each in observers)
     fleet = PlainFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
-    return Runtime(Assembly(fleet, Strategies(policies, slots)), SeerTable())
+    return Runtime(Assembly(fleet, Strategies(policies, slots)), seer or SeerTable())

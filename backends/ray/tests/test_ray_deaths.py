@@ -43,7 +43,9 @@ class Runs:
     def __init__(self, start_seer, tmp_path):
         self._start, self._path = start_seer, tmp_path
         self._prompts = tmp_path / "prompts.jsonl"
-        lines = [{"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 400} for n in range(6)]
+        lines = [
+            {"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 400} for n in range(6)
+        ]
         self._prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def start(self, out, nodes=None, *, speed=0.2, resume=False):
@@ -146,7 +148,7 @@ def test_a_rollout_goes_on_to_its_end_without_the_cluster_s_head(make_nodes, run
 
 
 def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another_cluster(
-    make_nodes, runs, expected, monkeypatch
+    make_nodes, runs, expected
 ):
     nodes = make_nodes()
     process = runs.start("there", nodes, speed=0.05)

@@ -1,9 +1,12 @@
-"""Real vLLM instances on a cluster that `seer run` starts: the tokens of child processes."""
+"""Real vLLM instances on clusters: the tokens of child processes, with new weights, too."""
 
 import json
 from pathlib import Path
 
 import pytest
+
+from seer_core import Session, SharedWeights
+from seer_core.plugins.config import load_config
 
 pytest.importorskip("ray")
 EXAMPLE = Path(__file__).parents[3] / "examples/tiny_reasoner"
@@ -24,3 +27,41 @@ def test_vllm_on_a_cluster_writes_the_tokens_of_child_processes(start_seer, tmp_
         tokens[launcher] = {each["request_id"]: each["token_ids"] for each in map(json.loads, lines)}
     assert len(tokens["local"]) == 24
     assert tokens["ray"] == tokens["local"]
+
+
+@pytest.mark.engine
+def test_vllm_on_machines_writes_with_weights_from_shared_memory_as_child_processes_do(machines):
+    from safetensors.torch import load_file
+    from weight_updates import deliveries
+
+    tensors = load_file(EXAMPLE / "weights/model.safetensors")
+    largest = max(tensors, key=lambda name: tensors[name].numel())
+    tensors[largest] = tensors[largest] * 1.25
+    records = [
+        json.loads(each) | {"n": 4, "max_tokens": 256}
+        for each in (EXAMPLE / "prompts.jsonl").read_text().splitlines()[:3]
+    ]
+    table = [
+        f"launcher.ray.{name}='{value}'"
+        for name, value in (("address", machines.address), ("host", machines.host))
+    ]
+    found = []
+    for overrides in ([], ["seer.launcher='ray'", *table]):
+        config = load_config(EXAMPLE / "demo.toml", ["seer.kv_pool='none'", *overrides])
+        with deliveries() as sent, SharedWeights() as shared, Session(config) as session:
+            before = session.rollout(records)
+            with shared.offer(tensors.items()) as source:
+                session.update_weights(source)
+            result = session.rollout(records)
+        found.append(
+            [
+                {
+                    each.request_id: (each.token_ids.tolist(), each.logprobs.tolist())
+                    for each in one.completions
+                }
+                for one in (before, result)
+            ]
+        )
+        assert len(sent) == len(set(sent)) == (2 if overrides else 0)
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]

@@ -138,6 +138,7 @@ class SimEngine:
             fetch_s_per_token=None
             if pool is None
             else self._info.kv_bytes_per_token / pool.settings.bandwidth_bytes_per_s,
+            kv_reach="" if pool is None or pool.settings.spans_nodes else self._info.node,
         )
         return self._info
 
@@ -245,7 +246,7 @@ class SimEngine:
             return False
         # It may look again when it is let in, which is counted as one search.
         find = pool.look if run.sought else pool.find
-        found = find(job.request_id, self._weight_version, reusable)
+        found = find(job.request_id, self._weight_version, reusable, self._info.node)
         run.sought = True
         if found <= here:
             return False
@@ -274,7 +275,8 @@ class SimEngine:
         else:
             # The last token was sampled, never computed.
             blocks = (run.final_tokens - 1) // self._info.block_tokens
-            self._kv_pool.put(run.job.request_id, self._weight_version, blocks, self._block_bytes)
+            version, node = self._weight_version, self._info.node
+            self._kv_pool.put(run.job.request_id, version, blocks, self._block_bytes, node)
 
     def _speculate(self, drafter: Drafter | None) -> Speculation | None:
         """Return speculation by a new policy of the drafter's."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from seer_core.model import InstanceInfo
 from seer_core.plugins.config_types import NotNegative
@@ -33,6 +34,8 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """
     start_s: NotNegative = 0.0
     """The virtual time that the start of an instance takes."""
+    instances_per_node: Annotated[int, Meta(ge=0)] = 0
+    """How many instances a node has; 0 for all on one."""
 
 
 def make_fleet(settings: Settings) -> PlainFleet:
@@ -45,6 +48,7 @@ def make_fleet(settings: Settings) -> PlainFleet:
     methods = make_methods(settings.drafts)
     check_limits(settings, TABLE)
     labels = labels_of(settings.labels, settings.instances, TABLE)
+    per_node = settings.instances_per_node or settings.instances
     clock = VirtualClock()
     engines = {
         f"sim-{number}": SimEngine(
@@ -58,6 +62,7 @@ def make_fleet(settings: Settings) -> PlainFleet:
                 chunk_s=settings.chunk_s,
                 chunk_s_per_token=settings.chunk_s_per_token,
                 labels=labels[number],
+                node=f"node-{number // per_node}",
             ),
             clock,
             cost,

@@ -48,6 +48,8 @@ class Settings(MoveRates, frozen=True, forbid_unknown_fields=True):
     """The disk of the pool, over the whole cluster; 0 for none."""
     ssd_bytes_per_s: Positive = 3e9
     """The rate at which an instance loads blocks from disk."""
+    spans_nodes: bool = True
+    """Whether an instance finds what those of other nodes have put; if not, there is a pool on each node."""
 
 
 class _Kept(Struct, frozen=True):
@@ -56,6 +58,7 @@ class _Kept(Struct, frozen=True):
     blocks: int
     kv_bytes: int
     version: int
+    node: str
 
 
 class _Tier:
@@ -132,14 +135,16 @@ class SimKVPool:
 
     # What engines ask.
 
-    def look(self, request_id: str, version: int, wanted_blocks: int) -> int:
-        """Return how many of so many blocks of a request are there, computed with these weights."""
+    def look(self, request_id: str, version: int, wanted_blocks: int, node: str = "") -> int:
+        """Return how many of so many blocks of a request ``node`` finds, computed with these weights."""
         kept = self._dram.kept.get(request_id) or self._ssd.kept.get(request_id)
-        return min(kept.blocks, wanted_blocks) if kept is not None and kept.version == version else 0
+        if kept is None or kept.version != version or not self._within_reach(kept, node):
+            return 0
+        return min(kept.blocks, wanted_blocks)
 
-    def find(self, request_id: str, version: int, wanted_blocks: int) -> int:
+    def find(self, request_id: str, version: int, wanted_blocks: int, node: str = "") -> int:
         """Return the same, and count it as a search."""
-        found = self.look(request_id, version, wanted_blocks)
+        found = self.look(request_id, version, wanted_blocks, node)
         self._counts["asked_blocks"] += wanted_blocks
         self._counts["hit_blocks"] += found
         return found
@@ -158,19 +163,23 @@ class SimKVPool:
             self._put(request_id, kept)
         return self.settings.latency_s + kv_bytes / rate
 
-    def put(self, request_id: str, version: int, blocks: int, block_bytes: int) -> None:
-        """Keep the first ``blocks`` of a request's KV, in memory."""
-        before = self._take(request_id)
-        new = blocks - before.blocks if before is not None and before.version == version else blocks
+    def put(self, request_id: str, version: int, blocks: int, block_bytes: int, node: str = "") -> None:
+        """Keep the first ``blocks`` of a request's KV, in memory, and no longer what another node has."""
+        before, new = self._take(request_id), blocks
+        if before is not None and before.version == version and self._within_reach(before, node):
+            new -= before.blocks
         if new > 0:
             self._counts["put_bytes"] += new * block_bytes
-        self._put(request_id, _Kept(blocks, blocks * block_bytes, version))
+        self._put(request_id, _Kept(blocks, blocks * block_bytes, version, node))
 
     def drop(self, request_id: str) -> None:
         """Forget a request whose response is over."""
         kept = self._take(request_id)
         if kept is not None:
             self._counts["released_blocks"] += kept.blocks
+
+    def _within_reach(self, kept: _Kept, node: str) -> bool:
+        return self.settings.spans_nodes or kept.node == node
 
     def _put(self, request_id: str, kept: _Kept) -> None:
         for older_id, older in self._dram.put(request_id, kept):

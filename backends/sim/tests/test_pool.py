@@ -1,6 +1,7 @@
 """The simulated KV pool: a request that moves brings its KV, if there is room for it, and in time."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from seer_sim.cost import PRESETS
@@ -10,7 +11,21 @@ from seer_core.errors import EngineError
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import directory
+from seer_core.runtime.runtime import Runtime
 
+NODES = """
+[seer]
+engine = "sim"
+kv_pool = "sim_pool"
+plugins = ["divided_rollout"]
+[engine.sim]
+instances = 4
+instances_per_node = 2
+[kv_pool.sim_pool]
+spans_nodes = {spans_nodes}
+[plugin.divided_rollout]
+chunk_tokens = 128
+"""
 TOKEN_BYTES = round(PRESETS["cpu-tiny"].kv_bytes_per_token)
 BLOCK_BYTES = 4 * TOKEN_BYTES
 
@@ -225,3 +240,49 @@ def test_an_instance_says_what_bringing_and_computing_kv_cost(simulate):
     assert info.fetch_s_per_token == TOKEN_BYTES / 1e9
     assert info.prefill_s_per_token == PRESETS["cpu-tiny"].pass_s(64) / 64
     assert asyncio.run(simulate().engine.measure_steps([1], [0])).batch == (1,)
+
+
+def test_a_pool_that_does_not_span_nodes_has_nothing_for_another_node():
+    pool = pool_of(spans_nodes=False)
+    pool.put("r", 0, 4, BLOCK_BYTES, "node-0")
+    assert pool.find("r", 0, 4, "node-0") == 4
+    assert pool.find("r", 0, 4, "node-1") == 0
+    pool.put("r", 0, 5, BLOCK_BYTES, "node-1")
+    assert pool.stats().put_bytes == 9 * BLOCK_BYTES
+    assert pool.find("r", 0, 5, "node-1") == 5
+
+
+@pytest.fixture
+def moves(tmp_path):
+    """Return a function that rolls out on four instances of two nodes; its moves, by whether a node ended."""
+
+    def roll_out(spans_nodes):
+        path = tmp_path / "nodes.toml"
+        path.write_text(NODES.format(spans_nodes=str(spans_nodes).lower()))
+        prompts = [{"group_id": f"p{number}", "prompt": "x" * 40, "n": 8} for number in range(24)]
+
+        async def run():
+            async with Runtime.from_config(path) as runtime:
+                groups = runtime.groups([each | {"max_tokens": 4096} for each in prompts])
+                result = await runtime.rollout(groups).wait()
+                return result, {name: info.node for name, info in runtime.alive.items()}
+
+        result, nodes = asyncio.run(run())
+        pairs = [pair for each in result.completions for pair in pairwise(each.chunks)]
+        apart = [(a, b) for a, b in pairs if nodes[a.instance] != nodes[b.instance]]
+        within = [(a, b) for a, b in pairs if (a, b) not in apart and a.instance != b.instance]
+        lengths = {each.request_id: len(each.token_ids) for each in result.completions}
+        return within, apart, lengths
+
+    return roll_out
+
+
+def test_requests_move_less_between_nodes_where_that_costs_a_prefill(moves):
+    within, apart, lengths = moves(spans_nodes=True)
+    near, far, same = moves(spans_nodes=False)
+    assert lengths == same
+    assert len(far) < len(apart)
+    assert len(near) > len(far)
+    assert all(chunk.pool_tokens for _, chunk in apart + within)
+    assert not any(chunk.pool_tokens for _, chunk in far)
+    assert all(chunk.pool_tokens for _, chunk in near)

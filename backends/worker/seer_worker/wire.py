@@ -13,7 +13,7 @@ import msgspec
 from seer_core.model import InstanceInfo
 from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
-from seer_core.ports.kv import StoreSpec
+from seer_core.ports.kv import LOOPBACK, StoreSpec
 from seer_core.ports.weights import WeightSpec
 
 __all__ = [
@@ -48,7 +48,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     ``instance`` is ``package.module:Class``, an ``EngineAdapter`` called with this message; ``settings`` is
     plain data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``,
-    which a source may name instead of a class.
+    which a source may name instead of a class.  ``seer`` is the runtime's version; ``model_dir`` is to hold
+    files of this digest, if it is given.  ``address`` is this node's, which the worker itself measures.
     """
 
     instance: str
@@ -58,6 +59,10 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     source: SourceSpec | None = None
     store: StoreSpec | None = None
     own_methods: tuple[str, ...] = ()
+    seer: str = ""
+    model_dir: str = ""
+    model_digest: str = ""
+    address: str = LOOPBACK
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

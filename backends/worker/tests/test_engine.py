@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import attrs
@@ -73,6 +74,9 @@ class ThreadLauncher:
     def __init__(self, scratch):
         self.scratch = scratch
 
+    async def address(self):
+        return "127.0.0.1"
+
     async def find_place(self, name):
         self.found_place = name
 
@@ -112,6 +116,9 @@ class ThreadWorker:
 
     def discard_log(self):
         self.log = None
+
+    def bring_weights(self, source):
+        return nullcontext(source)
 
 
 @pytest.fixture

@@ -34,16 +34,17 @@ class KvAware(Placer):
     that prefill everything again; where instances share KV they shrink to what a move costs there, as a share
     of that (``InstanceInfo.move_cost_from``).  Among equals the least recently chosen wins.
 
-    Instances of another kind share no KV with the request's own, so such a move costs a whole prefill.  It is
-    made only if it leaves by so much more free than a move within the kind as it costs more.
+    Instances of another domain, which is a kind or a node that no pool spans, share no KV with the request's
+    own (``InstanceInfo.kv_domain``).  So such a move costs a whole prefill.  It is made only if it leaves by
+    so much more free than a move within the domain as it costs more.
 
     Where siblings share their prompt, what they hold of it counts as free to each of them.  A request without
     a home to stay at joins siblings rather than go where most is free, while its group saves what these are
     apart and they are no more than ``stay_kv_fraction`` apart; a further copy of a prompt is made only where
     ``COPIES`` of it stay free.  Otherwise it waits, for its siblings give way.
 
-    For each kind a heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs
-    O(log n) over n instances.
+    For each domain a heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs
+    O(log n) over n instances of a domain.
     """
 
     def __init__(self, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
@@ -54,7 +55,7 @@ class KvAware(Placer):
         self._keys: dict[int, Key | None] = {}
         self._chosen: dict[int, int] = {}
         self._choices = 0
-        self._heaps: dict[str, list[Key]] = {}
+        self._heaps: dict[tuple[str, str], list[Key]] = {}
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -68,7 +69,7 @@ class KvAware(Placer):
             return
         self._keys[seq] = key
         if key is not None:
-            heap = self._heaps.setdefault(info.kv_kind, [])
+            heap = self._heaps.setdefault(info.kv_domain, [])
             heappush(heap, key)
             if len(heap) > 64 + 4 * len(self._instances):
                 heap[:] = {key for key in heap if self._keys.get(key[2]) == key}
@@ -79,6 +80,9 @@ class KvAware(Placer):
         for table in (self._instances, self._keys, self._chosen):
             table.pop(instance.seq, None)
         self._by_id.pop(instance.id, None)
+        domain = instance.info.kv_domain
+        if all(each.info.kv_domain != domain for each in self._instances.values()):
+            self._heaps.pop(domain, None)
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
@@ -116,7 +120,8 @@ class KvAware(Placer):
             instance = self._by_id.get(instance_id)
             if instance is None or instance is home or instance.free_slots <= 0:
                 continue
-            if home is not None and instance.info.kv_kind not in (home.info.kv_kind, emptiest.info.kv_kind):
+            domain = instance.info.kv_domain
+            if home is not None and domain not in (home.info.kv_domain, emptiest.info.kv_domain):
                 continue
             room = self._room(instance, request)
             if (best is None or room > most) and self._admits(instance, home, request, chunk_tokens):
@@ -165,7 +170,7 @@ class KvAware(Placer):
     def _emptiest(
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> InstanceStatus | None:
-        """Return the instance with the most free KV, after what a move costs where kinds differ in that."""
+        """Return the instance with the most free KV, after what a move costs where domains differ in that."""
         keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [self._instances[seq] for _, _, seq in sorted(keys)]
         if home is None or len(found) < 2:

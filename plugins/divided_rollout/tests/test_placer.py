@@ -49,15 +49,15 @@ class Reference:
         ranked = sorted(
             free, key=lambda status: (-status.free_kv_tokens, self.chosen.get(status, 0), status.seq)
         )
-        first = {status.info.kv_kind: status for status in reversed(ranked)}
-        of_each_kind = [status for status in ranked if status in first.values()]
+        first = {status.info.kv_domain: status for status in reversed(ranked)}
+        of_each_domain = [status for status in ranked if status in first.values()]
         if home is None or len(first) == 1:
             return ranked[0]
-        admitting = [each for each in of_each_kind if self.admits(each, home, request, chunk_tokens)]
+        admitting = [each for each in of_each_domain if self.admits(each, home, request, chunk_tokens)]
         return max(admitting or ranked[:1], key=lambda each: each.free_kv_tokens - self.near(each, home))
 
     def near(self, status, home):
-        move_cost = status.info.move_cost if status.info.kv_kind == home.info.kv_kind else 1.0
+        move_cost = status.info.move_cost if status.info.kv_domain == home.info.kv_domain else 1.0
         return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
 
     def joined(self, request, chunk_tokens, free, emptiest, home):
@@ -70,7 +70,7 @@ class Reference:
             for status in free
             if status.id in group.in_flight
             and status is not home
-            and (home is None or status.info.kv_kind in (home.info.kv_kind, emptiest.info.kv_kind))
+            and (home is None or status.info.kv_domain in (home.info.kv_domain, emptiest.info.kv_domain))
             and self.admits(status, home, request, chunk_tokens)
         ]
         if not siblings:
@@ -110,9 +110,18 @@ class Pool:
         self.seen = 0
         self.requests = 0
 
-    def start(self, name, kv=256, block=1, slots=8, kind=""):
+    def start(self, name, kv=256, block=1, slots=8, kind="", reach=""):
         info = InstanceInfo(
-            name, kv, block, slots, kv, 0, 1.0, self.fetch_s, shares_prompts=self.shares_prompts, kv_kind=kind
+            name,
+            kv,
+            block,
+            slots,
+            kv,
+            prefill_s_per_token=1.0,
+            fetch_s_per_token=self.fetch_s,
+            shares_prompts=self.shares_prompts,
+            kv_kind=kind,
+            kv_reach=reach,
         )
         instance = InstanceStatus(info, self.seen)
         self.seen += 1
@@ -342,6 +351,21 @@ def test_a_move_to_another_kind_is_priced_as_the_prefill_that_it_is():
     assert pool.why == "full"
 
 
+def test_a_move_to_another_node_costs_a_prefill_where_the_pool_does_not_span_nodes():
+    for reaches, then in ((("n1", "n1", "n2"), "b"), (("", "", ""), "c")):
+        pool = Pool(KvAware(0.25), fetch_s=0.0)
+        for name, reach in zip("abc", reaches, strict=True):
+            pool.start(name, reach=reach)
+        a, b, c = pool.instances
+        pool.load(a, 1, 42)
+        pool.load(b, 1, 41)
+        assert pool.place(pool.request(home="a")).id == then
+        pool.end(pool.chunks[-1])
+        pool.load(b, 0, 24)
+        pool.load(a, 0, 24)
+        assert pool.place(pool.request(home="a")) is c
+
+
 def test_every_choice_says_why(pool):
     a = pool.start("a")
 
@@ -447,13 +471,13 @@ def test_the_heap_stays_bounded(pool):
     for _ in range(5000):
         if pool.place(pool.request(home=rng.choice("abcdefgh"))) is None or rng.random() < 0.4:
             pool.end(rng.choice(pool.chunks))
-        assert len(pool.placer._heaps[""]) <= 64 + 4 * len(pool.instances)
+        assert len(pool.placer._heaps["", ""]) <= 64 + 4 * len(pool.instances)
 
 
 def test_nothing_is_kept_of_lost_instances(pool):
     for number in range(1000):
         pool.lose(pool.start(f"i{number}"))
-    assert len(pool.placer._heaps[""]) <= 65
+    assert not pool.placer._heaps
     assert not pool.placer._instances
     assert not pool.placer._by_id
 

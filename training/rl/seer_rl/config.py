@@ -172,7 +172,7 @@ class TrainTable(Struct, frozen=True):
     """``torch``, ``megatron``, or a factory of your own, as ``FILE.py:CLASS`` or ``package.module:CLASS``."""
     weights: Literal["directory", "shared_memory"] = "directory"
     """How new weights get to the engines: by the directory ``weights/`` beside the metrics, or in memory,
-    which only engines on the trainer's machine can read.
+    which engines on the trainer's machine map, and other nodes of a cluster are sent.
     """
     colocated: bool = False
     """Whether the trainer shares the engines' devices: they sleep while it trains."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import attrs
 import msgspec
 
 from seer_core.errors import EngineError
+from seer_core.json_files import describe_flaw
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.contracts import implemented
@@ -18,6 +20,8 @@ from seer_core.ports.engine import ChunkJob, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import RunningWorker
 from seer_core.ports.weights import WeightSpec, directory
+from seer_worker.client.digest import digest_of
+from seer_worker.own_version import own_version
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -52,7 +56,8 @@ class InstanceSpec:
     for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
     ``cannot_draft``, ``cannot_share_kv`` and ``cannot_wire`` (a pool that exchanges notes with its stores)
     are the reason why this instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no
-    error.  ``model`` stands for the model's files.
+    error.  ``model`` stands for the model's files; ``model_dir`` is where a worker must have
+    the same ones, empty for no check.
     """
 
     instance: str
@@ -63,6 +68,7 @@ class InstanceSpec:
     cannot_wire: str | None = attrs.field(default=None, kw_only=True)
     ignores_kv_pool: bool = attrs.field(default=False, kw_only=True)
     model: str = attrs.field(default="", kw_only=True)
+    model_dir: str = attrs.field(default="", kw_only=True)
 
 
 class Peer(Protocol):
@@ -200,6 +206,9 @@ class WorkerClient:
             None if self._drafter is None else self._drafter.source(),
             None if self._kv_pool is None else self._kv_pool.store(self.id),
             spec.own_methods,
+            own_version(),
+            spec.model_dir,
+            await asyncio.to_thread(_digest_now, spec.model_dir),
         )
         info = await self.transport.open(start, self)
         self._up = True
@@ -253,7 +262,7 @@ class WorkerClient:
                 what was loaded: then the instance ends.
         """
         if source.directory is not None:  # the worker may have another working directory
-            source = directory(Path(source.directory).absolute())
+            source = directory(Path(source.directory).absolute(), source.settings.get("digest", ""))
         answer = await self._call(UpdateWeights(source, version))
         return answer.fingerprint
 
@@ -343,3 +352,13 @@ class WorkerClient:
         if rejection is not None:
             raise EngineError(f"{name} on instance {self.id!r}: {rejection}")
         return answer
+
+
+def _digest_now(model_dir: str) -> str:
+    """Return the digest of a model's files, which a trainer may have changed since the fleet was made."""
+    if not model_dir:
+        return ""
+    try:
+        return digest_of(Path(model_dir))
+    except OSError as error:
+        raise EngineError(f"the model in {model_dir} cannot be read: {describe_flaw(error)}") from error

@@ -200,6 +200,7 @@ def make_fleet(
         cannot_share_kv=cannot_share_kv,
         ignores_kv_pool=ignores_kv_pool,
         model=digest,
+        model_dir="" if launcher is None else str(model_dir),
     )
     labels = labels_of(settings.labels, settings.instances, table)
     engines = [

@@ -6,11 +6,13 @@ import asyncio
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
+from seer_core.ports.kv import LOOPBACK
+from seer_core.ports.weights import WeightSpec
 from seer_core.process import ChildProcess
 from seer_core.scratch import Scratch
 from seer_worker.client.channel import Channel
@@ -22,6 +24,10 @@ __all__ = ["LocalLauncher", "LocalWorker"]
 
 class LocalLauncher:
     """Starts child processes of this one."""
+
+    async def address(self) -> str:
+        """Return the address of loopback: all workers are on this machine."""
+        return LOOPBACK
 
     async def find_place(self, name: str) -> None:
         """Return: there is always a place here."""
@@ -82,6 +88,10 @@ class LocalWorker(Channel):
         self.log = str(log.path)
         self._process = process
         self._log = log
+
+    def bring_weights(self, source: WeightSpec) -> AbstractAsyncContextManager[WeightSpec]:
+        """Return what names weights of this machine, where they are."""
+        return nullcontext(source)
 
     async def end(self, grace_s: float = 0.0) -> str:
         """Ask, wait ``grace_s``, terminate, wait, kill."""

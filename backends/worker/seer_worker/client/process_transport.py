@@ -27,6 +27,7 @@ from seer_worker.wire import (
     Start,
     Submit,
     ToWorker,
+    UpdateWeights,
 )
 
 __all__ = ["Launch", "ProcessTransport", "process_client"]
@@ -130,8 +131,20 @@ class ProcessTransport:
 
     async def call(self, message: ControlCall) -> Called:
         """Send a control message and wait for its answer; answers come in order."""
-        worker, limit_s = self.worker, self.spec.control_timeout_s
+        worker = self.worker
         assert worker is not None
+        if not isinstance(message, UpdateWeights):
+            return await self._call(message, worker)
+        try:
+            async with worker.bring_weights(message.source) as source:
+                if self.worker is not worker:
+                    return Called("it was lost while the weights were brought to it")
+                return await self._call(msgspec.structs.replace(message, source=source), worker)
+        except EngineError as error:
+            return Called(str(error))
+
+    async def _call(self, message: ControlCall, worker: RunningWorker) -> Called:
+        limit_s = self.spec.control_timeout_s
         call: asyncio.Future[Called] = asyncio.get_running_loop().create_future()
         self._calls.append(call)
         worker.send(message)

@@ -27,6 +27,7 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.degradation_log import DegradationLog
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import CELL_S, MoveProfiler, Profilable, StepProfiler, start_grid
+from seer_worker.process.place import node_name
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.process.stores import STORE
 from seer_worker.wire import Degraded, Failed, Finished, Start, Telemetry
@@ -350,7 +351,7 @@ class CoreAdapter:
         self.info = self._forward.describe(core.info)
         self._use_weights(0, self.info.fingerprint)
         if start.store is not None:
-            self._share(start.store)
+            self._share(start.store, start.address)
         self.info = structs.replace(self.info, **self._forward.measure_moves(start.store is not None))
         if start.source is not None and core.drafts is not None and core.drafts.takes_source:
             self._attach(start.source, core.drafts)
@@ -495,10 +496,10 @@ class CoreAdapter:
         )
         drafts.attach(source, host)
 
-    def _share(self, spec: StoreSpec) -> None:
+    def _share(self, spec: StoreSpec, address: str) -> None:
         """Make this instance's end of the KV pool, and let the engine use it."""
         report = self._pool_degradations.report
-        host = StoreContext(self.info.id, *self._core.kv_block(), report)
+        host = StoreContext(self.info.id, *self._core.kv_block(), report, node_name(), address)
         self._store = STORE.make(spec.path, spec.settings, host)
         self._pooled = self._core.share(self._store, report)
 

@@ -20,11 +20,15 @@ from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.frames import Frames, WireError, encode
+from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkJob, ChunkPiece
+from seer_core.ports.kv import StoreSpec
 from seer_worker.process.drafts import check_source
 from seer_worker.process.instance import DRAFTS, INSTANCE, SHARES_KV, EngineAdapter, Rejected
+from seer_worker.process.place import node_name, own_address
+from seer_worker.process.place_checks import check_place
 from seer_worker.wire import (
     AbortChunk,
     Called,
@@ -294,6 +298,13 @@ def _check_adapter(start: Start, instance: EngineAdapter) -> None:
             )
 
 
+def _placed(info: InstanceInfo, store: StoreSpec | None) -> InstanceInfo:
+    """Return the info with the node that this process runs on, and how far its KV reaches."""
+    node = node_name()
+    confined = store is not None and not store.spans_nodes
+    return structs.replace(info, node=node, kv_reach=node if confined else "")
+
+
 def work(connection: socket.socket, before_close: Callable[[], object] = lambda: None) -> int:
     """Serve the runtime at the other end; return the exit status.
 
@@ -305,16 +316,17 @@ def work(connection: socket.socket, before_close: Callable[[], object] = lambda:
         start, *early = link.receive(wait=True)
         if not isinstance(start, Start) or early:
             raise WireError("the first message must be Start, alone")
+        check_place(start)
         if start.source is not None:
             check_source(start.source, start.own_methods)  # the engine's import takes seconds
         make: Any = INSTANCE.load(start.instance)
-        instance = make(start)
+        instance = make(structs.replace(start, address=own_address(connection)))
         _check_adapter(start, instance)
         if not getattr(instance, "emulated", False):
             from seer_worker.sampling.selftest import check_keyed  # imports torch, which takes seconds
 
             check_keyed(instance)
-        link.send(*_messages_from(instance), Ready(instance.info))
+        link.send(*_messages_from(instance), Ready(_placed(instance.info, start.store)))
         Worker(link.send, instance).serve(link)
     except EOFError:
         return 0

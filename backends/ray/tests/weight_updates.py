@@ -1,0 +1,62 @@
+"""Updates of weights: made, sent, and seen in tokens."""
+
+import json
+from contextlib import ExitStack, contextmanager
+
+import structlog
+import torch
+from ray_rollouts import play, some_groups, tokens
+from safetensors.torch import save_file
+
+from seer_core import SharedWeights
+
+TENSORS = {
+    "embed": torch.arange(3_000_000, dtype=torch.float32).reshape(1000, 3000),
+    "norm": torch.tensor([1.5, -2.0]),
+    "none": torch.empty(0, 3),
+}
+NEXT = TENSORS | {"norm": torch.tensor([1.5, 2.0])}
+
+
+def save(place, tensors):
+    """Write a checkpoint of two files and an index; return its directory."""
+    place.mkdir(parents=True, exist_ok=True)
+    names = {name: f"{number}.safetensors" for number, name in enumerate(tensors)}
+    for name, file in names.items():
+        save_file({name: tensors[name]}, place / file)
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return place
+
+
+async def rolled_out(runtime):
+    return tokens(await runtime.rollout(some_groups()).wait())
+
+
+def after(runtime, *sources):
+    """Return a rollout's tokens after each update, in a runtime of its own."""
+
+    async def run():
+        found = []
+        async with runtime:
+            for source in sources:
+                await runtime.update_weights(source)
+                found.append(await rolled_out(runtime))
+        return found
+
+    return play(run())
+
+
+@contextmanager
+def offered(*each):
+    """Yield the specs of tensors in shared memory."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(stack.enter_context(SharedWeights()).offer(one.items())) for one in each]
+
+
+@contextmanager
+def deliveries():
+    """Yield a list that holds the nodes to which weights have been sent."""
+    sent = []
+    with structlog.testing.capture_logs() as logs:
+        yield sent
+    sent += [each["node"] for each in logs if each["event"] == "weights_sent"]

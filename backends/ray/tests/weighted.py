@@ -1,0 +1,33 @@
+"""An engine without a model whose tokens follow from the weights that it has read, by Seer's own sources."""
+
+import hashlib
+
+import msgspec
+from scripted import Scripted
+from seer_worker.process.instance import Rejected
+from seer_worker.weights.checkpoint import WEIGHTS
+
+from seer_core.errors import EngineError
+
+
+class Weighted(Scripted):
+    """Mixes the digest of its weights into each seed."""
+
+    def __init__(self, start):
+        super().__init__(start)
+        self.weights = ""
+
+    def submit(self, job):
+        seed = int(hashlib.sha256(f"{job.seed} {self.weights}".encode()).hexdigest()[:8], 16)
+        super().submit(msgspec.structs.replace(job, seed=seed))
+
+    def update_weights(self, source, version):
+        try:
+            tensors = dict(WEIGHTS.make(source.path, source.settings).tensors())
+        except EngineError as error:
+            raise Rejected(str(error)) from error
+        digest = hashlib.sha256()
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"{name} {tensor.shape}".encode() + bytes(tensor.numpy()))
+        self.weights = digest.hexdigest()
+        return f"sha256:{self.weights}"

@@ -1,0 +1,385 @@
+"""A campaign on a cluster: machines, their parts, their network, the head and the driver are struck.
+
+`seer run` rolls out on instances that Ray places on machines made of Linux namespaces, each with a network,
+processes and files of its own.  Faults come at random times, chosen from a seed; a machine that breaks is
+replaced by a new one, and a command that has died goes on with --resume, after the loss of the head on a new
+cluster.  Each finished rollout has to have every response once, with the tokens of child processes.  No
+worker and no actor may outlive its instance, and no placement group its command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .cluster_faults import (
+    DRIVER_KINDS,
+    HEAD_AND_WORKERS,
+    HEAD_KINDS,
+    KINDS,
+    NURSE,
+    WORKER,
+    ClusterFault,
+    rows_of,
+)
+
+__all__ = ["ClusterCampaign", "ClusterPlan", "allowed"]
+
+ROOT = Path(__file__).parents[2]
+TESTS_OF_RAY = ROOT / "backends/ray/tests"
+sys.path.insert(0, str(TESTS_OF_RAY))
+
+from machines import Machines, allowed  # noqa: E402
+
+PROGRAM = "from seer_main import main; main()"
+CONFIG = """
+[seer]
+plugins = ["divided_rollout", "campaign"]
+engine = "campaign"
+launcher = "ray"
+[seer.restarts]
+attempts = 100000
+backoff_s = 0.0
+[rollout]
+n = 8
+max_tokens = 400
+[plugin.divided_rollout]
+chunk_tokens = 32
+"""
+POLL_S = 0.05
+SPARE = 1
+"""One more machine than instances."""
+GONE_WITHIN_S = 60.0
+MOST_FALSE_STARTS = 20
+LIFE_S = 600.0
+STATUSES = {"driver killed": (0, -9), "driver terminated": (0, 143), "head killed": (0,)}
+STATUSES[HEAD_AND_WORKERS] = (1,)
+ENDS_WITHIN_S = 400.0
+"""How long a command may take to end after a fault of its own or the head's, which it may survive."""
+DRIVER_ODDS, HEAD_ODDS = 2, 0.3  # a new head takes most of the time
+PAUSE_S = (0.2, 2.5)
+FIRST_FAULT_S = 0.5
+"""A first fault comes so long after all instances are ready: a first start that fails is an error."""
+
+
+@attrs.frozen
+class ClusterPlan:
+    """How many faults, on how many instances and groups, and for how long at most."""
+
+    seed: int = 0
+    faults: int = 8
+    groups: int = 40
+    instances: int = 3
+    minutes: float | None = None
+    kinds: tuple[str, ...] | None = None
+    each: tuple[str, ...] = ()
+    """These kinds, one after the other, instead of any by chance."""
+
+
+@attrs.define
+class ClusterCampaign:
+    """A plan being carried out in a directory."""
+
+    plan: ClusterPlan
+    folder: Path
+    show: Callable[[str], None] = attrs.field(default=lambda line: print(line, flush=True))
+    faults: list[ClusterFault] = attrs.Factory(list)
+    complaints: list[str] = attrs.Factory(list)
+    runs: int = 0
+    lives: int = 0
+    responses: int = 0
+    lost: int = 0
+    doubled: int = 0
+    wrong: int = 0
+    joined: int = 0
+    chance: random.Random = attrs.Factory(lambda self: random.Random(self.plan.seed), takes_self=True)
+    _machines: Any = None
+    _hosts: dict[str, str] = attrs.Factory(dict)
+    _heals: dict[str, float] = attrs.Factory(dict)
+    _broken: dict[str, float] = attrs.Factory(dict)
+    _headless: bool = False
+    _read: int = 0
+    _first: int = 0
+    """The first fault of the command that runs."""
+    _resumed: ClusterFault | None = None
+    _false_starts: int = 0
+    _end_s: float = 0.0
+
+    def run(self) -> None:
+        """Strike until the plan's faults are done, and let the last command finish."""
+        self._end_s = time.monotonic() + 60 * (self.plan.minutes or 1e6)
+        expected = self._prepare()
+        self._machines = Machines()
+        try:
+            while self._more() and not self.complaints:
+                self.runs += 1
+                out = self.folder / f"out-{self.runs}"
+                while (status := self._live(out)) != 0 and not self.complaints:
+                    self._judge(out, expected, whole=False)
+                if status == 0:
+                    self._judge(out, expected, whole=True)
+        finally:
+            self._machines.close()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each kind of fault."""
+        return list(rows_of(self.faults))
+
+    def totals(self) -> dict[str, int]:
+        """Return the numbers of rollouts, lives, machines that joined, and responses that were not right."""
+        names = ("runs", "lives", "joined", "responses", "lost", "doubled", "wrong")
+        return {name: getattr(self, name) for name in names}
+
+    def _more(self) -> bool:
+        return len(self.faults) < self.plan.faults and time.monotonic() < self._end_s
+
+    def _prepare(self) -> dict[str, list[int]]:
+        """Write config, prompts and the plug-in; return the tokens of child processes."""
+        (self.folder / "seer.toml").write_text(CONFIG)
+        lines = (
+            {"prompt_token_ids": list(range(5, 9 + number % 7)), "group_id": f"g{number}", "seed": number}
+            for number in range(self.plan.groups)
+        )
+        (self.folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        info = self.folder / "seer_campaign-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seer-campaign\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[seer]\ncampaign = cluster_plugin\n")
+        out = self.folder / "reference"
+        with self._command(out, ["seer.launcher=local", "engine.campaign.step_s=0"]) as process:
+            process.wait(LIFE_S)
+        if process.returncode:
+            raise RuntimeError(f"no reference: {self._errors()}")
+        (self.folder / "events.jsonl").unlink()
+        return dict(_completions(out))
+
+    @contextmanager
+    def _command(self, out: Path, overrides: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """Start ``seer run``; it is gone in the end."""
+        command = [sys.executable, "-c", PROGRAM, "run", str(self.folder / "seer.toml"), "--resume"]
+        command += ["--prompts", str(self.folder / "prompts.jsonl"), "--out", str(out)]
+        command += [word for each in overrides for word in ("--set", each)]
+        paths = [str(self.folder), str(Path(__file__).parent), str(TESTS_OF_RAY), os.environ["PYTHONPATH"]]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "SEER_CAMPAIGN": str(self.folder / "events.jsonl"),
+        }
+        with (self.folder / "errors").open("wb") as errors:
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def _errors(self) -> str:
+        return (self.folder / "errors").read_text(errors="replace")[-3000:]
+
+    def _live(self, out: Path) -> int:
+        """Let a command live, strike it, and return its exit status."""
+        self.lives += 1
+        self._first = len(self.faults)
+        self._hosts.clear()
+        machines, begun_s = self._machines, time.monotonic()
+        overrides = [
+            f"launcher.ray.address={machines.address}",
+            f"launcher.ray.host={machines.host}",
+            f"engine.campaign.instances={self.plan.instances}",
+        ]
+        last: ClusterFault | None = None  # that of the command itself
+        next_s: float | None = None
+        with self._command(out, overrides) as process:
+            while process.poll() is None:
+                now = time.monotonic()
+                self._read_events()
+                self._keep_machines(now)
+                if len(self._hosts) == self.plan.instances and next_s is None:
+                    next_s = now + FIRST_FAULT_S
+                if next_s is not None and now > next_s and last is None and self._more():
+                    last = self._strike(process)
+                    next_s = now + self.chance.uniform(*PAUSE_S)
+                limit_s = begun_s + LIFE_S if last is None else last.struck_s + ENDS_WITHIN_S
+                if now > limit_s:
+                    self.complaints.append(f"{last or 'a command'}: it has not ended: {self._errors()}")
+                    break
+                time.sleep(POLL_S)
+        self._read_events()
+        ended_s = time.monotonic()
+        kind = None if last is None else last.kind
+        if process.returncode != 0 and kind is None:
+            self.complaints.append(f"a command ended with {process.returncode}: {self._errors()}")
+        if last is not None and process.returncode not in STATUSES[kind]:
+            self.complaints.append(f"{kind}: it ended with {process.returncode}: {self._errors()}")
+        self._await_orphans(kind)
+        if last is not None and process.returncode:
+            last.noticed_s = time.monotonic() if kind in DRIVER_KINDS else ended_s
+        if kind in DRIVER_KINDS and process.returncode:
+            self._resumed = last
+        if kind in HEAD_KINDS:
+            self._renew_cluster()
+        return int(process.returncode)
+
+    def _renew_cluster(self) -> None:
+        self._machines.close()
+        self._heals.clear()
+        self._broken.clear()
+        self._machines = Machines()
+        self._headless = False
+
+    def _read_events(self) -> None:
+        """Take note of what the observer has written."""
+        path = self.folder / "events.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read += len(line)
+                event = json.loads(line)
+                self._match(**event)
+                if event["ready"]:
+                    self._hosts[event["instance"]] = event["host"]
+                else:
+                    self._hosts.pop(event["instance"], None)
+
+    def _match(self, at_s: float, instance: str, ready: bool, **_: str) -> None:
+        """Note a loss for the last fault that explains it, and a start for all faults that it makes good."""
+        if ready and self._resumed is not None:
+            self._resumed.recovered_s = at_s
+            self._resumed = None
+        found = [each for each in self.faults[self._first :] if each.instance == instance]
+        if ready:
+            for fault in found:
+                if fault.noticed_s is not None and fault.recovered_s is None:
+                    fault.recovered_s = at_s
+        elif found and found[-1].noticed_s is None:
+            found[-1].noticed_s = at_s
+
+    def _keep_machines(self, now: float) -> None:
+        """Heal and replace machines, so that there is always one more than instances."""
+        machines = self._machines
+        for machine in list(machines.machines):
+            name = machine.name
+            if name in self._heals and now > self._heals[name]:
+                machine.heal()
+                del self._heals[name]
+            if name in self._broken and name not in self._heals:
+                # A worker that was cut off ends by itself, and so does one whose raylet is gone.
+                if not machine.processes(WORKER):
+                    self._remove(machine)
+                elif now > self._broken[name] + GONE_WITHIN_S:
+                    self.complaints.append(f"{name}: its worker lives after {GONE_WITHIN_S:g} s")
+            elif not machine.up and not self._headless:
+                self._false_starts += 1  # Ray gives a node only so long to start, and the machine is busy
+                if self._false_starts > MOST_FALSE_STARTS:
+                    raise RuntimeError(f"{name} has ended: {machine.log.read_text()[-1000:]}")
+                machines.remove(machine)
+        if self._headless:
+            return
+        good = [each for each in machines.machines if each.name not in self._broken]
+        for _ in range(self.plan.instances + SPARE - len(good)):
+            machines.add(wait=False)
+            self.joined += 1
+
+    def _remove(self, machine: Any) -> None:
+        self._broken.pop(machine.name, None)
+        self._machines.remove(machine)
+
+    def _strike(self, process: subprocess.Popen[bytes]) -> ClusterFault | None:
+        """Strike; return the fault if it is the command's own."""
+        victims = [
+            each
+            for each in self._machines.machines
+            if each.name not in self._broken and each.name not in self._heals and each.processes(WORKER)
+        ]
+        if not victims:
+            return None
+        kind = self._choose()
+        fault = ClusterFault(kind, time.monotonic())
+        self.faults.append(fault)
+        if kind in DRIVER_KINDS:
+            with suppress(ProcessLookupError):
+                process.send_signal(DRIVER_KINDS[kind])
+        elif kind in HEAD_KINDS:
+            self._headless = True
+            self._machines.kill_head()
+            for machine in self._machines.machines if kind == HEAD_AND_WORKERS else ():
+                KINDS["worker killed"].strike(machine)
+        else:
+            machine = self.chance.choice(victims)
+            self._strike_machine(fault, machine)
+        self.show(f"{len(self.faults):4} {kind} {fault.machine} {fault.instance or ''}")
+        return fault if kind in (*DRIVER_KINDS, *HEAD_KINDS) else None
+
+    def _choose(self) -> str:
+        if self.plan.each:
+            return self.plan.each[len(self.faults) % len(self.plan.each)]
+        odds = {name: each.odds for name, each in KINDS.items()}
+        odds |= {**dict.fromkeys(DRIVER_KINDS, DRIVER_ODDS), **dict.fromkeys(HEAD_KINDS, HEAD_ODDS)}
+        kinds = self.plan.kinds or tuple(odds)
+        return self.chance.choices(kinds, [odds[each] for each in kinds])[0]
+
+    def _strike_machine(self, fault: ClusterFault, machine: Any) -> None:
+        kind = KINDS[fault.kind]
+        fault.machine = machine.name
+        fault.instance = next((each for each, host in self._hosts.items() if host == machine.name), None)
+        kind.strike(machine)
+        if kind.cut_s is not None:
+            self._heals[machine.name] = fault.struck_s + self.chance.uniform(*kind.cut_s)
+        if kind.breaks:
+            self._broken[machine.name] = fault.struck_s
+
+    def _await_orphans(self, kind: str | None) -> None:
+        """Wait until the command that has ended has no worker, no actor and no place left."""
+        end_s = time.monotonic() + GONE_WITHIN_S
+        while left := self._left():
+            self._keep_machines(time.monotonic())
+            if time.monotonic() > end_s:
+                self.complaints.append(f"{kind}: left behind: {left}")
+                return
+            time.sleep(POLL_S)
+
+    def _left(self) -> list[str]:
+        left = [
+            f"{machine.name}: {part}"
+            for machine in self._machines.machines
+            for part in (NURSE, WORKER)
+            if machine.processes(part)
+        ]
+        if not left and not self._headless and (places := self._machines.places()):
+            left.append(f"{places} places")
+        return left
+
+    def _judge(self, out: Path, expected: dict[str, list[int]], *, whole: bool) -> None:
+        """Count responses that are lost, doubled or wrong."""
+        found = list(_completions(out))
+        names = [name for name, _ in found]
+        self.doubled += len(names) - len(set(names))
+        self.wrong += sum(expected.get(name) != tokens for name, tokens in found)
+        if whole:
+            self.lost += len(expected.keys() - set(names))
+            self.responses += len(names)
+        self.show(
+            f"     {len(self.faults)} faults, {self.lives} lives, run {self.runs}: {len(names)} responses;"
+            f" lost {self.lost}, doubled {self.doubled}, wrong {self.wrong}"
+        )
+
+
+def _completions(out: Path) -> Iterator[tuple[str, list[int]]]:
+    with suppress(FileNotFoundError), (out / "completions.jsonl").open() as file:
+        for line in file:
+            response = json.loads(line)
+            yield response["request_id"], response["token_ids"]

@@ -1,0 +1,81 @@
+"""The plug-in ``campaign`` of commands on a cluster: scripted engines, and an observer of their lives.
+
+The observer appends each instance's start and loss to the file that SEER_CAMPAIGN names, with the time of the
+machine's clock, so that another process can read them as they happen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from seer_worker.client.engine import WorkerClient
+from seer_worker.client.fleet import ProcessSettings, WorkerFleet
+from seer_worker.client.process_transport import process_client
+
+from seer_core.model.events import Command, Event, InstanceLost, InstanceStarted
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.clock import RealClock
+from seer_core.ports.engine import ModelInfo
+from seer_core.ports.launcher import Launcher
+from seer_core.ports.policy import Observer
+
+__all__ = ["Settings", "seer_make_engines", "seer_make_observer"]
+
+SILENCE_S = 20.0
+_hosts: dict[str, WorkerClient] = {}
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[engine.campaign]``: a step takes ``step_s`` and gives each running chunk a token."""
+
+    instances: int = 3
+    step_s: float = 0.02
+
+
+class LivesOfInstances(Observer):
+    """Writes a line at each start and each loss."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115  # as long as the process
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Write what happened to an instance, and where."""
+        if isinstance(event, InstanceStarted):
+            worker: Any = _hosts[event.info.id].worker if event.info.id in _hosts else None
+            host = getattr(getattr(worker, "started", None), "host", "")
+            self._write(instance=event.info.id, ready=True, host=host)
+        elif isinstance(event, InstanceLost):
+            self._write(instance=event.instance_id, ready=False, reason=event.reason)
+
+    def _write(self, **line: object) -> None:
+        self._file.write(json.dumps({"at_s": time.monotonic(), **line}) + "\n")
+
+
+@hookimpl
+def seer_make_engines(settings: Settings, launcher: Launcher | None) -> WorkerFleet:
+    """Return scripted engines in worker processes."""
+    local = dict(os.environ) if launcher is None else {}
+    launch = ProcessSettings(
+        silence_timeout_s=SILENCE_S, start_timeout_s=60.0, stop_timeout_s=5.0, control_timeout_s=60.0
+    ).launch(
+        "campaign",
+        "scripted:Scripted",
+        {"step_s": settings.step_s},
+        local | {"PYTHONPATH": os.environ["PYTHONPATH"]},
+        launcher,
+    )
+    engines = [process_client(f"scripted-{number}", launch) for number in range(settings.instances)]
+    _hosts.update({each.id: each for each in engines})
+    return WorkerFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
+
+
+@hookimpl
+def seer_make_observer() -> Observer | None:
+    """Return the observer, if the file is named."""
+    path = os.environ.get("SEER_CAMPAIGN")
+    return None if path is None else LivesOfInstances(path)
