@@ -22,8 +22,8 @@ SILENT_S = 5.0
 class Watch:
     """Asks the head every second, in a thread of its own, because the call blocks when the head is gone.
 
-    ``ask`` returns the ids of the nodes that are being drained.  A head that was gone for the watch ``before``
-    this one still is, until it answers.
+    ``ask`` returns the ids of the nodes that are being drained.  A head that was gone for the watch
+    ``before`` this one still is, until it answers.
     """
 
     def __init__(self, ask: Callable[[], Collection[str]], before: Watch | None = None) -> None:
