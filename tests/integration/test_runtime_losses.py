@@ -8,6 +8,7 @@ from seer_divided_rollout import Chunks
 
 from seer_core.errors import (
     EngineError,
+    NoPlaceError,
 )
 from seer_core.model.events import (
     InstanceDegraded,
@@ -394,3 +395,62 @@ def test_late_messages_of_a_dead_instance_are_ignored(by_hand, hand, some_groups
             return await under_way.wait()
 
     assert play(run()).completions[0].token_ids == [5, 6]
+
+
+def test_an_instance_that_has_to_leave_gives_its_chunk_back_and_uses_up_no_restart(
+    by_hand, hand, homeless, some_groups
+):
+    x, y = homeless("x"), hand("y")
+
+    async def run():
+        async with by_hand(x, y, restarts=RestartsTable(attempts=0)) as runtime:
+            under_way = runtime.rollout(some_groups(1, 2))
+            await turns()
+            [job] = x.jobs.values()
+            x.sink.leaving("x", "its node is being drained")
+            await turns()
+            assert set(runtime.alive) == {"y"}
+            assert (x.starts, x.stops) == (1, 1)
+            assert job.request_id in {each.request_id for each in y.jobs.values()}
+            x.place.set()
+            await turns()
+            assert (x.starts, set(runtime.alive)) == (2, {"x", "y"})
+            for each in list(y.jobs):
+                y.finish(each)
+            result = await under_way.wait()
+            assert result.summary.instances_lost == 0
+
+    play(run())
+
+
+def test_a_run_begins_without_an_instance_that_may_wait_for_a_place(by_hand, hand, homeless):
+    class Late(homeless):
+        async def start(self, sink):
+            if not self.place.is_set():
+                raise NoPlaceError("no node has room")
+            return await super().start(sink)
+
+    x, y = Late("x"), hand("y")
+
+    async def run():
+        async with by_hand(x, y) as runtime:
+            assert set(runtime.alive) == {"y"}
+            assert await runtime.update_weights("step 1") == 1
+            x.place.set()
+            await turns()
+            assert set(runtime.alive) == {"x", "y"}
+            assert x.weights == [("step 1", 1)]
+
+    play(run())
+
+
+def test_a_run_whose_instances_all_have_no_place_does_not_begin(by_hand, homeless):
+    class Placeless(homeless):
+        async def start(self, sink):
+            raise NoPlaceError("no node has room")
+
+    async def run():
+        with pytest.raises(NoPlaceError, match="no node has room"):
+            await by_hand(Placeless("x"), Placeless("y")).start()
+
+    play(run())

@@ -61,10 +61,6 @@ class SilentNodeError(EngineError):
         self.node_id = node_id
 
 
-HEAD_RETURN_S = 24 * 3600
-"""How long Ray lets this process live without a head; its own default ends the process after a minute."""
-
-
 def join(settings: Settings) -> str:
     """Join the cluster that settings name, unless this process is in one; return its address in it.
 
@@ -101,7 +97,6 @@ def _init(**options: Any) -> None:
     The kernel kills the processes of a cluster that is started here when the thread that forked them ends.
     """
     done: Future[None] = Future()
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_RETURN_S))
 
     def run() -> None:
         try:

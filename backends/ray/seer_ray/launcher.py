@@ -67,6 +67,7 @@ class RayLauncher:
         self._sought: set[str] = set()
         self._head = ""
         self._watch: Watch | None = None
+        self._last_watch: Watch | None = None
         self._watching = 0
 
     async def address(self) -> str:
@@ -116,13 +117,13 @@ class RayLauncher:
     def _begin_watch(self) -> None:
         self._watching += 1
         if self._watch is None:
-            self._watch = Watch(cluster.draining)
+            self._watch = Watch(cluster.draining, self._last_watch)
 
     def _end_watch(self) -> None:
         self._watching -= 1
         if not self._watching and self._watch is not None:
             self._watch.end()
-            self._watch = None
+            self._last_watch, self._watch = self._watch, None
 
     async def launch(
         self, name: str, interpreter: str, environment: Mapping[str, str], log: Path, keep_log: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 
 from seer_core.installation import how_to_install
@@ -13,10 +14,15 @@ __all__ = ["TIER", "Settings", "seer_doctor", "seer_make_launcher"]
 
 TIER = "experimental"
 
+HEAD_RETURN_S = 24 * 3600
+"""How long Ray lets this process live without a head; its own default ends the process after a minute."""
+
 
 @hookimpl
 def seer_make_launcher(settings: Settings) -> Launcher:
     """Return the launcher, which joins the cluster when the first worker is launched."""
+    # Parts of Ray read it when they are imported.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_RETURN_S))
     from seer_ray.launcher import RayLauncher
 
     return RayLauncher(settings)

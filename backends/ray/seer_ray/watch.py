@@ -22,13 +22,17 @@ SILENT_S = 5.0
 class Watch:
     """Asks the head every second, in a thread of its own, because the call blocks when the head is gone.
 
-    ``ask`` returns the ids of the nodes that are being drained.
+    ``ask`` returns the ids of the nodes that are being drained.  A head that was gone for the watch
+    ``before`` this one still is, until it answers.
     """
 
-    def __init__(self, ask: Callable[[], Collection[str]]) -> None:
+    def __init__(self, ask: Callable[[], Collection[str]], before: Watch | None = None) -> None:
         self._ask = ask
         self._ended = threading.Event()
-        self._answered_s = time.monotonic()
+        self._ended_s: float | None = None
+        self._answered_s: float = (
+            before._answered_s if before is not None and before.silent_s else time.monotonic()
+        )
         self._loop = asyncio.get_running_loop()
         self._notices: dict[str, asyncio.Event] = {}
         threading.Thread(target=self._run, name="seer-ray-watch", daemon=True).start()
@@ -40,11 +44,12 @@ class Watch:
     @property
     def silent_s(self) -> float:
         """How long the head has been gone; 0 while it answers."""
-        silent_s = time.monotonic() - self._answered_s
+        silent_s = (self._ended_s or time.monotonic()) - self._answered_s
         return silent_s if silent_s >= SILENT_S else 0.0
 
     def end(self) -> None:
         """Ask no more."""
+        self._ended_s = time.monotonic()
         self._ended.set()
 
     def _run(self) -> None:
