@@ -10,10 +10,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_config_of_the_page_makes_instances_on_a_cluster(tmp_path):
-    [config] = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/guides/cluster.md").read_text(), re.M | re.S)
+    config, elastic = re.findall(
+        r"^```toml\n(.*?)^```$", (ROOT / "docs/guides/cluster.md").read_text(), re.M | re.S
+    )
     file = tmp_path / "cluster.toml"
     file.write_text(config)
     model = f"engine.vllm.model={ROOT / 'examples/tiny_reasoner/weights'}"
-    assembly = assemble(load_config(file, [model, "engine.vllm.max_model_tokens=1024"]))
+    [fewer] = re.findall(r"^min_instances = \d+$", elastic, re.M)
+    overrides = [model, "engine.vllm.max_model_tokens=1024", f"launcher.ray.{fewer}"]
+    assembly = assemble(load_config(file, overrides))
     assert assembly.launcher.owner == "ray"
     assert len(assembly.fleet.engines) == 8

@@ -88,7 +88,7 @@ def expected(runs):
 @pytest.fixture
 def make_nodes(monkeypatch):
     """Return a function that makes a cluster of two nodes, which this process does not join."""
-    from conftest import Nodes
+    from raylets import Nodes
 
     directory = tempfile.mkdtemp(prefix="ray-")
     monkeypatch.setenv("RAY_TMPDIR", directory)
