@@ -169,7 +169,7 @@ class ClusterCampaign:
         command = [sys.executable, "-c", PROGRAM, "run", str(self.folder / "seer.toml"), "--resume"]
         command += ["--prompts", str(self.folder / "prompts.jsonl"), "--out", str(out)]
         command += [word for each in overrides for word in ("--set", each)]
-        paths = [str(self.folder), str(Path(__file__).parent), str(TESTS_OF_RAY), os.environ["PYTHONPATH"]]
+        paths = [str(self.folder), str(Path(__file__).parent), str(TESTS_OF_RAY), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
