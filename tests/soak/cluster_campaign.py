@@ -121,6 +121,9 @@ class ClusterCampaign:
         expected = self._prepare()
         self._machines = Machines()
         try:
+            self._keep_machines(time.monotonic())
+            for machine in self._machines.machines:
+                self._machines.wait_for(machine)
             while self._more() and not self.complaints:
                 self.runs += 1
                 out = self.folder / f"out-{self.runs}"
@@ -169,7 +172,12 @@ class ClusterCampaign:
         command = [sys.executable, "-c", PROGRAM, "run", str(self.folder / "seer.toml"), "--resume"]
         command += ["--prompts", str(self.folder / "prompts.jsonl"), "--out", str(out)]
         command += [word for each in overrides for word in ("--set", each)]
-        paths = [str(self.folder), str(Path(__file__).parent), str(TESTS_OF_RAY), os.environ.get("PYTHONPATH", "")]
+        paths = [
+            str(self.folder),
+            str(Path(__file__).parent),
+            str(TESTS_OF_RAY),
+            os.environ.get("PYTHONPATH", ""),
+        ]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),

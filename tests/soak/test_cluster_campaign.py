@@ -6,9 +6,9 @@
 
 import pytest
 
-pytest.importorskip("ray")
+from .cluster_campaign import ClusterCampaign, ClusterPlan, allowed  # before Ray, which reads variables once
 
-from .cluster_campaign import ClusterCampaign, ClusterPlan, allowed
+pytest.importorskip("ray")
 
 SHORT = ("worker killed", "actor killed", "machine killed", "driver killed")
 
