@@ -15,6 +15,7 @@ from seer_cli.output import check_writable, write_json
 from seer_sim.plugin import Settings
 
 from seer_core.plugins.config import structure
+from seer_lab.bound import bounds_of
 from seer_lab.choose import PRESSURE, choose_workload
 from seer_lab.drawing import importing_to_draw
 from seer_lab.lengths import DrawnLengths, GroupLengths
@@ -60,6 +61,12 @@ LEAST_MET = 0.97
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw load and finishes over time; .svg or .png."
 )
+@click.option(
+    "--bound",
+    "bounded",
+    is_flag=True,
+    help="Compare each policy with the least time that any could take; some seconds for each seed.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per policy.")
 def sim_command(
     workload: str,
@@ -70,6 +77,7 @@ def sim_command(
     overrides: tuple[str, ...],
     engine: str,
     plot: Path | None,
+    bounded: bool,
     json_file: Path | None,
     **size: Any,
 ) -> None:
@@ -84,6 +92,7 @@ def sim_command(
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy divided --policy context
       seer sim lengths.jsonl --instances 8 --policy verl --policy mine=divided_rollout,my_plugin
       seer sim synthetic --engine paced --policy verl --policy context
+      seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy seer --bound
     """
     check_writable(json_file, plot, inputs=[Path(workload)])
     overrides = debugged(overrides)
@@ -99,7 +108,8 @@ def sim_command(
             title = policy.name if repeat == 1 else f"{policy.name} ({number + 1}/{repeat})"
             with Display(title) as display:
                 runs.append(simulate(load, policy, seed + number, overrides, display, engine))
-    rows = rows_of(runs)
+    bounds = bounds_of(load, chosen, range(seed, seed + repeat), overrides) if bounded else {}
+    rows = rows_of(runs, bounds)
     if json_file is not None:
         write_json(json_file, to_json(rows))
     if draw is not None and plot is not None:
@@ -117,6 +127,11 @@ def sim_command(
     console.print(
         f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
+    if bounded:
+        console.print(
+            "over bound: total time over the least that any schedule takes (docs/explain/bound.md)",
+            soft_wrap=True,
+        )
     is_assumed = (
         workload not in WORKLOADS
         and size["pressure"] is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -54,12 +54,17 @@ FIGURES = {
 """By the name under which ``--json`` writes them."""
 
 THROUGHPUT = "throughput_tokens_per_s"
+TOTAL_TIME = "total_time_s"
 
 
 class TableRow(msgspec.Struct, frozen=True):
-    """One policy: its simulations, one per seed, in the order of the seeds."""
+    """One policy: its simulations, one per seed, in the order of the seeds.
+
+    ``bounds_s`` are the least times that any schedule takes, by seed; empty where there are none.
+    """
 
     runs: list[SimulatedIteration]
+    bounds_s: list[float] = []
 
     @property
     def stats(self) -> Stats:
@@ -70,31 +75,49 @@ class TableRow(msgspec.Struct, frozen=True):
         """Return this policy's tokens per second over another's, seed by seed."""
         return ratios(self.stats.values[THROUGHPUT], base.stats.values[THROUGHPUT])
 
+    @property
+    def over_bound(self) -> list[float]:
+        """The total time over the bound, seed by seed."""
+        return [
+            run.summary.total_time_s / least_s for run, least_s in zip(self.runs, self.bounds_s, strict=False)
+        ]
 
-def rows_of(simulations: Sequence[SimulatedIteration]) -> list[TableRow]:
-    """Gather simulations by policy, in the order of their first."""
+
+def rows_of(
+    simulations: Sequence[SimulatedIteration], bounds_s: Mapping[tuple[str, int], float] | None = None
+) -> list[TableRow]:
+    """Gather simulations by policy, in the order of their first, with bounds by policy and seed."""
     by_policy: dict[str, list[SimulatedIteration]] = {}
     for run in simulations:
         by_policy.setdefault(run.policy.name, []).append(run)
-    return [TableRow(runs) for runs in by_policy.values()]
+    bounds_s = bounds_s or {}
+    return [
+        TableRow(runs, [bounds_s[name, run.seed] for run in runs if (name, run.seed) in bounds_s])
+        for name, runs in by_policy.items()
+    ]
 
 
 def table_of(rows: Sequence[TableRow]) -> Table:
     """Return the table that ``seer sim`` prints."""
     runs = [run for row in rows for run in row.runs]
     shown = {name: figure for name, figure in FIGURES.items() if any(figure.shown_if(run) for run in runs)}
+    has_bounds = any(row.bounds_s for row in rows)
     table = Table()
     table.add_column("policy", no_wrap=True)
     for name, figure in shown.items():
         table.add_column(figure.title, justify="right")
         if name == THROUGHPUT:
             table.add_column("ratio", justify="right", no_wrap=True)
+        elif name == TOTAL_TIME and has_bounds:
+            table.add_column("over\nbound", justify="right", no_wrap=True)
     for row in rows:
         cells = [row.runs[0].policy.name]
         for name, figure in shown.items():
             cells.append(_cell(row.stats.values[name], figure.form))
             if name == THROUGHPUT:
                 cells.append(_cell(row.ratios(rows[0]), ".2f", "x"))
+            elif name == TOTAL_TIME and has_bounds:
+                cells.append(_cell(row.over_bound, ".2f", "x") if row.bounds_s else "-")
         table.add_row(*cells)
     return table
 
@@ -114,6 +137,7 @@ def to_json(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
                 **row.stats.to_json(),
                 "ratio_to_first": row.stats.ratios(rows[0].stats),
                 "throughput_ratios": row.ratios(rows[0]),
+                **({"bounds_s": row.bounds_s, "over_bound": row.over_bound} if row.bounds_s else {}),
                 "summaries": [msgspec.to_builtins(run.summary) for run in row.runs],
             }
         )

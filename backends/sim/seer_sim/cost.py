@@ -68,11 +68,19 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         They are those of so many ``requests``, and so many of them are ``sampled``.
         """
-        touched: float = 1.0 - (1.0 - self.expert_share) ** positions
-        weights_s = (self.weight_bytes + self.expert_bytes * touched) / self._bandwidth
         host_s = self.overhead_s + self.request_s * requests + self.sampled_s * sampled
         host_s += self.position_s * positions
-        return host_s + max(weights_s, self.flops_per_token * positions / self._flop_rate)
+        return host_s + max(self.weights_s(positions), self.layer_s * positions)
+
+    def weights_s(self, positions: float) -> float:
+        """Return the seconds in which a step of so many positions reads the weights."""
+        touched: float = 1.0 - (1.0 - self.expert_share) ** positions
+        return (self.weight_bytes + self.expert_bytes * touched) / self._bandwidth
+
+    @property
+    def layer_s(self) -> float:
+        """The seconds that the layers' matrices take to compute one position."""
+        return self.flops_per_token / self._flop_rate
 
     def attention_s(self, positions: float) -> float:
         """Return the seconds per token of context of a decoding request that computes ``positions``."""

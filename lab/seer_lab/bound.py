@@ -1,0 +1,363 @@
+"""The least time that a workload could take under the simulator's cost model: a linear program.
+
+The program chooses how many steps all instances make in each *bin* (so many requests, so much KV, with
+drafts or without), and in which bins the tokens of each class of responses are written.  A step's time is
+bounded from below by a line within each bin.  So the sums of any schedule over its bins meet the constraints,
+and no schedule takes less.
+
+Kept are KV times time, requests times time, a step's fixed costs, and that a response's tokens follow one
+another: its own steps end before the makespan.  Left out are what can only add time: the computation of
+prompts, whole blocks and chunks, moves, imbalance, and that lengths are not known in advance.  With drafts,
+a response is as well off as if as many siblings had finished as its group has shorter responses, from its
+first token on, so the bound with drafts is looser.  ``docs/explain/bound.md`` derives the program.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+from seer_sim.cost import CostModel
+from seer_sim.drafts import Drafts
+from seer_sim.plugin import Settings
+from seer_sim.settings import cost_of
+
+from seer_core.errors import SeerError
+from seer_core.plugins.config import structure
+from seer_lab.lengths import GroupLengths
+from seer_lab.policies import PolicySet
+from seer_lab.workloads import Workload
+
+__all__ = ["Bound", "Machine", "bounds_of", "lower_bound"]
+
+GROUPED, VANILLA = "grouped_spec", "vanilla_sd"
+POSITION_BINS, KV_BINS = 24, 8
+"""Bins of a step's positions and of the KV in use, by powers; with drafts there are fewer."""
+POSITION_BINS_OF_DRAFTS, KV_BINS_OF_DRAFTS = 10, 5
+LEAST_KV_SHARE = 0.05
+DRAFT_TOKENS = (0, 1, 2, 4, 8)
+"""Lengths of drafts that the program may choose."""
+CLASSES, SEGMENTS = 20, 6
+"""Classes of responses by length, and parts of a response; with drafts, for each row of acceptance."""
+CLASSES_OF_ROW, SEGMENTS_OF_DRAFTS = 4, 3
+
+
+Term = tuple[int, float]
+"""A variable and its factor."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The instances that the bound is for."""
+
+    cost: CostModel
+    instances: int
+    kv_capacity_tokens: int
+    max_running: int
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """The least time of a workload on a machine."""
+
+    total_time_s: float
+    """No schedule of the workload takes less."""
+    longest_s: float
+    """The longest response alone, at its fastest, which is part of the bound."""
+
+
+class _Class(msgspec.Struct, frozen=True):
+    """Responses of like lengths: their number, the mean length and the mean of its square, the range."""
+
+    count: int
+    mean: float
+    mean_square: float
+    shortest: int
+    longest: int
+    row: int
+    is_last: bool
+
+
+class _Bin(msgspec.Struct, frozen=True):
+    """Steps of ``least`` to ``most`` positions, with KV between two limits in use; drafting or not."""
+
+    least: int
+    most: int
+    least_kv: float
+    most_kv: float
+    drafts: bool
+
+
+def lower_bound(groups: Sequence[GroupLengths], machine: Machine, drafts: Drafts | None = None) -> Bound:
+    """Return the least time in which the machine could write these responses.
+
+    ``drafts`` are those of a drafter that learns from siblings; None is for no drafts.
+
+    Raises:
+        SeerError: the solver finds no solution; report it with the command.
+    """
+    return _Program(groups, machine, drafts).solve()
+
+
+def bounds_of(
+    workload: Workload, policies: Sequence[PolicySet], seeds: Iterable[int], overrides: Sequence[str] = ()
+) -> dict[tuple[str, int], float]:
+    """Return the least time by policy and seed: with drafts for a policy that drafts from siblings.
+
+    There is none for policies with other drafts, and for those that put responses off.
+    """
+    found = {}
+    for seed in seeds:
+        known: dict[tuple[Machine, bool], float] = {}
+        for policy in policies:
+            has_drafts = GROUPED in policy.plugins
+            if policy.over_issue > 1 or (not has_drafts and VANILLA in policy.plugins):
+                continue
+            config = workload.config(policy.plugins, (*policy.overrides, *overrides), seed)
+            settings = structure(config.engine["sim"], Settings, "engine.sim")
+            machine = Machine(
+                cost_of(settings, "engine.sim"),
+                settings.instances,
+                settings.kv_capacity_tokens,
+                settings.max_running,
+            )
+            key = machine, has_drafts
+            if key not in known:
+                drafts = settings.acceptance if has_drafts else None
+                known[key] = lower_bound(workload.groups(seed), machine, drafts).total_time_s
+            found[policy.name, seed] = known[key]
+    return found
+
+
+def _classes(groups: Sequence[GroupLengths], drafts: Drafts | None) -> list[_Class]:
+    """Divide all responses by the row of their acceptance and by length, the longest ones finest."""
+    by_row: dict[tuple[int, bool], list[int]] = {}
+    for group in groups:
+        ranked = sorted(group.output_tokens)
+        for rank, tokens in enumerate(ranked):
+            row = 0 if drafts is None else drafts.row(rank, tokens)
+            is_last = drafts is not None and rank == len(ranked) - 1
+            by_row.setdefault((row, is_last), []).append(tokens)
+    found = []
+    most = CLASSES if drafts is None else CLASSES_OF_ROW
+    for (row, is_last), lengths in sorted(by_row.items()):
+        lengths.sort()
+        count = len(lengths)
+        cuts = sorted({0, *(count - round(x) for x in np.geomspace(1, count, most)), count})
+        for start, end in pairwise(cuts):
+            part = np.array(lengths[start:end], float)
+            found.append(
+                _Class(
+                    end - start,
+                    float(part.mean()),
+                    float((part**2).mean()),
+                    lengths[start],
+                    lengths[end - 1],
+                    row,
+                    is_last,
+                )
+            )
+    return found
+
+
+@attrs.define(eq=False)
+class _Matrix:
+    """Rows of a sparse matrix, and their right-hand sides."""
+
+    rows: list[int] = attrs.Factory(list)
+    columns: list[int] = attrs.Factory(list)
+    values: list[float] = attrs.Factory(list)
+    right: list[float] = attrs.Factory(list)
+
+    def add(self, terms: Iterable[Term], right: float = 0.0) -> None:
+        """Add a row."""
+        for column, value in terms:
+            self.rows.append(len(self.right))
+            self.columns.append(column)
+            self.values.append(value)
+        self.right.append(right)
+
+
+class _Program:
+    """Variables: steps and KV of each bin; for each class, segment, bin and draft length, steps; the time."""
+
+    def __init__(self, groups: Sequence[GroupLengths], machine: Machine, drafts: Drafts | None) -> None:
+        self._cost, self._machine, self._drafts = machine.cost, machine, drafts
+        self._classes = _classes(groups, drafts)
+        responses = sum(len(group.output_tokens) for group in groups)
+        self._prompt = sum(group.prompt_tokens * len(group.output_tokens) for group in groups) / responses
+        # A prompt is held once for all siblings that run together.
+        self._held = sum(group.prompt_tokens for group in groups) / responses
+        lengths = DRAFT_TOKENS if drafts is None else range(len(drafts.table()[0]) + 1)
+        self._lengths = [tokens for tokens in DRAFT_TOKENS if tokens in lengths]
+        self._bins = list(self._make_bins())
+        self._pairs = [
+            (index, tokens)
+            for index, each in enumerate(self._bins)
+            for tokens in (self._lengths if each.drafts else [0])
+        ]
+        self._segments = SEGMENTS if drafts is None else SEGMENTS_OF_DRAFTS
+        self._parts = [(each, segment) for each in self._classes for segment in range(self._segments)]
+        self._at_most, self._equal = _Matrix(), _Matrix()
+
+    def solve(self) -> Bound:
+        """Return the least time, with that of the longest response alone."""
+        from scipy.optimize import linprog  # a third of a second
+        from scipy.sparse import coo_matrix
+
+        self._fill()
+        variables = self._time + 1
+        cost = np.zeros(variables)
+        cost[self._time] = 1.0
+
+        def matrix(rows: _Matrix) -> Any:
+            shape = (len(rows.right), variables)
+            return coo_matrix((rows.values, (rows.rows, rows.columns)), shape=shape).tocsr()
+
+        found = linprog(
+            cost,
+            A_ub=matrix(self._at_most),
+            b_ub=self._at_most.right,
+            A_eq=matrix(self._equal),
+            b_eq=self._equal.right,
+            method="highs-ds",
+        )
+        if found.status != 0:
+            raise SeerError(f"the solver found no bound: {found.message}")
+        longest_s = self._longest_s()
+        return Bound(max(float(found.x[self._time]), longest_s), longest_s)
+
+    @property
+    def _time(self) -> int:
+        return 2 * len(self._bins) + len(self._parts) * len(self._pairs)
+
+    def _fill(self) -> None:
+        """Write the constraints."""
+        bins, machine, segments = self._bins, self._machine, self._segments
+        token_s = self._cost.attention_s(1)
+        spent: list[Term] = [(self._time, -float(machine.instances))]
+        positions: list[list[Term]] = [[] for _ in bins]
+        requests: list[list[Term]] = [[] for _ in bins]
+        least_kv: list[list[Term]] = [[] for _ in bins]
+        most_kv: list[list[Term]] = [[] for _ in bins]
+        all_kv: list[Term] = []
+        lines = [self._line(each) for each in bins]
+        for index, (fixed_s, _) in enumerate(lines):
+            spent += [(index, fixed_s), (len(bins) + index, token_s)]
+        paths: dict[int, list[Term]] = {}
+        for part, (each, segment) in enumerate(self._parts):
+            tokens = each.mean / segments
+            begin, end = each.shortest * segment / segments, each.longest * (segment + 1) / segments
+            context = each.mean_square * (segment + 0.5) / (segments * each.mean)
+            path = paths.setdefault(part // segments, [(self._time, -1.0)])
+            written: list[Term] = []
+            for pair, (index, drafted) in enumerate(self._pairs):
+                column = 2 * len(bins) + part * len(self._pairs) + pair
+                computed, gain = self._drafted(each.row, drafted)
+                written.append((column, gain))
+                positions[index].append((column, each.count * computed))
+                requests[index].append((column, float(each.count)))
+                least_kv[index].append((column, each.count * (begin + self._held)))
+                most_kv[index].append((column, each.count * (end + self._held)))
+                all_kv.append((column, each.count * (context + self._held)))
+                attention_s = self._cost.attention_s(computed)
+                more_s = (attention_s - token_s) * (begin + self._prompt) + computed * attention_s
+                own_s = lines[index][1] * computed + self._cost.request_s + self._drafting_s(drafted)
+                own_s += token_s * (self._prompt - self._held) + more_s
+                spent.append((column, each.count * own_s))
+                path.append((column, self._step_s(bins[index], computed, drafted, begin)))
+            self._equal.add(written, tokens)
+        add = self._at_most.add
+        for steps, limits in enumerate(bins):
+            index, kv = steps, len(bins) + steps
+            add([*positions[index], (steps, -float(limits.most))])
+            add([*_negative(positions[index]), (steps, float(limits.least))])
+            add([*requests[index], (steps, -float(machine.max_running))])
+            add([(kv, 1.0), (steps, -limits.most_kv)])
+            add([(kv, -1.0), (steps, limits.least_kv)])
+            add([*least_kv[index], (kv, -1.0)])
+            add([*_negative(most_kv[index]), (kv, 1.0)])
+        add([*all_kv, *((len(bins) + index, -1.0) for index in range(len(bins)))])
+        add(spent)
+        for number, path in paths.items():
+            if self._drafts is None or self._classes[number].is_last:
+                add(path)
+
+    def _make_bins(self) -> Iterator[_Bin]:
+        """Yield bins that cover all steps; positions are divided where layers turn from memory to FLOPs."""
+        machine = self._machine
+        capacity = float(machine.kv_capacity_tokens)
+        few = self._drafts is not None
+        kv_bins = KV_BINS_OF_DRAFTS if few else KV_BINS
+        kv = [0.0, *(capacity * share for share in np.geomspace(LEAST_KV_SHARE, 1.0, kv_bins))]
+        position_bins = POSITION_BINS_OF_DRAFTS if few else POSITION_BINS
+        for drafts in (False, True)[: 1 if self._drafts is None else 2]:
+            computed = max(self._drafted(each.row, self._lengths[-1])[0] for each in self._classes)
+            most = ceil(machine.max_running * (computed if drafts else 1))
+            edges = {1, most + 1, min(most + 1, _knee(self._cost, most))}
+            edges |= {round(each) for each in np.geomspace(1, most + 1, position_bins)}
+            for least, after in pairwise(sorted(edges)):
+                for least_kv, most_kv in pairwise(kv):
+                    yield _Bin(least, after - 1, least_kv, most_kv, drafts)
+
+    def _drafted(self, row: int, drafted: int) -> tuple[float, float]:
+        """Return the positions that a request computes in a step, and the tokens that it gets."""
+        if self._drafts is None or not drafted:
+            return 1.0, 1.0
+        return self._drafts.positions(row, drafted), 1.0 + sum(self._drafts.table()[row][:drafted])
+
+    def _line(self, each: _Bin) -> tuple[float, float]:
+        """Return the height and slope, over positions, of a line below a step's time in a bin."""
+        seconds = [self._cost.pass_s(positions, 0, positions) for positions in (each.least, each.most)]
+        slope = 0.0 if each.least == each.most else (seconds[1] - seconds[0]) / (each.most - each.least)
+        height = min(
+            self._cost.pass_s(positions, 0, positions) - slope * positions
+            for positions in range(each.least, each.most + 1)
+        )
+        return height + (self._fixed_drafting_s if each.drafts else 0.0), slope
+
+    @property
+    def _fixed_drafting_s(self) -> float:
+        """Return the least that drafting adds to a step that drafts."""
+        drafts = self._drafts
+        if drafts is None:
+            return 0.0
+        return drafts.step_s * (1 - max(drafts.bare(each.row) for each in self._classes))
+
+    def _drafting_s(self, drafted: int) -> float:
+        return self._drafts.request_s if self._drafts is not None and drafted else 0.0
+
+    def _step_s(self, each: _Bin, computed: float, drafted: int, context: float) -> float:
+        """Return the least time of a step in a bin for a request that is at ``context`` tokens at least."""
+        positions = max(each.least, computed)
+        seconds = self._cost.pass_s(positions, 1, positions) + self._drafting_s(drafted)
+        seconds += self._cost.attention_s(computed) * max(each.least_kv, context + self._prompt)
+        return seconds + (self._fixed_drafting_s if each.drafts else 0.0)
+
+    def _longest_s(self) -> float:
+        """Return the least time of the longest response at its fastest, alone on an instance."""
+        longest = max(self._classes, key=lambda each: each.longest)
+        times = []
+        for drafted in self._lengths:
+            computed, gain = self._drafted(longest.row, drafted)
+            step_s = self._cost.pass_s(computed, 1, computed) + self._drafting_s(drafted)
+            step_s += self._cost.attention_s(computed) * (self._prompt + longest.longest / 2)
+            times.append(longest.longest / gain * (step_s + (self._fixed_drafting_s if drafted else 0.0)))
+        return min(times)
+
+
+def _knee(cost: CostModel, most: int) -> int:
+    """Return the first number of positions that take longer to compute than the weights take to read."""
+
+    def computes(positions: int) -> bool:
+        return cost.layer_s * positions >= cost.weights_s(positions)
+
+    return bisect_left(range(1, most + 1), True, key=computes) + 1
+
+
+def _negative(terms: Sequence[Term]) -> Iterator[Term]:
+    return ((column, -value) for column, value in terms)
