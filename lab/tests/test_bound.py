@@ -22,14 +22,13 @@ def workload(request):
     return choose_workload("synthetic", on=cluster, instances=2, pressure=pressure, lengths=LENGTHS)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_policy_takes_less_than_the_bound(workload, seed):
+def test_no_policy_takes_less_than_the_bound(workload):
     policies = [POLICIES[name] for name in NAMES]
-    bounds = bounds_of(workload, policies, [seed])
+    bounds = bounds_of(workload, policies, [0])
     for policy in policies:
-        took_s = simulate(workload, policy, seed).summary.total_time_s
-        assert took_s >= bounds[policy.name, seed] > 0.3 * took_s, policy.name
-    assert bounds["seer", seed] < bounds["context", seed]
+        took_s = simulate(workload, policy, 0).summary.total_time_s
+        assert took_s >= bounds[policy.name, 0] > 0.3 * took_s, policy.name
+    assert bounds["seer", 0] < bounds["context", 0]
 
 
 def test_a_good_policy_comes_close_to_the_bound_of_the_paper_s_workload():
