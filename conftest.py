@@ -1,8 +1,8 @@
 """Settings and fixtures of all tests.
 
-Hypothesis never judges by time, Ctrl-C interrupts, a skipped test fails the run.  The fixtures are
-those that tests of several distributions need: config and prompts files, plug-ins installed on the spot, the
-command line.
+Hypothesis never judges by time, Ctrl-C interrupts, a skipped test fails the run, and each test begins with
+the default configuration of logs.  The fixtures are those that tests of several distributions need: config
+and prompts files, plug-ins installed on the spot, the command line.
 """
 
 import importlib
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 from click.testing import CliRunner
 from hypothesis import settings
 from seer_cli import main
@@ -91,6 +92,13 @@ def pytest_terminal_summary(terminalreporter):
             f"{len(_refused)} tests were skipped for want of something that the set-up should have brought;"
             " their reasons stand above, allowed ones in ALLOWED_SKIPS of conftest.py"
         )
+
+
+@pytest.fixture(autouse=True)
+def _default_logs():
+    """Undo what a command has configured: its level would hold for the tests that follow in this process."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -26,8 +26,6 @@ ROOT = Path(__file__).parents[1]
 def _quiet_logs():
     """Logs go nowhere, unless a command configures them."""
     structlog.configure(processors=[lambda logger, method, event: _drop()])
-    yield
-    structlog.reset_defaults()
 
 
 def _drop():

@@ -7,8 +7,6 @@ import structlog
 @pytest.fixture(autouse=True)
 def _quiet_logs():
     structlog.configure(processors=[lambda logger, method, event: _drop()])
-    yield
-    structlog.reset_defaults()
 
 
 def _drop():

@@ -26,8 +26,6 @@ def load(path):
 @pytest.fixture(autouse=True)
 def _quiet_logs():
     structlog.configure(processors=[lambda logger, method, event: _drop()])
-    yield
-    structlog.reset_defaults()
 
 
 def _drop():
