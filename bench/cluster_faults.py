@@ -1,14 +1,15 @@
 """How soon are faults of a cluster noticed and made good, and what do they cost a rollout's responses?
 
-`seer run` rolls out on three instances without a model, which Ray places on four machines made of Linux
-namespaces, each with a network, processes and files of its own.  Faults come at random times, one after the
-other or several at once.  A machine that breaks is replaced by a new one; a command that has died goes on
-with --resume, after the loss of the head on a new cluster.  Every finished rollout has each response once,
-and its tokens are compared with those of child processes on one machine.  Noticed is the time from the fault
-to the loss of the instance; for a driver it is the time until no machine has a process of its own any more.
-Recovered is the time from then until the instance is ready again, on the spare machine or the same one; a
-model's loading would come on top.  Ray's health checks are set to 8 seconds; a connection is given up after
-15 seconds of silence.
+`seer run` rolls out on three instances, which Ray places on four machines made of Linux namespaces, each with
+a network, processes and files of its own.  The instances are scripted ones without a model (``scripted``),
+vLLM's scheduler on an emulated accelerator (``paced``), and vLLM with the bundled model and Mooncake's pool
+(``vllm``).  Faults come at random times, one after the other or several at once.  A machine that breaks is
+replaced by a new one; a command that has died goes on with --resume, after the loss of the head on a new
+cluster.  Every finished rollout has each response once, and its tokens are compared with those of child
+processes on one machine.  Noticed is the time from the fault to the loss of the instance; for a driver it is
+the time until no machine has a process of its own any more.  Recovered is the time from then until the
+instance is ready again, on the spare machine or the same one.  Ray's health checks are set to 8 seconds; a
+connection is given up after 15 seconds of silence.
 """
 
 from __future__ import annotations
@@ -24,49 +25,67 @@ from bench.frame import Row, markdown
 ROOMS = ("seer_core", "backends/ray/seer_ray", "backends/worker/seer_worker", "plugins/journal")
 ROUNDS = 1
 TOTAL = "total"
+FAULTS = {"scripted": 200, "paced": 25, "vllm": 50}
+GROUPS = {"scripted": 40, "paced": 16, "vllm": 12}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
-    parser.add_argument("--faults", type=int, default=240, help="(default 240)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no fault comes later (default 60)")
+    known = ", ".join(f"{name}={count}" for name, count in FAULTS.items())
+    parser.add_argument(
+        "--faults",
+        action="append",
+        default=[],
+        metavar="ENGINE=N",
+        help=f"as often as there are engines (default {known})",
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="of each engine at most (default 60)")
     parser.add_argument("--seed", type=int, default=11, help="(default 11)")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """Carry a campaign out; the last row has what was found in all its rollouts."""
+    """Carry a campaign out on each engine; its last row has what was found in all its rollouts."""
     from tests.soak.cluster_campaign import ClusterCampaign, ClusterPlan
 
-    plan = ClusterPlan(options.seed, options.faults, minutes=options.minutes)
-    with tempfile.TemporaryDirectory() as folder:
-        campaign = ClusterCampaign(plan, Path(folder))
-        campaign.run()
-    if campaign.complaints:
-        raise RuntimeError("; ".join(campaign.complaints))
-    return [*campaign.rows(), {"kind": TOTAL, **campaign.totals()}]
+    rows: list[Row] = []
+    wanted = {name: int(count) for name, _, count in (each.partition("=") for each in options.faults)}
+    for engine, faults in (wanted or FAULTS).items():
+        groups = GROUPS[engine]
+        plan = ClusterPlan(options.seed, faults, groups, minutes=options.minutes, engine=engine)
+        with tempfile.TemporaryDirectory() as folder:
+            campaign = ClusterCampaign(plan, Path(folder))
+            campaign.run()
+        if campaign.complaints:
+            raise RuntimeError("; ".join(campaign.complaints))
+        found = [*campaign.rows(), {"kind": TOTAL, **campaign.totals()}]
+        rows += [{"engine": engine, **row} for row in found]
+    return rows
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return one line for each kind of fault, and what came of all rollouts."""
+    """Return for each engine one line for each kind of fault, and what came of all rollouts."""
     columns = ["fault", "faults", "instances lost", "noticed after, s", "recovered after, s"]
-    lines = [
-        [
-            row["kind"],
-            f"{row['faults']}",
-            f"{row['losses']}",
-            _cell(row["noticed_s"]),
-            _cell(row["recovered_s"]),
+    parts = []
+    for engine in dict.fromkeys(row["engine"] for row in rows):
+        *kinds, found = (row for row in rows if row["engine"] == engine)
+        lines = [
+            [
+                row["kind"],
+                f"{row['faults']}",
+                f"{row['losses']}",
+                _cell(row["noticed_s"]),
+                _cell(row["recovered_s"]),
+            ]
+            for row in kinds
         ]
-        for row in rows
-        if row["kind"] != TOTAL
-    ]
-    found = rows[-1]
-    words = (
-        f"{found['runs']} rollouts in {found['lives']} lives of the command, {found['joined']} machines that"
-        f" joined, {found['responses']:,} responses: {found['lost']} lost, {found['doubled']} twice,"
-        f" {found['wrong']} with a wrong token. Figures are the median, followed by [the most]."
-    )
-    return f"{markdown(columns, lines)}\n\n{words}"
+        faults = sum(row["faults"] for row in kinds)
+        words = (
+            f"`{engine}`: {faults} faults, {found['runs']} rollouts in {found['lives']} lives of the command,"
+            f" {found['joined']} machines that joined, {found['responses']:,} responses: {found['lost']} lost,"
+            f" {found['doubled']} twice, {found['wrong']} with a wrong token."
+        )
+        parts += [words, markdown(columns, lines)]
+    return "\n\n".join([*parts, "Figures are the median, followed by [the most]."])
 
 
 def _cell(figure: Mapping[str, Any] | None) -> str:
@@ -75,10 +94,13 @@ def _cell(figure: Mapping[str, Any] | None) -> str:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return the number of faults, what they cost, and the slowest notice."""
-    found = rows[-1]
-    faults = sum(row["faults"] for row in rows[:-1])
-    noticed = [row["noticed_s"]["most"] for row in rows[:-1] if row["noticed_s"]]
+    found = [row for row in rows if row["kind"] == TOTAL]
+    kinds = [row for row in rows if row["kind"] != TOTAL]
+    noticed = [row["noticed_s"]["most"] for row in kinds if row["noticed_s"]]
+    lost, doubled, wrong, responses = (
+        sum(row[name] for row in found) for name in ("lost", "doubled", "wrong", "responses")
+    )
     return (
-        f"{faults} faults, {found['responses']:,} responses: {found['lost']} lost, {found['doubled']} twice,"
-        f" {found['wrong']} wrong; every loss was noticed within {max(noticed):.0f} s."
+        f"{sum(row['faults'] for row in kinds)} faults, {responses:,} responses: {lost} lost, {doubled} twice,"
+        f" {wrong} wrong; every loss was noticed within {max(noticed):.0f} s."
     )

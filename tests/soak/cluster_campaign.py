@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 
 from .cluster_faults import (
     DRIVER_KINDS,
     HEAD_AND_WORKERS,
     HEAD_KINDS,
     KINDS,
+    MASTER,
     NURSE,
     WORKER,
     ClusterFault,
@@ -40,21 +42,25 @@ TESTS_OF_RAY = ROOT / "backends/ray/tests"
 sys.path.insert(0, str(TESTS_OF_RAY))
 
 from machines import Machines, allowed  # noqa: E402
+from scripted_plugin import install  # noqa: E402
 
 PROGRAM = "from seer_main import main; main()"
+EXAMPLE = ROOT / "examples/tiny_reasoner"
 CONFIG = """
 [seer]
-plugins = ["divided_rollout", "campaign"]
-engine = "campaign"
+plugins = ["divided_rollout", "scripted"]
+engine = "{engine}"
+kv_pool = "{kv_pool}"
 launcher = "ray"
 [seer.restarts]
 attempts = 100000
 backoff_s = 0.0
 [rollout]
 n = 8
-max_tokens = 400
+max_tokens = {max_tokens}
 [plugin.divided_rollout]
 chunk_tokens = 32
+{tables}
 """
 POLL_S = 0.05
 SPARE = 1
@@ -73,6 +79,61 @@ FIRST_FAULT_S = 0.5
 
 
 @attrs.frozen
+class Engine:
+    """Engines of a campaign: their part of the config, and how a command rolls out in peace, and fast."""
+
+    tables: str
+    at_once: tuple[str, ...] = ()
+    kv_pool: str = "none"
+    max_tokens: int = 400
+    pause_s: tuple[float, float] = PAUSE_S
+    master_odds: float = 0.0
+
+
+ENGINES = {
+    "scripted": Engine("", at_once=("engine.scripted.step_s=0",)),
+    "paced": Engine(
+        """
+[engine.paced]
+clock = "real"
+speed = 0.5
+max_model_tokens = 2048
+vocab_size = 1000
+silence_timeout_s = 30.0
+[engine.paced.lengths]
+mean_tokens = 200.0
+cap_tokens = 400
+""",
+        at_once=("engine.paced.speed=100",),
+        pause_s=(2.0, 12.0),
+    ),
+    "vllm": Engine(
+        f"""
+[engine.vllm]
+model = "{EXAMPLE / "weights"}"
+dtype = "float32"
+threads = 1
+kv_cache_bytes = 33554432
+max_model_tokens = 3200
+max_running = 128
+silence_timeout_s = 30.0
+[kv_pool.mooncake]
+capacity_bytes = 100663296
+on_failure = "go_on"
+""",
+        kv_pool="mooncake",
+        max_tokens=1024,
+        pause_s=(2.0, 12.0),
+        master_odds=3.0,
+    ),
+}
+"""By the name of the engine.  ``scripted`` has no model and starts at once; the others are real schedulers.
+
+vLLM serves the bundled model and shares KV by Mooncake, whose master is struck, too.
+"""
+
+
+@attrs.frozen
 class ClusterPlan:
     """How many faults, on how many instances and groups, and for how long at most."""
 
@@ -81,6 +142,7 @@ class ClusterPlan:
     groups: int = 40
     instances: int = 3
     minutes: float | None = None
+    engine: str = "scripted"
     kinds: tuple[str, ...] | None = None
     each: tuple[str, ...] = ()
     """These kinds, one after the other, instead of any by chance."""
@@ -104,6 +166,7 @@ class ClusterCampaign:
     joined: int = 0
     chance: random.Random = attrs.Factory(lambda self: random.Random(self.plan.seed), takes_self=True)
     _machines: Any = None
+    _path: str = ""
     _hosts: dict[str, str] = attrs.Factory(dict)
     _heals: dict[str, float] = attrs.Factory(dict)
     _broken: dict[str, float] = attrs.Factory(dict)
@@ -143,28 +206,42 @@ class ClusterCampaign:
         names = ("runs", "lives", "joined", "responses", "lost", "doubled", "wrong")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def _engine(self) -> Engine:
+        return ENGINES[self.plan.engine]
+
     def _more(self) -> bool:
         return len(self.faults) < self.plan.faults and time.monotonic() < self._end_s
 
     def _prepare(self) -> dict[str, list[int]]:
         """Write config, prompts and the plug-in; return the tokens of child processes."""
-        (self.folder / "seer.toml").write_text(CONFIG)
-        lines = (
-            {"prompt_token_ids": list(range(5, 9 + number % 7)), "group_id": f"g{number}", "seed": number}
-            for number in range(self.plan.groups)
+        config = CONFIG.format(
+            engine=self.plan.engine,
+            kv_pool=self._engine.kv_pool,
+            max_tokens=self._engine.max_tokens,
+            tables=self._engine.tables,
         )
+        (self.folder / "seer.toml").write_text(config)
+        lines = ({**each, "group_id": f"g{number}"} for number, each in enumerate(self._prompts()))
         (self.folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        info = self.folder / "seer_campaign-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seer-campaign\nVersion: 1\n")
-        (info / "entry_points.txt").write_text("[seer]\ncampaign = cluster_plugin\n")
+        self._path = install(self.folder / "site")
         out = self.folder / "reference"
-        with self._command(out, ["seer.launcher=local", "engine.campaign.step_s=0"]) as process:
+        with self._command(out, ["seer.launcher=local", *self._engine.at_once]) as process:
             process.wait(LIFE_S)
         if process.returncode:
             raise RuntimeError(f"no reference: {self._errors()}")
         (self.folder / "events.jsonl").unlink()
         return dict(_completions(out))
+
+    def _prompts(self) -> Iterator[dict[str, Any]]:
+        """Yield the prompts: text that the model was trained on, or a few tokens where there is no model."""
+        if self.plan.engine != "vllm":
+            for number in range(self.plan.groups):
+                yield {"prompt_token_ids": list(range(5, 9 + number % 7)), "seed": number}
+            return
+        for line in (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[: self.plan.groups]:
+            prompt = json.loads(line)
+            yield {"prompt": prompt["prompt"], "seed": prompt["seed"]}
 
     @contextmanager
     def _command(self, out: Path, overrides: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
@@ -172,16 +249,10 @@ class ClusterCampaign:
         command = [sys.executable, "-c", PROGRAM, "run", str(self.folder / "seer.toml"), "--resume"]
         command += ["--prompts", str(self.folder / "prompts.jsonl"), "--out", str(out)]
         command += [word for each in overrides for word in ("--set", each)]
-        paths = [
-            str(self.folder),
-            str(Path(__file__).parent),
-            str(TESTS_OF_RAY),
-            os.environ.get("PYTHONPATH", ""),
-        ]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "SEER_CAMPAIGN": str(self.folder / "events.jsonl"),
+            "PYTHONPATH": self._path,
+            "SEER_LIVES": str(self.folder / "events.jsonl"),
         }
         with (self.folder / "errors").open("wb") as errors:
             process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
@@ -203,7 +274,7 @@ class ClusterCampaign:
         overrides = [
             f"launcher.ray.address={machines.address}",
             f"launcher.ray.host={machines.host}",
-            f"engine.campaign.instances={self.plan.instances}",
+            f"engine.{self.plan.engine}.instances={self.plan.instances}",
         ]
         last: ClusterFault | None = None  # that of the command itself
         next_s: float | None = None
@@ -216,7 +287,7 @@ class ClusterCampaign:
                     next_s = now + FIRST_FAULT_S
                 if next_s is not None and now > next_s and last is None and self._more():
                     last = self._strike(process)
-                    next_s = now + self.chance.uniform(*PAUSE_S)
+                    next_s = now + self.chance.uniform(*self._engine.pause_s)
                 limit_s = begun_s + LIFE_S if last is None else last.struck_s + ENDS_WITHIN_S
                 if now > limit_s:
                     self.complaints.append(f"{last or 'a command'}: it has not ended: {self._errors()}")
@@ -326,6 +397,8 @@ class ClusterCampaign:
             self._machines.kill_head()
             for machine in self._machines.machines if kind == HEAD_AND_WORKERS else ():
                 KINDS["worker killed"].strike(machine)
+        elif kind == MASTER:
+            _kill_master(process)
         else:
             machine = self.chance.choice(victims)
             self._strike_machine(fault, machine)
@@ -337,6 +410,7 @@ class ClusterCampaign:
             return self.plan.each[len(self.faults) % len(self.plan.each)]
         odds = {name: each.odds for name, each in KINDS.items()}
         odds |= {**dict.fromkeys(DRIVER_KINDS, DRIVER_ODDS), **dict.fromkeys(HEAD_KINDS, HEAD_ODDS)}
+        odds[MASTER] = self._engine.master_odds
         kinds = self.plan.kinds or tuple(odds)
         return self.chance.choices(kinds, [odds[each] for each in kinds])[0]
 
@@ -384,6 +458,14 @@ class ClusterCampaign:
             f"     {len(self.faults)} faults, {self.lives} lives, run {self.runs}: {len(names)} responses;"
             f" lost {self.lost}, doubled {self.doubled}, wrong {self.wrong}"
         )
+
+
+def _kill_master(command: subprocess.Popen[bytes]) -> None:
+    """Kill the command's Mooncake master; the run goes on without a pool, or with a new one."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(command.pid).children(recursive=True):
+            if "mooncake_master" in process.name():
+                process.kill()
 
 
 def _completions(out: Path) -> Iterator[tuple[str, list[int]]]:

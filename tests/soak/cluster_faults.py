@@ -16,6 +16,7 @@ __all__ = [
     "HEAD_AND_WORKERS",
     "HEAD_KINDS",
     "KINDS",
+    "MASTER",
     "ClusterFault",
     "MachineFault",
     "rows_of",
@@ -28,6 +29,7 @@ DRIVER_KINDS = {"driver killed": signal.SIGKILL, "driver terminated": signal.SIG
 HEAD = "head killed"
 HEAD_AND_WORKERS = "head and all workers killed"
 HEAD_KINDS = (HEAD, HEAD_AND_WORKERS)
+MASTER = "Mooncake's master killed"
 
 
 @attrs.frozen
@@ -93,7 +95,7 @@ class ClusterFault:
 
 def rows_of(faults: list[ClusterFault]) -> Iterator[dict[str, Any]]:
     """Yield a row for each kind: how many, how many were losses, seconds to notice and to recover."""
-    for kind in (*KINDS, *DRIVER_KINDS, *HEAD_KINDS):
+    for kind in (*KINDS, *DRIVER_KINDS, *HEAD_KINDS, MASTER):
         found = [each for each in faults if each.kind == kind]
         if found:
             lost = [each for each in found if each.noticed_s is not None]

@@ -13,27 +13,21 @@ import psutil
 import pytest
 
 pytest.importorskip("ray")
-pytest.importorskip("seer_vllm")
+
+from scripted_plugin import install
 
 LIMIT_S = 120
 MARK = "SEER_TEST_MARK"
 CONFIG = """
 [seer]
-engine = "paced"
-plugins = ["divided_rollout"]
+engine = "scripted"
+plugins = ["divided_rollout", "scripted"]
 launcher = "{launcher}"
 
 {table}
 
-[engine.paced]
-clock = "real"
-speed = {speed}
-max_model_tokens = 2048
-vocab_size = 1000
-
-[engine.paced.lengths]
-mean_tokens = 200.0
-cap_tokens = 400
+[engine.scripted]
+step_s = {step_s}
 """
 
 
@@ -44,15 +38,16 @@ class Runs:
         self._start, self._path = start_seer, tmp_path
         self._prompts = tmp_path / "prompts.jsonl"
         lines = [
-            {"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 400} for n in range(6)
+            {"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 150 + 50 * n, "seed": n}
+            for n in range(6)
         ]
         self._prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def start(self, out, nodes=None, *, speed=0.2, resume=False):
+    def start(self, out, nodes=None, *, step_s=0.02, resume=False):
         address = "" if nodes is None else f'[launcher.ray]\naddress = "{nodes.address}"'
         config = self._path / f"{out}.toml"
         launcher = "local" if nodes is None else "ray"
-        config.write_text(CONFIG.format(launcher=launcher, table=address, speed=speed))
+        config.write_text(CONFIG.format(launcher=launcher, table=address, step_s=step_s))
         more = ["--resume"] if resume else []
         return self._start("run", config, "--prompts", self._prompts, "--out", self._path / out, *more)
 
@@ -73,13 +68,14 @@ class Runs:
 
 
 @pytest.fixture
-def runs(start_seer, tmp_path):
+def runs(start_seer, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", install(tmp_path / "site"))
     return Runs(start_seer, tmp_path)
 
 
 @pytest.fixture
 def expected(runs):
-    process = runs.start("here", speed=100.0)
+    process = runs.start("here", step_s=0.0)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     return runs.tokens("here")
@@ -151,7 +147,7 @@ def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another
     make_nodes, runs, expected
 ):
     nodes = make_nodes()
-    process = runs.start("there", nodes, speed=0.1)
+    process = runs.start("there", nodes)
     runs.wait_for_tokens(process, "there")
     kill_head(nodes)
     for node in nodes.nodes:
@@ -162,7 +158,7 @@ def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another
     assert "the same command with --resume" in errors
     assert runs.summary("there")["ended"] == "failed"
     assert 0 < len(runs.tokens("there")) < len(expected)
-    process = runs.start("there", make_nodes(), resume=True, speed=1.0)
+    process = runs.start("there", make_nodes(), resume=True, step_s=0.0)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert runs.tokens("there") == expected
@@ -174,14 +170,14 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_cluster_and_goes_on_there(
     make_nodes, runs, expected, number, status
 ):
     nodes = make_nodes()
-    process = runs.start("there", nodes, speed=0.1)
+    process = runs.start("there", nodes)
     runs.wait_for_tokens(process, "there")
     assert len(started_there()) == 4
     process.send_signal(number)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == status, errors
     until(lambda: not started_there())
-    process = runs.start("there", nodes, resume=True, speed=1.0)
+    process = runs.start("there", nodes, resume=True, step_s=0.0)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert runs.tokens("there") == expected

@@ -1,6 +1,6 @@
-"""The plug-in ``campaign`` of commands on a cluster: scripted engines, and an observer of their lives.
+"""The plug-in ``scripted`` of commands on a cluster: scripted engines, and an observer of any engine's lives.
 
-The observer appends each instance's start and loss to the file that SEER_CAMPAIGN names, with the time of the
+The observer appends each instance's start and loss to the file that SEER_LIVES names, with the time of the
 machine's clock, so that another process can read them as they happen.
 """
 
@@ -10,10 +10,9 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from msgspec import Struct
-from seer_worker.client.engine import WorkerClient
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet
 from seer_worker.client.process_transport import process_client
 
@@ -24,17 +23,25 @@ from seer_core.ports.engine import ModelInfo
 from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer
 
-__all__ = ["Settings", "seer_make_engines", "seer_make_observer"]
+__all__ = ["Settings", "install", "seer_make_engines", "seer_make_observer"]
 
 SILENCE_S = 20.0
-_hosts: dict[str, WorkerClient] = {}
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[engine.campaign]``: a step takes ``step_s`` and gives each running chunk a token."""
+    """``[engine.scripted]``: a step takes ``step_s`` and gives each running chunk a token."""
 
-    instances: int = 3
+    instances: int = 2
     step_s: float = 0.02
+
+
+def install(folder: Path) -> str:
+    """Make the plug-in known to commands that have the returned PYTHONPATH; ``folder`` is for this alone."""
+    info = folder / "seer_scripted-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seer-scripted\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[seer]\nscripted = scripted_plugin\n")
+    return os.pathsep.join([str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 
 class LivesOfInstances(Observer):
@@ -46,8 +53,7 @@ class LivesOfInstances(Observer):
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Write what happened to an instance, and where."""
         if isinstance(event, InstanceStarted):
-            worker: Any = _hosts[event.info.id].worker if event.info.id in _hosts else None
-            host = getattr(getattr(worker, "started", None), "host", "")
+            host, _, _ = event.info.node.rpartition("-")
             self._write(instance=event.info.id, ready=True, host=host)
         elif isinstance(event, InstanceLost):
             self._write(instance=event.instance_id, ready=False, reason=event.reason)
@@ -63,19 +69,18 @@ def seer_make_engines(settings: Settings, launcher: Launcher | None) -> WorkerFl
     launch = ProcessSettings(
         silence_timeout_s=SILENCE_S, start_timeout_s=60.0, stop_timeout_s=5.0, control_timeout_s=60.0
     ).launch(
-        "campaign",
+        "scripted",
         "scripted:Scripted",
         {"step_s": settings.step_s},
         local | {"PYTHONPATH": os.environ["PYTHONPATH"]},
         launcher,
     )
     engines = [process_client(f"scripted-{number}", launch) for number in range(settings.instances)]
-    _hosts.update({each.id: each for each in engines})
     return WorkerFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
 
 
 @hookimpl
 def seer_make_observer() -> Observer | None:
     """Return the observer, if the file is named."""
-    path = os.environ.get("SEER_CAMPAIGN")
+    path = os.environ.get("SEER_LIVES")
     return None if path is None else LivesOfInstances(path)
