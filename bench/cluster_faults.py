@@ -81,8 +81,8 @@ def table(rows: Sequence[Row]) -> str:
         faults = sum(row["faults"] for row in kinds)
         words = (
             f"`{engine}`: {faults} faults, {found['runs']} rollouts in {found['lives']} lives of the command,"
-            f" {found['joined']} machines that joined, {found['responses']:,} responses: {found['lost']} lost,"
-            f" {found['doubled']} twice, {found['wrong']} with a wrong token."
+            f" {found['joined']} machines that joined, {found['responses']:,} responses:"
+            f" {found['lost']} lost, {found['doubled']} twice, {found['wrong']} with a wrong token."
         )
         parts += [words, markdown(columns, lines)]
     return "\n\n".join([*parts, "Figures are the median, followed by [the most]."])
@@ -101,6 +101,6 @@ def answer(rows: Sequence[Row]) -> str:
         sum(row[name] for row in found) for name in ("lost", "doubled", "wrong", "responses")
     )
     return (
-        f"{sum(row['faults'] for row in kinds)} faults, {responses:,} responses: {lost} lost, {doubled} twice,"
-        f" {wrong} wrong; every loss was noticed within {max(noticed):.0f} s."
+        f"{sum(row['faults'] for row in kinds)} faults, {responses:,} responses: {lost} lost,"
+        f" {doubled} twice, {wrong} wrong; every loss was noticed within {max(noticed):.0f} s."
     )

@@ -254,6 +254,8 @@ class ClusterCampaign:
             "PYTHONPATH": self._path,
             "SEER_LIVES": str(self.folder / "events.jsonl"),
         }
+        if self._machines is not None:
+            environment["RAY_TMPDIR"] = self._machines.directory
         with (self.folder / "errors").open("wb") as errors:
             process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         try:

@@ -1,6 +1,5 @@
 """Ray clusters, of raylets on this machine and of machines of their own, and runtimes on them."""
 
-import os
 import shutil
 import sys
 import tempfile
@@ -14,41 +13,67 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machines import Machines, allowed  # which sets what Ray reads when it is imported
 from raylets import Nodes
 
+SIZE = 3
+"""The nodes that each module of tests finds in a cluster."""
 
-@pytest.fixture(scope="module")
-def nodes():
-    """A cluster of three nodes, which this process has joined."""
-    ray = pytest.importorskip("ray")
+
+def pytest_collection_modifyitems(items):
+    """Let one of several processes run all tests here, so that each cluster is started once."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+@pytest.fixture(scope="session")
+def _raylets():
+    pytest.importorskip("ray")
     directory = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are bounded
-    before = dict(os.environ)
-    os.environ["RAY_TMPDIR"] = directory
-    nodes = Nodes(directory)
-    try:
-        for _ in range(3):
-            nodes.add()
-        yield nodes
-    finally:
-        ray.shutdown()
-        nodes.cluster.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(directory, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", directory)
+        nodes = Nodes(directory)
+    yield nodes
+    nodes.cluster.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def machines():
-    """A cluster of three machines with networks of their own, which this process may join."""
-    ray = pytest.importorskip("ray")
+def nodes(_raylets, monkeypatch_module):
+    """A cluster of three nodes, which this process may join."""
+    import ray
+
+    monkeypatch_module.setenv("RAY_TMPDIR", _raylets.directory)
+    while len(_raylets.nodes) < SIZE:
+        _raylets.add()
+    yield _raylets
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def _machines():
+    pytest.importorskip("ray")
     if not allowed():
         pytest.skip("machines are made of namespaces, for which root and iproute2 are needed")
     machines = Machines()
-    try:
-        for machine in [machines.add(wait=False) for _ in range(3)]:
-            machines.wait_for(machine)
-        yield machines
-    finally:
-        ray.shutdown()
-        machines.close()
+    yield machines
+    machines.close()
+
+
+@pytest.fixture(scope="module")
+def machines(_machines, monkeypatch_module):
+    """A cluster of three machines with networks of their own, which this process may join."""
+    import ray
+
+    monkeypatch_module.setenv("RAY_TMPDIR", _machines.directory)
+    for machine in [_machines.add(wait=False) for _ in range(SIZE - len(_machines.machines))]:
+        _machines.wait_for(machine)
+    yield _machines
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
 
 
 @pytest.fixture

@@ -110,6 +110,7 @@ class Machine:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *UNSHARE, "sh", "-c", boot],
+                env={**os.environ, "RAY_TMPDIR": str(directory)},
                 stdin=subprocess.PIPE,  # open for as long as this process lives
                 stdout=log,
                 stderr=log,
@@ -159,15 +160,13 @@ class Machine:
 
 
 class Machines:
-    """A head without resources, and machines of one CPU each; RAY_TMPDIR is theirs until ``close``."""
+    """A head without resources, and machines of one CPU each; RAY_TMPDIR of a driver is ``directory``."""
 
     def __init__(self):
         self.tag = f"s{secrets.token_hex(2)}"
         self.machines = []
         self._count = 0
-        self._before = os.environ.get("RAY_TMPDIR")
-        self._directory = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the paths of sockets are bounded
-        os.environ["RAY_TMPDIR"] = str(self._directory)
+        self.directory = tempfile.mkdtemp(prefix="ray-")  # short: the paths of sockets are bounded
         self._network = self._lay_network()
         self.host = f"{self._network}.1"
         port, client_port = free_ports(self.host, 2)
@@ -182,8 +181,8 @@ class Machines:
         """Add a machine, and wait until it is a node."""
         command = [RAY, "start", f"--address={self.address}", "--num-cpus=1", "--num-gpus=0"]
         command += [f"--object-store-memory={STORE_BYTES}", f"--resources={json.dumps(resources)}"]
-        command += ["--disable-usage-stats"]
-        machine = Machine(self._count, self._network, self.tag, self._directory, command)
+        command += ["--disable-usage-stats", "--include-log-monitor=false"]
+        machine = Machine(self._count, self._network, self.tag, Path(self.directory), command)
         self._count += 1
         self.machines.append(machine)
         if wait:
@@ -239,11 +238,7 @@ class Machines:
         self._end_head()
         with suppress(subprocess.CalledProcessError):
             ip("link", "del", self.tag)
-        shutil.rmtree(self._directory, ignore_errors=True)
-        if self._before is None:
-            os.environ.pop("RAY_TMPDIR", None)
-        else:
-            os.environ["RAY_TMPDIR"] = self._before
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _lay_network(self):
         """Make a bridge, whose address is this machine's, and return the first three numbers of its network.
@@ -261,10 +256,15 @@ class Machines:
         command = [RAY, "start", "--head", f"--node-ip-address={self.host}", f"--port={port}"]
         command += [f"--ray-client-server-port={client_port}", "--num-cpus=0", "--include-dashboard=false"]
         command += [f"--object-store-memory={STORE_BYTES}", f"--system-config={json.dumps(health)}"]
-        command += ["--disable-usage-stats"]
+        command += ["--disable-usage-stats", "--include-log-monitor=false"]
         for _ in range(HEAD_STARTS):  # Ray gives a node 30 s, and the machine may be busy
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=JOIN_S
+                command,
+                env={**os.environ, "RAY_TMPDIR": self.directory},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=JOIN_S,
             )
             if not done.returncode:
                 return
@@ -280,7 +280,7 @@ class Machines:
 
     def _head_processes(self):
         """Return what runs for the head; the session's directory is in all their command lines."""
-        return having(f"{self._directory}/", psutil.process_iter())
+        return having(f"{self.directory}/", psutil.process_iter())
 
     def _alive_nodes(self):
         """Return the ids of the nodes that are alive by address; this process need not be in the cluster."""

@@ -19,6 +19,7 @@ class Nodes:
                 "_system_config": {f"health_check_{name}": value for name, value in health.items()},
             },
         )
+        self.directory = directory
         self.nodes = []
 
     @property

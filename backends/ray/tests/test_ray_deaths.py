@@ -38,7 +38,13 @@ class Runs:
         self._start, self._path = start_seer, tmp_path
         self._prompts = tmp_path / "prompts.jsonl"
         lines = [
-            {"group_id": f"p{n}", "prompt_token_ids": [5 + n, 7], "n": 4, "max_tokens": 150 + 50 * n, "seed": n}
+            {
+                "group_id": f"p{n}",
+                "prompt_token_ids": [5 + n, 7],
+                "n": 4,
+                "max_tokens": 150 + 50 * n,
+                "seed": n,
+            }
             for n in range(6)
         ]
         self._prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -58,9 +64,9 @@ class Runs:
     def summary(self, out):
         return json.loads((self._path / out / "summary.json").read_text())
 
-    def wait_for_tokens(self, process, out):
-        """Wait until some responses have finished."""
-        until(lambda: process.poll() is None and self._written(out) >= 2)
+    def wait_for_tokens(self, process, out, responses=2):
+        """Wait until so many responses have finished."""
+        until(lambda: process.poll() is None and self._written(out) >= responses)
 
     def _written(self, out):
         path = self._path / out / "completions.jsonl"
@@ -165,18 +171,19 @@ def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another
     assert runs.summary("there")["resumed_tokens"] > 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
-def test_a_run_that_is_ended_leaves_nothing_on_the_cluster_and_goes_on_there(
-    make_nodes, runs, expected, number, status
-):
+def test_a_run_that_is_ended_leaves_nothing_on_the_cluster_and_goes_on_there(make_nodes, runs, expected):
     nodes = make_nodes()
-    process = runs.start("there", nodes)
-    runs.wait_for_tokens(process, "there")
-    assert len(started_there()) == 4
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == status, errors
-    until(lambda: not started_there())
+    written = 0
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = runs.start("there", nodes, resume=written > 0)
+        runs.wait_for_tokens(process, "there", written + 2)
+        assert len(started_there()) == 4
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == status, errors
+        until(lambda: not started_there())
+        written = len(runs.tokens("there"))
+        assert written < len(expected)
     process = runs.start("there", nodes, resume=True, step_s=0.0)
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
