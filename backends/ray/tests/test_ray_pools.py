@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import msgspec
 import pytest
 from pooled import BLOCK_TOKENS
 from seer_divided_rollout import Chunks
@@ -265,10 +266,10 @@ def test_vllm_moves_between_machines_without_a_prefill_and_loses_one(machines, m
                 policies = attrs.evolve(strategies.policies, placer=Slot("placer", "test", placer))
                 strategies = attrs.evolve(strategies, policies=policies)
             await runtime.use(strategies.with_observer(*observers))
-            groups = read_prompts(
+            [group] = read_prompts(
                 EXAMPLE / "prompts.jsonl", config.rollout, runtime.model, runtime.tokenizer
             ).groups[2:3]
-            return await runtime.rollout(groups).wait()
+            return await runtime.rollout([msgspec.structs.replace(group, n=4, max_tokens=512)]).wait()
 
     def kill():
         machines.node(workers_of(running[0])[0].node_id).kill()
