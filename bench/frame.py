@@ -42,6 +42,7 @@ CASES = (
     "driver_deaths",
     "cluster_faults",
     "driver_scale",
+    "paced_cluster",
     "pays",
     "paper_fit",
     "paper_sensitivity",

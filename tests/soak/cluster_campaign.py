@@ -99,7 +99,7 @@ clock = "real"
 speed = 0.5
 max_model_tokens = 2048
 vocab_size = 1000
-silence_timeout_s = 30.0
+worker.silence_timeout_s = 30.0
 [engine.paced.lengths]
 mean_tokens = 200.0
 cap_tokens = 400
