@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
+from seer_core.errors import ConfigError
 from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check, hookimpl
 from seer_core.ports.launcher import Launcher
-from seer_ray.settings import Settings
+from seer_ray.settings import TABLE, Settings
 
 __all__ = ["TIER", "Settings", "seer_doctor", "seer_make_launcher"]
 
@@ -21,6 +22,11 @@ HEAD_RETURN_S = 24 * 3600
 @hookimpl
 def seer_make_launcher(settings: Settings) -> Launcher:
     """Return the launcher, which joins the cluster when the first worker is launched."""
+    if settings.placement_groups and settings.labels:
+        raise ConfigError(
+            f"[{TABLE}] asks for labels and for placement groups, whose nodes are chosen already; leave out"
+            " one of the two"
+        )
     # Parts of Ray read it when they are imported.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_RETURN_S))
     from seer_ray.launcher import RayLauncher

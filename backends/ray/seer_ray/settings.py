@@ -31,6 +31,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Further resources of the cluster that an instance reserves, by name."""
     labels: dict[str, str] = {}
     """The labels that a node must have, as Ray's label selectors."""
+    placement_groups: list[str] = []
+    """Placement groups of your program, by name in its namespace or by id in hexadecimal. Each instance takes
+    a free bundle of them, and leaves the groups as they are. Empty: each has a group of its own.
+    """
     min_instances: Annotated[int, Meta(ge=0)] = 0
     """How many instances must have a place before a run begins; the others wait for one and join when a node
     has room. 0 means all.
