@@ -5,9 +5,10 @@ All functions block; see ``threads``.
 
 from __future__ import annotations
 
-import os
 import signal
+import socket
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,11 +20,16 @@ from seer_core.errors import EngineError
 from seer_ray.settings import TABLE, Settings
 from seer_ray.signal_handlers import kept_handler
 
-__all__ = ["SilentNodeError", "address", "draining", "join", "living_nodes"]
+__all__ = ["REMEDY", "SilentNodeError", "address", "draining", "free_resources", "join", "living_nodes"]
 
 log = structlog.get_logger("seer")
 
 _joining = threading.Lock()
+REACH_S = 10.0
+REMEDY = (
+    "start one with `ray start`, of this version of Ray and Python and with this token, or correct"
+    f" [{TABLE}].address"
+)
 
 
 class SilentNodeError(EngineError):
@@ -47,8 +53,10 @@ def join(settings: Settings) -> str:
     """
     with _joining:
         if not ray.is_initialized():
-            starts = not (settings.address or os.environ.get("RAY_ADDRESS"))
+            place = settings.named_address
+            starts = not place
             try:
+                _reach(place)
                 _init(
                     address=settings.address or None,
                     log_to_driver=False,
@@ -56,15 +64,24 @@ def join(settings: Settings) -> str:
                     **({"include_dashboard": False} if starts else {}),
                 )
             except Exception as error:
-                where = settings.address or os.environ.get("RAY_ADDRESS") or "this machine"
                 raise EngineError(
-                    f"no Ray cluster at {where}: {type(error).__name__}: {one_line(error)}; start one with"
-                    f" `ray start`, of this version of Ray and Python and with this token, or correct"
-                    f" [{TABLE}].address"
+                    f"no Ray cluster at {place or 'this machine'}: {type(error).__name__}: {one_line(error)};"
+                    f" {REMEDY}"
                 ) from error
             nodes = len(living_nodes())
             log.info("ray_started" if starts else "ray_joined", nodes=nodes, ray=ray.__version__)
         return str(ray.util.get_node_ip_address())
+
+
+def _reach(address: str) -> None:
+    """Connect to the head's port, if an address has one: Ray itself goes on trying for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
 
 
 def _init(**options: Any) -> None:
@@ -102,6 +119,14 @@ def draining() -> list[str]:
     from ray._private.state import state
 
     return list(state.get_draining_nodes())
+
+
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """Return the free resources of each node, by its id; Ray has no public function for it."""
+    from ray._private.state import available_resources_per_node
+
+    found: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return found
 
 
 def living_nodes() -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from seer_ray import cluster
 from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
 
-__all__ = ["GivenBundle", "OwnGroup", "Place", "TakenPlaceError", "lacking", "reserve", "shortage"]
+__all__ = ["GivenBundle", "OwnGroup", "Place", "TakenPlaceError", "lacking", "reserve", "room", "shortage"]
 
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
@@ -39,7 +39,7 @@ NAMESPACE = "seer"
 class TakenPlaceError(EngineError):
     """Another instance has taken a bundle first.
 
-    Remedy: look for another one.
+    Remedy: none is needed; the instance takes another bundle.
     """
 
 
@@ -123,7 +123,8 @@ class GivenBundle:
 
     def wait(self, limit_s: float) -> bool:
         """Look for a free bundle, and sleep if there is none."""
-        self._found = _free_bundle(self._settings, self._avoided)
+        free = (each for each in _free_bundles(self._settings) if each.node_id not in self._avoided)
+        self._found = next(free, None)
         if self._found is None:
             time.sleep(limit_s)
         return self._found is not None
@@ -153,7 +154,7 @@ class GivenBundle:
             )
         except ActorAlreadyExistsError as error:
             raise TakenPlaceError(
-                f"bundle {found.index} of placement group {found.group} has an instance already; look for"
+                f"bundle {found.index} of placement group {found.group} has an instance already; take"
                 " another one"
             ) from error
         return self._nurse
@@ -220,20 +221,34 @@ def _bundles(settings: Settings) -> list[Bundle]:
     return found
 
 
-def _free_bundle(settings: Settings, avoided: Collection[str]) -> Bundle | None:
-    """Return a bundle that has room and no instance; not one of a node that is to be avoided or drained."""
-    bundles, wanted = _bundles(settings), settings.bundle
-    free = ray.available_resources()
+def _free_bundles(settings: Settings) -> list[Bundle]:
+    """Return the bundles that have room and no instance, on nodes that are not being drained."""
+    bundles, wanted, free = _bundles(settings), settings.bundle, ray.available_resources()
+    without = {*cluster.draining(), ""}
     nurses = {
         each["name"]
         for each in ray.util.list_named_actors(all_namespaces=True)
         if each["namespace"] == NAMESPACE
     }
-    avoided = {*avoided, *cluster.draining(), ""}
-    for bundle in bundles:
-        if bundle.node_id not in avoided and bundle.nurse not in nurses and bundle.has_free(wanted, free):
-            return bundle
-    return None
+    return [
+        bundle
+        for bundle in bundles
+        if bundle.node_id not in without and bundle.nurse not in nurses and bundle.has_free(wanted, free)
+    ]
+
+
+def room(settings: Settings) -> list[tuple[str, int]]:
+    """Return the name of each node that may have an instance, and how many it has room for now."""
+    drained, free = set(cluster.draining()), cluster.free_resources()
+    return [
+        (node["NodeManagerHostname"], _count(settings.bundle, free.get(node["NodeID"], {})))
+        for node in cluster.living_nodes()
+        if node["NodeID"] not in drained and _has_labels(node, settings.labels)
+    ]
+
+
+def _count(wanted: Mapping[str, float], free: Mapping[str, float]) -> int:
+    return min(int(free.get(name, 0.0) // value) for name, value in wanted.items())
 
 
 def shortage(settings: Settings) -> str:

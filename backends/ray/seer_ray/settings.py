@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -45,6 +46,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The port at which they connect; 0 means any free one."""
     launch_timeout_s: Seconds = 60.0
     """The limit for each step of a launch: a place on a node, the actor there, the worker's connection."""
+
+    @property
+    def named_address(self) -> str:
+        """The address of a cluster that is there already; empty if none is named."""
+        return self.address or os.environ.get("RAY_ADDRESS", "")
 
     @property
     def bundle(self) -> dict[str, float]:

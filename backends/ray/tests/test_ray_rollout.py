@@ -21,7 +21,18 @@ from seer_core.errors import ConfigError, EngineError
 
 ray = pytest.importorskip("ray")
 
-from ray_rollouts import LIMIT_S, Reaper, gone, places, play, some_groups, tokens, workers_of  # noqa: E402
+from ray_rollouts import (  # noqa: E402
+    HERE,
+    LIMIT_S,
+    Reaper,
+    gone,
+    places,
+    play,
+    some_groups,
+    tokens,
+    tokens_in_group,
+    workers_of,
+)
 from seer_ray import cluster, plugin  # noqa: E402
 from seer_ray.launcher import RayLauncher, RayWorker  # noqa: E402
 from seer_ray.nurse import Started  # noqa: E402
@@ -150,6 +161,70 @@ def test_a_start_that_cannot_succeed_is_refused_in_one_sentence(refused, changes
     assert re.search(reason, refused(changes, **launch))
 
 
+def test_a_port_in_use_is_refused_in_one_sentence(refused, nodes):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = {"host": "127.0.0.1", "port": taken.getsockname()[1]}
+        reason = refused(place)
+    assert (
+        f"workers cannot connect to 127.0.0.1, port {place['port']}: Address already in use; correct"
+        in reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "environment", "reason"),
+    [
+        ("ray.__version__ = '2.59.0'", {}, "Version mismatch: The cluster was started with: Ray: 2.60.0 "),
+        ("", {"RAY_AUTH_TOKEN": "0" * 64, "RAY_NUM_REDIS_GET_RETRIES": "1"}, "Failed to connect to Ray"),
+    ],
+    ids=["version", "token"],
+)
+def test_a_cluster_that_does_not_take_this_process_is_named_with_the_remedy(
+    nodes, change, environment, reason
+):
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN.format(change=change), nodes.address],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=os.environ | environment,
+    )
+    assert done.stdout.startswith(f"no Ray cluster at {nodes.address}: "), done.stderr
+    assert reason in done.stdout
+    assert "start one with `ray start`, of this version of Ray and Python and with this token" in done.stdout
+
+
+JOIN = """
+import os
+import sys
+import ray
+from seer_core.errors import EngineError
+from seer_ray import cluster
+from seer_ray.settings import Settings
+{change}
+try:
+    cluster.join(Settings(address=sys.argv[1]))
+except EngineError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "ok", "finding", "remedy"),
+    [
+        ({}, True, "has room for 3 instances now (", ""),
+        ({"cpus": HALF, "min_instances": 7}, False, "); min_instances is 7", "add a node"),
+        ({"gpus": 1}, False, "none of the 4 nodes has 1 CPU, 1 GPU", "add a node, or lower"),
+        ({"address": "127.0.0.1:1"}, False, "no Ray cluster at 127.0.0.1:1: Connection", "start one with"),
+    ],
+    ids=["room", "little-room", "no-room", "no-cluster"],
+)
+def test_doctor_counts_the_places_of_a_cluster(nodes, changes, ok, finding, remedy):
+    *_, check = plugin.seer_doctor(Settings(**{"address": nodes.address} | changes))
+    assert (check.ok, finding in check.finding, check.remedy.startswith(remedy)) == (ok, True, True), check
+
+
 def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes):
     async def wait():
         task = asyncio.ensure_future(launcher.find_place("scripted-0"))
@@ -243,6 +318,15 @@ def test_instances_take_bundles_of_a_group_restart_in_it_and_leave_it(
     assert result.summary.instances_lost == 1
     bundles = ray.util.placement_group_table(group)["bundles_to_node_id"]
     assert sorted(each.node_id for each in started) == sorted(bundles.values())
+    assert state(group) == "CREATED"
+
+
+def test_a_task_of_a_ray_program_rolls_out_in_the_programs_group(make_group, expected, tmp_path):
+    group = make_group("trainer")
+    path = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+    answer = ray.remote(tokens_in_group).options(**options).remote(tmp_path / "logs", "trainer", HALF)
+    assert ray.get(answer, timeout=LIMIT_S) == expected
     assert state(group) == "CREATED"
 
 
