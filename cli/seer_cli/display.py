@@ -114,6 +114,7 @@ class Display(Observer):
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
+        nodes = {line.node for line in self.progress.instances.values() if line.alive}
         for line in self.progress.instances.values():
             if line.alive:
                 table.add_row(
@@ -123,6 +124,7 @@ class Display(Observer):
                     f"running {line.running}",
                     f"queued {line.waiting}",
                     f"drafting {line.drafting_s / line.stepping_s:.1%}" if line.drafting_s else "",
+                    f"on {printable(line.node, SHOWN_ID)}" if len(nodes) > 1 else "",
                 )
             else:
                 fate = "given up" if line.failed else "lost, restarting"

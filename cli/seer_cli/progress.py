@@ -40,6 +40,7 @@ class InstanceLine:
     """One instance in the display."""
 
     id: str
+    node: str = ""
     alive: bool = True
     failed: bool = False
     running: int = 0
@@ -84,7 +85,7 @@ class RunProgress(Observer):
                 self._left |= {group.id: group.n for group in event.groups}
                 self._limits |= {group.id: group.max_tokens for group in event.groups}
             case InstanceStarted():
-                self.instances[event.info.id] = InstanceLine(event.info.id)
+                self.instances[event.info.id] = InstanceLine(event.info.id, event.info.node)
             case InstanceLost():
                 self.instances[event.instance_id] = InstanceLine(event.instance_id, alive=False)
             case InstanceFailed():

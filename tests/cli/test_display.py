@@ -9,6 +9,7 @@ import termios
 
 import pytest
 import structlog
+from rich.console import Console
 from seer_cli import display
 from seer_cli.common import _configure_logs
 from seer_cli.display import Display
@@ -64,6 +65,16 @@ def read_terminal(terminal, until=None):
         except OSError:  # EIO: no process holds the terminal any more
             break
     return shown
+
+
+@pytest.mark.parametrize("nodes", [("a-1", "a-1"), ("a-1", "b-2")])
+def test_a_terminal_shows_the_node_of_each_instance_where_there_are_several(nodes):
+    view = Display("run")
+    for number, node in enumerate(nodes):
+        view.observe(0.0, InstanceStarted(InstanceInfo(f"x-{number}", 64, 16, 4, 64, node=node)), [])
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(view._render())
+    assert [f"on {node}" in shown.getvalue() for node in nodes] == [len(set(nodes)) > 1] * 2
 
 
 def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):

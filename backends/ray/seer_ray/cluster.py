@@ -1,53 +1,35 @@
-"""The cluster: joined, or started, once per process; its nodes, and what they lack.
+"""The cluster: joined, or started, once per process, and its nodes.
 
 All functions block; see ``threads``.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import signal
+import socket
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import ray
 import structlog
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
-from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
 from seer_ray.signal_handlers import kept_handler
 
-__all__ = [
-    "SilentNodeError",
-    "address",
-    "draining",
-    "join",
-    "lacking",
-    "make_nurse",
-    "node_of",
-    "release",
-    "reserve",
-    "shortage",
-]
+__all__ = ["REMEDY", "SilentNodeError", "address", "draining", "free_resources", "join", "living_nodes"]
 
 log = structlog.get_logger("seer")
 
 _joining = threading.Lock()
-NODE_ID = "ray.io/node-id"
-"""The label that Ray gives each node."""
+REACH_S = 10.0
+REMEDY = (
+    "start one with `ray start`, of this version of Ray and Python and with this token, or correct"
+    f" [{TABLE}].address"
+)
 
 
 class SilentNodeError(EngineError):
@@ -71,8 +53,10 @@ def join(settings: Settings) -> str:
     """
     with _joining:
         if not ray.is_initialized():
-            starts = not (settings.address or os.environ.get("RAY_ADDRESS"))
+            place = settings.named_address
+            starts = not place
             try:
+                _reach(place)
                 _init(
                     address=settings.address or None,
                     log_to_driver=False,
@@ -80,15 +64,24 @@ def join(settings: Settings) -> str:
                     **({"include_dashboard": False} if starts else {}),
                 )
             except Exception as error:
-                where = settings.address or os.environ.get("RAY_ADDRESS") or "this machine"
                 raise EngineError(
-                    f"no Ray cluster at {where}: {type(error).__name__}: {one_line(error)}; start one with"
-                    f" `ray start`, of this version of Ray and Python and with this token, or correct"
-                    f" [{TABLE}].address"
+                    f"no Ray cluster at {place or 'this machine'}: {type(error).__name__}: {one_line(error)};"
+                    f" {REMEDY}"
                 ) from error
-            nodes = len(_nodes())
+            nodes = len(living_nodes())
             log.info("ray_started" if starts else "ray_joined", nodes=nodes, ray=ray.__version__)
         return str(ray.util.get_node_ip_address())
+
+
+def _reach(address: str) -> None:
+    """Connect to the head's port, if an address has one: Ray itself goes on trying for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
 
 
 def _init(**options: Any) -> None:
@@ -128,81 +121,14 @@ def draining() -> list[str]:
     return list(state.get_draining_nodes())
 
 
-def reserve(settings: Settings, name: str, avoided: Collection[str] = ()) -> PlacementGroup:
-    """Ask for a place for an instance: a group of one bundle, which is on one node, not one to be avoided."""
-    labels = settings.labels
-    if avoided:
-        labels = {**labels, NODE_ID: f"!in({','.join(avoided)})"}
-    return placement_group(
-        [settings.bundle],
-        strategy="STRICT_PACK",
-        name=f"seer-{name}-{secrets.token_hex(4)}",
-        bundle_label_selector=[labels] if labels else None,
-    )
+def free_resources() -> Mapping[str, Mapping[str, float]]:
+    """Return the free resources of each node, by its id; Ray has no public function for it."""
+    from ray._private.state import available_resources_per_node
+
+    found: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return found
 
 
-def node_of(group: PlacementGroup) -> str:
-    """Return the id of the node on which a place is."""
-    table: dict[str, Any] = placement_group_table(group)
-    return str(table["bundles_to_node_id"][0])
-
-
-def make_nurse(group: PlacementGroup, settings: Settings) -> Any:
-    """Return the handle of a nurse in a place."""
-    options = {
-        "num_cpus": 0,
-        "num_gpus": settings.gpus,
-        "max_restarts": 0,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-    }
-    return ray.remote(Nurse).options(**options).remote()
-
-
-def release(group: PlacementGroup) -> None:
-    """Give a place back, which ends its nurse, and with it the worker; one that is gone is no error."""
-    with suppress(Exception):
-        remove_placement_group(group)
-
-
-def shortage(settings: Settings) -> str:
-    """Return which resources are missing for one instance: wanted, free and there in the whole cluster."""
-    free, there = ray.available_resources(), ray.cluster_resources()
-    missing = [
-        f"{wanted:g} {name} wanted, {free.get(name, 0.0):g} of {there.get(name, 0.0):g} free"
-        for name, wanted in settings.bundle.items()
-        if free.get(name, 0.0) < wanted
-    ]
-    return "; ".join(missing) or f"no single node has {_listed(settings.bundle)} free"
-
-
-def lacking(settings: Settings, avoided: Collection[str] = ()) -> str | None:
-    """Return why no node but those to be avoided could ever have an instance, or None if one could."""
-    nodes = [node for node in _nodes() if node["NodeID"] not in avoided]
-    labelled = [node for node in nodes if _has_labels(node, settings.labels)]
-    if not labelled:
-        labels = ", ".join(f"{name}={value}" for name, value in settings.labels.items())
-        return f"none of the {len(nodes)} nodes has the labels {labels}"
-    totals = [node["Resources"] for node in labelled]
-    if any(
-        all(total.get(name, 0.0) >= wanted for name, wanted in settings.bundle.items()) for total in totals
-    ):
-        return None
-    most = {name: max(total.get(name, 0.0) for total in totals) for name in settings.bundle}
-    return (
-        f"none of the {len(labelled)} nodes has {_listed(settings.bundle)}; the most that one has is"
-        f" {_listed(most)}"
-    )
-
-
-def _nodes() -> list[dict[str, Any]]:
+def living_nodes() -> list[dict[str, Any]]:
+    """Return the nodes that Ray counts as alive, as ``ray.nodes`` has them."""
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _has_labels(node: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return whether a node has these labels; selectors with operators are left to Ray."""
-    own = node.get("Labels", {})
-    return all(own.get(name) == value for name, value in labels.items() if value[:1] not in ("!", "i"))
-
-
-def _listed(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{value:g} {name}" for name, value in resources.items())

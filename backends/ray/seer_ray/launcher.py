@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, TypeVar
 import ray
 import structlog
 from ray.exceptions import ActorUnavailableError, GetTimeoutError
-from ray.util.placement_group import PlacementGroup
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
 from seer_worker.client.worker_port import WorkerPort
@@ -28,8 +27,9 @@ from seer_core.error_origin import one_line
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import WeightSpec
-from seer_ray import cluster
+from seer_ray import cluster, places
 from seer_ray.nurse import Started
+from seer_ray.places import Place
 from seer_ray.settings import TABLE, Settings
 from seer_ray.threads import in_thread
 from seer_ray.watch import Watch
@@ -85,9 +85,9 @@ class RayLauncher:
         self._begin_watch()
         try:
             await self._head_there(name)
-            group = await self._place(name, patient=True)
+            place = await self._place(name, patient=True)
             # Given back at once: an instance that then waits for the others to wake must not keep devices.
-            await _ask(cluster.release, group)
+            await _ask(place.release)
         finally:
             self._end_watch()
 
@@ -136,9 +136,11 @@ class RayLauncher:
                 return await self._launch(name, interpreter, environment, worker_log, silent)
             except cluster.SilentNodeError as error:
                 silent.append(error.node_id)
-                if await _ask(cluster.lacking, self._settings, silent):
+                if await _ask(places.lacking, self._settings, silent):
                     raise
                 _note_silence(name, error)
+            except places.TakenPlaceError:
+                pass
 
     async def _launch(
         self,
@@ -152,18 +154,18 @@ class RayLauncher:
         host = await self._join()
         if silent_s := self._silent_s:
             raise EngineError(self._headless(silent_s))
-        group = await self._place(name, patient=False, avoided=silent)
+        place = await self._place(name, patient=False, avoided=silent)
         try:
             port = await self._listen(host)
         except BaseException:
-            _behind(cluster.release, group)
+            _behind(place.release)
             raise
         expected = port.expect()
         try:
             python = "" if interpreter == sys.executable else interpreter
             address = (port.host, port.port)
             started, nurse = await self._start_nurse(
-                group, python, environment, address, expected.secret, silent
+                place, python, environment, address, expected.secret, silent
             )
             output = await _ask(nurse.watch.options(num_returns="streaming").remote)
             ended = asyncio.create_task(_copy_output(output, worker_log.open()))
@@ -176,13 +178,13 @@ class RayLauncher:
         except BaseException:
             port.forget(expected)
             self._leave()
-            _behind(cluster.release, group)
+            _behind(place.release)
             raise
         assert self._watch is not None
         self._sought.discard(name)
         bring = partial(self._weights.on_node, started=started, nurse=nurse, port=port)
         return RayWorker(
-            reader, writer, started, group, nurse, ended, worker_log, self._leave, bring, self._watch
+            reader, writer, started, place, nurse, ended, worker_log, self._leave, bring, self._watch
         )
 
     async def _join(self) -> str:
@@ -214,25 +216,26 @@ class RayLauncher:
             self._port.close()
             self._port = None
 
-    async def _place(self, name: str, *, patient: bool, avoided: Sequence[str] = ()) -> PlacementGroup:
+    async def _place(self, name: str, *, patient: bool, avoided: Sequence[str] = ()) -> Place:
         """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
         limit_s = self._settings.launch_timeout_s
         begun_s, report_s = time.monotonic(), FIRST_REPORT_S
-        group = await self._reserve(name, avoided)
+        place = await self._reserve(name, avoided)
         try:
-            while not await _ask(group.wait, WAIT_TURN_S):
+            while not await _ask(place.wait, WAIT_TURN_S):
                 waited_s = time.monotonic() - begun_s
                 optional = name in self._sought or 0 < self._settings.min_instances <= self._users
                 if not patient and optional and waited_s >= FIRST_REPORT_S:
                     raise NoPlaceError("the Ray cluster has no place for it; it joins when a node has room")
                 if waited_s >= report_s or (waited_s >= limit_s and not patient):
                     report_s = waited_s + REPORT_INTERVAL_S
-                    missing = await _ask(cluster.shortage, self._settings)
-                    impossible = await _ask(cluster.lacking, self._settings)
+                    missing = await _ask(places.shortage, self._settings)
+                    impossible = await _ask(places.lacking, self._settings)
                     why = f"the Ray cluster has no place for it: {impossible or missing}"
                     if not patient and (impossible is not None or waited_s >= limit_s):
+                        more = "bundle" if self._settings.placement_groups else "node"
                         raise EngineError(
-                            f"{why}; add a node, or lower what [{TABLE}] asks for, or `instances`, or let"
+                            f"{why}; add a {more}, or lower what [{TABLE}] asks for, or `instances`, or let"
                             f" {TABLE}.min_instances begin without the others"
                         )
                     log.warning(
@@ -242,19 +245,19 @@ class RayLauncher:
                         seconds=round(waited_s),
                     )
         except BaseException:
-            _behind(cluster.release, group)
+            _behind(place.release)
             raise
-        return group
+        return place
 
-    async def _reserve(self, name: str, avoided: Sequence[str]) -> PlacementGroup:
+    async def _reserve(self, name: str, avoided: Sequence[str]) -> Place:
         """Return a place that is asked for; one that a late answer brings is given back."""
         given_up = threading.Event()
 
-        def reserve() -> PlacementGroup:
-            group = cluster.reserve(self._settings, name, avoided)
+        def reserve() -> Place:
+            place = places.reserve(self._settings, name, avoided)
             if given_up.is_set():
-                cluster.release(group)
-            return group
+                place.release()
+            return place
 
         try:
             return await _ask(reserve)
@@ -264,7 +267,7 @@ class RayLauncher:
 
     async def _start_nurse(
         self,
-        group: PlacementGroup,
+        place: Place,
         python: str,
         environment: Mapping[str, str],
         address: tuple[str, int],
@@ -275,9 +278,9 @@ class RayLauncher:
         limit_s = self._settings.launch_timeout_s
 
         def start() -> tuple[Started, Any]:
-            node_id = cluster.node_of(group)
-            others = cluster.lacking(self._settings, [*silent, node_id]) is None
-            nurse = cluster.make_nurse(group, self._settings)
+            node_id = place.node_id
+            others = places.lacking(self._settings, [*silent, node_id]) is None
+            nurse = place.make_nurse()
             answer = nurse.start.remote(python, dict(environment), address, secret)
             try:
                 found = ray.get(answer, timeout=min(limit_s, NURSE_S) if others else limit_s)
@@ -318,7 +321,7 @@ class RayWorker(Channel):
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         started: Started,
-        group: PlacementGroup,
+        place: Place,
         nurse: Any,
         ended: asyncio.Task[str],
         log: WorkerLog,
@@ -330,7 +333,7 @@ class RayWorker(Channel):
         self.started = started
         self.scratch = started.scratch
         self.log = str(log.path)
-        self._group, self._nurse, self._ended, self._log, self._leave = group, nurse, ended, log, leave
+        self._place, self._nurse, self._ended, self._log, self._leave = place, nurse, ended, log, leave
         self._bring = bring
         self._watch = watch
         self._disconnected = self._released = False
@@ -369,10 +372,10 @@ class RayWorker(Channel):
             self._leave()
             self.close()
             if self._disconnected or self._watch.silent_s:
-                _behind(cluster.release, self._group)
+                _behind(self._place.release)
             else:
                 with suppress(EngineError):
-                    await _ask(cluster.release, self._group)
+                    await _ask(self._place.release)
         if self._ended.done() and not self._ended.cancelled():
             how = self._ended.result()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -31,6 +32,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Further resources of the cluster that an instance reserves, by name."""
     labels: dict[str, str] = {}
     """The labels that a node must have, as Ray's label selectors."""
+    placement_groups: list[str] = []
+    """Placement groups of your program, by name in its namespace or by id in hexadecimal. Each instance takes
+    a free bundle of them, and leaves the groups as they are. Empty: each has a group of its own.
+    """
     min_instances: Annotated[int, Meta(ge=0)] = 0
     """How many instances must have a place before a run begins; the others wait for one and join when a node
     has room. 0 means all.
@@ -41,6 +46,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The port at which they connect; 0 means any free one."""
     launch_timeout_s: Seconds = 60.0
     """The limit for each step of a launch: a place on a node, the actor there, the worker's connection."""
+
+    @property
+    def named_address(self) -> str:
+        """The address of a cluster that is there already; empty if none is named."""
+        return self.address or os.environ.get("RAY_ADDRESS", "")
 
     @property
     def bundle(self) -> dict[str, float]:

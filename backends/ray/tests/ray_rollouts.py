@@ -8,6 +8,7 @@ import psutil
 import ray
 from seer_divided_rollout import Chunks
 from seer_ray.launcher import RayLauncher
+from seer_ray.settings import Settings
 from seer_worker.client.process_transport import Launch, process_client
 
 from seer_core.model import PromptGroup
@@ -92,3 +93,14 @@ def scripted_runtime(log_dir, launcher, *observers, step_s=0.0, instances=2, see
     slots = tuple(Slot("observer", "test", each) for each in observers)
     fleet = PlainFleet(engines, RealClock(), ModelInfo(1 << 17, 1024), None)
     return Runtime(Assembly(fleet, Strategies(policies, slots)), seer or SeerTable())
+
+
+def tokens_in_group(log_dir, name, cpus):
+    """Return the tokens of a rollout in a placement group of the Ray program that calls this."""
+
+    async def there():
+        launcher = RayLauncher(Settings(cpus=cpus, placement_groups=[name]))
+        async with scripted_runtime(log_dir, launcher) as runtime:
+            return tokens(await runtime.rollout(some_groups()).wait())
+
+    return play(there())

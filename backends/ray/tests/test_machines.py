@@ -11,9 +11,9 @@ pytest.importorskip("ray")
 
 from machines import NURSE, WORKER
 from ray_rollouts import LIMIT_S, Reaper, places, play, some_groups, tokens, workers_of
-from seer_ray import cluster
 from seer_ray import launcher as launcher_module
 from seer_ray.launcher import RayLauncher
+from seer_ray.places import OwnGroup
 from seer_ray.settings import Settings
 
 
@@ -109,16 +109,16 @@ def test_a_launch_on_a_machine_that_is_cut_off_and_still_counted_goes_to_another
             found = tokens(await runtime.rollout(some_groups()).wait())
         return found, started
 
-    def make_nurse(group, settings):
+    def make_nurse(place):
         if not victims:
-            victims.append(machines.node(cluster.node_of(group)))
+            victims.append(machines.node(place.node_id))
             victims[0].cut()
-        return really(group, settings)
+        return really(place)
 
     victims = []
-    really = cluster.make_nurse
+    really = OwnGroup.make_nurse
     expected = expected_tokens(make_runtime)
-    monkeypatch.setattr(cluster, "make_nurse", make_nurse)
+    monkeypatch.setattr(OwnGroup, "make_nurse", make_nurse)
     monkeypatch.setattr(launcher_module, "NURSE_S", 6.0)
     found, started = play(there())
     assert found == expected
