@@ -51,7 +51,7 @@ FIRST_REPORT_S = 2.0
 REPORT_INTERVAL_S = 30.0
 """A wait for a place is logged after ``FIRST_REPORT_S``, and then this often."""
 NURSE_S = 15.0
-"""How long an actor may take to start if another node could have it; Ray notices a death as late."""
+"""How long an actor may take to start if another node has room; Ray notices a death as late."""
 LAST_WORD_S = 0.5
 """How long the exit status may take of a worker whose connection has ended, before it is lost without."""
 
@@ -136,7 +136,7 @@ class RayLauncher:
                 return await self._launch(name, interpreter, environment, worker_log, silent)
             except cluster.SilentNodeError as error:
                 silent.append(error.node_id)
-                if await _ask(places.lacking, self._settings, silent):
+                if not await _ask(places.has_room, self._settings, silent):
                     raise
                 _note_silence(name, error)
             except places.TakenPlaceError:
@@ -278,15 +278,18 @@ class RayLauncher:
         limit_s = self._settings.launch_timeout_s
 
         def start() -> tuple[Started, Any]:
-            node_id = place.node_id
-            others = places.lacking(self._settings, [*silent, node_id]) is None
+            node_id, end_s = place.node_id, time.monotonic() + limit_s
             nurse = place.make_nurse()
             answer = nurse.start.remote(python, dict(environment), address, secret)
-            try:
-                found = ray.get(answer, timeout=min(limit_s, NURSE_S) if others else limit_s)
-            except (GetTimeoutError, ActorUnavailableError) as error:
-                raise cluster.SilentNodeError(node_id, type(error).__name__) from error
-            return Started(**found), nurse
+            while True:
+                left_s = max(0.0, end_s - time.monotonic())
+                try:
+                    return Started(**ray.get(answer, timeout=min(left_s, NURSE_S))), nurse
+                except (GetTimeoutError, ActorUnavailableError) as error:
+                    # A node that is merely slow is waited for, unless another one has room now.
+                    elsewhere = places.has_room(self._settings, [*silent, node_id])
+                    if elsewhere or left_s == 0.0 or isinstance(error, ActorUnavailableError):
+                        raise cluster.SilentNodeError(node_id, type(error).__name__) from error
 
         started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)
         if started.flaw:

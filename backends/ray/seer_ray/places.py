@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -28,7 +28,17 @@ from seer_ray import cluster
 from seer_ray.nurse import Nurse
 from seer_ray.settings import TABLE, Settings
 
-__all__ = ["GivenBundle", "OwnGroup", "Place", "TakenPlaceError", "lacking", "reserve", "room", "shortage"]
+__all__ = [
+    "GivenBundle",
+    "OwnGroup",
+    "Place",
+    "TakenPlaceError",
+    "has_room",
+    "lacking",
+    "reserve",
+    "room",
+    "shortage",
+]
 
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
@@ -239,12 +249,21 @@ def _free_bundles(settings: Settings) -> list[Bundle]:
 
 def room(settings: Settings) -> list[tuple[str, int]]:
     """Return the name of each node that may have an instance, and how many it has room for now."""
+    return [(node["NodeManagerHostname"], count) for node, count in _rooms(settings)]
+
+
+def has_room(settings: Settings, avoided: Collection[str]) -> bool:
+    """Return whether a node that is not to be avoided has room for an instance now."""
+    if settings.placement_groups:
+        return any(bundle.node_id not in avoided for bundle in _free_bundles(settings))
+    return any(count for node, count in _rooms(settings) if node["NodeID"] not in avoided)
+
+
+def _rooms(settings: Settings) -> Iterator[tuple[Mapping[str, Any], int]]:
     drained, free = set(cluster.draining()), cluster.free_resources()
-    return [
-        (node["NodeManagerHostname"], _count(settings.bundle, free.get(node["NodeID"], {})))
-        for node in cluster.living_nodes()
-        if node["NodeID"] not in drained and _has_labels(node, settings.labels)
-    ]
+    for node in cluster.living_nodes():
+        if node["NodeID"] not in drained and _has_labels(node, settings.labels):
+            yield node, _count(settings.bundle, free.get(node["NodeID"], {}))
 
 
 def _count(wanted: Mapping[str, float], free: Mapping[str, float]) -> int:
