@@ -108,12 +108,17 @@ class Prioritizer(Strategy, Protocol):
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """A placer's choice with its reason, in a word, which the trace keeps."""
+    """A placer's choice with its reason, in a word, which the trace keeps.
+
+    ``reserved_tokens`` of the chunk's tokens are reserved, 1 at least, where it is not all of them; the chunk
+    may end early then.  Only an instance that ``ends_early`` gets such a chunk, for another would preempt.
+    """
 
     instance: InstanceStatus
     """The instance that gets the chunk."""
     why: str
     """The reason, in a word."""
+    reserved_tokens: int | None = None
 
 
 class Placer(Strategy, Protocol):
