@@ -110,8 +110,9 @@ class Prioritizer(Strategy, Protocol):
 class Placement(msgspec.Struct, frozen=True, gc=False):
     """A placer's choice with its reason, in a word, which the trace keeps.
 
-    ``reserved_tokens`` of the chunk's tokens are reserved, 1 at least, where it is not all of them; the chunk
-    may end early then.  Only an instance that ``ends_early`` gets such a chunk, for another would preempt.
+    ``reserved_tokens``: KV is reserved for so many of the chunk's tokens, 1 at least, and the chunk may end
+    early where KV runs short all the same.  An instance that does not ``ends_early`` preempts then.  None
+    reserves KV for all of them.
     """
 
     instance: InstanceStatus
