@@ -43,6 +43,7 @@ CASES = (
     "cluster_faults",
     "driver_scale",
     "pays",
+    "floor",
     "paper_fit",
     "paper_sensitivity",
 )

@@ -18,10 +18,11 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     ``known_tokens`` is the response's true length where it is known (simulated engines).  ``probe``: the
     group's first response, for whose length the scheduler waits; ``siblings_finished`` counts the
     responses of its group that were over when the chunk was sent.  ``last``: the response ends with this
-    chunk at the latest.  ``may_end_early``: an instance whose KV runs short may answer with the tokens that the
-    chunk has, one at least, instead of preempting it.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
+    chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
     requests may come again; what is kept between chunks beside the engine goes by it.  ``streams``: the
     response is read while it is written; an engine that can reports the running chunk in ``ChunkPiece``s.
+    ``may_end_early``: an instance whose KV runs short may answer with the tokens that the chunk has, one at
+    least, instead of preempting it.
     """
 
     id: str

@@ -243,8 +243,8 @@ class Scheduler:
                 raise self._attribute_error(f"gives {why!r} for a reason; the `why` of a placement is a word")
             if reserved is not None and not (type(reserved) is int and 1 <= reserved <= tokens):
                 raise self._attribute_error(
-                    f"reserves {one_line(repr(reserved))} of a chunk's {tokens} tokens; the `reserved_tokens` of"
-                    f" a placement are 1 to {tokens}, or None for all"
+                    f"reserves {one_line(repr(reserved))} of a chunk's {tokens} tokens; the `reserved_tokens`"
+                    f" of a placement are 1 to {tokens}, or None for all"
                 )
             self._stage = prioritizer
             prioritizer.strategy.take(request)

@@ -171,8 +171,8 @@ class EngineContract:
                 elif not stage.infos[0].ends_early:
                     assert len(written[number]) == TOKENS, "ended early, but its info does not say so"
         if self.exact:
-            jobs = {number: stage.job(number, name=f"whole {number}", max_tokens=TOKENS) for number in numbers}
-            for number, output in zip(jobs, await stage.run(list(jobs.values())), strict=True):
+            wholes = [stage.job(number, name=f"whole {number}", max_tokens=TOKENS) for number in numbers]
+            for number, output in zip(numbers, await stage.run(wholes), strict=True):
                 assert written[number] == list(output.token_ids), "chunks that end early gave other tokens"
 
     @_played

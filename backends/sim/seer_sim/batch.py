@@ -145,8 +145,8 @@ class Batch:
         drafting_s, drafting_growth_s = (
             (0.0, 0.0) if speculation is None else speculation.drafting_s(self._moving)
         )
-        # Chunks that ended early are answered after this step.  Draft lengths were for those that a preemption
-        # has stopped as well: they are set anew after a step.
+        # Chunks that ended early are answered after this step.  Draft lengths were for those that have been
+        # stopped as well: they are set anew after a step.
         single = self._filled or self._ended_early or (short and speculation is not None)
         return StepRun(
             1 if single else self._like_steps(growth_tokens),

@@ -45,8 +45,8 @@ class Loads(KVConnectorMetadata):
 class StoreConnector(KVConnectorBase_V1):
     """Loads what the store has of a request when it is let in; saves full blocks when its chunk ends.
 
-    Requests carry ``group``, ``prompt_tokens`` and ``last`` in ``extra_args``; one without is left alone.  One
-    that ended early is not its response's last, whatever was planned.
+    Requests carry ``group``, ``prompt_tokens`` and ``last`` in ``extra_args``; one without is left alone.  A
+    response goes on behind a chunk that ended early, though it was to be the last.
     """
 
     def __init__(

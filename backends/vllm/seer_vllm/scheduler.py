@@ -64,7 +64,7 @@ class AccountingScheduler(Scheduler):
         return output
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """End a request early, if it may and has a token, or preempt it, and put its KV into the pool first."""
+        """End a request early, if it may and has a token, or preempt it; its KV goes to the pool."""
         params = request.sampling_params
         extra = (params.extra_args if params else None) or {}
         if extra.get("may_end_early") and request.num_output_tokens:

@@ -38,8 +38,8 @@ standard deviation of a uniform distribution is 1 / sqrt(12)).  A margin of thre
 class KvAware(Placer):
     """Chooses the instance with the most free KV, or the request's own while loads are close.
 
-    A chunk is let in where ``reserved_share`` of it fits, if the instance ends chunks early when KV runs short
-    all the same.  Elsewhere it has to fit whole.
+    A chunk is let in where ``reserved_share`` of it fits, if the instance ends chunks early where KV runs
+    short all the same.  Elsewhere it has to fit whole.
 
     A request whose KV is not there is let in only if, for each request in flight there,
     ``growth_headroom`` chunks like its own stay free: an instance filled to the brim has no room for

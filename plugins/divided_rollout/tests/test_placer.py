@@ -509,7 +509,9 @@ def test_half_of_a_chunk_is_reserved_where_chunks_end_early_and_all_of_it_elsewh
     assert (choice.instance, choice.reserved_tokens) == (b, None)
 
 
-@pytest.mark.parametrize(("share", "tokens", "reserved"), [(0.5, 1, 1), (0.5, 7, 4), (0.1, 64, 7), (1.0, 64, None)])
+@pytest.mark.parametrize(
+    ("share", "tokens", "reserved"), [(0.5, 1, 1), (0.5, 7, 4), (0.1, 64, 7), (1.0, 64, None)]
+)
 def test_a_chunk_has_a_reserved_token_at_least(share, tokens, reserved):
     pool = Pool(KvAware(0.25, 0.0, share))
     pool.start("a", ends_early=True)
