@@ -144,7 +144,7 @@ class EngineContract:
 
     @_on_stage
     async def test_a_chunk_that_ends_early_has_a_token_at_least(self, stage: _Stage) -> None:
-        """And nobody sees from the response that it did; an instance that does not end early gives all."""
+        """The response is the same; an instance whose info does not say `ends_early` gives all tokens."""
         numbers = range(40)
         written: dict[int, list[int]] = {number: [] for number in numbers}
         stopped: set[int] = set()
