@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 from seer_worker.client.engine import WorkerClient
@@ -269,6 +270,29 @@ class Harness:
         """Return the same, one response after the other."""
         jobs = [self.job(prompt, tokens, seed, sampling) for seed, prompt in enumerate(prompts)]
         return [self.run(self.chunks([job]))[0].token_ids for job in jobs]
+
+    def ended_early(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int
+    ) -> tuple[list[list[int]], int]:
+        """Return the same in chunks that may end early, and how many did; none was preempted."""
+        responses: list[list[int]] = [[] for _ in prompts]
+        going, ended = list(range(len(prompts))), 0
+        while going:
+            jobs = []
+            for number in going:
+                context, left = [*prompts[number], *responses[number]], tokens - len(responses[number])
+                job = self.job(context, left, number, sampling)
+                jobs.append(msgspec.structs.replace(job, streams=False, may_end_early=True))
+            for job, output in zip(jobs, self.run(self.chunks(jobs)), strict=True):
+                assert output.preemptions == 0
+                assert output.computed_tokens == output.prefilled_tokens + len(output.token_ids) - 1
+                assert output.token_ids
+                responses[job.seed] += output.token_ids
+                if output.stopped or len(output.token_ids) == job.max_tokens:
+                    going.remove(job.seed)
+                else:
+                    ended += 1
+        return responses, ended
 
     def divided(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int, chunk_tokens: int

@@ -44,6 +44,7 @@ CASES = (
     "driver_scale",
     "paced_cluster",
     "pays",
+    "floor",
     "paper_fit",
     "paper_sensitivity",
 )

@@ -21,6 +21,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     chunk at the latest.  ``rollout_id`` is another for each rollout anywhere, while ids of groups and
     requests may come again; what is kept between chunks beside the engine goes by it.  ``streams``: the
     response is read while it is written; an engine that can reports the running chunk in ``ChunkPiece``s.
+    ``may_end_early``: an instance whose KV runs short may answer with the tokens that the chunk has, one at
+    least, instead of preempting it.
     """
 
     id: str
@@ -45,6 +47,7 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     last: bool = False
     rollout_id: str = ""
     streams: bool = False
+    may_end_early: bool = False
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, gc=False):

@@ -213,13 +213,17 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     max_tokens: int
     """The most tokens that the chunk may generate."""
     kv_tokens: int
-    """The whole footprint of the chunk there. The part of its prompt that siblings in flight hold there was
-    reserved before.
+    """The KV that is reserved for the request there, in whole blocks. The part of its prompt that siblings in
+    flight hold there was reserved before.
     """
     migrated: bool
     """Whether the request's last chunk ran on another instance."""
     why: str = ""
     """The placer's reason for this instance, in a word, if it gives one."""
+    reserved_tokens: int | None = None
+    """The tokens of the chunk that KV is reserved for; it may end early then. None if it is for all of
+    them.
+    """
 
 
 class Complete(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -247,6 +247,8 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     """Stands for the node that it runs on, as its worker measured it; empty if the engine does not say."""
     kv_reach: str = ""
     """The node within which its KV is fetched; empty where the pool spans nodes."""
+    ends_early: bool = False
+    """Whether it ends chunks that may end early before it preempts any."""
 
     @property
     def kv_domain(self) -> tuple[str, str]:

@@ -123,7 +123,9 @@ class InstanceClient(Protocol):
         """Queue a chunk; never blocks.  Exactly one sink call answers it, unless the instance is lost.
 
         A chunk that the instance cannot run is answered with ``chunk_failed``; one submitted to an
-        instance already lost is void.
+        instance already lost is void.  Where KV runs short, an instance whose info says ``ends_early``
+        answers chunks that ``may_end_early`` with the tokens that they have, and preempts only those that
+        have none or may not.
         """
         ...
 

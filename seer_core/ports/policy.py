@@ -108,12 +108,18 @@ class Prioritizer(Strategy, Protocol):
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """A placer's choice with its reason, in a word, which the trace keeps."""
+    """A placer's choice with its reason, in a word, which the trace keeps.
+
+    ``reserved_tokens``: KV is reserved for so many of the chunk's tokens, 1 at least, and the chunk may end
+    early where KV runs short all the same.  An instance that does not ``ends_early`` preempts then.  None
+    reserves KV for all of them.
+    """
 
     instance: InstanceStatus
     """The instance that gets the chunk."""
     why: str
     """The reason, in a word."""
+    reserved_tokens: int | None = None
 
 
 class Placer(Strategy, Protocol):

@@ -209,6 +209,7 @@ class Transcripts:
             last=len(written) + command.max_tokens == group.max_tokens,
             rollout_id=self._rollout_id,
             streams=group.streams,
+            may_end_early=command.reserved_tokens is not None,
         )
 
     def streamed(self, piece: ChunkPiece) -> str | None:

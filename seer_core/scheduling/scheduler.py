@@ -234,21 +234,28 @@ class Scheduler:
             choice = placer.strategy.place(request, tokens, self._living)
             if choice is None:
                 return
-            instance, why = (choice.instance, choice.why) if type(choice) is Placement else (choice, "")
+            instance, why, reserved = choice, "", None
+            if type(choice) is Placement:
+                instance, why, reserved = choice.instance, choice.why, choice.reserved_tokens
             if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
                 raise self._attribute_error(_no_instance(instance, self.instances))
             if not isinstance(why, str):
                 raise self._attribute_error(f"gives {why!r} for a reason; the `why` of a placement is a word")
+            if reserved is not None and not (type(reserved) is int and 1 <= reserved <= tokens):
+                raise self._attribute_error(
+                    f"reserves {one_line(repr(reserved))} of a chunk's {tokens} tokens; the `reserved_tokens`"
+                    f" of a placement are 1 to {tokens}, or None for all"
+                )
             self._stage = prioritizer
             prioritizer.strategy.take(request)
-            added = instance.footprint(request, tokens)
+            added = instance.footprint(request, tokens if reserved is None else reserved)
             instance.running += 1
             instance.reserved_kv_tokens += added
             kv_tokens = added + instance.shared_kv_tokens(request.group)
             migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
             self._sent += 1
             self._notify("instance_changed", instance)
-            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why))
+            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why, reserved))
 
     def _next(self) -> Request | None:
         """Return the prioritizer's choice, or now and then who has been overtaken longest."""

@@ -142,6 +142,39 @@ class EngineContract:
                 assert piece.logprobs == list(output.logprobs[sent:end]), "sent other log-probs"
                 sent = end
 
+    @_on_stage
+    async def test_a_chunk_that_ends_early_has_a_token_at_least(self, stage: _Stage) -> None:
+        """The response is the same; an instance whose info does not say `ends_early` gives all tokens."""
+        numbers = range(40)
+        written: dict[int, list[int]] = {number: [] for number in numbers}
+        stopped: set[int] = set()
+        for turn in range(TOKENS):
+            jobs = {
+                number: stage.job(
+                    number,
+                    name=f"turn {turn} of {number}",
+                    max_tokens=TOKENS - len(tokens),
+                    generated=tokens,
+                    may_end_early=True,
+                )
+                for number, tokens in written.items()
+                if number not in stopped and len(tokens) < TOKENS
+            }
+            if not jobs:
+                break
+            for number, output in zip(jobs, await stage.run(list(jobs.values())), strict=True):
+                _check_account(jobs[number], output, stage.fleet.model.vocab_size)
+                assert output.token_ids, f"chunk {output.job_id!r} ended without a token"
+                written[number] += output.token_ids
+                if output.stopped:
+                    stopped.add(number)
+                elif not stage.infos[0].ends_early:
+                    assert len(written[number]) == TOKENS, "ended early, but its info does not say so"
+        if self.exact:
+            wholes = [stage.job(number, name=f"whole {number}", max_tokens=TOKENS) for number in numbers]
+            for number, output in zip(numbers, await stage.run(wholes), strict=True):
+                assert written[number] == list(output.token_ids), "chunks that end early gave other tokens"
+
     @_played
     async def test_the_same_seed_gives_the_same_tokens(self) -> None:
         """Whole, or divided and moved; of another run of the same engines, or of the other instance."""
@@ -415,6 +448,7 @@ class _Stage:
         generated: Sequence[int] = (),
         max_tokens: int = 12,
         streams: bool = False,
+        may_end_early: bool = False,
     ) -> ChunkJob:
         """Return a chunk of the response with this seed, by the latest weights."""
         vocabulary = self.fleet.model.vocab_size
@@ -431,6 +465,7 @@ class _Stage:
             weight_version=self.version,
             known_tokens=TOKENS,
             streams=streams,
+            may_end_early=may_end_early,
         )
 
     def submit(self, job: ChunkJob, on: int = 0) -> None:
@@ -505,7 +540,7 @@ def _check_account(job: ChunkJob, output: ChunkOutput, vocabulary: int) -> None:
     tokens = len(output.token_ids)
     assert output.job_id == job.id
     assert 0 <= tokens <= job.max_tokens
-    assert output.stopped or tokens == job.max_tokens, "neither stopped nor full"
+    assert output.stopped or job.may_end_early or tokens == job.max_tokens, "neither stopped nor full"
     assert all(0 <= token < vocabulary for token in output.token_ids)
     assert len(output.logprobs) == tokens
     assert all(isfinite(logprob) and logprob <= 0 for logprob in output.logprobs)

@@ -135,7 +135,9 @@ class SchedulerHarness:
         generated = self.generated[chunk.request_id]
         assert 1 <= chunk.max_tokens <= group.max_tokens - generated
         block = self.instances[chunk.instance_id].block_tokens
-        end = group.prompt_tokens + generated + chunk.max_tokens
+        reserved = chunk.max_tokens if chunk.reserved_tokens is None else chunk.reserved_tokens
+        assert 1 <= reserved <= chunk.max_tokens
+        end = group.prompt_tokens + generated + reserved
         assert end <= chunk.kv_tokens < end + block
         assert chunk.kv_tokens % block == 0
         self.in_flight[chunk.request_id] = chunk

@@ -724,6 +724,35 @@ def test_the_trace_keeps_the_placer_s_reason_if_it_gives_one(make_rig):
     assert rig.group("g") == [Dispatch("g/0", "a", 100, 110, migrated=False, why="habit")]
 
 
+class Reserving(LeastLoaded):
+    def __init__(self, reserved):
+        self.reserved = reserved
+
+    def place(self, request, chunk_tokens, instances):
+        return Placement(instances[0], "", self.reserved(chunk_tokens))
+
+
+def test_a_placer_reserves_less_than_a_chunk_and_gets_back_what_it_reserved(make_rig):
+    rig = make_rig(policies(placer=Reserving(lambda tokens: min(tokens, 30)), splitter=Pieces(40)))
+    rig.start("a", block=16, kv=160)
+    [dispatch] = rig.group("g")
+    assert (dispatch.max_tokens, dispatch.reserved_tokens, dispatch.kv_tokens) == (40, 30, 48)
+    assert rig.scheduler.instances["a"].free_kv_tokens == 112
+    [dispatch] = rig.finish("g/0", 1)  # it ended early
+    assert dispatch.kv_tokens == 48
+    rig.finish_all()
+    assert rig.scheduler.instances["a"].free_kv_tokens == 160
+    assert rig.completed == {"g/0": "length"}
+
+
+@pytest.mark.parametrize("tokens", [0, 101, True, 2.0])
+def test_what_is_reserved_of_a_chunk_is_a_part_of_it(make_rig, tokens):
+    rig = make_rig(policies(placer=Reserving(lambda _: tokens)))
+    rig.start("a")
+    with pytest.raises(PluginError, match=f"reserves {tokens} of a chunk's 100 tokens; .* are 1 to 100"):
+        rig.group("g")
+
+
 def test_a_reason_is_a_word(make_rig):
     class Odd(LeastLoaded):
         def place(self, request, chunk_tokens, instances):

@@ -172,3 +172,12 @@ def test_a_group_that_is_over_is_no_longer_kept_for_sharing():
     write(book, "a/0", "x", [7], stopped=True)
     book.complete(Complete("a/0", "stop"), 1.0)
     assert list(book._shared) == ["b"]
+
+
+def test_a_chunk_may_end_early_where_less_than_all_of_it_is_reserved():
+    book = book_of(group())
+    assert not send(book).may_end_early
+    job = book.job(Dispatch("a/1", "x", 4, 16, migrated=False, reserved_tokens=2), 1.0)
+    assert job.may_end_early
+    event = book.finished("x", answer(job, [7]), 2.0)
+    assert (event.tokens, event.stopped) == (1, False)

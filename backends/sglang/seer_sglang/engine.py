@@ -106,6 +106,7 @@ class SglangEngine:
         publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
         self.scheduler = InlineScheduler(args, _ports())
         internals.check_scheduler(self.scheduler, drafts=proposer is not None)
+        self.scheduler.may_end_early = self._may_end_early
         self.runner = self.scheduler.tp_worker.model_runner
         self.config = self.scheduler.model_config
         self.vocab_size: int = self.config.vocab_size
@@ -303,6 +304,10 @@ class SglangEngine:
         nodes = 1 + max(map(len, tokens))
         self.computed = Step(len(reqs), nodes * len(reqs))
         return tokens, parents
+
+    def _may_end_early(self, req: Req) -> bool:
+        chunk = self.chunks.get(req.rid)
+        return chunk is not None and chunk.writing.job.may_end_early and len(req.output_ids) > 0
 
     def _forget(self, rid: str) -> Chunk:
         if self._proposer is not None:

@@ -226,6 +226,7 @@ class SglangCore:
             kv_bytes_per_token=int(sum(pool.get_kv_size_bytes())) // (pool.size + pool.page_size),
             shares_prompts=True,
             kv_kind="sglang",
+            ends_early=True,
         )
 
 

@@ -57,7 +57,7 @@ IMPORTED = (
     Name(_SCHEDULER, "process_batch_result", LOOP, ("self", "batch", "result")),
     Name(_SCHEDULER, "is_fully_idle", LOOP, ("self",)),
     Name(_SCHEDULER, "flush_cache", "cached KV cannot be forgotten", ("self",)),
-    Name(_SCHEDULER, "_add_request_to_queue", QUEUED, ("self", "req")),
+    Name(_SCHEDULER, "_add_request_to_queue", QUEUED, ("self", "req", "is_retracted")),
     Name(_SCHEDULER, "abort_request", "chunks cannot be dropped", ("self", "recv_req")),
     Name(_SCHEDULER, "get_output_streamer_class", ENDED, ("self",)),
     Name(_SCHEDULER, "send_abort_output", ENDED, ("self", "abort_req", "req")),

@@ -7,9 +7,10 @@ sockets: requests are put into its queue, and those that have ended are handed o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
@@ -40,7 +41,13 @@ class Collector(SchedulerOutputStreamer):
 
 
 class InlineScheduler(Scheduler):
-    """A scheduler of one device, without sockets."""
+    """A scheduler of one device, without sockets.
+
+    Where KV runs short, a request for which ``may_end_early`` is true ends with what it has; others are put
+    back into the queue.
+    """
+
+    may_end_early: Callable[[Req], bool] = staticmethod(lambda req: False)
 
     def init_ipc_channels(self, port_args: PortArgs) -> None:
         """Open no socket."""
@@ -63,6 +70,15 @@ class InlineScheduler(Scheduler):
     def send_abort_output(self, abort_req: Any, req: Req) -> None:
         """Keep a request that SGLang gives up outside of a step's results."""
         self._ended.requests.append(req)
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        """Queue a request, unless it has just left its KV and may end early; that was no preemption then."""
+        if is_retracted and self.may_end_early(req):
+            req.retraction_count -= 1
+            req.finished_reason = FINISH_LENGTH(length=len(req.output_ids))
+            self._ended.requests.append(req)
+        else:
+            super()._add_request_to_queue(req, is_retracted)
 
     def add(self, req: Req) -> None:
         """Queue a request."""

@@ -192,14 +192,27 @@ def test_new_weights_leave_nothing_of_the_old_ones(roomy, other, models, prompts
     assert roomy.whole(prompts(4), PLAIN, 100) == before
 
 
-def test_retractions_change_no_token_and_are_counted_as_preemptions(start, other, models, prompts, roomy):
+TIGHT = {
+    "max_model_tokens": 512,
+    "kv_cache_bytes": 900 * KV_BYTES_PER_TOKEN,
+    "engine_args": {"schedule_conservativeness": 0.05},  # or it would rather let them wait
+}
+
+
+def test_chunks_end_early_where_they_may_and_none_is_retracted(start, other, models, prompts, roomy):
     other.run(other.engine.stop())  # two instances at a time
-    tight = start(
-        models[0],
-        max_model_tokens=512,
-        kv_cache_bytes=900 * KV_BYTES_PER_TOKEN,
-        engine_args={"schedule_conservativeness": 0.05},  # or it would rather let them wait
-    )
+    tight = start(models[0], **TIGHT)
+    try:
+        responses, ended_early = tight.ended_early(prompts(10), PLAIN, 300)
+        assert responses == roomy.whole(prompts(10), PLAIN, 300)
+        assert ended_early > 0
+    finally:
+        tight.run(tight.engine.stop())
+
+
+def test_retractions_change_no_token_and_are_counted_as_preemptions(start, other, models, prompts, roomy):
+    other.run(other.engine.stop())
+    tight = start(models[0], **TIGHT)
     try:
         assert tight.info.kv_capacity_tokens == 900 - 2
         assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)

@@ -79,6 +79,7 @@ class Batch:
         self._cohorts: dict[tuple[bool, int] | None, DecodeCohort] = {}
         self._moving: list[DecodeCohort] = []  # those that have runs in the step under way
         self._joined = 0
+        self._ended_early: list[SimChunk] = []  # for want of KV, since ``end``
         self._filling: SimChunk | None = None  # the only, and newest, run whose prefill is under way
         self._filled: list[tuple[SimChunk, int]] = []
         self._attention_s = cache(cost.attention_s)
@@ -114,8 +115,8 @@ class Batch:
         self._moving = [cohort for cohort in self._cohorts.values() if cohort.size]
         if speculation is not None and self._moving:
             speculation.draft(self._moving, self._max_batched_tokens)
-        preempted = self._make_room()
-        if preempted:
+        short = self._make_room()
+        if short:
             self._moving = [cohort for cohort in self._moving if cohort.size]
         requests = 0
         positions = 0.0
@@ -132,7 +133,7 @@ class Batch:
         budget = int(self._max_batched_tokens - positions)
         if self._filling is not None:
             budget -= self._fill(self._filling, budget)
-        if self.waiting and not preempted:
+        if self.waiting and not short:
             self._admit(budget)
         if not self.running:
             return None
@@ -144,8 +145,9 @@ class Batch:
         drafting_s, drafting_growth_s = (
             (0.0, 0.0) if speculation is None else speculation.drafting_s(self._moving)
         )
-        # Draft lengths were for those that a preemption has stopped as well: they are set anew after a step.
-        single = self._filled or (preempted and speculation is not None)
+        # Chunks that ended early are answered after this step.  Draft lengths were for those that have been
+        # stopped as well: they are set anew after a step.
+        single = self._filled or self._ended_early or (short and speculation is not None)
         return StepRun(
             1 if single else self._like_steps(growth_tokens),
             cost.pass_s(positions, requests, sampled) + attention_s + drafting_s,
@@ -184,7 +186,12 @@ class Batch:
         for run in finished:
             del self.running[run]
             self._release(run)
-        return finished
+        return finished + self.take_ended_early()
+
+    def take_ended_early(self) -> list[SimChunk]:
+        """Return the chunks that ended early when the last step began, once."""
+        ended, self._ended_early = self._ended_early, []
+        return ended
 
     def drop(self, run: SimChunk) -> None:
         """Forget a chunk that waits or runs, between two steps; one that is complete is gone already."""
@@ -195,19 +202,25 @@ class Batch:
             self.waiting.remove(run)
 
     def _make_room(self) -> bool:
-        """Give each run the blocks that it needs in this step; preempt the newest while any is short.
+        """Give each run the blocks that it needs in this step; while any is short, stop the newest.
 
-        Returns whether any was preempted: as in vLLM, nothing is admitted in such a step.
+        It ends early if it may and has a token, and is preempted otherwise.  Returns whether any was stopped:
+        as in vLLM, nothing is admitted in such a step.
         """
-        preempted = False
+        short = False
         while (blocks := self._growth(1)) > self.pool.free:
             newest, _ = self.running.popitem()
+            decoded = newest.cohort is not None
             self._release(newest)
-            newest.preemptions += 1
-            self.waiting.appendleft(newest)
-            preempted = True
+            if decoded and newest.job.may_end_early:
+                newest.end_early()
+                self._ended_early.append(newest)
+            else:
+                newest.preemptions += 1
+                self.waiting.appendleft(newest)
+            short = True
         self.pool.take(blocks)
-        return preempted
+        return short
 
     def _admit(self, budget: int) -> None:
         while budget > 0 and self.may_admit:

@@ -69,6 +69,7 @@ class SimEngine:
         running = min(TYPICAL_RUNNING, info.max_running)
         self._info = msgspec.structs.replace(
             info,
+            ends_early=True,
             step_s=cost.pass_s(running, running, running),
             kv_bytes_per_token=round(cost.kv_bytes_per_token),
             prefill_s_per_token=cost.pass_s(max_batched_tokens) / max_batched_tokens,
@@ -339,6 +340,8 @@ class SimEngine:
             for request_id in self._batch.filling():
                 self.first_steps_s.setdefault(request_id, self._segment_began_s)
             self._end_after(self._segment.steps)
+        else:
+            self._answer(self._batch.take_ended_early())
 
     def _end_after(self, steps: int) -> None:
         self._steps = steps
@@ -372,6 +375,9 @@ class SimEngine:
             self._batch.drop(run)
         self._aborted.clear()
         self._report()
+        self._answer(finished)
+
+    def _answer(self, finished: list[SimChunk]) -> None:
         sink = self._sink
         assert sink is not None
         for run in finished:

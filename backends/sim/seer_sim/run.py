@@ -73,6 +73,13 @@ class SimChunk:
         self.offset = 0
         self.verified_before: list[int] = []
 
+    def end_early(self) -> None:
+        """End the chunk with the tokens that it has."""
+        self.new_tokens -= self.final_tokens - self.tokens
+        self.final_tokens = self.tokens
+        self.stopped = False
+        self.job = msgspec.structs.replace(self.job, last=False)
+
     @property
     def middle(self) -> int:
         """Tokens of the response that are written in the middle of the chunk."""

@@ -104,6 +104,7 @@ def chunk_job():
         version=0,
         probe=False,
         siblings=0,
+        early=False,
     ):
         prompt_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
         request = request or f"r{name}"
@@ -120,6 +121,7 @@ def chunk_job():
             known_tokens=known,
             probe=probe,
             siblings_finished=siblings,
+            may_end_early=early,
         )
 
     return make

@@ -3,6 +3,7 @@
 import asyncio
 from itertools import pairwise
 
+import msgspec
 import pytest
 from seer_sim.cost import PRESETS
 from seer_sim.tokens import EOS_TOKEN_ID, generate
@@ -186,6 +187,38 @@ def test_the_newest_is_preempted_and_its_second_computing_is_counted(simulate, c
     # 8 of the new one's 16 are still found, and of its 17 tokens 9 are computed before it goes on.
     assert (sink.outputs["new"].preemptions, sink.outputs["new"].computed_tokens) == (1, 16 + 9 + 6)
     assert (sink.outputs["new"].cached_tokens, sink.outputs["new"].prefilled_tokens) == (0, 4)
+
+
+def test_the_newest_ends_early_with_what_it_has_where_it_may(simulate, chunk_job):
+    sim = simulate(kv_blocks=8, block=4)
+    old, new = (chunk_job(name, prompt=4, max_tokens=20, known=20, early=True) for name in ("old", "new"))
+    sink = submit_all(sim, old, new)
+    # Both have 16 computed tokens in four blocks when one more is missing.
+    assert [name for name, _ in sink.finished] == ["new", "old"]
+    short, whole = sink.outputs["new"], sink.outputs["old"]
+    assert (len(short.token_ids), short.stopped, short.preemptions) == (13, False, 0)
+    assert (len(whole.token_ids), whole.stopped, whole.preemptions) == (20, True, 0)
+    rest = chunk_job("rest", request="rnew", prompt=4, generated=short.token_ids, max_tokens=7, known=20)
+    alone = submit_all(simulate(), chunk_job("new", prompt=4, max_tokens=20, known=20)).outputs["new"]
+    assert short.token_ids + submit_all(sim, rest).outputs["rest"].token_ids == alone.token_ids
+
+
+def test_a_chunk_that_alone_is_too_large_ends_early_and_is_answered_at_once(simulate, chunk_job):
+    sim = simulate(kv_blocks=2, block=4)
+    sim.engine._info = msgspec.structs.replace(sim.engine._info, max_model_tokens=64)
+    output = submit_all(sim, chunk_job("a", prompt=4, max_tokens=20, known=20, early=True)).outputs["a"]
+    assert len(output.token_ids) == 5  # eight are computed, and one more is sampled
+
+
+def test_a_chunk_that_ends_early_can_still_be_aborted(simulate, chunk_job):
+    sim = simulate(kv_blocks=8, block=4)
+    jobs = [chunk_job(name, prompt=4, max_tokens=20, known=20, early=True) for name in ("old", "new")]
+    for job in jobs:
+        sim.engine.submit(job)
+    while not sim.engine._batch._ended_early:
+        sim.clock.step()
+    sim.engine.abort("new")
+    assert list(sim.run().outputs) == ["old"]
 
 
 def test_kv_usage_never_exceeds_the_capacity(simulate, chunk_job):

@@ -152,14 +152,18 @@ class NaiveInstance:
         return math.ceil((run.computed + self.gain(run, plan)) / self.block) - run.blocks
 
     def step(self):
-        preempted = False
+        short, early = False, []
         plan = self.draft()
         while sum(self.needed(run, plan) for run in self.running) > len(self.free):
             victim = self.running.pop()
+            decoded = victim.decoding
             self.release(victim)
-            victim.preemptions += 1
-            self.waiting.insert(0, victim)
-            preempted = True
+            if decoded and victim.job.may_end_early:
+                early.append(victim)
+            else:
+                victim.preemptions += 1
+                self.waiting.insert(0, victim)
+            short = True
         budget = self.max_batched
         takes = []
         for run in self.running:
@@ -173,7 +177,7 @@ class NaiveInstance:
         for run, _, gain in takes:
             run.computed += gain
             self.show(run)
-        while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_running:
+        while not short and self.waiting and budget > 0 and len(self.running) < self.max_running:
             run = self.waiting[0]
             blocks = math.ceil(run.tokens / self.block)
             found = self.found(run)
@@ -227,6 +231,7 @@ class NaiveInstance:
                 self.running.remove(run)
                 self.release(run)
                 self.finished.append((run, self.now))
+        self.finished += [(run, self.now) for run in early]
 
     def play(self, arrivals):
         pending = sorted(arrivals, key=lambda arrival: arrival[0])
@@ -250,6 +255,7 @@ requests = st.lists(
         st.integers(0, 60),  # arrival, in odd ticks
         st.booleans(),  # probe
         st.integers(0, 3),  # finished siblings
+        st.booleans(),  # may end early
     ),
     min_size=1,
     max_size=9,
@@ -266,8 +272,9 @@ requests = st.lists(
     st.none() | st.tuples(*[st.integers(0, 5)] * 3),
     st.sampled_from([ACCEPTANCE, MODEL_ACCEPTANCE]),
 )
-@example([(4, 0, 40, 0, 0, False, 0)] * 4, 80, 4, 6, 100, None, ACCEPTANCE)
-@example([(4, 0, 40, 0, 0, n == 1, n) for n in range(4)], 80, 1, 6, 100, (2, 1, 3), ACCEPTANCE)
+@example([(4, 0, 40, 0, 0, False, 0, True)] * 4, 80, 4, 6, 100, None, ACCEPTANCE)
+@example([(4, 0, 40, 0, 0, False, 0, False)] * 4, 80, 4, 6, 100, None, ACCEPTANCE)
+@example([(4, 0, 40, 0, 0, n == 1, n, n > 1) for n in range(4)], 80, 1, 6, 100, (2, 1, 3), ACCEPTANCE)
 def test_times_order_and_counts_equal_those_of_single_steps(
     simulate,
     chunk_job,
@@ -282,7 +289,7 @@ def test_times_order_and_counts_equal_those_of_single_steps(
 ):
     kv_blocks = math.ceil(kv_tokens / block)
     arrivals = []
-    for number, (prompt, generated, new, group, ticks, probe, siblings) in enumerate(requests):
+    for number, (prompt, generated, new, group, ticks, probe, siblings, early) in enumerate(requests):
         job = chunk_job(
             str(number),
             # siblings have one prompt
@@ -293,6 +300,7 @@ def test_times_order_and_counts_equal_those_of_single_steps(
             group=f"g{group}" if prompt > 6 else f"alone{number}",
             probe=probe,
             siblings=siblings,
+            early=early,
         )
         arrivals.append((ticks * 0.0317293, job))
 
@@ -322,6 +330,8 @@ def test_times_order_and_counts_equal_those_of_single_steps(
         assert when_s == pytest.approx(naive_s, rel=1e-9)
         assert (output.cached_tokens, output.computed_tokens) == (run.cached, run.work)
         assert (output.preemptions, output.steps) == (run.preemptions, run.steps)
+        assert len(output.token_ids) == run.tokens - len(run.job.token_ids)
+        assert output.stopped == (run.tokens == run.job.known_tokens + run.job.prompt_tokens)
         assert sum(output.drafted_at) == run.drafted
         assert sum(output.accepted_at) == len(output.token_ids) - output.steps
 

@@ -45,7 +45,8 @@ class Loads(KVConnectorMetadata):
 class StoreConnector(KVConnectorBase_V1):
     """Loads what the store has of a request when it is let in; saves full blocks when its chunk ends.
 
-    Requests carry ``group``, ``prompt_tokens`` and ``last`` in ``extra_args``; one without is left alone.
+    Requests carry ``group``, ``prompt_tokens`` and ``last`` in ``extra_args``; one without is left alone.  A
+    response goes on behind a chunk that ended early, though it was to be the last.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class StoreConnector(KVConnectorBase_V1):
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
         keys, prompt_blocks = self._keys(request), job["prompt_tokens"] // self.block_tokens
         written = self.requests.beyond_prompt(job["group"], keys, prompt_blocks)
-        if capped and not job["last"]:
+        last = job["last"] and request.num_output_tokens == request.max_tokens
+        if capped and not last:
             self._save(request, block_ids)
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
             self.requests.drop(written)

@@ -232,6 +232,7 @@ class VllmCore:
             ),
             shares_prompts=config.cache_config.enable_prefix_caching,
             kv_kind="vllm",
+            ends_early=True,
         )
 
     def _ended(self, result: RequestOutput) -> EndedChunk:
@@ -318,6 +319,7 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
             "group": job.group_id,
             "prompt_tokens": job.prompt_tokens,
             "last": job.last,
+            "may_end_early": job.may_end_early,
         },
     )
     if script is not None:

@@ -71,7 +71,13 @@ IMPORTED = (
     Name(_DRAFTS, "logits_indices", VERIFIED),
     Name(_SCHEDULER, "schedule", ACCOUNT, ("self", "throttle_prefills")),
     Name(_SCHEDULER, "update_from_output", ACCOUNT, ("self", "scheduler_output", "model_runner_output")),
-    Name(_SCHEDULER, "_preempt_request", "KV of preempted requests is not pooled", ("self", "request")),
+    Name(
+        _SCHEDULER,
+        "_preempt_request",
+        "no chunk ends early, and KV of preempted requests is not pooled",
+        ("self", "request"),
+    ),
+    Name(_SCHEDULER, "_free_request", "no chunk ends early", ("self", "request")),
     Name("vllm.v1.metrics.stats:PrefillStats", "num_external_cached_tokens", ACCOUNT),
     Name(
         "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1",

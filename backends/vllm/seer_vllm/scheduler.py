@@ -1,4 +1,4 @@
-"""vLLM's scheduler, with an account of the work behind each request.
+"""vLLM's scheduler, with an account of the work behind each request, and chunks that end early.
 
 vLLM counts preemptions and drafts per engine, and computed tokens not at all.  Named in ``scheduler_cls``.
 """
@@ -12,9 +12,9 @@ import numpy as np
 from seer_worker.process.account import RequestStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from seer_vllm.connector import StoreConnector
 
@@ -29,11 +29,16 @@ class RequestAccount(RequestStats):
 
 
 class AccountingScheduler(Scheduler):
-    """Keeps an account of every request until ``settle`` is called for it."""
+    """Keeps an account of every request until ``settle`` is called for it.
+
+    Where KV runs short, a request that ``may_end_early`` and has a token ends with what it has; others are
+    preempted.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._accounts: dict[str, RequestAccount] = {}
+        self._ended_early: list[Request] = []
         self.scheduled: tuple[int, int] = (0, 0)
         """Requests and positions of the last step planned."""
         if self.num_spec_tokens and self.dynamic_sd_lookup is None:
@@ -59,7 +64,14 @@ class AccountingScheduler(Scheduler):
         return output
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Preempt a request, whose KV goes to the pool first."""
+        """End a request early, if it may and has a token, or preempt it; its KV goes to the pool."""
+        params = request.sampling_params
+        extra = (params.extra_args if params else None) or {}
+        if extra.get("may_end_early") and request.num_output_tokens:
+            request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            self._free_request(request)
+            self._ended_early.append(request)
+            return
         if isinstance(self.connector, StoreConnector):
             self.connector.request_preempted(request)
         super()._preempt_request(request, *args, **kwargs)
@@ -81,6 +93,11 @@ class AccountingScheduler(Scheduler):
             kept = account.request.output_token_ids[before:]
             if kept:
                 account.verified(drafts, kept)
+        for request in self._ended_early:
+            answers = outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs
+            reason = request.get_finished_reason()
+            answers.append(EngineCoreOutput(request.request_id, new_token_ids=[], finish_reason=reason))
+        self._ended_early.clear()
         return outputs
 
     def settle(self, request_id: str) -> RequestAccount:

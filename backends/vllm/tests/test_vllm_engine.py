@@ -171,6 +171,12 @@ def test_preemptions_change_no_token_and_are_accounted_for(tight, roomy, prompts
         assert (output.computed_tokens > once) == (output.preemptions > 0)
 
 
+def test_chunks_end_early_where_they_may_and_none_is_preempted(tight, roomy, prompts):
+    responses, ended_early = tight.ended_early(prompts(10), PLAIN, 300)
+    assert responses == roomy.whole(prompts(10), PLAIN, 300)
+    assert ended_early > 0
+
+
 def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts):
     fresh = start(models[1])
     expected = fresh.whole(prompts(4), PLAIN, 100)

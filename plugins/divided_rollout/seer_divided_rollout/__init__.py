@@ -1,4 +1,4 @@
-"""Divided rollout: requests run in chunks, each placed where its KV fits whole."""
+"""Divided rollout: requests run in chunks, each placed where there is KV for it."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from seer_core.plugins.config_types import NotNegative, Share
 from seer_core.plugins.hookspecs import Startup, hookimpl
-from seer_divided_rollout.placer import KvAware
+from seer_divided_rollout.placer import RESERVED_SHARE, KvAware
 from seer_divided_rollout.splitter import AffordableChunks, Chunks
 
 __all__ = ["AffordableChunks", "Chunks", "KvAware", "Settings"]
@@ -30,6 +30,10 @@ class Settings(Struct, frozen=True):
     growth_headroom: NotNegative = 0.75
     """Another instance takes a request only if this many chunks stay free there for each request in flight.
     """
+    reserved_share: Annotated[float, Meta(gt=0, le=1)] = RESERVED_SHARE
+    """The part of each chunk for which KV is reserved, on engines that end a chunk early where KV runs short.
+    Other engines would preempt, so whole chunks are reserved there, as everywhere with 1.
+    """
 
 
 @hookimpl
@@ -42,4 +46,4 @@ def seer_make_splitter(settings: Settings, startup: Startup) -> Chunks | Afforda
 @hookimpl
 def seer_make_placer(settings: Settings, startup: Startup) -> KvAware:
     """Place chunks by free KV."""
-    return KvAware(settings.stay_kv_fraction, settings.growth_headroom)
+    return KvAware(settings.stay_kv_fraction, settings.growth_headroom, settings.reserved_share)

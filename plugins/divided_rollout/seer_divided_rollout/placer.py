@@ -1,10 +1,11 @@
-"""The placer: a chunk goes where it fits whole, so that no engine ever has to preempt."""
+"""The placer: a chunk goes where there is KV for it, so that no engine ever has to preempt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import ceil
 
 from seer_core.model import InstanceStatus, Request
 from seer_core.ports.policy import Placement, Placer
@@ -24,9 +25,21 @@ With 0 every fourth prompt of half the context is a copy, with 2 every eighth; m
 (``docs/results/answered.md``).
 """
 
+RESERVED_SHARE = 0.5
+"""Part of a chunk that is reserved: a chunk in flight may be anywhere between its begin and its end, so on
+average half of it is in use.
+
+Where the uses of n chunks are independent, what they use differs from that by sqrt(n / 12) chunks (the
+standard deviation of a uniform distribution is 1 / sqrt(12)).  A margin of three times as much gained nothing
+(``docs/explain/divided-rollout.md``): a chunk that ends early costs no more than any chunk's end.
+"""
+
 
 class KvAware(Placer):
     """Chooses the instance with the most free KV, or the request's own while loads are close.
+
+    A chunk is let in where ``reserved_share`` of it fits, if the instance ends chunks early where KV runs
+    short all the same.  Elsewhere it has to fit whole.
 
     A request whose KV is not there is let in only if, for each request in flight there,
     ``growth_headroom`` chunks like its own stay free: an instance filled to the brim has no room for
@@ -47,9 +60,12 @@ class KvAware(Placer):
     O(log n) over n instances of a domain.
     """
 
-    def __init__(self, stay_kv_fraction: float, growth_headroom: float = 0.0) -> None:
+    def __init__(
+        self, stay_kv_fraction: float, growth_headroom: float = 0.0, reserved_share: float = RESERVED_SHARE
+    ) -> None:
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
+        self.reserved_share = reserved_share
         self._instances: dict[int, InstanceStatus] = {}
         self._by_id: dict[str, InstanceStatus] = {}
         self._keys: dict[int, Key | None] = {}
@@ -105,7 +121,19 @@ class KvAware(Placer):
             return None
         self._choices += 1
         self._chosen[best.seq] = self._choices
-        return Placement(best, "only" if len(self._instances) == 1 else why)
+        return Placement(
+            best, "only" if len(self._instances) == 1 else why, self._reserved(best, chunk_tokens)
+        )
+
+    def _reserved(self, instance: InstanceStatus, chunk_tokens: int) -> int | None:
+        """Return for how many of a chunk's tokens KV is reserved there, or None if it is for all of them."""
+        if self.reserved_share == 1 or not instance.info.ends_early:
+            return None
+        return ceil(self.reserved_share * chunk_tokens)
+
+    def _footprint(self, instance: InstanceStatus, request: Request, chunk_tokens: int) -> int:
+        """Return the KV tokens that such a chunk adds to what is reserved there."""
+        return instance.footprint(request, self._reserved(instance, chunk_tokens) or chunk_tokens)
 
     def _joined(
         self, home: InstanceStatus | None, emptiest: InstanceStatus, request: Request, chunk_tokens: int
@@ -139,8 +167,8 @@ class KvAware(Placer):
     def _admits(
         self, instance: InstanceStatus, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> bool:
-        """Return whether a chunk fits there whole, and leaves free what a move or a copy has to."""
-        free = instance.free_kv_tokens - instance.footprint(request, chunk_tokens)
+        """Return whether a chunk fits there, and leaves free what a move or a copy has to."""
+        free = instance.free_kv_tokens - self._footprint(instance, request, chunk_tokens)
         if instance is home or free < 0:
             return free >= 0
         group = request.group
@@ -153,7 +181,7 @@ class KvAware(Placer):
         """Return why a request leaves its home for the best other instance, or that it does not."""
         if home is None:
             return "new" if request.instance is None else "lost"
-        if home.free_slots <= 0 or home.footprint(request, chunk_tokens) > home.free_kv_tokens:
+        if home.free_slots <= 0 or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens:
             return "full"
         apart = self._room(best, request) - self._room(home, request)
         return HOME if apart <= self._near(best, home) else "apart"

@@ -37,3 +37,18 @@ def test_nothing_is_preempted_where_whole_requests_are(simulation):
     assert plain.preemptions > 0
     assert found.preemptions == 0
     assert found.tokens == plain.tokens
+
+
+def test_what_is_reserved_changes_times_and_no_token(simulation):
+    groups = [(400, 380, 390, 410)] * 4
+    tight = {"kv_capacity_tokens": 1024, "instances": 2}
+
+    def run(share):
+        chunks = {"chunk_tokens": 256, "reserved_share": share}
+        return simulation.run(["divided_rollout"], groups, settings={"divided_rollout": chunks}, **tight)
+
+    whole, quarter = run(1.0), run(0.25)
+    assert quarter.preemptions == whole.preemptions == 0
+    assert quarter.tokens == whole.tokens
+    assert quarter.summary.chunks > whole.summary.chunks, "none ended early"
+    assert quarter.summary.total_time_s < whole.summary.total_time_s

@@ -110,7 +110,7 @@ class Pool:
         self.seen = 0
         self.requests = 0
 
-    def start(self, name, kv=256, block=1, slots=8, kind="", reach=""):
+    def start(self, name, kv=256, block=1, slots=8, kind="", reach="", ends_early=False):
         info = InstanceInfo(
             name,
             kv,
@@ -122,6 +122,7 @@ class Pool:
             shares_prompts=self.shares_prompts,
             kv_kind=kind,
             kv_reach=reach,
+            ends_early=ends_early,
         )
         instance = InstanceStatus(info, self.seen)
         self.seen += 1
@@ -495,3 +496,23 @@ def test_the_hook_passes_its_settings_on():
 def test_settings_out_of_range_are_rejected(table):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(table, Settings)
+
+
+def test_half_of_a_chunk_is_reserved_where_chunks_end_early_and_all_of_it_elsewhere(pool):
+    a = pool.start("a", kv=10 + CHUNK // 2, ends_early=True)
+    b = pool.start("b", kv=10 + CHUNK // 2)
+    choice = pool.placer.place(pool.request(), CHUNK, pool.instances)
+    assert (choice.instance, choice.reserved_tokens) == (a, CHUNK // 2)
+    pool.load(a, 1, a.info.kv_capacity_tokens)
+    assert pool.placer.place(pool.request(), CHUNK, pool.instances) is None
+    choice = pool.placer.place(pool.request(), CHUNK // 2, pool.instances)
+    assert (choice.instance, choice.reserved_tokens) == (b, None)
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens", "reserved"), [(0.5, 1, 1), (0.5, 7, 4), (0.1, 64, 7), (1.0, 64, None)]
+)
+def test_a_chunk_has_a_reserved_token_at_least(share, tokens, reserved):
+    pool = Pool(KvAware(0.25, 0.0, share))
+    pool.start("a", ends_early=True)
+    assert pool.placer.place(pool.request(), tokens, pool.instances).reserved_tokens == reserved
