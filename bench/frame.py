@@ -43,6 +43,7 @@ CASES = (
     "cluster_faults",
     "driver_scale",
     "pays",
+    "rivals",
     "paper_fit",
     "paper_sensitivity",
 )

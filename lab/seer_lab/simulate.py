@@ -25,7 +25,7 @@ from seer_core.ports.engine import EngineFleet
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE
-from seer_lab.lengths import GroupLengths, TrueLengths
+from seer_lab.lengths import GroupLengths, TrueLengths, last_epoch
 from seer_lab.paced import ENGINE, SCHEDULERS, paced, paced_fleet
 from seer_lab.policies import PolicySet
 from seer_lab.shares import Shares, kv_by_tenths, shares_of
@@ -141,7 +141,7 @@ def simulate(
             n=len(group.output_tokens),
             max_tokens=group.max_tokens,
             seed=number,
-            known_lengths=group.output_tokens if policy.has_lengths else None,
+            known_lengths=_known_lengths(group, policy, seed),
         )
         for number, group in enumerate(groups)
     ]
@@ -174,6 +174,13 @@ def simulate(
         shares=shares_of(accounts, started_s, summary.total_time_s) if accounts else None,
         kv_by_tenths=kv_by_tenths(accounts, started_s, summary.total_time_s) if accounts else [],
     )
+
+
+def _known_lengths(group: GroupLengths, policy: PolicySet, seed: int) -> tuple[int, ...] | None:
+    """Return the lengths that a policy gets with a prompt."""
+    if policy.has_history:
+        return last_epoch(group, seed)
+    return group.output_tokens if policy.has_lengths else None
 
 
 def _keep_accounts(fleet: EngineFleet) -> list[list[StepAccount]]:
