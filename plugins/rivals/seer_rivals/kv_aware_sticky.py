@@ -43,8 +43,9 @@ class KvAwareSticky(Placer):
         """Return the instance with the prefix, or else the least used."""
         siblings = request.group.in_flight
         home = next((each for each in instances if each.id == request.instance), None)
-        if home is None and siblings:
-            home = max(instances, key=lambda each: (siblings.get(each.id, 0), -each.seq))
+        if home is None:
+            with_prompt = [each for each in instances if each.id in siblings]
+            home = max(with_prompt, key=lambda each: (siblings[each.id], -each.seq), default=None)
         if home is not None and not self._is_full(home):
             return home
         return min(instances, key=lambda each: (each.reported_kv_usage, each.running, each.seq))

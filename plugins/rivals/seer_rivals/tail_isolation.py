@@ -1,8 +1,8 @@
 """Tail isolation: the longest responses apart on instances with few requests, the rest packed on the others.
 
-After TailSieve (Alibaba Qwen, 2026): the rollout is over earliest if its extreme tail decodes at a small batch
-from the start.  There whole responses are bound to instances, and candidates come from the last round; here
-chunks move, and the candidates are chosen anew whenever one of them is over.
+After TailSieve (Alibaba Qwen, 2026): the rollout is over earliest if its extreme tail decodes at a small
+batch from the start.  There whole responses are bound to instances, and candidates come from the last round;
+here chunks move, and the candidates are chosen anew whenever one of them is over.
 """
 
 from __future__ import annotations
