@@ -45,6 +45,7 @@ CASES = (
     "paced_cluster",
     "pays",
     "floor",
+    "rivals",
     "paper_fit",
     "paper_sensitivity",
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import ceil
 from typing import Any
 
@@ -32,6 +32,7 @@ from seer_core.errors import SeerError
 from seer_core.plugins.config import structure
 from seer_lab.lengths import GroupLengths
 from seer_lab.policies import PolicySet
+from seer_lab.shares import Shares
 from seer_lab.workloads import Workload
 
 __all__ = ["Bound", "Machine", "bounds_of", "lower_bound"]
@@ -41,8 +42,10 @@ POSITION_BINS, KV_BINS = 24, 8
 """Bins of a step's positions and of the KV in use, by powers; with drafts there are fewer."""
 POSITION_BINS_OF_DRAFTS, KV_BINS_OF_DRAFTS = 10, 5
 LEAST_KV_SHARE = 0.05
-DRAFT_TOKENS = (0, 1, 2, 4, 8)
-"""Lengths of drafts that the program may choose."""
+DRAFT_TOKENS = range(9)
+"""Lengths of drafts that the program may choose, beside the longest that the table has."""
+LESS_WORK = 1e-6
+"""Weight of instances' time beside the makespan: of the schedules that take as long, the least busy one."""
 CLASSES, SEGMENTS = 20, 6
 """Classes of responses by length, and parts of a response; with drafts, for each row of acceptance."""
 CLASSES_OF_ROW, SEGMENTS_OF_DRAFTS = 4, 3
@@ -68,6 +71,10 @@ class Bound(msgspec.Struct, frozen=True):
     """No schedule of the workload takes less."""
     longest_s: float
     """The longest response alone, at its fastest, which is part of the bound."""
+    shares: Shares
+    """Of all instances' time, in the schedule that takes so long with the least work."""
+    drafts: bool
+    """Whether it drafts."""
 
 
 class _Class(msgspec.Struct, frozen=True):
@@ -100,19 +107,19 @@ def lower_bound(groups: Sequence[GroupLengths], machine: Machine, drafts: Drafts
     Raises:
         SeerError: the solver finds no solution; report it with the command.
     """
-    return _Program(groups, machine, drafts).solve()
+    return _Program(groups, machine, None if drafts is None else _at_best(drafts)).solve()
 
 
 def bounds_of(
     workload: Workload, policies: Sequence[PolicySet], seeds: Iterable[int], overrides: Sequence[str] = ()
-) -> dict[tuple[str, int], float]:
-    """Return the least time by policy and seed: with drafts for a policy that drafts from siblings.
+) -> dict[tuple[str, int], Bound]:
+    """Return the bound by policy and seed: with drafts for a policy that drafts from siblings.
 
     There is none for policies with other drafts, and for those that put responses off.
     """
     found = {}
     for seed in seeds:
-        known: dict[tuple[Machine, bool], float] = {}
+        bounds: dict[tuple[Machine, bool], Bound] = {}
         for policy in policies:
             has_drafts = GROUPED in policy.plugins
             if policy.over_issue > 1 or (not has_drafts and VANILLA in policy.plugins):
@@ -126,11 +133,27 @@ def bounds_of(
                 settings.max_running,
             )
             key = machine, has_drafts
-            if key not in known:
+            if key not in bounds:
                 drafts = settings.acceptance if has_drafts else None
-                known[key] = lower_bound(workload.groups(seed), machine, drafts).total_time_s
-            found[policy.name, seed] = known[key]
+                bounds[key] = lower_bound(workload.groups(seed), machine, drafts)
+            found[policy.name, seed] = bounds[key]
     return found
+
+
+def _at_best(drafts: Drafts) -> Drafts:
+    """Return drafts whose rows are as good as every row before them, of which a response has each in turn."""
+    rates: list[tuple[float, ...]] = []
+    verified: list[tuple[float, ...]] = []
+    best: tuple[float, ...] = ()
+    least: tuple[float, ...] = ()
+    for number, row in enumerate(drafts.table()):
+        best = tuple(max(pair) for pair in zip_longest(best, row, fillvalue=0.0))
+        rates.append(best)
+        if drafts.verified is not None:
+            shares = drafts.verified[number]
+            least = tuple(min(pair) for pair in zip(least, shares, strict=False)) if number else shares
+            verified.append(tuple(max(pair) for pair in zip_longest(best, least, fillvalue=0.0)))
+    return msgspec.structs.replace(drafts, rates=tuple(rates), verified=tuple(verified) or None)
 
 
 def _classes(groups: Sequence[GroupLengths], drafts: Drafts | None) -> list[_Class]:
@@ -192,8 +215,14 @@ class _Program:
         self._prompt = sum(group.prompt_tokens * len(group.output_tokens) for group in groups) / responses
         # A prompt is held once for all siblings that run together.
         self._held = sum(group.prompt_tokens for group in groups) / responses
-        lengths = DRAFT_TOKENS if drafts is None else range(len(drafts.table()[0]) + 1)
-        self._lengths = [tokens for tokens in DRAFT_TOKENS if tokens in lengths]
+        longest = 0 if drafts is None else len(drafts.table()[-1])
+        self._lengths = sorted({*(tokens for tokens in DRAFT_TOKENS if tokens < longest), longest})
+        # The least that drafting adds to a step that drafts.
+        self._fixed_drafting_s = 0.0
+        if drafts is not None:
+            self._fixed_drafting_s = drafts.step_s * (
+                1 - max(drafts.bare(each.row) for each in self._classes)
+            )
         self._bins = list(self._make_bins())
         self._pairs = [
             (index, tokens)
@@ -203,6 +232,7 @@ class _Program:
         self._segments = SEGMENTS if drafts is None else SEGMENTS_OF_DRAFTS
         self._parts = [(each, segment) for each in self._classes for segment in range(self._segments)]
         self._at_most, self._equal = _Matrix(), _Matrix()
+        self._work: list[Term] = []
 
     def solve(self) -> Bound:
         """Return the least time, with that of the longest response alone."""
@@ -213,6 +243,8 @@ class _Program:
         variables = self._time + 1
         cost = np.zeros(variables)
         cost[self._time] = 1.0
+        for column, seconds in self._work:
+            cost[column] += LESS_WORK * seconds / self._machine.instances
 
         def matrix(rows: _Matrix) -> Any:
             shape = (len(rows.right), variables)
@@ -229,7 +261,11 @@ class _Program:
         if found.status != 0:
             raise SeerError(f"the solver found no bound: {found.message}")
         longest_s = self._longest_s()
-        return Bound(max(float(found.x[self._time]), longest_s), longest_s)
+        total_s = max(float(found.x[self._time]), longest_s)
+        shares = self._shares(found.x.tolist(), total_s)
+        # With the weight on work, the time is that much above the least at most.
+        least_s = max(total_s / (1 + LESS_WORK), longest_s)
+        return Bound(least_s, longest_s, shares, self._drafts is not None)
 
     @property
     def _time(self) -> int:
@@ -239,7 +275,7 @@ class _Program:
         """Write the constraints."""
         bins, machine, segments = self._bins, self._machine, self._segments
         token_s = self._cost.attention_s(1)
-        spent: list[Term] = [(self._time, -float(machine.instances))]
+        spent = self._work
         positions: list[list[Term]] = [[] for _ in bins]
         requests: list[list[Term]] = [[] for _ in bins]
         least_kv: list[list[Term]] = [[] for _ in bins]
@@ -282,10 +318,42 @@ class _Program:
             add([*least_kv[index], (kv, -1.0)])
             add([*_negative(most_kv[index]), (kv, 1.0)])
         add([*all_kv, *((len(bins) + index, -1.0) for index in range(len(bins)))])
-        add(spent)
+        add([(self._time, -float(machine.instances)), *spent])
         for number, path in paths.items():
             if self._drafts is None or self._classes[number].is_last:
                 add(path)
+
+    def _shares(self, found: Sequence[float], total_s: float) -> Shares:
+        """Return what the steps that the program chose are spent on."""
+        cost, bins = self._cost, self._bins
+        positions = [0.0] * len(bins)
+        requests_s = drafts_s = 0.0
+        for part, (each, _) in enumerate(self._parts):
+            for pair, (index, drafted) in enumerate(self._pairs):
+                steps = each.count * max(0.0, found[2 * len(bins) + part * len(self._pairs) + pair])
+                positions[index] += steps * self._drafted(each.row, drafted)[0]
+                requests_s += steps * cost.request_s
+                drafts_s += steps * self._drafting_s(drafted)
+        floor_s = 0.0
+        for limits, steps, computed in zip(bins, found, positions, strict=False):
+            if steps > 0:
+                fixed_s, slope = self._line(limits)
+                drafting_s = steps * self._fixed_drafting_s if limits.drafts else 0.0
+                line_s = steps * fixed_s - drafting_s + slope * computed
+                least_s = min(line_s, steps * (cost.overhead_s + cost.weights_s(computed / steps)))
+                floor_s += least_s
+                requests_s += line_s - least_s
+                drafts_s += drafting_s
+        work_s = sum(found[column] * seconds for column, seconds in self._work)
+        all_s = total_s * self._machine.instances
+        return Shares(
+            floor=floor_s / all_s,
+            attention=(work_s - floor_s - requests_s - drafts_s) / all_s,
+            requests=requests_s / all_s,
+            prefill=0.0,
+            drafts=drafts_s / all_s,
+            idle=max(0.0, 1 - work_s / all_s),
+        )
 
     def _make_bins(self) -> Iterator[_Bin]:
         """Yield bins that cover all steps; positions are divided where layers turn from memory to FLOPs."""
@@ -319,14 +387,6 @@ class _Program:
             for positions in range(each.least, each.most + 1)
         )
         return height + (self._fixed_drafting_s if each.drafts else 0.0), slope
-
-    @property
-    def _fixed_drafting_s(self) -> float:
-        """Return the least that drafting adds to a step that drafts."""
-        drafts = self._drafts
-        if drafts is None:
-            return 0.0
-        return drafts.step_s * (1 - max(drafts.bare(each.row) for each in self._classes))
 
     def _drafting_s(self, drafted: int) -> float:
         return self._drafts.request_s if self._drafts is not None and drafted else 0.0

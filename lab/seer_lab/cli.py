@@ -29,7 +29,7 @@ from seer_lab.options import (
     workload_options,
 )
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
-from seer_lab.table import rows_of, table_of, to_json
+from seer_lab.table import rows_of, share_rows, share_table, table_of, to_json
 from seer_lab.workloads import WORKLOADS, Workload, context_tokens
 
 __all__ = ["sim_command"]
@@ -65,7 +65,8 @@ LEAST_MET = 0.97
     "--bound",
     "bounded",
     is_flag=True,
-    help="Compare each policy with the least time that any could take; some seconds for each seed.",
+    help="Compare each policy with the least time that any could take, and show what instances spend their"
+    " time on; some seconds for each seed.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per policy.")
 def sim_command(
@@ -107,7 +108,7 @@ def sim_command(
         for policy in chosen:
             title = policy.name if repeat == 1 else f"{policy.name} ({number + 1}/{repeat})"
             with Display(title) as display:
-                runs.append(simulate(load, policy, seed + number, overrides, display, engine))
+                runs.append(simulate(load, policy, seed + number, overrides, display, engine, shares=bounded))
     bounds = bounds_of(load, chosen, range(seed, seed + repeat), overrides) if bounded else {}
     rows = rows_of(runs, bounds)
     if json_file is not None:
@@ -132,6 +133,9 @@ def sim_command(
             "over bound: total time over the least that any schedule takes (docs/explain/bound.md)",
             soft_wrap=True,
         )
+        if shares := share_rows(rows):
+            console.print(share_table(shares))
+            console.print("shares of all instances' time, idle time included")
     is_assumed = (
         workload not in WORKLOADS
         and size["pressure"] is None

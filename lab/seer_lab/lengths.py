@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, log, sqrt
+from random import Random
 from statistics import NormalDist
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from seer_sim.lengths import Lengths, Sigma, normal_of
 from seer_core.plugins.config_types import MOST, Share
 from seer_core.ports.engine import ChunkJob
 
-__all__ = ["DrawnLengths", "GroupLengths", "TrueLengths"]
+__all__ = ["DrawnLengths", "GroupLengths", "TrueLengths", "last_epoch"]
 
 _NORMAL = NormalDist()
 
@@ -25,6 +26,14 @@ class GroupLengths(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: tuple[int, ...]
     max_tokens: int
+
+
+def last_epoch(group: GroupLengths, seed: int) -> tuple[int, ...]:
+    """Return lengths that a group's responses may have had in the last epoch: its own, drawn with repeats.
+
+    So no policy has changed the model in between; what such lengths are worth is an upper limit.
+    """
+    return tuple(Random(f"{seed} {group.id}").choices(group.output_tokens, k=len(group.output_tokens)))
 
 
 class TrueLengths(Lengths, frozen=True):

@@ -42,8 +42,10 @@ SAID_TWICE = (
 )
 """Options, and the key of a config that each sets."""
 
+NAME_WIDTH = max(map(len, POLICIES)) + 2
+
 POLICY_HELP = "\b\nPolicies:\n" + "\n".join(
-    f"  {policy.name:<20}{policy.about}" for policy in POLICIES.values()
+    f"  {policy.name:<{NAME_WIDTH}}{policy.about}" for policy in POLICIES.values()
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -16,7 +16,8 @@ __all__ = ["POLICIES", "PolicySet", "parse_policy"]
 class PolicySet(msgspec.Struct, frozen=True):
     """A name, the plug-ins enabled, and what else sets it apart.
 
-    ``has_lengths``: it receives each response's true length, which no real run has.  ``shares_kv``:
+    ``has_lengths``: it receives each response's true length, which no real run has.  ``has_history``: it
+    receives lengths of earlier responses to the same prompts (``last_epoch``).  ``shares_kv``:
     instances share a KV pool.  ``over_issue``: so many times the iteration's groups are started, and the
     rest is put off once as many as the iteration has are over; then the rollout is not strictly
     synchronous.  ``overrides`` are KEY=VALUE of a config that count for this policy alone.
@@ -26,6 +27,7 @@ class PolicySet(msgspec.Struct, frozen=True):
     plugins: tuple[str, ...]
     about: str = ""
     has_lengths: bool = False
+    has_history: bool = False
     shares_kv: bool = True
     over_issue: int = 1
     overrides: tuple[str, ...] = ()
@@ -51,8 +53,8 @@ POLICIES: Mapping[str, PolicySet] = {
             "streamrl-oracle",
             ("streamrl_oracle",),
             "whole groups in buckets by true length",
-            True,
-            False,
+            has_lengths=True,
+            shares_kv=False,
         ),
         PolicySet(
             "streamrl-oracle+sd",
@@ -79,6 +81,33 @@ POLICIES: Mapping[str, PolicySet] = {
             ("group_round_robin", "grouped_spec"),
             "veRL with drafts from the group",
             shares_kv=False,
+        ),
+        PolicySet(
+            "kv-aware-sticky",
+            ("kv_aware_sticky",),
+            "whole responses where their prompt is, else least KV",
+            shares_kv=False,
+        ),
+        PolicySet("posterior", ("divided_rollout", "length_posterior"), "chunks, longest plausible first"),
+        PolicySet(
+            "history",
+            ("divided_rollout", "history"),
+            "chunks, longest first by the last epoch's lengths",
+            has_history=True,
+        ),
+        PolicySet(
+            "tail-isolation",
+            ("divided_rollout", "tail_isolation"),
+            "chunks, the tail apart by true lengths",
+            has_lengths=True,
+            overrides=("seer.slots.placer=tail_isolation",),
+        ),
+        PolicySet(
+            "tail-isolation-history",
+            ("divided_rollout", "tail_isolation"),
+            "chunks, the tail apart by the last epoch's lengths",
+            has_history=True,
+            overrides=("seer.slots.placer=tail_isolation", "plugin.tail_isolation.known=groups"),
         ),
     )
 }

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import attrs
 import msgspec
+from seer_sim.account import StepAccount
+from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
 
 from seer_core.model import Completion, PromptGroup
@@ -23,9 +25,10 @@ from seer_core.ports.engine import EngineFleet
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE
-from seer_lab.lengths import GroupLengths, TrueLengths
+from seer_lab.lengths import GroupLengths, TrueLengths, last_epoch
 from seer_lab.paced import ENGINE, SCHEDULERS, paced, paced_fleet
 from seer_lab.policies import PolicySet
+from seer_lab.shares import Shares, kv_by_tenths, shares_of
 from seer_lab.texts import RecordedText
 from seer_lab.timeline import InstanceTimeline, Timeline
 from seer_lab.workloads import Workload
@@ -54,7 +57,8 @@ class SimulatedIteration(msgspec.Struct, frozen=True):
     the mean part of their KV in use.  ``deferred_requests`` were started and put off, with
     ``deferred_tokens`` generated; the summary does not count them.  ``wall_s`` is real time.
     On the ``engine`` "paced" times are those of vLLM's own scheduler on an emulated accelerator, and on
-    "paced-sglang" of SGLang's.
+    "paced-sglang" of SGLang's.  ``shares`` and ``kv_by_tenths``, of ten tenths of the time, are there if they
+    were asked for, on simulated engines.
     """
 
     workload: str
@@ -71,6 +75,8 @@ class SimulatedIteration(msgspec.Struct, frozen=True):
     draft_acceptance_length: float
     wall_s: float
     engine: str = "sim"
+    shares: Shares | None = None
+    kv_by_tenths: list[float] = []
 
     @property
     def throughput_tokens_per_s(self) -> float:
@@ -104,11 +110,14 @@ def simulate(
     overrides: Sequence[str] = (),
     observer: Observer | None = None,
     engine: str = "sim",
+    *,
+    shares: bool = False,
 ) -> SimulatedIteration:
     """Roll out one iteration of ``workload`` under ``policy``; equal arguments give equal results.
 
     ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event,
-    ``engine`` is one of ``ENGINES``.  Call it where no event loop runs.
+    ``engine`` is one of ``ENGINES``.  With ``shares`` simulated engines keep account of their time.  Call it
+    where no event loop runs.
 
     Raises:
         ConfigError, PluginError, PromptError, StalledError: as a run with such a config.
@@ -132,10 +141,11 @@ def simulate(
             n=len(group.output_tokens),
             max_tokens=group.max_tokens,
             seed=number,
-            known_lengths=group.output_tokens if policy.has_lengths else None,
+            known_lengths=_known_lengths(group, policy, seed),
         )
         for number, group in enumerate(groups)
     ]
+    accounts = _keep_accounts(assembly.fleet) if shares else []
     began_s = time.monotonic()
     with nullcontext() if engine in SCHEDULERS else _no_collections():
         kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
@@ -161,7 +171,26 @@ def simulate(
         draft_acceptance_length=_draft_acceptance_length(kept),
         wall_s=time.monotonic() - began_s,
         engine=engine,
+        shares=shares_of(accounts, started_s, summary.total_time_s) if accounts else None,
+        kv_by_tenths=kv_by_tenths(accounts, started_s, summary.total_time_s) if accounts else [],
     )
+
+
+def _known_lengths(group: GroupLengths, policy: PolicySet, seed: int) -> tuple[int, ...] | None:
+    """Return the lengths that a policy gets with a prompt."""
+    if policy.has_history:
+        return last_epoch(group, seed)
+    return group.output_tokens if policy.has_lengths else None
+
+
+def _keep_accounts(fleet: EngineFleet) -> list[list[StepAccount]]:
+    """Have each simulated instance keep account of its steps, and return where."""
+    accounts: list[list[StepAccount]] = []
+    for engine in fleet.engines:
+        if isinstance(engine, SimEngine):
+            engine.account = []
+            accounts.append(engine.account)
+    return accounts
 
 
 def _later_groups(workload: Workload, policy: PolicySet, seed: int) -> list[GroupLengths]:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
 from rich.table import Table
 from seer_cli.stats import Stats, ratios, spread
 
+from seer_lab.bound import Bound
+from seer_lab.shares import Shares
 from seer_lab.simulate import SimulatedIteration
 
-__all__ = ["FIGURES", "TableRow", "rows_of", "table_of", "to_json"]
+__all__ = [
+    "FIGURES",
+    "ShareRow",
+    "TableRow",
+    "bound_rows",
+    "rows_of",
+    "share_rows",
+    "share_table",
+    "table_of",
+    "to_json",
+]
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -60,11 +73,11 @@ TOTAL_TIME = "total_time_s"
 class TableRow(msgspec.Struct, frozen=True):
     """One policy: its simulations, one per seed, in the order of the seeds.
 
-    ``bounds_s`` are the least times that any schedule takes, by seed; empty where there are none.
+    ``bounds`` are those of the seeds; empty where there are none.
     """
 
     runs: list[SimulatedIteration]
-    bounds_s: list[float] = []
+    bounds: list[Bound] = []
 
     @property
     def stats(self) -> Stats:
@@ -79,20 +92,21 @@ class TableRow(msgspec.Struct, frozen=True):
     def over_bound(self) -> list[float]:
         """The total time over the bound, seed by seed."""
         return [
-            run.summary.total_time_s / least_s for run, least_s in zip(self.runs, self.bounds_s, strict=False)
+            run.summary.total_time_s / bound.total_time_s
+            for run, bound in zip(self.runs, self.bounds, strict=False)
         ]
 
 
 def rows_of(
-    simulations: Sequence[SimulatedIteration], bounds_s: Mapping[tuple[str, int], float] | None = None
+    simulations: Sequence[SimulatedIteration], bounds: Mapping[tuple[str, int], Bound] | None = None
 ) -> list[TableRow]:
     """Gather simulations by policy, in the order of their first, with bounds by policy and seed."""
     by_policy: dict[str, list[SimulatedIteration]] = {}
     for run in simulations:
         by_policy.setdefault(run.policy.name, []).append(run)
-    bounds_s = bounds_s or {}
+    bounds = bounds or {}
     return [
-        TableRow(runs, [bounds_s[name, run.seed] for run in runs if (name, run.seed) in bounds_s])
+        TableRow(runs, [bounds[name, run.seed] for run in runs if (name, run.seed) in bounds])
         for name, runs in by_policy.items()
     ]
 
@@ -101,7 +115,7 @@ def table_of(rows: Sequence[TableRow]) -> Table:
     """Return the table that ``seer sim`` prints."""
     runs = [run for row in rows for run in row.runs]
     shown = {name: figure for name, figure in FIGURES.items() if any(figure.shown_if(run) for run in runs)}
-    has_bounds = any(row.bounds_s for row in rows)
+    has_bounds = any(row.bounds for row in rows)
     table = Table()
     table.add_column("policy", no_wrap=True)
     for name, figure in shown.items():
@@ -117,7 +131,7 @@ def table_of(rows: Sequence[TableRow]) -> Table:
             if name == THROUGHPUT:
                 cells.append(_cell(row.ratios(rows[0]), ".2f", "x"))
             elif name == TOTAL_TIME and has_bounds:
-                cells.append(_cell(row.over_bound, ".2f", "x") if row.bounds_s else "-")
+                cells.append(_cell(row.over_bound, ".2f", "x") if row.bounds else "-")
         table.add_row(*cells)
     return table
 
@@ -137,11 +151,83 @@ def to_json(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
                 **row.stats.to_json(),
                 "ratio_to_first": row.stats.ratios(rows[0].stats),
                 "throughput_ratios": row.ratios(rows[0]),
-                **({"bounds_s": row.bounds_s, "over_bound": row.over_bound} if row.bounds_s else {}),
+                **_bounds_to_json(row),
                 "summaries": [msgspec.to_builtins(run.summary) for run in row.runs],
             }
         )
     return documents
+
+
+def _bounds_to_json(row: TableRow) -> dict[str, Any]:
+    """Return what is known of a row beside its bound, seed by seed."""
+    document: dict[str, Any] = {}
+    if row.bounds:
+        document["bounds_s"] = [bound.total_time_s for bound in row.bounds]
+        document["over_bound"] = row.over_bound
+        document["bound_shares"] = [msgspec.to_builtins(bound.shares) for bound in row.bounds]
+    if all(run.shares is not None for run in row.runs):
+        document["shares"] = [msgspec.to_builtins(run.shares) for run in row.runs]
+        document["kv_by_tenths"] = [run.kv_by_tenths for run in row.runs]
+    return document
+
+
+class ShareRow(msgspec.Struct, frozen=True):
+    """Where the time went, under a name: shares by seed, and KV in use by tenths of the run."""
+
+    name: str
+    shares: list[Shares]
+    kv_by_tenths: list[list[float]] = []
+
+
+SHARES = {
+    "floor": "steps'\nfloor",
+    "attention": "atten-\ntion",
+    "requests": "per re-\nquest",
+    "prefill": "pre-\nfill",
+    "drafts": "drafts",
+    "idle": "idle",
+}
+"""Titles by field of ``Shares``."""
+
+
+def share_rows(rows: Sequence[TableRow]) -> list[ShareRow]:
+    """Return the policies that have shares, and below them each bound with and without drafts."""
+    found = [
+        ShareRow(
+            row.runs[0].policy.name,
+            [run.shares for run in row.runs if run.shares is not None],
+            [run.kv_by_tenths for run in row.runs],
+        )
+        for row in rows
+        if all(run.shares is not None for run in row.runs)
+    ]
+    return found + bound_rows(row.bounds for row in rows)
+
+
+def bound_rows(bounds: Iterable[list[Bound]]) -> list[ShareRow]:
+    """Return a row for each bound, given by seed for each policy, those without drafts first."""
+    different: list[list[Bound]] = []
+    for each in bounds:
+        if each and each not in different:
+            different.append(each)
+    return [
+        ShareRow("bound+drafts" if each[0].drafts else "bound", [bound.shares for bound in each])
+        for each in sorted(different, key=lambda bounds: bounds[0].drafts)
+    ]
+
+
+def share_table(rows: Sequence[ShareRow], first: str = "policy") -> Table:
+    """Return the table of shares: means over the seeds, which add up to 1 as well."""
+    table = Table()
+    table.add_column(first, no_wrap=True)
+    for title in SHARES.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("KV in use, %,\nby tenths of the run", no_wrap=True)
+    for row in rows:
+        cells = [f"{fmean(getattr(shares, name) for shares in row.shares):.1%}" for name in SHARES]
+        tenths = [f"{100 * fmean(usage):2.0f}" for usage in zip(*row.kv_by_tenths, strict=True)]
+        table.add_row(row.name, *cells, " ".join(tenths))
+    return table
 
 
 def _cell(values: Sequence[float], form: str, unit: str = "") -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
 from rich.table import Table
 from seer_cli.common import config_options, main_options, table_console
-from seer_cli.comparison import Arm, arms_of
+from seer_cli.comparison import arms_of
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.profiles import read_profile
 from seer_cli.stats import Stats
@@ -20,12 +21,15 @@ from seer_core.json_files import JsonFormat
 from seer_core.plugins.config import Config, nearest
 from seer_core.plugins.config_types import NotNegative
 from seer_core.plugins.loading import fill_slots
+from seer_lab.bound import Bound, bounds_of
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.policies import PolicySet
+from seer_lab.shares import Shares
 from seer_lab.simulate import ENGINES, simulate
+from seer_lab.table import ShareRow, bound_rows, share_table
 from seer_lab.twin import Twin, make_twin
 
-__all__ = ["FIGURES", "predict", "predict_arm", "twin_command"]
+__all__ = ["FIGURES", "predict", "twin_command"]
 
 FIGURES = {
     "total_time_s": ("total\ntime, s", ",.1f"),
@@ -36,6 +40,8 @@ FIGURES = {
     "acceptance_length": ("tokens per\nstep", ".2f"),
 }
 """What is predicted, how it is called and how shown."""
+
+TOTAL_TIME = "total_time_s"
 
 
 class _MeasuredArm(msgspec.Struct, frozen=True):
@@ -84,6 +90,13 @@ _MEASURED = JsonFormat[list[_MeasuredArm]](
     help="paced: vLLM's own scheduler; it repeats the recorded text, and really drafts from it."
     "  SGLang's does not draft.",
 )
+@click.option(
+    "--bound",
+    "bounded",
+    is_flag=True,
+    help="Compare each arm with the least time that any schedule takes, and show what instances spend their"
+    " time on.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
 def twin_command(
     config: Config,
@@ -92,6 +105,7 @@ def twin_command(
     measured_file: Path | None,
     calibrate: bool,
     engine: str,
+    bounded: bool,
     json_file: Path | None,
 ) -> None:
     """Predict what `seer compare CONFIG` would show, from measured step times and recorded lengths.
@@ -107,7 +121,9 @@ def twin_command(
     """
     check_writable(json_file)
     measured = None if measured_file is None else _read_measured(config, measured_file)
-    rows, about = predict(config, profile, lengths, measured, calibrate=calibrate, engine=engine)
+    rows, about = predict(
+        config, profile, lengths, measured, calibrate=calibrate, engine=engine, bounded=bounded
+    )
     if json_file is not None:
         write_json(json_file, rows)
     _print(rows, about)
@@ -121,10 +137,13 @@ def predict(
     *,
     calibrate: bool = False,
     engine: str = "sim",
+    bounded: bool = False,
 ) -> tuple[list[dict[str, Any]], str]:
     """Return one object per arm, with figures predicted, measured and the error, and a line on the fit.
 
     With ``calibrate`` the total time of the recorded run's own arm is no prediction any more: it says so.
+    With ``bounded`` an arm has its ``bound``, and what times are over it, and on simulated engines ``shares``
+    of instances' time and ``kv_by_tenths``.
     ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.
 
     Raises:
@@ -140,7 +159,9 @@ def predict(
         fill_slots(twin.config(arm.plugins))
     rows: list[dict[str, Any]] = []
     for arm in arms:
-        predicted = predict_arm(twin, arm, engine)
+        policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
+        run = simulate(twin, policy, engine=engine, shares=bounded)
+        predicted = {name: float(getattr(run.summary, name)) for name in FIGURES}
         row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
         if calibrate:
             row["slowed_by"] = factor
@@ -149,6 +170,10 @@ def predict(
             row["measured"] = {name: measured[arm.name][name] for name in FIGURES}
             found = _of_one_run(predicted).ratios(_of_one_run(row["measured"]))
             row["error"] = {name: ratio - 1 for name, ratio in found.items()}
+        if bounded:
+            row |= _bound_of(twin, policy, row)
+        if run.shares is not None:
+            row |= {"shares": msgspec.to_builtins(run.shares), "kv_by_tenths": run.kv_by_tenths}
         rows.append(row)
     about = (
         f"fitted step times are {fitted.median_error:.1%} off the profile's in the median,"
@@ -159,15 +184,18 @@ def predict(
     return rows, about
 
 
+def _bound_of(twin: Twin, policy: PolicySet, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an arm's bound, and predicted and measured times over it; nothing if it has none."""
+    bounds = list(bounds_of(twin, [policy], [0]).values())
+    if not bounds:
+        return {}
+    least_s = bounds[0].total_time_s
+    over = {kind: row[kind][TOTAL_TIME] / least_s for kind in ("predicted", "measured") if kind in row}
+    return {"bound": msgspec.to_builtins(bounds[0]), "over_bound": over}
+
+
 def _of_one_run(figures: Mapping[str, float]) -> Stats:
     return Stats({name: [value] for name, value in figures.items()})
-
-
-def predict_arm(twin: Twin, arm: Arm, engine: str = "sim") -> dict[str, float]:
-    """Return the figures of a twin's rollout under one arm, by name."""
-    policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
-    summary = simulate(twin, policy, engine=engine).summary
-    return {name: float(getattr(summary, name)) for name in FIGURES}
 
 
 def _read_measured(config: Config, path: Path) -> dict[str, dict[str, float]]:
@@ -185,20 +213,41 @@ def _read_measured(config: Config, path: Path) -> dict[str, dict[str, float]]:
 
 
 def _print(rows: Sequence[Mapping[str, Any]], about: str) -> None:
+    has_bounds = any("bound" in row for row in rows)
     table = Table()
     table.add_column("arm", no_wrap=True)
     table.add_column("")
-    for title, _ in FIGURES.values():
+    for name, (title, _) in FIGURES.items():
         table.add_column(title, justify="right", no_wrap=True)
+        if name == TOTAL_TIME and has_bounds:
+            table.add_column("over\nbound", justify="right", no_wrap=True)
     for row in rows:
         for kind in ("predicted", "measured", "error"):
             if kind not in row:
                 continue
-            forms = {name: "+.1%" if kind == "error" else form for name, (_, form) in FIGURES.items()}
-            cells = (
-                format(row[kind][name], form) if name in row[kind] else "" for name, form in forms.items()
-            )
+            cells = []
+            for name, (_, form) in FIGURES.items():
+                form = "+.1%" if kind == "error" else form
+                cells.append(format(row[kind][name], form) if name in row[kind] else "")
+                if name == TOTAL_TIME and has_bounds:
+                    over = row.get("over_bound", {})
+                    cells.append(f"{over[kind]:.2f}x" if kind in over else "")
             table.add_row(row["name"] if kind == "predicted" else "", kind, *cells)
     console = table_console()
     console.print(table)
     console.print(f"{about}; lengths, and what drafts were worth, are the recorded run's")
+    if has_bounds:
+        _print_shares(rows, console)
+
+
+def _print_shares(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print what the predicted arms, and their bounds, spend the time of instances on."""
+    console.print("over bound: total time over the least that any schedule takes (docs/explain/bound.md)")
+    shares = [
+        ShareRow(row["name"], [msgspec.convert(row["shares"], Shares)], [row["kv_by_tenths"]])
+        for row in rows
+        if "shares" in row
+    ]
+    bounds = ([msgspec.convert(row["bound"], Bound)] for row in rows if "bound" in row)
+    console.print(share_table([*shares, *bound_rows(bounds)], first="arm"))
+    console.print("shares of all instances' time, idle time included")

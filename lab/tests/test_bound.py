@@ -1,45 +1,93 @@
-"""The least time of a workload: no policy takes less, and it is not far below."""
+"""The least time of a workload: no policy takes less, it is not far below, and shares add up."""
 
 import json
 
+import msgspec
 import pytest
 from seer_lab.bound import Machine, bounds_of, lower_bound
-from seer_lab.choose import choose_workload
 from seer_lab.lengths import GroupLengths
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
-from seer_lab.workloads import WORKLOADS, scaled
+from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, crowded, scaled
 from seer_sim.cost import PRESETS
 from seer_sim.drafts import Drafts
 
-NAMES = ("verl", "divided", "context", "oracle", "seer", "grouped-sd-on-verl")
+NAMES = ("verl", "divided", "context", "oracle", "seer", "grouped-sd-on-verl", "verl+sd")
 LENGTHS = ("groups=16", "group_size=8", "mean_tokens=900", "cap_tokens=4000", "prompt_tokens=200")
+SHRUNK_BY = 20
+GROUPS = 6
 
 
-@pytest.fixture(params=[("qwen2-vl-72b", 3.0), ("moonlight", 1.0), ("kimi-k2", 6.0), ("qwen2.5-14b", 0.4)])
+def shrunk(name, cluster, pressure):
+    """Return a built-in workload with fewer and shorter responses, as crowded as the whole one."""
+    drawn = SYNTHETIC if name == "synthetic" else WORKLOADS[name].lengths
+    lengths = msgspec.structs.replace(
+        drawn,
+        groups=GROUPS,
+        mean_tokens=drawn.mean_tokens / SHRUNK_BY,
+        cap_tokens=drawn.cap_tokens // SHRUNK_BY,
+    )
+    return crowded(name, lengths, CLUSTERS[cluster], 2, pressure)
+
+
+@pytest.fixture(
+    params=[
+        ("qwen2-vl-72b", "qwen2-vl-72b", 3.9),
+        ("moonlight", "moonlight", 1.8),
+        ("kimi-k2", "kimi-k2", 6.0),
+        ("synthetic", "qwen2.5-14b", 3.0),
+    ],
+    ids=lambda param: param[0],
+)
 def workload(request):
-    cluster, pressure = request.param
-    return choose_workload("synthetic", on=cluster, instances=2, pressure=pressure, lengths=LENGTHS)
+    return shrunk(*request.param)
 
 
-def test_no_policy_takes_less_than_the_bound(workload):
+def test_no_policy_takes_less_than_the_bound_and_its_shares_add_up(workload):
     policies = [POLICIES[name] for name in NAMES]
     bounds = bounds_of(workload, policies, [0])
+    assert bounds["seer", 0].total_time_s < bounds["context", 0].total_time_s
     for policy in policies:
-        took_s = simulate(workload, policy, 0).summary.total_time_s
-        assert took_s >= bounds[policy.name, 0] > 0.3 * took_s, policy.name
-    assert bounds["seer", 0] < bounds["context", 0]
+        run = simulate(workload, policy, 0, shares=True)
+        if (policy.name, 0) in bounds:
+            assert run.summary.total_time_s >= bounds[policy.name, 0].total_time_s, policy.name
+        assert run.shares is not None
+        shares = msgspec.structs.astuple(run.shares)
+        assert min(shares) >= 0
+        assert sum(shares) == pytest.approx(1, abs=1e-9)
+        assert run.shares.idle == pytest.approx(run.idle_share, abs=1e-3)
+        assert len(run.kv_by_tenths) == 10
+        assert all(0 <= usage <= 1 for usage in run.kv_by_tenths)
+        assert max(run.kv_by_tenths) > 0
+        if not {"grouped_spec", "vanilla_sd"} & set(policy.plugins):
+            assert run.shares.drafts == 0
+    for bound in bounds.values():
+        shares = msgspec.structs.astuple(bound.shares)
+        assert min(shares) >= 0
+        assert sum(shares) == pytest.approx(1, abs=1e-6)
+
+
+def test_an_account_changes_nothing():
+    workload = shrunk("qwen2-vl-72b", "qwen2-vl-72b", 3.9)
+    plain, accounted = (simulate(workload, POLICIES["seer"], 0, shares=shares) for shares in (False, True))
+    assert plain.finish_times_s == accounted.finish_times_s
+    assert plain.shares is None
 
 
 def test_a_good_policy_comes_close_to_the_bound_of_the_paper_s_workload():
     workload = scaled(WORKLOADS["qwen2-vl-72b"], 0.125)
     [bound] = bounds_of(workload, [POLICIES["oracle"]], [0]).values()
-    assert bound > 0.75 * simulate(workload, POLICIES["oracle"], 0).summary.total_time_s
+    assert bound.total_time_s > 0.75 * simulate(workload, POLICIES["oracle"], 0).summary.total_time_s
 
 
 def machine(**changes):
     facts = {"instances": 1, "kv_capacity_tokens": 100_000, "max_running": 64} | changes
     return Machine(PRESETS["h800-qwen2-vl-72b-tp8"], **facts)
+
+
+def test_the_longest_response_leaves_the_other_instances_idle():
+    bound = lower_bound(groups(1, 2000), machine(instances=4))
+    assert bound.shares.idle == pytest.approx(0.75, abs=0.01)
 
 
 def groups(count, tokens, size=1):
@@ -71,6 +119,14 @@ def test_drafts_that_cost_nothing_lower_the_bound_by_their_acceptance_at_most():
     assert plain / (1 + sum(free.table()[-1])) < drafted < plain
 
 
+def test_a_row_of_drafts_counts_for_all_rows_behind_it():
+    fine, poor = (0.6, 0.4), (0.1, 0.0)
+    rising = Drafts(siblings=(0, 2), rates=(fine, fine))
+    falling = Drafts(siblings=(0, 2), rates=(fine, poor))
+    best = lower_bound(groups(20, 500, size=4), machine(), rising)
+    assert lower_bound(groups(20, 500, size=4), machine(), falling) == best
+
+
 def test_the_command_prints_and_writes_the_bound(seer, tmp_path):
     file = tmp_path / "sim.json"
     arguments = [f"--lengths={each}" for each in LENGTHS]
@@ -81,3 +137,8 @@ def test_the_command_prints_and_writes_the_bound(seer, tmp_path):
     assert verl["over_bound"][0] == pytest.approx(verl["total_time_s"] / verl["bounds_s"][0])
     assert 1 <= drafting["over_bound"][0] < 3
     assert "over_bound" not in other
+    assert "KV in use" in shown
+    assert "bound+drafts" in shown
+    assert sum(verl["shares"][0].values()) == pytest.approx(1)
+    assert drafting["bound_shares"][0]["drafts"] > 0
+    assert len(other["kv_by_tenths"][0]) == 10

@@ -6,6 +6,7 @@ import sys
 import msgspec
 import pytest
 from seer_lab.choose import choose_workload
+from seer_lab.lengths import last_epoch
 from seer_lab.policies import POLICIES, parse_policy
 from seer_lab.simulate import simulate
 from seer_lab.table import rows_of, to_json
@@ -84,6 +85,14 @@ def test_every_policy_gives_every_response_its_length(small, name):
     assert 0 < run.kv_usage <= 1
     assert len(run.finish_times_s) == 48
     assert run.finish_times_s[-1] == pytest.approx(run.summary.total_time_s)
+
+
+def test_the_last_epoch_has_lengths_of_the_same_group_and_others_than_this_one(small):
+    groups = small.groups(0)
+    earlier = [last_epoch(group, 0) for group in groups]
+    assert earlier == [last_epoch(group, 0) for group in groups]
+    assert all(set(found) <= set(group.output_tokens) for found, group in zip(earlier, groups, strict=True))
+    assert any(found != group.output_tokens for found, group in zip(earlier, groups, strict=True))
 
 
 def test_equal_arguments_give_equal_results(small):

@@ -78,10 +78,18 @@ def twin(seer, folder, *more, **files):
 
 
 def test_the_twin_of_a_simulated_engine_predicts_it_within_one_percent(seer, sitting, tmp_path):
-    result = twin(seer, sitting, "--compare", sitting / "compare.json", "--json", tmp_path / "twin.json")
+    files = "--compare", sitting / "compare.json", "--json", tmp_path / "twin.json"
+    result = twin(seer, sitting, "--bound", *files)
     assert result.exit_code == 0, result.output
     arms = json.loads((tmp_path / "twin.json").read_text())
     assert [arm["name"] for arm in arms][-2:] == ["+ grouped_spec", "oracle"]
+    for arm in arms:
+        assert arm["over_bound"]["predicted"] > 1
+        assert arm["over_bound"]["measured"] == pytest.approx(arm["over_bound"]["predicted"], rel=0.01)
+        assert sum(arm["shares"].values()) == pytest.approx(1)
+    assert arms[3]["bound"]["total_time_s"] < arms[4]["bound"]["total_time_s"]
+    assert "over bound" in result.stdout
+    assert "bound+drafts" in result.stdout
     for arm in arms:
         assert arm["error"]["total_time_s"] == pytest.approx(0, abs=0.01), arm
         assert arm["predicted"]["preemptions"] == arm["measured"]["preemptions"]

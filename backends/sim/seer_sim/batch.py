@@ -25,6 +25,7 @@ import msgspec
 
 from seer_core.model import InstanceInfo
 from seer_core.ports.engine import ChunkJob
+from seer_sim.account import StepAccount
 from seer_sim.cost import CostModel
 from seer_sim.decode_cohort import TOKEN_UNIT, DecodeCohort
 from seer_sim.kv import BlockPool
@@ -154,6 +155,33 @@ class Batch:
             growth_s + drafting_growth_s,
             drafting_s,
             drafting_growth_s,
+        )
+
+    def account(self, run: StepRun, steps: int, began_s: float) -> StepAccount:
+        """Return what the first ``steps`` steps of ``run`` are spent on; it has begun, and not ended."""
+        requests, positions, attention_s = 0, 0.0, 0.0
+        for cohort in self._moving:
+            computed = cohort.size * cohort.positions
+            requests += cohort.size
+            positions += computed
+            attention_s += (cohort.context / TOKEN_UNIT + computed) * self._attention_s(cohort.positions)
+        cost = self._cost
+        # The weights would be read without contexts to compute as well, if anything decodes.
+        floor_s = cost.overhead_s + cost.weights_s(positions or sum(tokens for _, tokens in self._filled))
+        requests_s = cost.pass_s(positions, requests, positions) - floor_s if requests else 0.0
+        prefill_s = run.step_s - run.drafting_s - attention_s - floor_s - requests_s if self._filled else 0.0
+        growth_s = steps * (steps - 1) / 2 * (run.growth_s - run.drafting_growth_s)
+        pool = self.pool
+        return StepAccount(
+            began_s=began_s,
+            ended_s=began_s + run.after(steps),
+            floor_s=steps * floor_s,
+            attention_s=steps * attention_s + growth_s,
+            requests_s=steps * requests_s,
+            prefill_s=prefill_s,
+            drafts_s=run.drafting_after(steps),
+            kv_first=pool.usage,
+            kv_last=pool.usage + (self._growth(steps, since=1) / pool.capacity if steps > 1 else 0.0),
         )
 
     def filling(self) -> list[str]:

@@ -21,6 +21,7 @@ from seer_core.ports.engine import ChunkJob, ChunkOutput, InstanceSink
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 from seer_sim.acceptance import share_out
+from seer_sim.account import StepAccount
 from seer_sim.batch import Batch, StepRun
 from seer_sim.clock import VirtualClock
 from seer_sim.cost import CostModel
@@ -48,7 +49,7 @@ class SimEngine:
     not among them, decides what comes of them, in expectation; they change the time a chunk takes and none of
     its tokens.  With a ``SimKVPool`` a chunk whose KV is elsewhere waits until it has been brought, one
     transfer after the other, while others are computed.  ``first_steps_s`` holds when the first step of each
-    request here began.
+    request here began.  A list set as ``account`` gets what all steps are spent on.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class SimEngine:
         self._not_before_s = 0.0
         self._lost = False
         self.first_steps_s: dict[str, float] = {}
+        self.account: list[StepAccount] | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -365,8 +367,10 @@ class SimEngine:
             self._end_after(steps)
 
     def _end(self) -> None:
-        finished = self._batch.end(self._steps)
         assert self._segment is not None
+        if self.account is not None:
+            self.account.append(self._batch.account(self._segment, self._steps, self._segment_began_s))
+        finished = self._batch.end(self._steps)
         self._stepping_s += self._clock.now() - self._segment_began_s
         self._drafting_s += self._segment.drafting_after(self._steps)
         self._segment = None

@@ -317,6 +317,7 @@ def test_times_order_and_counts_equal_those_of_single_steps(
         acceptance=acceptance,
         drafter=fixed_drafter(lengths) if drafts else None,
     )
+    sim.engine.account = account = []
     for when_s, job in arrivals:
         sim.clock.call_at(when_s, lambda job=job: sim.engine.submit(job))
     sink = sim.run()
@@ -334,6 +335,14 @@ def test_times_order_and_counts_equal_those_of_single_steps(
         assert output.stopped == (run.tokens == run.job.known_tokens + run.job.prompt_tokens)
         assert sum(output.drafted_at) == run.drafted
         assert sum(output.accepted_at) == len(output.token_ids) - output.steps
+    for steps in account:
+        *_, floor_s, attention_s, requests_s, prefill_s, drafts_s, kv_first, kv_last = (
+            msgspec.structs.astuple(steps)
+        )
+        parts = (floor_s, attention_s, requests_s, prefill_s, drafts_s)
+        assert min(parts) >= -1e-12
+        assert sum(parts) == pytest.approx(steps.ended_s - steps.began_s)
+        assert 0 < kv_first <= kv_last <= 1
 
 
 @given(st.integers(1, 400), st.floats(0, 1), st.floats(0, 0.1), st.floats(0, 1), st.floats(0, 0.1))

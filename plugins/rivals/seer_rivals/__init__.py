@@ -1,0 +1,1 @@
+"""Rivals of Seer's scheduling as plug-ins, to compare with on the same lengths."""
