@@ -151,8 +151,8 @@ def answer(rows: Sequence[Row]) -> str:
                 if (name, each) == (policy, share)
             }
             worst = min(mine, key=mine.__getitem__)
-            least.append(f"`{policy}` {mine[worst]:.3f}x ({worst})")
-        sentences.append(f"With {what} reserved the least median is that of {', '.join(least)}.")
+            least.append(f"{mine[worst]:.3f}x for `{policy}` ({worst})")
+        sentences.append(f"With {what} reserved, the least median ratios are {', '.join(least)}.")
     below = sorted(
         f"{policy} on {case}"
         for (case, policy, share), ratio in found.items()
