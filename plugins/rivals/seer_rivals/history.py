@@ -14,7 +14,7 @@ TIER = "experimental"
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[plugin.history]``: what is known of the last epoch."""
+    """``[plugin.history]``: where lengths of the last epoch stand."""
 
     lengths: str = ""
     """A JSON file with the lengths of the last epoch's responses, a list for each group's id, relative to

@@ -28,7 +28,7 @@ APART = 0.05
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """``[plugin.tail_isolation]``: how many instances are kept for the tail, and what is known of lengths."""
+    """``[plugin.tail_isolation]``: how many instances are kept for the tail, and whose lengths are known."""
 
     instances: Annotated[int, Meta(ge=1)] = 1
     """The instances that are kept for the requests with the most left."""
