@@ -11,6 +11,8 @@ from seer_core.plugins.config import RestartsTable
 __all__ = ["RestartBudget"]
 
 LONGEST_PAUSE_S = 60.0
+MOST_DOUBLINGS = 64
+"""A pause is no longer doubled then; with more, a float would overflow."""
 
 
 @attrs.define(eq=False)
@@ -56,4 +58,5 @@ class RestartBudget:
         if before >= self._policy.attempts:
             return None
         life.restarts.append(life.worked_s)
-        return min(LONGEST_PAUSE_S, self._policy.backoff_s * 2.0 ** (before - 1)) if before else 0.0
+        doublings = min(before - 1, MOST_DOUBLINGS)
+        return min(LONGEST_PAUSE_S, self._policy.backoff_s * 2.0**doublings) if before else 0.0

@@ -80,7 +80,7 @@ FIRST_FAULT_S = 0.5
 
 @attrs.frozen
 class Engine:
-    """Engines of a campaign: their part of the config, and how a command rolls out in peace, and fast."""
+    """Engines of a campaign: their part of the config, and how a command rolls out at once."""
 
     tables: str
     at_once: tuple[str, ...] = ()

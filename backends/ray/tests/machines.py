@@ -38,6 +38,8 @@ JOIN_S = 120.0
 """The limit for a node's joining; a machine that runs many tests is slow."""
 POLL_S = 0.1
 HEAD_STARTS = 3
+RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 3600
+"""How long a raylet goes on without the head, as the guide on clusters advises; a minute otherwise."""
 RAYLET, NURSE, WORKER = "raylet/raylet", "ray::Nurse", "seer_worker.process"
 """What the command lines of a node's processes have in them."""
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--mount", "--mount-proc")
@@ -110,7 +112,7 @@ class Machine:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *UNSHARE, "sh", "-c", boot],
-                env={**os.environ, "RAY_TMPDIR": str(directory)},
+                env={**os.environ, "RAY_TMPDIR": str(directory), RECONNECT: str(RECONNECT_S)},
                 stdin=subprocess.PIPE,  # open for as long as this process lives
                 stdout=log,
                 stderr=log,
