@@ -118,7 +118,7 @@ def test_a_run_does_not_begin_with_fewer_instances_than_it_must_have(nodes, make
 
     node = nodes.add(kind=1.0)
     settings = Settings(
-        address=nodes.address, resources={"kind": 1.0}, min_instances=2, launch_timeout_s=15.0
+        address=nodes.address, resources={"kind": 1.0}, min_instances=2, launch_timeout_s=25.0
     )
     runtime = make_runtime(RayLauncher(settings), instances=3)
     play(start())
