@@ -8,8 +8,8 @@ epoch's.  These are a group's own lengths drawn with repeats: the model has not 
 The paper's workloads have the part of their groups and instances that is in their names: four instances, of
 Kimi-K2 two.  Recorded lengths (not published, `--data` names their folder) run on four instances of
 Qwen2-VL-72B at pressure 4.  All are shrunk by the factor in their names: contexts and KV are smaller, and a
-token of context costs as much more.  A round is a seed, for
-recorded lengths an iteration.  The last row is what no schedule without drafts can exceed: veRL's time over
+token of context costs as much more.  A round is a seed; of recorded lengths it is one of three iterations, of
+dapo-32b of four, taken in turn.  The last row is what no schedule without drafts can exceed: veRL's time over
 the bound.
 """
 
