@@ -53,7 +53,7 @@ engine = "{engine}"
 kv_pool = "{kv_pool}"
 launcher = "ray"
 [seer.restarts]
-attempts = 100000
+attempts = 300
 backoff_s = 0.0
 [rollout]
 n = 8
