@@ -24,6 +24,8 @@ from seer_ray.keeper import Cargo, WeightKeeper, hosts
 __all__ = ["Nurse", "Started"]
 
 LOG_BYTES = 1 << 16
+LINGER_S = 10.0
+"""How long it outlives its worker.  The runtime ends it sooner; without runtime and head it ends itself."""
 
 
 class Started(Struct, frozen=True):
@@ -42,6 +44,7 @@ class Nurse:
 
     def __init__(self) -> None:
         self._process: ChildProcess | None = None
+        self._end: asyncio.Task[str] | None = None
         self._scratch: Scratch | None = None
         self._output = asyncio.StreamReader()
         self._weights = WeightKeeper()
@@ -78,14 +81,15 @@ class Nurse:
         pipe = os.fdopen(output, "rb", buffering=0)
         protocol = asyncio.StreamReaderProtocol(self._output)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+        self._end = asyncio.create_task(self._ended())
         return facts | {"pid": self._process.pid, "scratch": str(self._scratch.path)}
 
     async def watch(self) -> AsyncIterator[bytes | str]:
         """Yield what the worker writes, and at last how it ended."""
-        ended = asyncio.create_task(self._ended())
+        assert self._end is not None
         while data := await self._output.read(LOG_BYTES):
             yield data
-        yield await ended
+        yield await self._end
 
     async def hosts_weights(self, cargo: Mapping[str, Any]) -> bool:
         """Return whether weights of the runtime's machine lie in the same place on this one."""
@@ -114,6 +118,7 @@ class Nurse:
         await asyncio.to_thread(self._process.wait_unreaped)
         reason = await asyncio.to_thread(self._process.end)
         self._scratch.close()
+        asyncio.get_running_loop().call_later(LINGER_S, os._exit, 0)
         return reason
 
 
