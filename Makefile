@@ -32,7 +32,7 @@ check: setup
 	.venv/bin/python scripts/check-words
 
 fast-test: check  ## All but the tests that start real engines, on all cores: minutes.
-	.venv/bin/python -m pytest -m "not engine" -n auto --dist loadgroup
+	.venv/bin/python -m pytest -m "not engine" -n auto --dist loadfile
 
 core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an engine.
 	.venv-core/bin/python -m pytest -n auto -q $(CORE_TESTS)

@@ -94,6 +94,25 @@ def pytest_terminal_summary(terminalreporter):
         )
 
 
+CLUSTERS = ("backends/ray/", "tests/soak/test_cluster_campaign.py")
+"""Where tests start clusters."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one of several processes run all tests on clusters, so that each is started once, one at a time.
+
+    The groups of xdist itself do nothing under pytest 9.2.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrCluster(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "cluster" if nodeid.startswith(CLUSTERS) else super()._split_scope(nodeid)
+
+    return ByFileOrCluster(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.fixture(autouse=True)
 def _default_logs():
     """Undo what a command has configured: its level would hold for the tests that follow in this process."""

@@ -9,7 +9,6 @@ import pytest
 from .cluster_campaign import ClusterCampaign, ClusterPlan, allowed  # before Ray, which reads variables once
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.xdist_group("cluster")
 
 SHORT = ("worker killed", "actor killed", "machine killed", "driver killed")
 

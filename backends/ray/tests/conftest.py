@@ -17,13 +17,6 @@ SIZE = 3
 """The nodes that each module of tests finds in a cluster."""
 
 
-def pytest_collection_modifyitems(items):
-    """Let one of several processes run all tests here, so that each cluster is started once."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("cluster"))
-
-
 @pytest.fixture(scope="session")
 def _raylets():
     pytest.importorskip("ray")
