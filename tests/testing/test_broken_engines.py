@@ -162,6 +162,17 @@ class Obliging(Altered):
         self.engine.submit(msgspec.structs.replace(job, max_tokens=min(job.max_tokens, 100)))
 
 
+class Curt(Altered):
+    """It ends chunks early, and its info does not say so."""
+
+    async def start(self, sink):
+        return msgspec.structs.replace(await super().start(sink), ends_early=False)
+
+    def submit(self, job):
+        tokens = max(1, job.max_tokens // 2) if job.may_end_early else job.max_tokens
+        super().submit(msgspec.structs.replace(job, max_tokens=tokens))
+
+
 class Loyal(Altered):
     async def reset_cache(self):
         pass
@@ -310,6 +321,7 @@ ENGINES = [
     (engine(Pedantic), "test_an_aborted_chunk_disturbs_no_other", "no chunk unknown"),
     (engine(Greedy), "test_an_aborted_chunk_disturbs_no_other", "unanswered"),
     (engine(Obliging), GIVEN_BACK, "longer than the model"),
+    (engine(Curt), "test_a_chunk_that_ends_early_has_a_token_at_least", "its info does not say so"),
     (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
     (engine(Conservative), FORGOTTEN, r"update_weights\(\) left \d+ tokens"),
     (engine(Restless), SLEEP, "answered a chunk asleep"),
