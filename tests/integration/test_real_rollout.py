@@ -21,10 +21,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs
 
 @pytest.fixture
 def few_prompts(tmp_path):
-    """The first groups of the example, as a prompts file."""
+    """The first groups of the example, with shorter responses, as a prompts file."""
     lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:4]
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(lines) + "\n", "utf-8")
+    prompts = [{**json.loads(line), "max_tokens": 768} for line in lines]
+    path.write_text("".join(json.dumps(each) + "\n" for each in prompts), "utf-8")
     return path
 
 
