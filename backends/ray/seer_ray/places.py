@@ -192,7 +192,7 @@ class Bundle:
 
     def has(self, wanted: Mapping[str, float]) -> bool:
         """Return whether it is large enough for an instance."""
-        return all(self.resources.get(name, 0.0) >= value for name, value in wanted.items())
+        return _suffices(self.resources, wanted)
 
     def has_free(self, wanted: Mapping[str, float], free: Mapping[str, float]) -> bool:
         """Return whether so much of it is free, by the cluster's free resources."""
@@ -200,6 +200,10 @@ class Bundle:
             free.get(f"{name}_group_{self.index}_{self.group}", 0.0) >= value
             for name, value in wanted.items()
         )
+
+
+def _suffices(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= value for name, value in wanted.items())
 
 
 def _make_nurse(**options: Any) -> Any:
@@ -304,7 +308,7 @@ def lacking(settings: Settings, avoided: Collection[str] = ()) -> str | None:
 
 
 def _too_small(totals: Sequence[Mapping[str, float]], wanted: Mapping[str, float], what: str) -> str | None:
-    if any(all(total.get(name, 0.0) >= value for name, value in wanted.items()) for total in totals):
+    if any(_suffices(total, wanted) for total in totals):
         return None
     most = {name: max((total.get(name, 0.0) for total in totals), default=0.0) for name in wanted}
     return f"none of the {what} has {_listed(wanted)}; the most that one has is {_listed(most)}"

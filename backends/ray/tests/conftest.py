@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from seer_worker.client.local import LocalLauncher
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -81,3 +82,15 @@ def make_runtime(tmp_path):
 def make_weighted(make_runtime):
     """Return the same for an engine whose tokens follow from its weights."""
     return partial(make_runtime, instance="weighted:Weighted")
+
+
+@pytest.fixture
+def expected(make_runtime):
+    """Return the tokens that child processes write in a rollout of ``some_groups``."""
+    from ray_rollouts import play, some_groups, tokens
+
+    async def here():
+        async with make_runtime(LocalLauncher()) as runtime:
+            return tokens(await runtime.rollout(some_groups()).wait())
+
+    return play(here())

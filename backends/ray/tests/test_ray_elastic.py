@@ -5,7 +5,6 @@ import time
 
 import pytest
 import structlog
-from seer_worker.client.local import LocalLauncher
 
 from seer_core.errors import EngineError
 
@@ -17,17 +16,6 @@ from seer_ray.settings import Settings  # noqa: E402
 
 SPOT_NOTICE = 2
 DEADLINE_S = 30
-
-
-@pytest.fixture
-def expected(make_runtime):
-    """Return the tokens of child processes."""
-
-    async def here():
-        async with make_runtime(LocalLauncher()) as runtime:
-            return tokens(await runtime.rollout(some_groups()).wait())
-
-    return play(here())
 
 
 def drain(nodes, node_id):

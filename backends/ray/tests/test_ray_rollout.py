@@ -262,17 +262,6 @@ def settings_of(nodes, *groups, **changes):
     return Settings(address=nodes.address, **{"cpus": HALF, "placement_groups": list(groups)} | changes)
 
 
-@pytest.fixture
-def expected(make_runtime):
-    """Return the tokens of child processes."""
-
-    async def here():
-        async with make_runtime(LocalLauncher()) as runtime:
-            return tokens(await runtime.rollout(some_groups()).wait())
-
-    return play(here())
-
-
 def until_free(place):
     """Wait for a bundle; the head counts what is free a moment later."""
     while not place.wait(0.05):
