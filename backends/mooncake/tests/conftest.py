@@ -1,6 +1,7 @@
 """Started pools with masters of their own, and stores in them, in this process and in others."""
 
 import asyncio
+import contextlib
 import importlib
 import json
 import subprocess
@@ -183,15 +184,28 @@ def raw():
 
 
 @pytest.fixture
-def master_of():
+def descendants():
+    """Return a function that lists this process's descendants and their arguments, but for the dead ones."""
+
+    def find():
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie has no arguments
+                found.append((process, process.cmdline()))
+        return found
+
+    return find
+
+
+@pytest.fixture
+def master_of(descendants):
     """Return a function that finds the process of a pool's master."""
 
     def find(pool):
         port = pool._master.address.rpartition(":")[2]
-        for process in psutil.Process().children(recursive=True):
-            with process.oneshot():
-                if f"--rpc_port={port}" in process.cmdline() and process.name() == "mooncake_master":
-                    return process
+        for process, arguments in descendants():
+            if f"--rpc_port={port}" in arguments and "mooncake_master" in arguments[0]:
+                return process
         return None
 
     return find

@@ -45,11 +45,9 @@ def master(binary, tmp_path, monkeypatch):
     one.stop()
 
 
-def test_it_answers_and_stopping_it_leaves_no_process_and_no_directory(master, tmp_path):
+def test_it_answers_and_stopping_it_leaves_no_process_and_no_directory(master, tmp_path, descendants):
     assert master.stats() == {"master_allocated_bytes": 7.0}
-    mine = [
-        each for each in psutil.Process().children(recursive=True) if "standin" in " ".join(each.cmdline())
-    ]
+    mine = [process for process, arguments in descendants() if "standin" in " ".join(arguments)]
     assert len(mine) == 1
     master.stop()
     assert not mine[0].is_running()
