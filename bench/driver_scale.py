@@ -17,7 +17,7 @@ import multiprocessing
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import process_time
@@ -97,7 +97,7 @@ class InstantLauncher:
         command = [sys.executable, "-m", "bench.instant_workers", self._port.host, str(self._port.port)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
 
-    async def find_place(self, name: str) -> None:
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
         """Return at once."""
 
     async def launch(

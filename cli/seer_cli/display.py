@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from seer_cli.progress import RunProgress
+from seer_cli.progress import InstanceLine, RunProgress
 from seer_core.errors import printable
 from seer_core.model.events import Command, Event
 from seer_core.ports.policy import Observer
@@ -27,6 +27,8 @@ LINE_EVERY_S = 5.0
 FRAME_EVERY_S = 0.25
 SHOWN_ID = 60
 """Characters shown of an instance's id or of a title."""
+SHOWN_MISSING = 160
+"""Characters shown of what an instance that is down waits for."""
 
 
 class Display(Observer):
@@ -108,12 +110,13 @@ class Display(Observer):
         return [
             f"{printable(line.id, SHOWN_ID)} kv {line.kv_usage:.0%} run {line.running} queue {line.waiting}"
             if line.alive
-            else f"{printable(line.id, SHOWN_ID)} {'given up' if line.failed else 'lost'}"
+            else f"{printable(line.id, SHOWN_ID)} {_fate(line)}"
             for line in self.progress.instances.values()
         ]
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
+        down = []
         nodes = {line.node for line in self.progress.instances.values() if line.alive}
         for line in self.progress.instances.values():
             if line.alive:
@@ -127,9 +130,14 @@ class Display(Observer):
                     f"on {printable(line.node, SHOWN_ID)}" if len(nodes) > 1 else "",
                 )
             else:
-                fate = "given up" if line.failed else "lost, restarting"
-                table.add_row(printable(line.id, SHOWN_ID), Text(fate, style="red"))
-        return Group(Text(self._headline(), style="bold"), table)
+                down.append(Text(f"{printable(line.id, SHOWN_ID)}  {_fate(line)}", style="red"))
+        return Group(Text(self._headline(), style="bold"), table, *down)
+
+
+def _fate(line: InstanceLine) -> str:
+    if line.failed:
+        return "given up"
+    return f"waits: {printable(line.missing, SHOWN_MISSING)}" if line.missing else "lost, restarting"
 
 
 def _duration(seconds: float | None) -> str:

@@ -21,6 +21,7 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
+    InstanceWaiting,
 )
 from seer_core.ports.policy import Observer
 
@@ -43,6 +44,7 @@ class InstanceLine:
     node: str = ""
     alive: bool = True
     failed: bool = False
+    missing: str = ""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -87,9 +89,11 @@ class RunProgress(Observer):
             case InstanceStarted():
                 self.instances[event.info.id] = InstanceLine(event.info.id, event.info.node)
             case InstanceLost():
-                self.instances[event.instance_id] = InstanceLine(event.instance_id, alive=False)
+                self._down(event.instance_id)
             case InstanceFailed():
-                self.instances[event.instance_id].failed = True
+                self._down(event.instance_id).failed = True
+            case InstanceWaiting():
+                self._down(event.instance_id).missing = event.missing
             case InstanceStopped():
                 self.instances.pop(event.instance_id, None)
             case InstanceDegraded():
@@ -140,6 +144,13 @@ class RunProgress(Observer):
         # The expected maximum of so many memoryless lengths: the mean times the harmonic number.
         longest = mean * (math.log(count) + EULER_GAMMA + 1 / (2 * count))
         return max(together, min(longest, max(started.values())) / self._pace)
+
+    def _down(self, name: str) -> InstanceLine:
+        """Return the line of an instance that is down, which may never have been up."""
+        line = self.instances.get(name)
+        if line is None or line.alive:
+            line = self.instances[name] = InstanceLine(name, alive=False)
+        return line
 
     def _room(self, request_id: str) -> float:
         """Return how many tokens a request under way may still generate, by its pace since it was sent."""

@@ -27,6 +27,7 @@ __all__ = [
     "InstanceReported",
     "InstanceStarted",
     "InstanceStopped",
+    "InstanceWaiting",
     "RequestsAborted",
     "ResumedResponse",
 ]
@@ -94,6 +95,15 @@ class InstanceFailed(msgspec.Struct, frozen=True, tag=True):
     """The instance that stays down."""
     reason: str
     """The reason, in words."""
+
+
+class InstanceWaiting(msgspec.Struct, frozen=True, tag=True):
+    """A lost instance has no place to start again yet, as on a cluster without room for it."""
+
+    instance_id: str
+    """The instance that waits."""
+    missing: str
+    """What is missing, in words."""
 
 
 class InstanceStopped(msgspec.Struct, frozen=True, tag=True):
@@ -195,6 +205,7 @@ Event = (
     | InstanceStopped
     | InstanceLost
     | InstanceFailed
+    | InstanceWaiting
     | InstanceReported
     | InstanceDegraded
     | ChunkFinished

@@ -206,9 +206,10 @@ class InstanceClient(Protocol):
 class PlaceSeeker(Protocol):
     """The further method of an ``InstanceClient`` that may have no place to start again, as on a cluster."""
 
-    async def find_place(self) -> None:
+    async def find_place(self, waiting: Callable[[str], None]) -> None:
         """Wait, without a limit, for a place where the lost instance can start again.
 
+        ``waiting`` is called now and then meanwhile, with what is missing, in words.
         It is called before such a ``start``, and may be cancelled.  The runtime does not wait for it: weights
         are updated and instances sleep meanwhile.
         """

@@ -6,7 +6,7 @@ the launcher of child processes.  Another launcher starts them in a container, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -95,8 +95,11 @@ class Launcher(Protocol):
         """
         ...
 
-    async def find_place(self, name: str) -> None:
-        """Wait, without a limit, for a place where the worker of instance ``name`` can be launched again."""
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
+        """Wait, without a limit, for a place where the worker of instance ``name`` can be launched again.
+
+        ``waiting`` is called now and then meanwhile, with what is missing, in words.
+        """
         ...
 
     async def launch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -18,6 +19,7 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
+    InstanceWaiting,
 )
 from seer_core.plugins.config import SeerTable
 from seer_core.ports.contracts import implemented
@@ -342,10 +344,13 @@ class Fleet:
             self._without_place.add(engine.id)
             self._restart_over.set()
             try:
-                await engine.find_place()
+                await engine.find_place(partial(self._waiting, engine.id))
             finally:
                 self._without_place.discard(engine.id)
             await self._awake.wait()
+
+    def _waiting(self, name: str, missing: str) -> None:
+        self._listener.apply_guarded(InstanceWaiting(name, missing))
 
     async def _pause(self, seconds: float) -> None:
         over = asyncio.Event()

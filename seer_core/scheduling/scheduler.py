@@ -37,6 +37,7 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
+    InstanceWaiting,
     RequestsAborted,
 )
 from seer_core.ports.contracts import implemented
@@ -171,6 +172,7 @@ class Scheduler:
             InstanceLost: self._instance_lost,
             InstanceReported: self._instance_reported,
             InstanceFailed: self._noted,
+            InstanceWaiting: self._noted,
             InstanceDegraded: self._noted,
             ChunkFinished: self._chunk_finished,
             ChunkFailed: self._chunk_failed,
@@ -303,7 +305,9 @@ class Scheduler:
         self._notify("instance_started", instance)
         self._notify("instance_changed", instance)
 
-    def _noted(self, event: InstanceFailed | InstanceDegraded, commands: list[Command]) -> None:
+    def _noted(
+        self, event: InstanceFailed | InstanceWaiting | InstanceDegraded, commands: list[Command]
+    ) -> None:
         """Take in what no decision depends on."""
 
     def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 
 from seer_core.model import ChunkRecord, Completion
 from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.model.events import Command, Event, InstanceDegraded, InstanceFailed, InstanceReported
+from seer_core.model.events import (
+    Command,
+    Event,
+    InstanceDegraded,
+    InstanceFailed,
+    InstanceReported,
+    InstanceWaiting,
+)
 from seer_core.ports.policy import Prioritizer
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded
 from seer_core.scheduling.scheduler import Policies, Slot
@@ -76,6 +83,7 @@ def every_event() -> list[tuple[Event, list[Command]]]:
     rig.handle(InstanceDegraded("b", "drafting", "its server is gone"))
     rig.abort("g/2")
     rig.lose("b")
+    rig.handle(InstanceWaiting("b", "a node with 1 GPU"))
     rig.handle(InstanceFailed("b", "a test took it"))
     rig.finish_all()
     rig.stop("a")

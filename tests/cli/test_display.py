@@ -22,8 +22,10 @@ from seer_core.model.events import (
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
+    InstanceFailed,
     InstanceLost,
     InstanceStarted,
+    InstanceWaiting,
 )
 
 from .helpers import BOUND_S, SMALL, lines_of
@@ -72,9 +74,8 @@ def test_a_terminal_shows_the_node_of_each_instance_where_there_are_several(node
     view = Display("run")
     for number, node in enumerate(nodes):
         view.observe(0.0, InstanceStarted(InstanceInfo(f"x-{number}", 64, 16, 4, 64, node=node)), [])
-    shown = io.StringIO()
-    Console(file=shown, width=200).print(view._render())
-    assert [f"on {node}" in shown.getvalue() for node in nodes] == [len(set(nodes)) > 1] * 2
+    shown = "".join(_shown(view))
+    assert [f"on {node}" in shown for node in nodes] == [len(set(nodes)) > 1] * 2
 
 
 def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
@@ -88,8 +89,31 @@ def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
     lines = stream.getvalue().splitlines()
     assert lines[0] == "run: groups 0/0  requests 0/0  tokens 0  0 tok/s  left ?  x kv 0% run 0 queue 0"
     assert lines[2].startswith("run: groups 0/1  requests 1/2  tokens 50  25 tok/s  left 0:00")
-    assert lines[3].endswith("x lost")
+    assert lines[3].endswith("x lost, restarting")
     assert len(lines) == 4
+
+
+def test_an_instance_without_a_place_says_what_is_missing_and_a_new_one_says_so_too():
+    view = Display("run")
+    view.observe(0.0, InstanceStarted(InstanceInfo("x", 64, 16, 4, 64)), [])
+    view.observe(1.0, InstanceLost("x", "gone"), [])
+    view.observe(2.0, InstanceWaiting("x", "1 GPU wanted, 0 of 8 free"), [])
+    view.observe(2.0, InstanceWaiting("y", "none of the 2 nodes has 1 GPU"), [])
+    assert _shown(view) == [
+        "x  waits: 1 GPU wanted, 0 of 8 free",
+        "y  waits: none of the 2 nodes has 1 GPU",
+    ]
+    assert view._instance_notes()[0] == "x waits: 1 GPU wanted, 0 of 8 free"
+    view.observe(3.0, InstanceFailed("y", "lost too often"), [])
+    view.observe(3.0, InstanceStarted(InstanceInfo("x", 64, 16, 4, 64)), [])
+    assert _shown(view)[1:] == ["y  given up"]
+
+
+def _shown(view):
+    """Return the lines of the terminal, but for the headline."""
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(view._render())
+    return [line.rstrip() for line in shown.getvalue().splitlines() if line][1:]
 
 
 def test_no_escape_of_a_file_reaches_the_screen_and_no_message_is_endless(

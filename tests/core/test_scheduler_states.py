@@ -19,6 +19,7 @@ from seer_core.model.events import (
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
+    InstanceWaiting,
     RequestsAborted,
     ResumedResponse,
 )
@@ -36,6 +37,7 @@ EVENTS = [
     InstanceStopped("a"),
     InstanceLost("a", "killed"),
     InstanceFailed("c", "killed"),
+    InstanceWaiting("c", "1 GPU"),
     InstanceReported("a", 1, 0, 0.5),
     InstanceDegraded("a", "kv_pool", "no server"),
     ChunkFinished("g/0", "a", 40, stopped=True),

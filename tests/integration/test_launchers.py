@@ -17,7 +17,7 @@ class Launcher:
     async def address(self):
         raise NotImplementedError
 
-    async def find_place(self, name):
+    async def find_place(self, name, waiting):
         raise NotImplementedError
 
 @hookimpl

@@ -13,6 +13,7 @@ from seer_core.errors import (
 from seer_core.model.events import (
     InstanceDegraded,
     InstanceFailed,
+    InstanceWaiting,
 )
 from seer_core.plugins.config import RestartsTable, SeerTable
 from seer_core.plugins.loading import Strategies
@@ -306,7 +307,8 @@ def homeless(hand):
             super().__init__(name)
             self.place = asyncio.Event()
 
-        async def find_place(self):
+        async def find_place(self, waiting):
+            waiting("1 GPU")
             await self.place.wait()
 
     return Homeless
@@ -335,13 +337,15 @@ def test_an_instance_without_a_place_holds_up_neither_weights_nor_sleep_nor_cach
 
 
 def test_the_only_instance_is_waited_for_until_it_has_a_place(by_hand, homeless, some_groups):
-    x = homeless("x")
+    x, recorder = homeless("x"), Recorder()
+    slots = [Slot("observer", "recorder", recorder)]
 
     async def run():
-        async with by_hand(x, restarts=RestartsTable(attempts=1)) as runtime:
+        async with by_hand(x, observers=slots, restarts=RestartsTable(attempts=1)) as runtime:
             under_way = runtime.rollout(some_groups(1, 1))
             x.die()
             await turns()
+            assert recorder.seen[-1] == InstanceWaiting("x", "1 GPU")
             x.place.set()
             await turns()
             assert x.starts == 2

@@ -47,7 +47,7 @@ class VirtualTransport:
         self._results: Sequence[FromWorker] = ()
         self._cancel_timer: Callable[[], None] | None = None
 
-    async def find_place(self, name: str) -> None:
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
         """Return: there is always a place in this process."""
 
     async def open(self, start: Start, peer: Peer) -> InstanceInfo:

@@ -74,8 +74,8 @@ class RayLauncher:
         """Return this machine's address in the cluster, unless the settings name another."""
         return self._settings.host or await self._join()
 
-    async def find_place(self, name: str) -> None:
-        """Wait until a node has room for an instance, and log what is missing meanwhile.
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
+        """Wait until a node has room for an instance; log what is missing meanwhile, and pass it on.
 
         Raises:
             EngineError: the cluster's head is gone, and no worker is left that could end the rollout.
@@ -84,14 +84,14 @@ class RayLauncher:
         await self._join()
         self._begin_watch()
         try:
-            await self._head_there(name)
-            place = await self._place(name, patient=True)
+            await self._head_there(name, waiting)
+            place = await self._place(name, waiting)
             # Given back at once: an instance that then waits for the others to wake must not keep devices.
             await _ask(place.release)
         finally:
             self._end_watch()
 
-    async def _head_there(self, name: str) -> None:
+    async def _head_there(self, name: str, waiting: Callable[[str], None]) -> None:
         """Wait for a head that is gone for as long as some worker goes on without it."""
         waited = False
         while silent_s := self._silent_s:
@@ -99,6 +99,7 @@ class RayLauncher:
                 raise EngineError(self._headless(silent_s))
             if not waited:
                 waited = True
+                waiting(self._headless(silent_s))
                 log.warning(
                     "instance_waits_for_head", instance=name, head=self._head, seconds=round(silent_s)
                 )
@@ -154,7 +155,7 @@ class RayLauncher:
         host = await self._join()
         if silent_s := self._silent_s:
             raise EngineError(self._headless(silent_s))
-        place = await self._place(name, patient=False, avoided=silent)
+        place = await self._place(name, avoided=silent)
         try:
             port = await self._listen(host)
         except BaseException:
@@ -216,8 +217,11 @@ class RayLauncher:
             self._port.close()
             self._port = None
 
-    async def _place(self, name: str, *, patient: bool, avoided: Sequence[str] = ()) -> Place:
-        """Return a place that is reserved; unless patient, give up where there is none, or can be none."""
+    async def _place(
+        self, name: str, waiting: Callable[[str], None] | None = None, avoided: Sequence[str] = ()
+    ) -> Place:
+        """Return a reserved place; without ``waiting``, give up where there is none, or can be none."""
+        patient = waiting is not None
         limit_s = self._settings.launch_timeout_s
         begun_s, report_s = time.monotonic(), FIRST_REPORT_S
         place = await self._reserve(name, avoided)
@@ -238,6 +242,8 @@ class RayLauncher:
                             f"{why}; add a {more}, or lower what [{TABLE}] asks for, or `instances`, or let"
                             f" {TABLE}.min_instances begin without the others"
                         )
+                    if waiting is not None:
+                        waiting(impossible or missing)
                     log.warning(
                         "instance_waits_for_place",
                         instance=name,

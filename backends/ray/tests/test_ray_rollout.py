@@ -224,7 +224,7 @@ def test_doctor_counts_the_places_of_a_cluster(nodes, changes, ok, finding, reme
 
 def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes):
     async def wait():
-        task = asyncio.ensure_future(launcher.find_place("scripted-0"))
+        task = asyncio.ensure_future(launcher.find_place("scripted-0", missing.append))
         while not logs:
             await asyncio.sleep(0.05)
         assert not task.done()
@@ -233,10 +233,12 @@ def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes
         nodes.remove(node)
         assert await places() == 0
 
+    missing = []
     launcher = RayLauncher(Settings(address=nodes.address, resources={"late": 1.0}))
     with structlog.testing.capture_logs() as logs:
         play(wait())
     [first, *_] = [each for each in logs if each["event"] == "instance_waits_for_place"]
+    assert missing[0] == first["missing"]
     assert first["instance"] == "scripted-0"
     assert "none of the 4 nodes has 1 CPU, 1 late" in first["missing"]
 

@@ -77,8 +77,9 @@ class ThreadLauncher:
     async def address(self):
         return "127.0.0.1"
 
-    async def find_place(self, name):
+    async def find_place(self, name, waiting):
         self.found_place = name
+        waiting("a node")
 
     async def launch(self, name, interpreter, environment, log, keep_log):
         ours, theirs = socket.socketpair()
@@ -205,8 +206,10 @@ def test_a_worker_runs_where_its_launcher_puts_it(launch, local):
 def test_a_lost_instance_asks_its_launcher_for_a_place(launch):
     engine = process_client("toy-0", launch)
     assert isinstance(engine, PlaceSeeker)
-    play(engine.find_place)
+    missing = []
+    play(lambda: engine.find_place(missing.append))
     assert launch.launcher.found_place == "toy-0"
+    assert missing == ["a node"]
 
 
 def test_the_worker_gives_back_what_its_instance_need_not_see(launch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,7 +134,7 @@ class Transport(Protocol):
         """End the worker, bounded; the peer receives nothing any more."""
         ...
 
-    async def find_place(self, name: str) -> None:
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
         """Wait, without a limit, for a place where the worker of instance ``name`` can be started."""
         ...
 
@@ -278,9 +278,9 @@ class WorkerClient:
         """Take the memory again; an EngineError if the instance is down."""
         await self._call(Wake())
 
-    async def find_place(self) -> None:
+    async def find_place(self, waiting: Callable[[str], None]) -> None:
         """Wait for a place where the worker can be started again."""
-        await self.transport.find_place(self.id)
+        await self.transport.find_place(self.id, waiting)
 
     async def stop(self) -> None:
         """End the worker and all it started, bounded; the sink gets nothing any more."""

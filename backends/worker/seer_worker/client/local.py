@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -29,7 +29,7 @@ class LocalLauncher:
         """Return the address of loopback: all workers are on this machine."""
         return LOOPBACK
 
-    async def find_place(self, name: str) -> None:
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
         """Return: there is always a place here."""
 
     async def launch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -117,9 +117,9 @@ class ProcessTransport:
         self._listener = asyncio.create_task(self._listen(worker, peer))
         return info
 
-    async def find_place(self, name: str) -> None:
+    async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
         """Wait until the launcher has a place for the worker."""
-        await self.spec.launcher.find_place(name)
+        await self.spec.launcher.find_place(name, waiting)
 
     def send(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the event loop."""
