@@ -36,6 +36,7 @@ CASES = (
     "speculation",
     "draft_index",
     "draft_acceptance",
+    "epochs",
     "server",
     "chunk_overhead",
     "journal",

@@ -19,6 +19,7 @@ import task
 HOPS = range(6, 11)
 RESPONSES = 8
 SLACK_TOKENS = 8
+EPOCH_ITERATIONS = 3
 
 
 class Terse(task.Scratchpad):
@@ -49,6 +50,11 @@ def prompts(iteration: int, groups: int, seed: int) -> Iterator[Mapping[str, obj
             "max_tokens": shortest_tokens(problem) + SLACK_TOKENS,
             "metadata": problem.metadata(),
         }
+
+
+def epochs(iteration: int, groups: int, seed: int) -> Iterator[Mapping[str, object]]:
+    """Yield the prompts of the first iterations over and over, as a training over several epochs does."""
+    return prompts(iteration % EPOCH_ITERATIONS, groups, seed)
 
 
 def held_out(iteration: int, groups: int, seed: int) -> Iterator[Mapping[str, object]]:

@@ -34,6 +34,7 @@ __all__ = [
     "DraftPolicy",
     "DraftSource",
     "Drafter",
+    "ResponseMemory",
     "SiblingTokens",
     "SourceSpec",
     "StepTimes",
@@ -274,4 +275,27 @@ class Drafter(Protocol):
 
     def policy(self, step_times: StepTimes) -> DraftPolicy | None:
         """Return the pure half for one instance with these step times; None if there is none."""
+        ...
+
+
+@runtime_checkable
+class ResponseMemory(Protocol):
+    """The further methods of a ``Drafter`` that drafts from responses of earlier rollouts, too.
+
+    The runtime calls them on the event loop, if the drafter ``shares``; each returns at once.
+    """
+
+    def recall(self, prompt: Sequence[int]) -> Sequence[Tokens]:
+        """Return earlier responses to a prompt, the oldest first.
+
+        Instances that work on a group with this prompt are sent them like siblings' tokens.
+        """
+        ...
+
+    def remember(self, prompt: Sequence[int], response: Tokens) -> None:
+        """Take in a response that has ended."""
+        ...
+
+    def clear(self) -> None:
+        """Recall no more of what was taken in before."""
         ...

@@ -35,7 +35,7 @@ from seer_core.runtime.fleet import Fleet
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.prompts import check_groups
 from seer_core.runtime.rollout import Rollout
-from seer_core.runtime.transcripts import Transcripts
+from seer_core.runtime.transcripts import ClosedRequest, Transcripts
 from seer_core.scheduling.scheduler import Scheduler
 
 __all__ = ["RolloutController"]
@@ -130,8 +130,8 @@ class RolloutController:
         fleet, transcripts = self.fleet, self._transcripts
         fleet.require_alive()
         check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
-        written = self._written(groups)
-        specs = tuple(map(transcripts.add, groups, written))
+        written, earlier = self._written(groups), self._earlier(groups)
+        specs = tuple(map(transcripts.add, groups, written, earlier))
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
         try:
             self.apply(GroupsSubmitted(specs))
@@ -147,6 +147,13 @@ class RolloutController:
         version = weights.current.version
         first = {"model": digest} if digest and not version else {}
         return self.rollout.journal.begin(groups, version, weights.fingerprints | first)
+
+    def _earlier(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[Tokens]]:
+        """Return the responses of earlier rollouts to each group's prompt that are drafted from."""
+        if (memory := self.fleet.memory) is None:
+            return [()] * len(groups)
+        with memory.named():
+            return [memory.strategy.recall(group.prompt_token_ids) for group in groups]
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; each completes at once."""
@@ -262,7 +269,15 @@ class RolloutController:
         rollout.take(closed.completion, closed.group_over)
         self.observers.completed(now, closed.completion)
         self.fleet.forget_group(closed.completion.group_id, closed.instances)
+        self._remember(closed)
         self._end_if_over(rollout)
+
+    def _remember(self, closed: ClosedRequest) -> None:
+        memory, response = self.fleet.memory, closed.completion.token_ids
+        # A simulated engine's tokens are none that could be drafted.
+        if memory is not None and isinstance(response, Tokens) and response:
+            with memory.named():
+                memory.strategy.remember(closed.prompt, response)
 
     def _end_if_over(self, rollout: Rollout) -> None:
         """Let go of a rollout that is closed and has no unfinished requests."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -23,7 +23,7 @@ from seer_core.model.events import (
 )
 from seer_core.plugins.config import SeerTable
 from seer_core.ports.contracts import implemented
-from seer_core.ports.drafting import Drafter
+from seer_core.ports.drafting import Drafter, ResponseMemory
 from seer_core.ports.engine import ChunkReceiver, EngineFleet, InstanceClient, PlaceSeeker
 from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
@@ -98,6 +98,14 @@ class Fleet:
         self._sleep_lock = asyncio.Lock()
         self._adding = 0
         self._pool_started = False
+
+    @property
+    def memory(self) -> Slot[ResponseMemory] | None:
+        """The drafter, if it drafts from responses of earlier rollouts and instances are sent those."""
+        slot = self.drafter
+        if slot is None or not self.shares_sibling_tokens or not isinstance(slot.strategy, ResponseMemory):
+            return None
+        return cast("Slot[ResponseMemory]", slot)
 
     @property
     def asleep(self) -> bool:
@@ -430,8 +438,11 @@ class Fleet:
         self._awake.set()
 
     async def reset_caches(self) -> None:
-        """Let every instance, and the KV pool, forget all KV."""
+        """Let every instance, and the KV pool, forget all KV, and the drafter all earlier responses."""
         await self.restarts_over()
+        if (memory := self.memory) is not None:
+            with memory.named():
+                memory.strategy.clear()
         await asyncio.gather(*(self.engines[name].reset_cache() for name in self.alive))
         await self._clear_kv_pool()
 

@@ -225,7 +225,10 @@ class Runtime:
         await self._fleet.remove(instance_id)
 
     async def reset_caches(self) -> None:
-        """Let every engine, and the pool, forget all KV, so that the next rollout starts cold."""
+        """Let every engine, and the pool, forget all KV, so that the next rollout starts cold.
+
+        A drafter that drafts from responses of earlier rollouts recalls none of them any more.
+        """
         self._controller.require_idle("reset caches")
         await self._fleet.reset_caches()
 

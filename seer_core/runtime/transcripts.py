@@ -72,6 +72,7 @@ class ClosedRequest(msgspec.Struct, frozen=True):
     """
 
     completion: Completion
+    prompt: Sequence[int]
     group_over: bool
     resumed_tokens: int
     instances: tuple[str, ...] = ()
@@ -117,14 +118,24 @@ class Transcripts:
         """The ids of the groups that are not over."""
         return self._groups.keys()
 
-    def add(self, group: PromptGroup, written: Sequence[WrittenResponse] = ()) -> GroupSpec:
+    def add(
+        self,
+        group: PromptGroup,
+        written: Sequence[WrittenResponse] = (),
+        earlier: Sequence[Tokens] = (),
+    ) -> GroupSpec:
         """Begin the transcripts of a group; return its specification for the scheduler.
 
-        ``written``: its responses as an earlier process left them, which become part of these; or none.
+        Args:
+            group: the group.
+            written: its responses as an earlier process left them, which become part of these; or none.
+            earlier: responses of earlier rollouts to its prompt, which are pending like siblings' tokens.
         """
         siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
         if self._sharing:
-            self._shared[group.id] = SiblingLog(self._rollout_id, group.id)
+            shared = self._shared[group.id] = SiblingLog(self._rollout_id, group.id)
+            for number, token_ids in enumerate(earlier):
+                shared.resume(f"{group.id}/earlier-{number}", token_ids)
         for index in range(group.n):
             request_id = f"{group.id}/{index}"
             transcript = Transcript(siblings, index, request_seed(group.seed, index))
@@ -368,7 +379,9 @@ class Transcripts:
             metadata=siblings.group.metadata,
         )
         instances = () if siblings.left else tuple(siblings.instances)
-        return ClosedRequest(completion, not siblings.left, transcript.resumed_tokens, instances)
+        return ClosedRequest(
+            completion, siblings.prompt, not siblings.left, transcript.resumed_tokens, instances
+        )
 
     def _delivered(self, instance_id: str, request_id: str) -> None:
         shared = self._sharing_of(request_id)

@@ -6,6 +6,7 @@ import pytest
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.model import PromptGroup
+from seer_core.model.arrays import Tokens
 from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch
 from seer_core.ports.engine import ChunkOutput
 from seer_core.runtime.transcripts import Transcripts
@@ -121,6 +122,19 @@ def test_instances_get_what_siblings_write_elsewhere_while_they_work_on_the_grou
     send(book, "a/2", "late")
     assert pending(book, "a/2") == [("late", "a/0", 0, [7, 8, 9])]
     assert pending(book, "a/2") == []
+
+
+def test_responses_of_earlier_rollouts_are_sent_like_siblings_text_and_first():
+    book = Transcripts(rollout_id="r", sharing=True)
+    book.add(group(), earlier=[Tokens([4, 5]), Tokens([6])])
+    write(book, "a/0", "x", [7, 8], stopped=True)
+    earlier = [("a/earlier-0", 0, [4, 5]), ("a/earlier-1", 0, [6])]
+    assert pending(book, "a/0") == []  # nothing of it is under way
+    closed = book.complete(Complete("a/0", "stop"), 1.0)
+    assert list(closed.prompt) == [1, 2, 3]
+    send(book, "a/1", "x")
+    assert pending(book, "a/1") == [("x", *each) for each in earlier]
+    assert pending(book, "a/1") == []
 
 
 def test_text_that_goes_out_with_a_chunk_is_not_sent_beside_it():

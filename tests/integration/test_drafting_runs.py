@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from seer_cli.comparison import compare
 
-from seer_core.errors import EngineError
+from seer_core.errors import EngineError, PluginError
 from seer_core.model.events import InstanceReported
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import Strategies, fill_slots
@@ -132,6 +132,63 @@ def test_engines_receive_what_siblings_write_elsewhere_if_the_drafter_shares(
     asyncio.run(main())
     received = [[(text.start, text.token_ids) for text in engine.sibling_tokens] for engine in engines]
     assert received == ([[(0, [5, 6])], [(0, [5, 6, 7])]] if sharing else [[], []])
+
+
+@attrs.define(eq=False)
+class Remembering(Noted):
+    """A drafter with a memory of one prompt's responses."""
+
+    kept: list = attrs.Factory(list)
+
+    def recall(self, prompt):
+        return [tokens for asked, tokens in self.kept if list(asked) == list(prompt)]
+
+    def remember(self, prompt, response):
+        self.kept.append((prompt, response))
+
+    def clear(self):
+        self.kept.clear()
+
+
+def test_a_drafter_s_memory_gets_each_response_and_engines_what_it_recalls_until_it_is_cleared(
+    by_hand, hand, some_groups
+):
+    engine, drafter = hand(), Remembering(sharing=True)
+    groups = some_groups(2, 1)
+
+    async def main():
+        async with by_hand(engine, drafter=slot(drafter)) as runtime:
+            await rolled_out(runtime, groups)
+            assert [tokens for _, tokens in drafter.kept] == [[5, 6], [5, 6]]
+            assert engine.sibling_tokens == []
+            await rolled_out(runtime, groups[:1])
+            [text] = engine.sibling_tokens
+            name = groups[0].id
+            assert (text.group_id, text.request_id, text.start) == (name, f"{name}/earlier-0", 0)
+            assert text.token_ids == [5, 6]
+            await runtime.reset_caches()
+            await rolled_out(runtime, groups)
+            assert len(engine.sibling_tokens) == 1
+
+    async def rolled_out(runtime, groups):
+        rollout = runtime.rollout(groups)
+        while engine.jobs:
+            engine.finish(tokens=2)
+        await rollout.wait()
+
+    asyncio.run(main())
+
+
+def test_a_memory_that_fails_is_named(by_hand, hand, some_groups):
+    drafter = Remembering(sharing=True)
+    drafter.kept = None
+
+    async def main():
+        async with by_hand(hand(), drafter=slot(drafter)) as runtime:
+            runtime.rollout(some_groups(1, 1))
+
+    with pytest.raises(PluginError, match="plug-in 'noted', slot 'drafter': raised"):
+        asyncio.run(main())
 
 
 def test_drafts_are_counted_per_chunk_per_group_and_in_the_summary(by_hand, hand, some_groups, tmp_path):

@@ -42,7 +42,7 @@ class Apart:
         )
 
 
-def test_siblings_text_from_another_instance_is_drafted_also_after_one_was_killed(tmp_path):
+def test_siblings_and_earlier_text_is_drafted_on_another_instance_also_after_one_was_killed(tmp_path):
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(FREE))
     settings = [
         "engine.vllm.max_model_tokens=400",
@@ -77,20 +77,24 @@ def test_siblings_text_from_another_instance_is_drafted_also_after_one_was_kille
             again = await runtime.rollout(groups).wait()
             await runtime.use(strategies("plugin.grouped_spec.share=false"))
             alone = await runtime.rollout(groups).wait()
-        return shared, again, alone
+            await runtime.use(strategies("plugin.grouped_spec.earlier_responses=1"))
+            first = await runtime.rollout(groups).wait()
+            second = await runtime.rollout(groups).wait()
+        return shared, again, alone, first, second
 
-    shared, again, alone = asyncio.run(main())
-    assert texts(shared) == texts(again) == texts(alone)
+    shared, again, alone, first, second = asyncio.run(main())
+    assert texts(shared) == texts(again) == texts(alone) == texts(first) == texts(second)
     assert acceptance(shared) > 1.2 * acceptance(alone)
-    assert acceptance(again) == pytest.approx(acceptance(shared), rel=0.03)
+    assert acceptance(again) > 1.2 * acceptance(alone)
+    assert acceptance(second, probes=True) > 1.5 * acceptance(first, probes=True)
 
 
 def texts(result):
     return {each.request_id: each.token_ids for each in result.completions}
 
 
-def acceptance(result):
-    """Return the tokens per step of all responses but the probes."""
-    chunks = [chunk for each in result.completions if each.index for chunk in each.chunks]
-    assert {chunk.instance for chunk in chunks} == {"vllm-1"}
+def acceptance(result, *, probes=False):
+    """Return the tokens per step of the probes, or of all other responses."""
+    chunks = [chunk for each in result.completions if (each.index == 0) == probes for chunk in each.chunks]
+    assert {chunk.instance for chunk in chunks} == {f"vllm-{int(not probes)}"}
     return sum(chunk.tokens for chunk in chunks) / sum(chunk.steps for chunk in chunks)

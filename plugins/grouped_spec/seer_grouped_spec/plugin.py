@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from seer_core.errors import ConfigError
 from seer_core.json_files import JsonFormat
+from seer_core.model.arrays import Tokens
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_grouped_spec.doctor import compiled_index
+from seer_grouped_spec.memory import EarlierResponses
 from seer_grouped_spec.policy import MarginalBenefit
 from seer_grouped_spec.settings import Settings, SourceSettings
 
@@ -24,11 +27,14 @@ _PROFILE = JsonFormat[StepTimes](StepTimes, "no profile", "write one with `seer 
 
 
 class GroupedDrafter:
-    """Says what the workers load."""
+    """Says what the workers load, and keeps responses for later rollouts: a ``ResponseMemory``."""
 
-    def __init__(self, settings: Settings, step_times: StepTimes | None) -> None:
+    def __init__(
+        self, settings: Settings, step_times: StepTimes | None, memory: EarlierResponses | None = None
+    ) -> None:
         self._settings = settings
         self._step_times = step_times
+        self._memory = memory
 
     def source(self) -> SourceSpec:
         """Return the engine half."""
@@ -40,6 +46,20 @@ class GroupedDrafter:
     def shares(self) -> bool:
         """Return whether an instance receives the tokens that siblings write on other instances."""
         return self._settings.share
+
+    def recall(self, prompt: Sequence[int]) -> Sequence[Tokens]:
+        """Return the newest earlier responses to a prompt, the oldest of them first."""
+        return () if self._memory is None else self._memory.recall(prompt)
+
+    def remember(self, prompt: Sequence[int], response: Tokens) -> None:
+        """Keep a response for later rollouts, if the settings ask for it."""
+        if self._memory is not None:
+            self._memory.remember(prompt, response)
+
+    def clear(self) -> None:
+        """Recall nothing of before."""
+        if self._memory is not None:
+            self._memory.clear()
 
     def policy(self, step_times: StepTimes) -> MarginalBenefit:
         """Return the pure half, for an engine that makes no tokens; a profile is of another engine."""
@@ -55,13 +75,35 @@ def seer_make_drafter(settings: Settings, startup: Startup) -> GroupedDrafter:
             f" lookup_max = {settings.lookup_max}; lower it"
         )
     step_times = _read_profile(startup.path(settings.profile)) if settings.profile else None
-    return GroupedDrafter(settings, step_times)
+    return GroupedDrafter(settings, step_times, _memory(settings, startup))
 
 
 @hookimpl
 def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Check]:
     """Look for the compiled index."""
     return [compiled_index()]
+
+
+def _memory(settings: Settings, startup: Startup) -> EarlierResponses | None:
+    """Open the memory of earlier responses.
+
+    Raises:
+        ConfigError: there is none to open, or nothing would be drafted from it.
+    """
+    file = startup.path(settings.earlier_file) if settings.earlier_file else None
+    if not settings.earlier_responses:
+        if file is not None:
+            raise ConfigError(
+                "plugin.grouped_spec.earlier_file is of no use while earlier_responses is 0; set that to the"
+                " responses of a prompt to draft from, such as its group size"
+            )
+        return None
+    if not settings.share:
+        raise ConfigError(
+            "plugin.grouped_spec.earlier_responses need share = true: they come to instances like siblings'"
+            " text"
+        )
+    return EarlierResponses(settings.earlier_responses, settings.earlier_bytes, file)
 
 
 def _read_profile(path: Path) -> StepTimes:

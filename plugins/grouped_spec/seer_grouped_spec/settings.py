@@ -46,3 +46,9 @@ class Settings(SourceSettings, frozen=True, kw_only=True, forbid_unknown_fields=
     """
     share: bool = True
     """Whether an instance also drafts from the text that siblings write on other instances."""
+    earlier_responses: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    """Drafts come also from so many responses to the same prompt in earlier rollouts, the newest ones."""
+    earlier_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """The most memory, or disk, that earlier responses take, at 4 bytes a token; the oldest are dropped."""
+    earlier_file: str = ""
+    """A file that keeps earlier responses when the process ends, relative to the config file."""

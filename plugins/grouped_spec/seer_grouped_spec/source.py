@@ -74,6 +74,7 @@ class GroupedSource:
         self._steps = 0
         self._sibling_tokens = 0
         self._report = host.report
+        self._vocab_size = host.vocab_size
         self._rollout_id = ""
         self._mismatches_reported = False
 
@@ -101,14 +102,15 @@ class GroupedSource:
         """Append to the index what a response has written on another instance.
 
         What does not fit is left out: its group is over or was dropped, there is no memory for it, or tokens
-        before it are missing because its group was dropped and opened again.
+        before it are missing because its group was dropped and opened again.  So is an earlier response of
+        a model with another vocabulary.
         """
-        group = self._groups.get(text.group_id)
-        if group is None or text.rollout_id != self._rollout_id:
+        group, tokens = self._groups.get(text.group_id), np.asarray(text.token_ids, np.int32)
+        if group is None or text.rollout_id != self._rollout_id or tokens.max(initial=0) >= self._vocab_size:
             return
         with suppress(DraftIndexError):
             request = self._request_of(group, text.request_id)
-            self._index.append(request, text.start, np.asarray(text.token_ids, np.int32))
+            self._index.append(request, text.start, tokens)
             self._sibling_tokens += len(text.token_ids)
 
     def propose(self, batch: DraftBatch) -> None:

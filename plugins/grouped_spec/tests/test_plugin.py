@@ -7,8 +7,9 @@ import pytest
 from seer_grouped_spec.plugin import Settings, seer_make_drafter
 
 from seer_core.errors import ConfigError
+from seer_core.model.arrays import Tokens
 from seer_core.plugins.hookspecs import Startup
-from seer_core.ports.drafting import Drafter
+from seer_core.ports.drafting import Drafter, ResponseMemory
 
 from .helpers import FLAT
 
@@ -30,6 +31,30 @@ def test_it_is_a_drafter_with_both_halves():
 def test_text_is_shared_between_instances_unless_that_is_switched_off():
     assert make().shares()
     assert not make(share=False).shares()
+
+
+def test_earlier_responses_are_kept_only_where_they_are_asked_for():
+    for count, recalled in ((0, []), (2, [[8], [9]])):
+        drafter = make(earlier_responses=count)
+        assert isinstance(drafter, ResponseMemory)
+        for token in (7, 8, 9):
+            drafter.remember((1, 2), Tokens([token]))
+        assert list(drafter.recall((1, 2))) == recalled
+        drafter.clear()
+        assert list(drafter.recall((1, 2))) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"earlier_file": "earlier.sqlite"}, "is of no use while earlier_responses is 0"),
+        ({"earlier_responses": 4, "share": False}, "need share = true"),
+        ({"earlier_responses": 4, "earlier_file": "no/such/directory"}, "unable to open database file"),
+    ],
+)
+def test_a_memory_that_cannot_work_is_refused(tmp_path, settings, remedy):
+    with pytest.raises(ConfigError, match=remedy):
+        make(tmp_path, **settings)
 
 
 def test_a_profile_goes_to_the_workers(tmp_path):

@@ -159,6 +159,7 @@ def test_text_that_fits_nowhere_is_left_out(make_rig):
     rig.add_sibling_tokens("g/0", 0, PHRASE, rollout="before")
     rig.add_sibling_tokens("g/2", 5, PHRASE[5:], rollout="now")  # what came before is missing
     rig.add_sibling_tokens("g/1", 3, OTHER, rollout="now")  # it has written something else here
+    rig.add_sibling_tokens("g/earlier-0", 0, [*PHRASE, 1000], rollout="now")  # no token of this model
     assert rig.propose([handle], [0]) == [[]]
     assert rig.source.stats()["learnt_tokens"] == 0
     rig.source.forget("g")
