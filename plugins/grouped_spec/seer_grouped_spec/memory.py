@@ -25,9 +25,9 @@ create index if not exists by_prompt on responses (prompt, number);
 class EarlierResponses:
     """A ``ResponseMemory``: the newest ``per_prompt`` responses to each prompt, in at most ``max_bytes``.
 
-    Beyond that the oldest of all are dropped first.  A ``file`` is SQLite's, and has one
-    process at a time; it is never synced, so a power failure may cost it.  If it fails, no response is
-    recalled or taken in any more: drafts are then those without a memory.
+    Beyond that the oldest of all are dropped first.  A ``file`` is SQLite's, and has one process at a time;
+    it is never synced, so a power failure may cost it.  If it fails, no response is recalled or taken in any
+    more: drafts are then those without a memory.
 
     Raises:
         ConfigError: the file is damaged, or another process has it.
