@@ -1,6 +1,7 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
 .PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-docs \
-	check core-test fast-test verl-test site site-test chromium bench-stale reference licences wheels try-wheels fix clean
+	check core-test fast-test engine-test verl-test site site-test chromium bench-stale reference licences \
+	wheels try-wheels fix clean
 
 ENGINE ?= vllm
 # SGLang has an environment of its own.
@@ -18,8 +19,7 @@ demo-cluster: setup  ## The example on four nodes of a Ray cluster here, one of 
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
-test: packages setup-sglang fast-test verl-test site-test  ## Everything CI runs: style, types, contracts, all tests.
-	.venv/bin/python -m pytest -m engine
+test: packages setup-sglang fast-test verl-test site-test engine-test  ## Everything CI runs.
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
 	@scripts/install-system-packages
@@ -36,6 +36,9 @@ fast-test: check  ## All but the tests that start real engines, on all cores: mi
 
 core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an engine.
 	.venv-core/bin/python -m pytest -n auto -q $(CORE_TESTS)
+
+engine-test: packages setup-sglang  ## The tests that start real engines, in two processes: about half an hour.
+	.venv/bin/python -m pytest -m engine -n 2 --dist loadfile
 
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest
