@@ -25,7 +25,7 @@ from bench.frame import Row, markdown
 ROOMS = ("seer_core", "backends/ray/seer_ray", "backends/worker/seer_worker", "plugins/journal")
 ROUNDS = 1
 TOTAL = "total"
-FAULTS = {"scripted": 200, "paced": 25, "vllm": 50}
+FAULTS = {"scripted": 200, "paced": 6, "vllm": 12}
 GROUPS = {"scripted": 40, "paced": 16, "vllm": 12}
 
 
