@@ -63,6 +63,7 @@ chunk_tokens = 32
 {tables}
 """
 POLL_S = 0.05
+WAIT_S = 0.5
 SPARE = 1
 """One more machine than instances."""
 GONE_WITHIN_S = 60.0
@@ -267,8 +268,18 @@ class ClusterCampaign:
     def _errors(self) -> str:
         return (self.folder / "errors").read_text(errors="replace")[-3000:]
 
+    def _await_node(self) -> None:
+        """Wait for a machine that is a node, for a command ends at once where no node could have a worker."""
+        end_s = time.monotonic() + GONE_WITHIN_S
+        while all(each.name in self._broken for each in self._machines.nodes()):
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"no machine has joined within {GONE_WITHIN_S:g} s")
+            self._keep_machines(time.monotonic())
+            time.sleep(WAIT_S)
+
     def _live(self, out: Path) -> int:
         """Let a command live, strike it, and return its exit status."""
+        self._await_node()
         self.lives += 1
         self._first = len(self.faults)
         self._hosts.clear()

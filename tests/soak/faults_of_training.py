@@ -60,7 +60,7 @@ def train(fault: str, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     settings = [
         "train.iterations=3",
         "train.groups=4",
-        "train.evaluation.groups=4",
+        "train.evaluation.groups=2",
         *overrides,
         *(["train.colocated=true"] if fault == "engine asleep" else []),
     ]

@@ -129,7 +129,7 @@ def test_a_run_on_vllm_dies_and_loses_nothing(tmp_path, soak):
     pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
     prompts = tmp_path / "prompts.jsonl"
     lines = (EXAMPLE / "prompts.jsonl").read_text().splitlines(keepends=True)
-    prompts.write_text("".join(lines[:8]))
+    prompts.write_text("".join(lines[: 8 if soak.full else 4]))
     arguments = ["run", str(EXAMPLE / "demo.toml"), "--prompts", str(prompts)]
     arguments += [word for each in soak.overrides for word in ("--set", each)]
     undisturbed(arguments, tmp_path / "undisturbed")
@@ -137,8 +137,8 @@ def test_a_run_on_vllm_dies_and_loses_nothing(tmp_path, soak):
     chance = random.Random(soak.seed)
 
     def make(folder):
-        kinds = KINDS if soak.full else ["SIGKILL"]
-        return Campaign(arguments, folder, chance, responses_in, kinds, life_bytes=200_000)
+        kinds, life_bytes = (KINDS, 200_000) if soak.full else (["SIGKILL"], 100_000)
+        return Campaign(arguments, folder, chance, responses_in, kinds, life_bytes=life_bytes)
 
     deaths, lives, found = run_campaign(make, tmp_path, soak.minutes, 1)
     print(f"{deaths.total()} deaths in {lives} lives of {len(found)} runs: {dict(deaths)}")

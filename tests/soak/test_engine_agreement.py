@@ -27,7 +27,7 @@ def fresh_prompts(path):
 def test_responses_are_the_same_on_both_engines(soak, tmp_path):
     from .engine_agreement import agreement
 
-    records = fresh_prompts(tmp_path / "prompts.jsonl") if soak.full else [r | {"n": 1} for r in prompts(8)]
+    records = fresh_prompts(tmp_path / "prompts.jsonl") if soak.full else [r | {"n": 1} for r in prompts(5)]
     plugins = FULL_PLUGINS if soak.full else ()
     for row in asyncio.run(agreement(("vllm", "sglang"), records, plugins, soak.overrides)):
         assert row["share_equal"] >= LEAST_EQUAL, row["differences"]

@@ -200,6 +200,11 @@ class Machines:
             time.sleep(POLL_S)
         machine.node_id = found
 
+    def nodes(self):
+        """Return the machines that are nodes, as the head has them."""
+        alive = self._alive_nodes()
+        return [each for each in self.machines if each.ip in alive]
+
     def node(self, key):
         """Return the machine with this node id, or of this name."""
         return next(each for each in self.machines if key in (each.node_id, each.name))
