@@ -286,7 +286,7 @@ FAULTS = {
         (Lister, LENGTHS, "which is no pair"),
         (Dreamer, LENGTHS, r"answered \(9, 2\); drafts have 0 to 8 tokens"),
         (Divider, LENGTHS, "drafts have 0 to 8 tokens"),
-        (Moody, ALIKE, ""),
+        (Moody, ALIKE, r"in step 0 one answered \(\d, 0\), and another \(\d, 0\)"),
         (Sorter, UNCHANGED, r"record_acceptance\(\) changed its arguments"),
     ],
     DrafterContract: [
