@@ -68,6 +68,7 @@ SPARE = 1
 """One more machine than instances."""
 GONE_WITHIN_S = 60.0
 MOST_FALSE_STARTS = 20
+MOST_COMPLAINTS = 3
 LIFE_S = 600.0
 STATUSES = {"driver killed": (0, -9), "driver terminated": (0, 143), "head killed": (0,)}
 STATUSES[HEAD_AND_WORKERS] = (1,)
@@ -188,10 +189,10 @@ class ClusterCampaign:
             self._keep_machines(time.monotonic())
             for machine in self._machines.machines:
                 self._machines.wait_for(machine)
-            while self._more() and not self.complaints:
+            while self._more() and len(self.complaints) < MOST_COMPLAINTS:
                 self.runs += 1
                 out = self.folder / f"out-{self.runs}"
-                while (status := self._live(out)) != 0 and not self.complaints:
+                while (status := self._live(out)) != 0 and len(self.complaints) < MOST_COMPLAINTS:
                     self._judge(out, expected, whole=False)
                 if status == 0:
                     self._judge(out, expected, whole=True)
@@ -202,9 +203,9 @@ class ClusterCampaign:
         """Return a row for each kind of fault."""
         return list(rows_of(self.faults))
 
-    def totals(self) -> dict[str, int]:
-        """Return the numbers of rollouts, lives, machines that joined, and responses that were not right."""
-        names = ("runs", "lives", "joined", "responses", "lost", "doubled", "wrong")
+    def totals(self) -> dict[str, Any]:
+        """Return rollouts, lives, machines that joined, responses that were not right, and complaints."""
+        names = ("runs", "lives", "joined", "responses", "lost", "doubled", "wrong", "complaints")
         return {name: getattr(self, name) for name in names}
 
     @property

@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = ["Nurse", "Started"]
 LOG_BYTES = 1 << 16
 LINGER_S = 10.0
 """How long it outlives its worker.  The runtime ends it sooner; without runtime and head it ends itself."""
+UNUSED_S = 30.0
+"""How long it waits for its worker's start, which follows at once unless the runtime has ended."""
 
 
 class Started(Struct, frozen=True):
@@ -48,6 +51,10 @@ class Nurse:
         self._scratch: Scratch | None = None
         self._output = asyncio.StreamReader()
         self._weights = WeightKeeper()
+        # Ray makes it in a thread without an event loop.
+        self._unused = threading.Timer(UNUSED_S, os._exit, (0,))
+        self._unused.daemon = True
+        self._unused.start()
 
     async def start(
         self, interpreter: str, environment: Mapping[str, str], address: tuple[str, int], secret: bytes
@@ -82,6 +89,7 @@ class Nurse:
         protocol = asyncio.StreamReaderProtocol(self._output)
         await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
         self._end = asyncio.create_task(self._ended())
+        self._unused.cancel()
         return facts | {"pid": self._process.pid, "scratch": str(self._scratch.path)}
 
     async def watch(self) -> AsyncIterator[bytes | str]:

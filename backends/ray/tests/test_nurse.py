@@ -1,0 +1,51 @@
+"""The actor beside a worker, without a cluster."""
+
+import asyncio
+import threading
+
+import pytest
+
+pytest.importorskip("ray")
+from seer_ray import nurse
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """Return what the nurse's process would have ended with."""
+    ended, seen = threading.Event(), []
+
+    def leave(status):
+        seen.append(status)
+        ended.set()
+
+    monkeypatch.setattr(nurse.os, "_exit", leave)
+    return ended, seen
+
+
+def test_a_nurse_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exits, monkeypatch):
+    ended, seen = exits
+    monkeypatch.setattr(nurse, "UNUSED_S", 0.01)
+    nurse.Nurse()
+    assert ended.wait(60)
+    assert seen == [0]
+
+
+def test_the_wait_is_over_once_there_is_a_worker(exits, monkeypatch):
+    monkeypatch.setattr(nurse.ray, "get_runtime_context", lambda: Context())
+    monkeypatch.setattr(nurse.ray, "get_gpu_ids", list)
+
+    async def start():
+        one = nurse.Nurse()
+        started = await one.start("/bin/true", {}, ("127.0.0.1", 9), bytes(32))
+        one._unused.join(60)  # it is over long before its time
+        return started, one._unused.is_alive()
+
+    started, waits = asyncio.run(start())
+    assert started["pid"] > 0
+    assert not waits
+    assert exits[1] == []
+
+
+class Context:
+    def get_node_id(self):
+        return "here"
