@@ -17,7 +17,7 @@ ALL_TOKENS = 178_599
 @pytest.mark.first_by_default("engine", ["vllm", "sglang"])
 def test_whole_divided_migrated_killed_and_drafted_rollouts_give_the_same_tokens(engine, soak):
     ways = WAYS if soak.full and engine == "vllm" else SMALL_WAYS
-    groups, greedy_n = (None, 8) if soak.full else (1, 1)
+    groups, greedy_n = (None, 8) if soak.full else (2, 1)
     overrides = [f"seer.engine={engine}", *soak.overrides]
     rows = asyncio.run(roll_out_all_ways(ways, groups, greedy_n, overrides))
     by_way = {(row["way"], row["temperature"]): row for row in rows}

@@ -25,7 +25,11 @@ def exits(monkeypatch):
 def test_a_nurse_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exits, monkeypatch):
     ended, seen = exits
     monkeypatch.setattr(nurse, "UNUSED_S", 0.01)
-    nurse.Nurse()
+
+    async def make():
+        nurse.Nurse()
+
+    asyncio.run(make())
     assert ended.wait(60)
     assert seen == [0]
 
@@ -38,6 +42,7 @@ def test_the_wait_is_over_once_there_is_a_worker(exits, monkeypatch):
         one = nurse.Nurse()
         started = await one.start("/bin/true", {}, ("127.0.0.1", 9), bytes(32))
         one._unused.join(60)  # it is over long before its time
+        await one._end
         return started, one._unused.is_alive()
 
     started, waits = asyncio.run(start())
