@@ -15,10 +15,18 @@ __all__ = ["ENVIRONMENTS", "RECORD", "flaw_of", "page", "pinned", "recorded", "r
 
 RECORD = ROOT / "requirements" / "licences.toml"
 
+SCRIPT = "scripts/environment.sh"
+"""The script that pins uv and PyTorch for each."""
+
 ENVIRONMENTS = {
-    ".venv": ("requirements/constraints.txt",),
+    ".venv": ("requirements/constraints.txt", SCRIPT),
     ".venv-sglang": tuple(f"requirements/sglang-{each}.txt" for each in ("constraints", "cpu", "nodeps")),
-    ".venv-verl": ("requirements/verl-constraints.txt", "requirements/verl-cpu.txt", "scripts/setup-verl"),
+    ".venv-verl": (
+        "requirements/verl-constraints.txt",
+        "requirements/verl-cpu.txt",
+        "scripts/setup-verl",
+        SCRIPT,
+    ),
     ".venv-docs": ("requirements/docs.txt",),
     "an extra": ("*/pyproject.toml", "*/*/pyproject.toml"),
 }

@@ -2,7 +2,7 @@
 # pip brings PyTorch, from where its own configuration says, and uv; uv brings everything else, in a third of the time,
 # and links what several environments have instead of copying it.
 
-uv_version=0.13.9
+uv='uv==0.13.9'
 torch='torch==2.13.0+cpu'
 torch_index=https://download.pytorch.org/whl/cpu
 
@@ -27,7 +27,7 @@ create() {
         say "creating $environment with $("$2" --version)"
         "$2" -m venv "$environment"
     fi
-    pip install "uv==$uv_version"
+    pip install "$uv"
 }
 
 pip() { "$environment/bin/python" -m pip --disable-pip-version-check -qq "$@"; }

@@ -236,11 +236,13 @@ class RayLauncher:
                     missing = await _ask(places.shortage, self._settings)
                     impossible = await _ask(places.lacking, self._settings)
                     why = f"the Ray cluster has no place for it: {impossible or missing}"
-                    if not patient and (impossible is not None or waited_s >= limit_s):
+                    hopeless = impossible is not None and not self._settings.autoscaler
+                    if not patient and (hopeless or waited_s >= limit_s):
                         more = "bundle" if self._settings.placement_groups else "node"
                         raise EngineError(
                             f"{why}; add a {more}, or lower what [{TABLE}] asks for, or `instances`, or let"
-                            f" {TABLE}.min_instances begin without the others"
+                            f" {TABLE}.min_instances begin without the others, or set {TABLE}.autoscaler"
+                            " where Ray adds nodes"
                         )
                     if waiting is not None:
                         waiting(impossible or missing)

@@ -40,6 +40,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How many instances must have a place before a run begins; the others wait for one and join when a node
     has room. 0 means all.
     """
+    autoscaler: bool = False
+    """Whether Ray adds nodes to the cluster by itself. A start then waits up to ``launch_timeout_s`` also for
+    what no node has yet, and does not end at once.
+    """
     host: str = ""
     """This machine's address at which workers connect; empty for the one that Ray uses."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
