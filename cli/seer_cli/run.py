@@ -199,6 +199,8 @@ async def _roll_out(
                     async for completion in rollout:
                         output.completion(completion)
         except asyncio.CancelledError:
+            if journal is not None:
+                await rollout.pause()  # the journal gets what chunks under way have
             finish("interrupted")
             _remind(journal)
             raise

@@ -18,11 +18,13 @@ __all__ = [
     "Command",
     "Complete",
     "Dispatch",
+    "EndChunk",
     "Event",
     "GroupSpec",
     "GroupsSubmitted",
     "InstanceDegraded",
     "InstanceFailed",
+    "InstanceLeaving",
     "InstanceLost",
     "InstanceReported",
     "InstanceStarted",
@@ -30,6 +32,8 @@ __all__ = [
     "InstanceWaiting",
     "RequestsAborted",
     "ResumedResponse",
+    "RolloutPaused",
+    "RolloutResumed",
 ]
 
 
@@ -104,6 +108,15 @@ class InstanceWaiting(msgspec.Struct, frozen=True, tag=True):
     """The instance that waits."""
     missing: str
     """What is missing, in words."""
+
+
+class InstanceLeaving(msgspec.Struct, frozen=True, tag=True):
+    """An instance takes no more chunks and is ended soon; what it runs may still end there."""
+
+    instance_id: str
+    """The instance that leaves."""
+    reason: str
+    """The reason, in words."""
 
 
 class InstanceStopped(msgspec.Struct, frozen=True, tag=True):
@@ -199,9 +212,18 @@ class RequestsAborted(msgspec.Struct, frozen=True, tag=True):
     """The requests, as ``GROUP/INDEX``."""
 
 
+class RolloutPaused(msgspec.Struct, frozen=True, tag=True):
+    """No chunk is sent until ``RolloutResumed``; those in flight are ended early."""
+
+
+class RolloutResumed(msgspec.Struct, frozen=True, tag=True):
+    """Chunks are sent again."""
+
+
 Event = (
     GroupsSubmitted
     | InstanceStarted
+    | InstanceLeaving
     | InstanceStopped
     | InstanceLost
     | InstanceFailed
@@ -211,6 +233,8 @@ Event = (
     | ChunkFinished
     | ChunkFailed
     | RequestsAborted
+    | RolloutPaused
+    | RolloutResumed
 )
 
 
@@ -257,4 +281,18 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """The reason."""
 
 
-Command = Dispatch | Complete | Abort
+class EndChunk(msgspec.Struct, frozen=True, tag=True):
+    """End a chunk in flight now; its instance answers with the tokens that it has, one at least.
+
+    An instance that cannot do so lets the chunk go on.
+    """
+
+    request_id: str
+    """The request whose chunk ends."""
+    instance_id: str
+    """The instance on which it runs."""
+    reason: Literal["instance_leaves", "paused"]
+    """The reason."""
+
+
+Command = Dispatch | Complete | Abort | EndChunk

@@ -17,6 +17,7 @@ from seer_core.ports.kv import KVPool
 from seer_core.ports.weights import WeightSpec
 
 __all__ = [
+    "ChunkEnder",
     "ChunkJob",
     "ChunkOutput",
     "ChunkPiece",
@@ -199,6 +200,20 @@ class InstanceClient(Protocol):
 
     async def stop(self) -> None:
         """End the instance and all that it started; idempotent, bounded."""
+        ...
+
+
+@runtime_checkable
+class ChunkEnder(Protocol):
+    """The further method of an ``InstanceClient`` that can end chunks on demand."""
+
+    def end_chunk(self, job_id: str) -> None:
+        """End a chunk now; never blocks.
+
+        ``chunk_finished`` answers it with the tokens that it has, and one or a few more of steps under way.
+        One without a token ends with its first.  The response is the same, however its chunks end.  A chunk
+        that is not there, or ends by itself first, is no error.
+        """
         ...
 
 

@@ -18,18 +18,21 @@ from seer_core.model.events import (
     ChunkFinished,
     Complete,
     Dispatch,
+    EndChunk,
     Event,
     GroupsSubmitted,
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
     RequestsAborted,
+    RolloutPaused,
+    RolloutResumed,
 )
 from seer_core.model.results import Tally
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.contracts import implemented
-from seer_core.ports.engine import ChunkOutput, ChunkPiece
+from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
 from seer_core.ports.journal import Journal, WrittenResponse
 from seer_core.runtime.fleet import Fleet
 from seer_core.runtime.observers import ObserverHub
@@ -90,6 +93,8 @@ class RolloutController:
         self.require_idle("start another rollout")
         self.expect_healthy()
         fleet = self.fleet
+        if self.scheduler.paused:  # the last rollout ended so
+            self.resume()
         self._transcripts = Transcripts(
             fleet.weights.current.version,
             token_hex(6),  # random: several runs may share what is kept beside the engines
@@ -159,6 +164,14 @@ class RolloutController:
         """Abort requests; each completes at once."""
         self.apply_guarded(RequestsAborted(tuple(request_ids)))
 
+    def pause(self) -> None:
+        """Send no more chunks, and end those under way."""
+        self.apply_guarded(RolloutPaused())
+
+    def resume(self) -> None:
+        """Send chunks again."""
+        self.apply_guarded(RolloutResumed())
+
     def closed(self, rollout: Rollout) -> None:
         """Count a rollout that takes no more groups."""
         self.iteration += bool(rollout.submitted)
@@ -185,6 +198,12 @@ class RolloutController:
                 case Abort():
                     job_id = self._transcripts.drop(command.request_id)
                     self.fleet.engines[command.instance_id].abort(job_id)
+                case EndChunk():
+                    engine = self.fleet.engines[command.instance_id]
+                    if isinstance(engine, ChunkEnder):
+                        engine.end_chunk(self._transcripts.end(command.request_id))
+        if self.scheduler.paused and self.rollout is not None:
+            self.rollout.chunks_changed()
 
     def apply_guarded(self, event: Event) -> None:
         """Apply an event that an instance caused; an error ends the rollout and is not raised."""
@@ -230,6 +249,10 @@ class RolloutController:
             request_id = self._transcripts.streamed(piece)
             if request_id is not None:
                 self.observers.streamed(self.fleet.clock.now(), request_id)
+
+    def ending(self, instance_id: str) -> bool:
+        """Return whether chunks that are to end early are under way on an instance."""
+        return self._transcripts.ending(instance_id)
 
     def no_instances_left(self) -> None:
         """End the rollout: all instances were given up."""

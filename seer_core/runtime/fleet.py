@@ -15,6 +15,7 @@ from seer_core.model.events import (
     Event,
     InstanceDegraded,
     InstanceFailed,
+    InstanceLeaving,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -32,9 +33,14 @@ from seer_core.runtime.restarts import RestartBudget
 from seer_core.scheduling.scheduler import Slot
 from seer_core.weights.versions import WeightVersions
 
-__all__ = ["Fleet", "FleetListener"]
+__all__ = ["END_CHUNKS_S", "Fleet", "FleetListener"]
 
 log = structlog.get_logger("seer")
+
+END_CHUNKS_S = 2.0
+"""How long chunks that are to end early may take: some steps, unless they wait for their first."""
+LOOK_S = 0.02
+"""How often an instance that leaves is looked at meanwhile."""
 
 
 class FleetListener(ChunkReceiver, Protocol):
@@ -46,6 +52,10 @@ class FleetListener(ChunkReceiver, Protocol):
 
     def apply_guarded(self, event: Event) -> None:
         """Take an event that an instance caused; an error ends the rollout and is not raised."""
+        ...
+
+    def ending(self, instance_id: str) -> bool:
+        """Return whether chunks that are to end early are under way on an instance."""
         ...
 
     def no_instances_left(self) -> None:
@@ -92,6 +102,7 @@ class Fleet:
         self._lost_early: dict[str, str] = {}
         self._restarts: dict[str, asyncio.Task[None]] = {}
         self._without_place: set[str] = set()
+        self._leaving: set[str] = set()
         self._restart_over = asyncio.Event()
         self._awake = asyncio.Event()
         self._awake.set()
@@ -156,8 +167,9 @@ class Fleet:
         self._awake.set()
         names = list(self.alive)
         self.alive.clear()  # before they stop, so that none lost meanwhile is started again
-        for name in names:
+        for name in (*names, *self._leaving):
             self._listener.apply_guarded(InstanceStopped(name))
+        self._leaving.clear()
         answers = await asyncio.gather(
             *(engine.stop() for engine in self.engines.values()), return_exceptions=True
         )
@@ -206,7 +218,7 @@ class Fleet:
         Raises:
             EngineError: there is no such instance.
         """
-        engine = self.engines.pop(name, None)
+        engine = self.engines.get(name)
         if engine is None:
             raise EngineError(f"there is no instance {name!r}; there are {', '.join(self.engines) or 'none'}")
         restart = self._restarts.get(name)
@@ -214,7 +226,9 @@ class Fleet:
             restart.cancel()
             await asyncio.gather(restart, return_exceptions=True)
         if self.alive.pop(name, None) is not None:
-            self._listener.apply_guarded(InstanceStopped(name))
+            self._leave(name, "it is removed")
+        await self._left(name)
+        self.engines.pop(name, None)
         for table in (self.failed, self.reports, self.degradations, self._lost_early):
             table.pop(name, None)
         self.weights.forget(name)
@@ -316,6 +330,7 @@ class Fleet:
         An instance that was lost asleep waits: its memory belongs to another program until the others wake.
         """
         if planned:
+            await self._left(engine.id)
             await engine.stop()
         await self._awake.wait()
         while (pause_s := 0.0 if planned else self._budget.take(engine.id)) is not None:
@@ -501,8 +516,24 @@ class Fleet:
         log.warning("instance_leaves", instance=instance_id, reason=reason)
         del self.alive[instance_id]
         self._budget.lost(instance_id, self.clock.now())
-        self._listener.apply_guarded(InstanceStopped(instance_id))
+        self._leave(instance_id, reason)
         self._begin_restart(self.engines[instance_id], reason, planned=True)
+
+    def _leave(self, name: str, reason: str) -> None:
+        """Give an instance no more chunks, and end those that it has."""
+        self._leaving.add(name)
+        self._listener.apply_guarded(InstanceLeaving(name, reason))
+
+    async def _left(self, name: str) -> None:
+        """Wait, within a limit, until the chunks of an instance that leaves have ended; others are void."""
+        over_s = self.clock.now() + END_CHUNKS_S
+        while name in self._leaving and self._listener.ending(name) and self.clock.now() < over_s:
+            look = asyncio.Event()
+            self.clock.call_at(self.clock.now() + LOOK_S, look.set)
+            await self.clock.advance(look)
+        if name in self._leaving:
+            self._leaving.remove(name)
+            self._listener.apply_guarded(InstanceStopped(name))
 
     def _begin_restart(self, engine: InstanceClient, reason: str, *, planned: bool = False) -> None:
         task = asyncio.ensure_future(self._restart(engine, reason, planned))

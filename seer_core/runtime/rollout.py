@@ -15,6 +15,7 @@ from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.results import RolloutResult, Tally
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
+from seer_core.runtime.fleet import END_CHUNKS_S
 from seer_core.runtime.observers import ObserverHub
 from seer_core.runtime.prompts import named_after
 from seer_core.runtime.transcripts import Transcripts
@@ -34,6 +35,14 @@ class Controller(Protocol):
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort these requests; each completes at once."""
+        ...
+
+    def pause(self) -> None:
+        """Send no more chunks, and end those under way."""
+        ...
+
+    def resume(self) -> None:
+        """Send chunks again."""
         ...
 
     def closed(self, rollout: Rollout) -> None:
@@ -242,7 +251,35 @@ class Rollout:
         """Return how many tokens an unfinished request has, without a copy of them."""
         return self._transcripts.written_tokens(request_id)
 
-    # Aborts.
+    # Pauses and aborts.
+
+    async def pause(self, limit_s: float = END_CHUNKS_S) -> None:
+        """Send no more chunks until ``resume``, and let those under way end with the tokens that they have.
+
+        Returns once they have ended, or after ``limit_s`` seconds; then they go on, as on instances that
+        cannot end a chunk early.  Responses are the same as without a pause.  Does not raise: an error of
+        the rollout is raised by the iterator.
+        """
+        if self.over:
+            return
+        self._controller.pause()
+        late: list[None] = []
+
+        def give_up() -> None:
+            late.append(None)
+            self._wake()
+
+        cancel = self._clock.call_at(self._clock.now() + limit_s, give_up)
+        try:
+            while self._error is None and self._transcripts.ending() and not late:
+                await self._change()
+        finally:
+            cancel()
+
+    def resume(self) -> None:
+        """Send chunks again after a ``pause``."""
+        if not self.over:
+            self._controller.resume()
 
     def abort_request(self, request_id: str) -> None:
         """Abort one request; it completes at once, with reason ``aborted`` and the tokens that it has."""
@@ -283,6 +320,10 @@ class Rollout:
         if self._completions is not None:
             self._completions.append(completion)
         self._ready.append(completion)
+        self._wake()
+
+    def chunks_changed(self) -> None:
+        """Take note, while it is paused, that chunks may have ended."""
         self._wake()
 
     def fail(self, error: BaseException) -> None:

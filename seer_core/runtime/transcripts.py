@@ -58,11 +58,12 @@ class Transcript:
     streamed: tuple[Tokens, Logprobs] | None = None
 
 
-class InFlightChunk(msgspec.Struct, frozen=True):
-    """A chunk under way: the command that sent it, and when."""
+class InFlightChunk(msgspec.Struct):
+    """A chunk under way: the command that sent it, when, and whether its instance is to end it early."""
 
     dispatch: Dispatch
     dispatched_s: float
+    ending: bool = False
 
 
 class ClosedRequest(msgspec.Struct, frozen=True):
@@ -336,6 +337,21 @@ class Transcripts:
             return []
         running = self._open[request_id].siblings.running
         return [(instance_id, text) for instance_id in running for text in shared.take_pending(instance_id)]
+
+    def end(self, request_id: str) -> str:
+        """Note that the chunk of a request that is under way is to end early, and return its id."""
+        job_id = self._open[request_id].job_id
+        if job_id is None:
+            raise KeyError(request_id)
+        self._in_flight[job_id].ending = True
+        return job_id
+
+    def ending(self, instance_id: str | None = None) -> bool:
+        """Return whether chunks that are to end early are under way, on one instance or on any."""
+        return any(
+            chunk.ending and instance_id in (None, chunk.dispatch.instance_id)
+            for chunk in self._in_flight.values()
+        )
 
     def drop(self, request_id: str) -> str:
         """Drop the chunk of a request that is under way and return its id."""

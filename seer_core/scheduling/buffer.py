@@ -82,10 +82,14 @@ class RequestBuffer:
         lost = list(self.on_instance.get(instance_id, {}).values())
         for request in lost:
             self.give_back(request)
-        for request in self._requests.values():
-            if request.instance == instance_id:
-                request.instance = None
+        self.forget_instance(instance_id)
         return lost
+
+    def forget_instance(self, instance_id: str) -> None:
+        """Count the KV of waiting requests on an instance as lost."""
+        for request in self._requests.values():
+            if request.instance == instance_id and request.state is WAITING:
+                request.instance = None
 
     def finish(self, request: Request) -> None:
         """End a waiting request and forget it."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import index
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import attrs
 
@@ -29,16 +29,20 @@ from seer_core.model.events import (
     Command,
     Complete,
     Dispatch,
+    EndChunk,
     Event,
     GroupsSubmitted,
     InstanceDegraded,
     InstanceFailed,
+    InstanceLeaving,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
     InstanceWaiting,
     RequestsAborted,
+    RolloutPaused,
+    RolloutResumed,
 )
 from seer_core.ports.contracts import implemented
 from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
@@ -144,8 +148,8 @@ class Scheduler:
     """Decides which request runs where and for how long; does nothing itself.
 
     ``max_failures`` chunks of one request may fail on living instances before it completes with
-    reason ``error``.  ``debug``: a strategy that changes what it is given is a ``PluginError`` at once, and
-    otherwise a rollout that goes wrong.
+    reason ``error``.  While it is ``paused`` it sends no chunk.  ``debug``: a strategy that changes what it
+    is given is a ``PluginError`` at once, and otherwise a rollout that goes wrong.
     """
 
     def __init__(
@@ -158,6 +162,8 @@ class Scheduler:
         self.buffer = RequestBuffer()
         self.contexts = ContextManager()
         self.instances: dict[str, InstanceStatus] = {}
+        self.paused = False
+        self._leaving: dict[str, InstanceStatus] = {}
         self._living: tuple[InstanceStatus, ...] = ()
         self._instances_seen = 0
         self._now = 0.0
@@ -168,6 +174,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
             GroupsSubmitted: self._groups_submitted,
             InstanceStarted: self._instance_started,
+            InstanceLeaving: self._instance_leaving,
             InstanceStopped: self._instance_lost,
             InstanceLost: self._instance_lost,
             InstanceReported: self._instance_reported,
@@ -177,6 +184,8 @@ class Scheduler:
             ChunkFinished: self._chunk_finished,
             ChunkFailed: self._chunk_failed,
             RequestsAborted: self._requests_aborted,
+            RolloutPaused: self._pause,
+            RolloutResumed: self._resume,
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -224,7 +233,7 @@ class Scheduler:
         splitter = self.policies.splitter
         prioritizer = self.policies.prioritizer
         placer = self.policies.placer
-        while self._living:
+        while self._living and not self.paused:
             request = self._next()
             if request is None:
                 return
@@ -310,14 +319,39 @@ class Scheduler:
     ) -> None:
         """Take in what no decision depends on."""
 
-    def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:
+    def _instance_leaving(self, event: InstanceLeaving, commands: list[Command]) -> None:
         instance = self._instance(event.instance_id)
+        self._leaving[instance.id] = instance
+        self._retire(instance)
+        self.buffer.forget_instance(instance.id)
+        self._end_chunks(instance.id, "instance_leaves", commands)
+
+    def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:
+        if self._leaving.pop(event.instance_id, None) is None:
+            self._retire(self._instance(event.instance_id))
+        for request in self.buffer.lose_instance(event.instance_id):
+            self._push(request)
+
+    def _retire(self, instance: InstanceStatus) -> None:
+        """Place nothing on an instance any more."""
         del self.instances[instance.id]
         self._living = tuple(each for each in self._living if each is not instance)
         self._subject = None
         self._notify("instance_lost", instance)
-        for request in self.buffer.lose_instance(instance.id):
-            self._push(request)
+
+    def _end_chunks(
+        self, instance_id: str, reason: Literal["instance_leaves", "paused"], commands: list[Command]
+    ) -> None:
+        for request in self.buffer.on_instance.get(instance_id, {}).values():
+            commands.append(EndChunk(request.id, instance_id, reason))
+
+    def _pause(self, event: RolloutPaused, commands: list[Command]) -> None:
+        self.paused = True
+        for instance_id in self.instances:
+            self._end_chunks(instance_id, "paused", commands)
+
+    def _resume(self, event: RolloutResumed, commands: list[Command]) -> None:
+        self.paused = False
 
     def _instance_reported(self, event: InstanceReported, commands: list[Command]) -> None:
         instance = self._instance(event.instance_id)
@@ -388,7 +422,11 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
         assert request.instance is not None
-        instance = self.instances[request.instance]
+        instance = self.instances.get(request.instance)
+        if instance is None:  # it leaves, and its KV with it
+            self._leaving[request.instance].running -= 1
+            request.instance = None
+            return
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request
@@ -415,7 +453,7 @@ class Scheduler:
             raise self._attribute_error(
                 f"holds {len(prioritizer.strategy)} requests where {self.waiting} wait; it lost or kept one"
             )
-        if self.waiting and self._living and not self.buffer.running:
+        if self.waiting and self._living and not self.buffer.running and not self.paused:
             raise self._stalled()
 
     def _legal(self, tokens: Any, most: int) -> int:

@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo, Sampling
@@ -18,6 +19,7 @@ from seer_core.model.arrays import Tokens
 from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import (
+    ChunkEnder,
     ChunkJob,
     ChunkOutput,
     ChunkPiece,
@@ -174,6 +176,40 @@ class EngineContract:
             wholes = [stage.job(number, name=f"whole {number}", max_tokens=TOKENS) for number in numbers]
             for number, output in zip(numbers, await stage.run(wholes), strict=True):
                 assert written[number] == list(output.token_ids), "chunks that end early gave other tokens"
+
+    @_on_stage
+    async def test_a_chunk_ends_on_demand(self, stage: _Stage) -> None:
+        """With a token at least; what follows is the same.  An engine that cannot lets the chunk go on."""
+        engine, info = stage.fleet.engines[0], stage.infos[0]
+        if not isinstance(engine, ChunkEnder):
+            pytest.skip("this engine cannot end chunks on demand")
+        engine.end_chunk("no such chunk")
+        numbers = range(8)
+        jobs = [stage.job(number, name=f"ended {number}", max_tokens=TOKENS) for number in numbers]
+        for job in jobs:
+            stage.submit(job)
+        for job in jobs[1:]:
+            stage.sink.calling = "end_chunk"
+            engine.end_chunk(job.id)
+            stage.sink.calling = None
+        await stage.answered(jobs)
+        parts = [stage.output(job) for job in jobs]
+        rests: dict[int, ChunkJob] = {}
+        for number, job, part in zip(numbers, jobs, parts, strict=True):
+            _check_account(structs.replace(job, may_end_early=number > 0), part, stage.fleet.model.vocab_size)
+            assert part.token_ids, f"chunk {job.id!r} ended without a token"
+            if not part.stopped and (left := TOKENS - len(part.token_ids)):
+                rests[number] = stage.job(
+                    number, name=f"rest of {number}", max_tokens=left, generated=list(part.token_ids)
+                )
+        if info.ends_early:
+            assert rests, "no chunk ended early, though its info says that they do"
+        outputs = dict(zip(rests, await stage.run(list(rests.values())), strict=True))
+        if self.exact:
+            wholes = [stage.job(number, name=f"not ended {number}", max_tokens=TOKENS) for number in numbers]
+            for number, whole in zip(numbers, await stage.run(wholes), strict=True):
+                tokens = [*parts[number].token_ids, *(outputs[number].token_ids if number in outputs else ())]
+                assert tokens == list(whole.token_ids), "a chunk that was ended gave other tokens"
 
     @_played
     async def test_the_same_seed_gives_the_same_tokens(self) -> None:
@@ -507,12 +543,13 @@ class _Stage:
         for job in jobs:
             self.submit(job, on)
         await self.answered(jobs)
-        outputs = []
-        for job in jobs:
-            answer = self.sink.answers[job.id][0]
-            assert isinstance(answer, ChunkOutput), f"gave chunk {job.id!r} back: {answer}"
-            outputs.append(answer)
-        return outputs
+        return [self.output(job) for job in jobs]
+
+    def output(self, job: ChunkJob) -> ChunkOutput:
+        """Return what came of a chunk that has been answered."""
+        answer = self.sink.answers[job.id][0]
+        assert isinstance(answer, ChunkOutput), f"gave chunk {job.id!r} back: {answer}"
+        return answer
 
 
 async def _started(fleet: EngineFleet, most: int | None = None) -> _Stage:

@@ -16,13 +16,17 @@ from seer_core.model.events import (
     Command,
     Complete,
     Dispatch,
+    EndChunk,
     Event,
     GroupSpec,
     GroupsSubmitted,
+    InstanceLeaving,
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
     RequestsAborted,
+    RolloutPaused,
+    RolloutResumed,
 )
 from seer_core.scheduling.readonly import MutationGuard
 from seer_core.scheduling.scheduler import Policies, Scheduler
@@ -47,6 +51,7 @@ class SchedulerHarness:
         self.in_flight: dict[str, Dispatch] = {}
         self.completed: dict[str, str] = {}
         self.instances: dict[str, InstanceInfo] = {}
+        self.leaving: set[str] = set()
         self.seen: list[tuple[Event, list[Command]]] = []
 
     def start(
@@ -63,10 +68,26 @@ class SchedulerHarness:
         self.in_flight = {key: chunk for key, chunk in self.in_flight.items() if chunk.instance_id != name}
         return self.handle(InstanceLost(name, "a test took it"))
 
-    def stop(self, name: str) -> list[Command]:
-        """Stop an instance on which nothing is in flight."""
+    def leave(self, name: str) -> list[Command]:
+        """Let an instance leave; what is in flight there may still finish, until it is stopped."""
         del self.instances[name]
+        self.leaving.add(name)
+        return self.handle(InstanceLeaving(name, "a test drains it"))
+
+    def stop(self, name: str) -> list[Command]:
+        """Stop an instance, with all that is in flight there."""
+        self.instances.pop(name, None)
+        self.leaving.discard(name)
+        self.in_flight = {key: chunk for key, chunk in self.in_flight.items() if chunk.instance_id != name}
         return self.handle(InstanceStopped(name))
+
+    def pause(self) -> list[Command]:
+        """Send no chunk until ``resume``."""
+        return self.handle(RolloutPaused())
+
+    def resume(self) -> list[Command]:
+        """Send chunks again."""
+        return self.handle(RolloutResumed())
 
     def submit(self, *groups: GroupSpec) -> list[Command]:
         """Submit groups in one event."""
@@ -124,6 +145,8 @@ class SchedulerHarness:
                 case Abort():
                     chunk = self.in_flight.pop(command.request_id)
                     assert chunk.instance_id == command.instance_id
+                case EndChunk():
+                    assert self.in_flight[command.request_id].instance_id == command.instance_id
         self.check()
         return commands
 
@@ -133,6 +156,7 @@ class SchedulerHarness:
         assert chunk.request_id not in self.completed, "dispatched after completion"
         group = self.groups[chunk.request_id.rpartition("/")[0]]
         generated = self.generated[chunk.request_id]
+        assert not self.scheduler.paused, "dispatched while paused"
         assert 1 <= chunk.max_tokens <= group.max_tokens - generated
         block = self.instances[chunk.instance_id].block_tokens
         reserved = chunk.max_tokens if chunk.reserved_tokens is None else chunk.reserved_tokens
@@ -151,6 +175,9 @@ class SchedulerHarness:
             assert status.running == len(here)
             assert status.reserved_kv_tokens == self._needed(name, here)
             assert set(scheduler.buffer.on_instance.get(name, {})) == {chunk.request_id for chunk in here}
+        for request in scheduler.buffer:
+            there = request.id in self.in_flight or request.instance not in self.leaving
+            assert there, "it waits, and counts on KV of an instance that leaves"
         unfinished = set(self.generated) - set(self.completed)
         assert {request.id for request in scheduler.buffer} == unfinished
         assert all(request.generated_tokens == self.generated[request.id] for request in scheduler.buffer)

@@ -151,7 +151,7 @@ def roll_out_at_random(
     check: Callable[[SchedulerHarness], None] = lambda rig: None,
     examples: int = 100,
 ) -> None:
-    """Submit, resume, lose, finish, fail and abort at random under drawn policies; then finish everything.
+    """Submit, lose, drain, pause, finish, fail and abort at random; then finish everything.
 
     Each draw of ``policies`` makes equal ones whenever it is called: two schedulers have to decide alike.
     ``check`` is called after each event.  No request needs more than 80 tokens of KV, every instance has 96.
@@ -201,6 +201,23 @@ def roll_out_at_random(
                     name, info.kv_capacity_tokens, info.block_tokens, info.max_running, info.shares_prompts
                 )
 
+        @precondition(lambda self: self.rig.instances)
+        @rule(data=st.data())
+        def leave(self, data: st.DataObject) -> None:
+            self.rig.leave(data.draw(st.sampled_from(sorted(self.rig.instances))))
+
+        @precondition(lambda self: self.rig.leaving)
+        @rule(data=st.data())
+        def stop(self, data: st.DataObject) -> None:
+            self.rig.stop(data.draw(st.sampled_from(sorted(self.rig.leaving))))
+
+        @rule(paused=st.booleans())
+        def pause_or_go_on(self, paused: bool) -> None:
+            if paused:
+                self.rig.pause()
+            else:
+                self.rig.resume()
+
         @precondition(lambda self: self.rig.in_flight)
         @rule(data=st.data(), stopped=st.booleans())
         def finish(self, data: st.DataObject, stopped: bool) -> None:
@@ -235,6 +252,9 @@ def roll_out_at_random(
             """Check that every request has ended once."""
             if not hasattr(self, "rig") or self.rig.broken:
                 return
+            self.rig.resume()
+            for name in sorted(self.rig.leaving):
+                self.rig.stop(name)
             if not self.rig.instances:
                 self.rig.start(self.name(), SMALLEST_KV, 16, 2)
             self.rig.finish_all()

@@ -50,14 +50,18 @@ def one_completion() -> Completion:
 
 
 def placement_scenario(rig: SchedulerHarness, check: Callable[[], None] = lambda: None) -> None:
-    """Start and lose instances, submit groups and finish chunks at random, and ``check`` after each step."""
+    """Start, lose and drain instances, submit groups, finish chunks; ``check`` after each step."""
     rng = seeded_random()
     for number in range(STEPS):
         step = rng.random()
         if not rig.instances or (step < 0.1 and len(rig.instances) < 5):
             rig.start(f"i{number}", 16 * rng.randint(6, 20), rng.choice((1, 4, 16)), rng.randint(1, 4))
-        elif step < 0.13:
+        elif step < 0.12:
             rig.lose(rng.choice(list(rig.instances)))
+        elif step < 0.13:
+            rig.leave(rng.choice(list(rig.instances)))
+        elif step < 0.14 and rig.leaving:
+            rig.stop(min(rig.leaving))
         elif step < 0.5 and rig.in_flight:
             rig.finish(rng.choice(list(rig.in_flight)))
         else:
@@ -82,9 +86,12 @@ def every_event() -> list[tuple[Event, list[Command]]]:
     rig.handle(InstanceReported("a", 2, 0, 0.5, 1.0, 0.1, {"tokens": 3.0}))
     rig.handle(InstanceDegraded("b", "drafting", "its server is gone"))
     rig.abort("g/2")
+    rig.pause()
+    rig.resume()
     rig.lose("b")
     rig.handle(InstanceWaiting("b", "a node with 1 GPU"))
     rig.handle(InstanceFailed("b", "a test took it"))
+    rig.leave("a")
     rig.finish_all()
     rig.stop("a")
     return rig.seen

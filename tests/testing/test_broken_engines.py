@@ -173,6 +173,13 @@ class Curt(Altered):
         super().submit(msgspec.structs.replace(job, max_tokens=tokens))
 
 
+class Deaf(Altered):
+    """It takes chunks, and does not end them."""
+
+    def end_chunk(self, job_id):
+        pass
+
+
 class Loyal(Altered):
     async def reset_cache(self):
         pass
@@ -322,6 +329,7 @@ ENGINES = [
     (engine(Greedy), "test_an_aborted_chunk_disturbs_no_other", "unanswered"),
     (engine(Obliging), GIVEN_BACK, "longer than the model"),
     (engine(Curt), "test_a_chunk_that_ends_early_has_a_token_at_least", "its info does not say so"),
+    (engine(Deaf), "test_a_chunk_ends_on_demand", "no chunk ended early"),
     (engine(Loyal), FORGOTTEN, r"reset_cache\(\) left \d+ tokens"),
     (engine(Conservative), FORGOTTEN, r"update_weights\(\) left \d+ tokens"),
     (engine(Restless), SLEEP, "answered a chunk asleep"),

@@ -197,6 +197,12 @@ class SglangEngine:
                 self._forget(rid)
                 self.scheduler.abort_request(AbortReq(rid=rid))
 
+    def end(self, job_id: str) -> None:
+        """Let a running chunk end with its next token."""
+        req = self.chunk(job_id).req
+        params = req.sampling_params
+        params.max_new_tokens = min(params.max_new_tokens, len(req.output_ids) + 1)
+
     @torch.no_grad()
     def step(self) -> list[Chunk]:
         """Make one step; return the chunks that it ended."""

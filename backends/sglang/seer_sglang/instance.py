@@ -117,6 +117,10 @@ class SglangCore:
         """Drop running chunks."""
         self.engine.abort(job_ids)
 
+    def end(self, job_id: str) -> None:
+        """Let a running chunk end with its next token."""
+        self.engine.end(job_id)
+
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
         ended = self.engine.step()

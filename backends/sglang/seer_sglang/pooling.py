@@ -81,7 +81,9 @@ class KvPoolAdapter:
         if pooled is None:
             return
         written = self._split(pooled, tokens)
-        if cut and not pooled.job.last:
+        job = pooled.job
+        last = job.last and len(tokens) == len(job.token_ids) + job.max_tokens
+        if cut and not last:
             self.save(rid, tokens, slots)
         else:
             self.pooled.drop(written)

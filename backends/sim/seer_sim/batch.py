@@ -221,6 +221,15 @@ class Batch:
         ended, self._ended_early = self._ended_early, []
         return ended
 
+    def end_early(self, run: SimChunk) -> bool:
+        """End a chunk with the tokens that it has, between two steps; return whether it has one and runs."""
+        if run not in self.running or run.cohort is None:
+            return False
+        del self.running[run]
+        self._release(run)
+        run.end_early()
+        return True
+
     def drop(self, run: SimChunk) -> None:
         """Forget a chunk that waits or runs, between two steps; one that is complete is gone already."""
         if run in self.running:

@@ -108,6 +108,7 @@ class SimEngine:
     def _start_empty(self) -> None:
         self._batch = Batch(self._info, self._cost, self._max_batched_tokens, self._speculation, self._fetch)
         self._aborted: list[SimChunk] = []
+        self._ending: list[SimChunk] = []
         self._segment: StepRun | None = None
         self._segment_began_s = 0.0
         self._steps = 0
@@ -181,6 +182,13 @@ class SimEngine:
             self._cut()
         else:
             self._batch.drop(run)
+
+    def end_chunk(self, job_id: str) -> None:
+        """End a chunk at the end of the step under way, or of the one that gives it its first token."""
+        run = self._runs.get(job_id)
+        if run is not None:
+            self._ending.append(run)
+            self._cut()
 
     def push_sibling_tokens(self, text: SiblingTokens) -> None:
         """Do nothing: no draft of a simulated model comes from text."""
@@ -341,7 +349,7 @@ class SimEngine:
             self._segment_began_s = self._clock.now()
             for request_id in self._batch.filling():
                 self.first_steps_s.setdefault(request_id, self._segment_began_s)
-            self._end_after(self._segment.steps)
+            self._end_after(1 if self._ending else self._segment.steps)
         else:
             self._answer(self._batch.take_ended_early())
 
@@ -379,7 +387,13 @@ class SimEngine:
             self._batch.drop(run)
         self._aborted.clear()
         self._report()
-        self._answer(finished)
+        self._answer(finished + self._end_early())
+
+    def _end_early(self) -> list[SimChunk]:
+        """End the chunks that are to end and have a token, and return them."""
+        ended = [run for run in self._ending if self._batch.end_early(run)]
+        self._ending = [run for run in self._ending if run not in ended and run.job.id in self._runs]
+        return ended
 
     def _answer(self, finished: list[SimChunk]) -> None:
         sink = self._sink

@@ -125,7 +125,7 @@ class StoreConnector(KVConnectorBase_V1):
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
         keys, prompt_blocks = self._keys(request), job["prompt_tokens"] // self.block_tokens
         written = self.requests.beyond_prompt(job["group"], keys, prompt_blocks)
-        last = job["last"] and request.num_output_tokens == request.max_tokens
+        last = job["last"] and request.num_output_tokens == (params.max_tokens if params else 0)
         if capped and not last:
             self._save(request, block_ids)
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):

@@ -113,6 +113,11 @@ class VllmCore:
         for job_id in job_ids:
             self._scheduler.settle(self._requests.pop(job_id))
 
+    def end(self, job_id: str) -> None:
+        """Let a running chunk end with its next token."""
+        request = self._scheduler.requests[self._requests[job_id]]
+        request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
+
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
         outputs = self.engine.step()

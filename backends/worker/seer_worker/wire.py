@@ -21,6 +21,7 @@ __all__ = [
     "Called",
     "ControlCall",
     "Degraded",
+    "EndChunk",
     "Failed",
     "Fatal",
     "Finished",
@@ -73,6 +74,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 class AbortChunk(msgspec.Struct, frozen=True, tag=True):
     """Drop a chunk, silently."""
+
+    job_id: str
+
+
+class EndChunk(msgspec.Struct, frozen=True, tag=True):
+    """End a chunk with its next token; silently, for the chunk's own answer follows."""
 
     job_id: str
 
@@ -130,7 +137,15 @@ ControlCall = ResetCache | UpdateWeights | Sleep | Wake | MeasureSteps
 """What is answered by ``Called``."""
 
 ToWorker = (
-    Start | Submit | AbortChunk | PushSiblingTokens | ForgetGroup | PoolMessage | ControlCall | Shutdown
+    Start
+    | Submit
+    | AbortChunk
+    | EndChunk
+    | PushSiblingTokens
+    | ForgetGroup
+    | PoolMessage
+    | ControlCall
+    | Shutdown
 )
 
 

@@ -27,6 +27,7 @@ from seer_worker.wire import (
     Called,
     ControlCall,
     Degraded,
+    EndChunk,
     Failed,
     Finished,
     ForgetGroup,
@@ -226,6 +227,10 @@ class WorkerClient:
         """Drop a chunk."""
         self.chunks.discard(job_id)
         self._send(AbortChunk(job_id))
+
+    def end_chunk(self, job_id: str) -> None:
+        """End a chunk with its next token, if the engine can."""
+        self._send(EndChunk(job_id))
 
     def push_sibling_tokens(self, text: SiblingTokens) -> None:
         """Send the drafter what a response has written on another instance."""

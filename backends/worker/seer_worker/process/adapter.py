@@ -112,7 +112,8 @@ class DraftControl(Protocol):
 class EngineCore(Protocol):
     """The part that an engine's author writes: scheduler, weights and memory, one call each.
 
-    Between two steps, and while no chunk is running for all of it but ``add``, ``drop`` and ``written``.
+    Between two steps, and while no chunk is running for all of it but ``add``, ``drop``, ``end`` and
+    ``written``.
     """
 
     info: InstanceInfo
@@ -136,6 +137,10 @@ class EngineCore(Protocol):
 
     def drop(self, job_ids: Sequence[str]) -> None:
         """Drop running chunks."""
+        ...
+
+    def end(self, job_id: str) -> None:
+        """Let a running chunk end with its next token."""
         ...
 
     def step(self) -> Sequence[EndedChunk]:
@@ -367,6 +372,10 @@ class CoreAdapter:
         self._core.drop([job_id])
         if not self._jobs:
             self._forward.idle()
+
+    def end_chunk(self, job_id: str) -> None:
+        """Let a running chunk end with its next token."""
+        self._core.end(job_id)
 
     def step(self) -> list[Finished | Failed]:
         """Make one step; return the chunks it ended."""

@@ -136,6 +136,14 @@ class EngineAdapter(Protocol):
         return (), ()
 
     @optional
+    def end_chunk(self, job_id: str) -> None:
+        """End a running chunk with its next token: one of the next steps answers it with what it has.
+
+        Without this method the chunk goes on.
+        """
+        return
+
+    @optional
     def degradations(self) -> list[Degraded]:
         """Return the failures of the draft source and the KV store since the last call."""
         return []

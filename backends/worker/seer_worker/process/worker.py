@@ -34,6 +34,7 @@ from seer_worker.wire import (
     Called,
     ControlCall,
     Degraded,
+    EndChunk,
     Failed,
     Fatal,
     ForgetGroup,
@@ -159,6 +160,9 @@ class Worker:
                     self._running.remove(job_id)
                     self._streamed_tokens.pop(job_id, None)
                     self._instance.abort(job_id)
+            case EndChunk(job_id):
+                if job_id in self._running and (end_chunk := implemented(self._instance, "end_chunk")):
+                    end_chunk(job_id)
             case PushSiblingTokens(text):
                 if push_sibling_tokens := implemented(self._instance, "push_sibling_tokens"):
                     push_sibling_tokens(text)
