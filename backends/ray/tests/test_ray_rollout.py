@@ -225,7 +225,7 @@ def test_doctor_counts_the_places_of_a_cluster(nodes, changes, ok, finding, reme
 def test_a_lost_instance_waits_for_a_node_and_the_log_says_what_is_missing(nodes):
     async def wait():
         task = asyncio.ensure_future(launcher.find_place("scripted-0", missing.append))
-        while not logs:
+        while not missing:
             await asyncio.sleep(0.05)
         assert not task.done()
         node = nodes.add(late=1.0)  # on the main thread, whose signals it handles
