@@ -97,6 +97,30 @@ def pytest_terminal_summary(terminalreporter):
 CLUSTERS = ("backends/ray/", "tests/soak/test_cluster_campaign.py")
 """Where tests start clusters."""
 
+LONGEST = (
+    *CLUSTERS,
+    "training/rl/tests/test_resume.py",
+    "training/rl/tests/test_megatron.py",
+    "tests/soak/",
+    "tests/test_packages.py",
+    "tests/integration/test_real_",
+    "training/",
+    "backends/",
+    "tests/test_new_plugin.py",
+)
+"""Files of long tests.  They begin first, or one process would be left with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    """Put the longest tests first."""
+    root = Path(__file__).parent
+
+    def place(item):
+        path = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+        return next((place for place, start in enumerate(LONGEST) if path.startswith(start)), len(LONGEST))
+
+    items.sort(key=place)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
@@ -105,6 +129,8 @@ def pytest_xdist_make_scheduler(config, log):
     The groups of xdist itself do nothing under pytest 9.2.
     """
     from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # by number of tests, which says nothing about their length
 
     class ByFileOrCluster(LoadFileScheduling):
         def _split_scope(self, nodeid):
