@@ -260,7 +260,8 @@ class Scheduler:
             kv_tokens = added + instance.shared_kv_tokens(group)
             migrated = buffer.run(request, instance.id, tokens, kv_tokens)
             self._sent += 1
-            for self._stage, instance_changed in self._notified["instance_changed"]:
+            for slot, instance_changed in self._notified["instance_changed"]:
+                self._stage = slot
                 instance_changed(instance)
             commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why, reserved))
 
@@ -400,7 +401,8 @@ class Scheduler:
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request
-        for self._stage, instance_changed in self._notified["instance_changed"]:
+        for slot, instance_changed in self._notified["instance_changed"]:
+            self._stage = slot
             instance_changed(instance)
 
     def _running(self, request_id: str, instance_id: str) -> Request:

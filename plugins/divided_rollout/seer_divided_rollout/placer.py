@@ -191,7 +191,10 @@ class KvAware(Placer):
         """Return why a request leaves its home for the best other instance, or that it does not."""
         if home is None:
             return "new" if request.instance is None else "lost"
-        if home.running >= home.info.max_running or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens:
+        if (
+            home.running >= home.info.max_running
+            or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens
+        ):
             return "full"
         apart = self._room(best, request) - self._room(home, request)
         return HOME if apart <= self._near(best, home) else "apart"
