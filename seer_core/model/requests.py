@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal
 
 import attrs
@@ -202,7 +203,7 @@ class Request:
         return self.group.max_tokens - self.generated_tokens
 
 
-class InstanceInfo(msgspec.Struct, frozen=True):
+class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """The limits of an engine instance; fixed while it lives."""
 
     id: str
@@ -250,12 +251,12 @@ class InstanceInfo(msgspec.Struct, frozen=True):
     ends_early: bool = False
     """Whether it ends chunks that may end early before it preempts any."""
 
-    @property
+    @cached_property
     def kv_domain(self) -> tuple[str, str]:
         """Kind and reach of its KV: only instances that have both in common fetch each other's."""
         return self.kv_kind, self.kv_reach
 
-    @property
+    @cached_property
     def move_cost(self) -> float:
         """The cost of taking over a request's KV from its domain, in 0..1 of prefilling all of it again."""
         if self.fetch_s_per_token is None:
@@ -317,11 +318,13 @@ class InstanceStatus:
         block = self.info.block_tokens
         group = request.group
         tokens = group.prompt_tokens + request.generated_tokens + chunk_tokens
-        return -(-tokens // block) * block - self.shared_kv_tokens(group)
+        whole = -(-tokens // block) * block
+        return whole - self.shared_kv_tokens(group) if self.info.shares_prompts else whole
 
     def shared_kv_tokens(self, group: GroupContext) -> int:
         """KV tokens of the group's prompt that its requests in flight hold here, for one more as well."""
-        return self.prompt_kv_tokens(group) if self.id in group.in_flight else 0
+        shares = self.info.shares_prompts and self.id in group.in_flight
+        return self.prompt_kv_tokens(group) if shares else 0
 
     def prompt_kv_tokens(self, group: GroupContext) -> int:
         """KV tokens of the group's prompt that its requests hold once while they are in flight here together.

@@ -12,6 +12,7 @@ import msgspec
 from seer_core.errors import EngineError
 from seer_core.model.events import (
     ChunkFailed,
+    ChunkFinished,
     Event,
     InstanceDegraded,
     InstanceFailed,
@@ -178,6 +179,8 @@ class Tally:
     def see(self, event: Event) -> None:
         """Count an event of an instance."""
         match event:
+            case ChunkFinished():  # first, for most events are: each case is a check of its own
+                pass
             case InstanceReported():
                 self._reports[event.instance_id] = event
             case InstanceStarted():

@@ -14,7 +14,6 @@ from seer_core.model import PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import (
     Abort,
-    ChunkFailed,
     ChunkFinished,
     Complete,
     Dispatch,
@@ -184,7 +183,7 @@ class RolloutController:
         now = self.fleet.clock.now()
         if self.rollout is not None:
             self._tally.see(event)
-        if isinstance(event, InstanceLost | InstanceStopped):
+        if isinstance(event, (InstanceLost, InstanceStopped)):
             self._transcripts.lost(event.instance_id)
         commands = [] if self.strategies_failed else self.scheduler.handle(event, now)
         self.observers.notify(now, event, tuple(commands))
@@ -212,15 +211,16 @@ class RolloutController:
 
     def chunk_finished(self, instance_id: str, output: ChunkOutput) -> None:
         """Take a finished chunk; an answer to a chunk that was dropped is ignored."""
-        with self._guard():
+        try:  # not a ``_guard``, which costs more than the transcript
             event = self._transcripts.finished(instance_id, output, self.fleet.clock.now())
-            if isinstance(event, ChunkFailed):
-                log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
             if isinstance(event, ChunkFinished):
                 self._share_text(event.request_id)
                 self._finish(event, output)
             elif event is not None:
+                log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
                 self.apply(event)
+        except Exception as error:
+            self._failed(error)
 
     def _finish(self, event: ChunkFinished, output: ChunkOutput) -> None:
         """Apply the end of a chunk, and keep the chunk in the journal if the scheduler takes it."""
@@ -317,6 +317,10 @@ class RolloutController:
         try:
             yield
         except Exception as error:
-            if self.rollout is None:
-                log.error("event_failed", error=str(error))
-            self.fail(error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """End the rollout by an error that an event has caused; log one that no rollout is there to raise."""
+        if self.rollout is None:
+            log.error("event_failed", error=str(error))
+        self.fail(error)

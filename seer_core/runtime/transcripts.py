@@ -23,6 +23,9 @@ __all__ = ["ClosedRequest", "Transcripts"]
 
 A = TypeVar("A", Tokens, Logprobs)
 
+_WRITTEN_OUT = (list, Tokens, Logprobs)
+"""Types of tokens and log-probs that are there, not lazy; a tuple, since a union is made at each use."""
+
 
 @attrs.define(eq=False)
 class Siblings:
@@ -203,7 +206,8 @@ class Transcripts:
         number = next(self._chunk_numbers)
         transcript.job_id = f"{command.request_id}#{number}@{command.instance_id}"
         self._in_flight[transcript.job_id] = InFlightChunk(command, now)
-        self._delivered(command.instance_id, command.request_id)
+        if self._sharing:
+            self._delivered(command.instance_id, command.request_id)
         return ChunkJob(
             id=transcript.job_id,
             request_id=command.request_id,
@@ -260,7 +264,7 @@ class Transcripts:
         if chunk is None:
             return None
         # The lazy log-probs of a simulated engine are finite.
-        if isinstance(output.logprobs, list | Logprobs) and not math.isfinite(sum(output.logprobs)):
+        if isinstance(output.logprobs, _WRITTEN_OUT) and not math.isfinite(sum(output.logprobs)):
             return self.failed(instance_id, output.job_id, "its log-probs are no finite numbers")
         request_id = self._land(output.job_id)
         if output.weight_version != self.weight_version:
@@ -295,7 +299,8 @@ class Transcripts:
                 pool_tokens=output.pool_tokens,
             )
         )
-        self._delivered(instance_id, request_id)
+        if self._sharing:
+            self._delivered(instance_id, request_id)
         return ChunkFinished(
             request_id,
             instance_id,
@@ -332,7 +337,7 @@ class Transcripts:
 
         Each text is returned once: after a chunk was sent to an instance, or has finished on another one.
         """
-        shared = self._sharing_of(request_id)
+        shared = self._sharing_of(request_id) if self._sharing else None
         if shared is None:
             return []
         running = self._open[request_id].siblings.running
@@ -423,7 +428,7 @@ def _joined(head: A, tail: Any) -> A:
     """Return ``head``, which may change in place, extended by ``tail``; a lazy series stays lazy."""
     if isinstance(tail, list):
         head.fromlist(tail)
-    elif isinstance(tail, Tokens | Logprobs):
+    elif isinstance(tail, _WRITTEN_OUT):
         head.extend(tail)  # type: ignore[arg-type]
     else:
         return cast("A", head + tail if head else tail)

@@ -48,14 +48,19 @@ class RequestBuffer:
 
     def run(self, request: Request, instance_id: str, chunk_tokens: int, kv_tokens: int) -> bool:
         """Mark a chunk as sent; return whether the request moved away from an earlier instance."""
-        self._expect(request, WAITING, "run on ", instance_id)
+        if request.state is not WAITING:
+            raise self._illegal(request, WAITING, f"run on {instance_id}")
+        self._history.append((request.id, "run on ", instance_id))
         migrated = request.instance is not None and request.instance != instance_id
         request.state = RUNNING
         request.chunk_tokens = chunk_tokens
         request.chunk_kv_tokens = kv_tokens
         request.instance = instance_id
         request.migrations += migrated
-        self.on_instance.setdefault(instance_id, {})[request.id] = request
+        there = self.on_instance.get(instance_id)
+        if there is None:
+            there = self.on_instance[instance_id] = {}
+        there[request.id] = request
         in_flight = request.group.in_flight
         in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
         self.running += 1
@@ -93,30 +98,35 @@ class RequestBuffer:
 
     def finish(self, request: Request) -> None:
         """End a waiting request and forget it."""
-        self._expect(request, WAITING, "finish")
+        if request.state is not WAITING:
+            raise self._illegal(request, WAITING, "finish")
+        self._history.append((request.id, "finish", ""))
         request.state = FINISHED
         self.waiting -= 1
         del self._requests[request.id]
 
     def _back(self, request: Request, what: str) -> None:
-        self._expect(request, RUNNING, what)
-        assert request.instance is not None
-        del self.on_instance[request.instance][request.id]
+        if request.state is not RUNNING:
+            raise self._illegal(request, RUNNING, what)
+        self._history.append((request.id, what, ""))
+        instance_id = request.instance
+        assert instance_id is not None
+        del self.on_instance[instance_id][request.id]
         in_flight = request.group.in_flight
-        in_flight[request.instance] -= 1
-        if not in_flight[request.instance]:
-            del in_flight[request.instance]
+        left = in_flight[instance_id] - 1
+        if left:
+            in_flight[instance_id] = left
+        else:
+            del in_flight[instance_id]
         request.state = WAITING
         self.running -= 1
         self.waiting += 1
 
-    def _expect(self, request: Request, state: RequestState, what: str, where: str = "") -> None:
-        if request.state is not state:
-            raise TransitionError(
-                f"request {request.id!r} cannot {what}{where}: it is {request.state.value}, not"
-                f" {state.value}. {self.story(request)}"
-            )
-        self._history.append((request.id, what, where))
+    def _illegal(self, request: Request, state: RequestState, what: str) -> TransitionError:
+        return TransitionError(
+            f"request {request.id!r} cannot {what}: it is {request.state.value}, not"
+            f" {state.value}. {self.story(request)}"
+        )
 
     def story(self, request: Request) -> str:
         """Return the remembered transitions of a request, for error messages."""

@@ -201,7 +201,8 @@ class Scheduler:
         self._subject = None
         self._now = now
         try:
-            self._notify("tick", now)
+            if self._notified["tick"]:
+                self._notify("tick", now)
             handler(event, commands)
             self._dispatch(commands)
             self._check_queue()
@@ -233,14 +234,17 @@ class Scheduler:
         splitter = self.policies.splitter
         prioritizer = self.policies.prioritizer
         placer = self.policies.placer
+        buffer = self.buffer
         while self._living and not self.paused:
             request = self._next()
             if request is None:
                 return
             self._stage = splitter
             tokens = splitter.strategy.split(request)
-            if type(tokens) is not int or not 1 <= tokens <= request.remaining_tokens:
-                tokens = self._legal(tokens, request.remaining_tokens)
+            group = request.group
+            most = group.max_tokens - request.generated_tokens
+            if type(tokens) is not int or not 1 <= tokens <= most:
+                tokens = self._legal(tokens, most)
             self._stage = placer
             choice = placer.strategy.place(request, tokens, self._living)
             if choice is None:
@@ -262,16 +266,19 @@ class Scheduler:
             added = instance.footprint(request, tokens if reserved is None else reserved)
             instance.running += 1
             instance.reserved_kv_tokens += added
-            kv_tokens = added + instance.shared_kv_tokens(request.group)
-            migrated = self.buffer.run(request, instance.id, tokens, kv_tokens)
+            kv_tokens = added + instance.shared_kv_tokens(group)
+            migrated = buffer.run(request, instance.id, tokens, kv_tokens)
             self._sent += 1
-            self._notify("instance_changed", instance)
+            for slot, instance_changed in self._notified["instance_changed"]:
+                self._stage = slot
+                instance_changed(instance)
             commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why, reserved))
 
     def _next(self) -> Request | None:
         """Return the prioritizer's choice, or now and then who has been overtaken longest."""
-        self._stage, self._subject = self.policies.prioritizer, None
-        request = self.policies.prioritizer.strategy.peek()
+        self._stage = prioritizer = self.policies.prioritizer
+        self._subject = None
+        request = prioritizer.strategy.peek()
         if request is None:
             return None
         if not isinstance(request, Request):
@@ -400,12 +407,14 @@ class Scheduler:
             self._end(request, "aborted", commands)
 
     def _push(self, request: Request) -> None:
-        self._stage, self._subject = self.policies.prioritizer, request
-        self.policies.prioritizer.strategy.push(request)
+        self._stage = prioritizer = self.policies.prioritizer
+        self._subject = request
+        prioritizer.strategy.push(request)
 
     def _take(self, request: Request) -> None:
-        self._stage, self._subject = self.policies.prioritizer, request
-        self.policies.prioritizer.strategy.take(request)
+        self._stage = prioritizer = self.policies.prioritizer
+        self._subject = request
+        prioritizer.strategy.take(request)
 
     def _end(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
         if reason in ("stop", "length"):
@@ -430,7 +439,9 @@ class Scheduler:
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request
-        self._notify("instance_changed", instance)
+        for slot, instance_changed in self._notified["instance_changed"]:
+            self._stage = slot
+            instance_changed(instance)
 
     def _running(self, request_id: str, instance_id: str) -> Request:
         request = self.buffer.get(request_id)
@@ -447,13 +458,13 @@ class Scheduler:
         return self.instances[instance_id]
 
     def _check_queue(self) -> None:
-        prioritizer = self.policies.prioritizer
+        prioritizer, buffer = self.policies.prioritizer, self.buffer
         self._stage, self._subject = prioritizer, None
-        if len(prioritizer.strategy) != self.waiting:
+        if len(prioritizer.strategy) != buffer.waiting:
             raise self._attribute_error(
                 f"holds {len(prioritizer.strategy)} requests where {self.waiting} wait; it lost or kept one"
             )
-        if self.waiting and self._living and not self.buffer.running and not self.paused:
+        if not buffer.running and buffer.waiting and self._living and not self.paused:
             raise self._stalled()
 
     def _legal(self, tokens: Any, most: int) -> int:

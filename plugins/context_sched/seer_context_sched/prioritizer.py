@@ -40,26 +40,25 @@ class ContextAware(Prioritizer):
 
     def push(self, request: Request) -> None:
         """Queue a waiting request: a probe with the probes, another with its group."""
-        self._waiting.add(request.seq)
-        if request.probe:
-            heappush(self._probes, (request.generated_tokens, request.seq, request))
+        seq = request.seq
+        self._waiting.add(seq)
+        if request.index == 0:
+            heappush(self._probes, (request.generated_tokens, seq, request))
             return
         group = self._groups.get(request.group.seq)
         if group is None:
             group = self._groups[request.group.seq] = Candidates(request.group)
-        heappush(group.heap, (-request.generated_tokens, request.seq, request))
+        heappush(group.heap, (-request.generated_tokens, seq, request))
         self._enter(group)
 
     def peek(self) -> Request | None:
         """Return the request to serve next."""
-        return self._from_probes() or self._from_longest()
+        return (self._from_probes() if self._probes else None) or self._from_longest()
 
     def take(self, request: Request) -> None:
         """Remove a waiting request; one in the middle of its heap is skipped when it comes up."""
         self._waiting.remove(request.seq)
-        heap = self._probes
-        if not request.probe:
-            heap = self._groups[request.group.seq].heap
+        heap = self._probes if request.index == 0 else self._groups[request.group.seq].heap
         if heap[0][2] is request:
             heappop(heap)
 
@@ -78,10 +77,11 @@ class ContextAware(Prioritizer):
 
     def _enter(self, group: Candidates) -> None:
         """Put a group with a waiting request into the heap of estimates, under the present one."""
-        seq, estimate = group.group.seq, group.group.estimate_tokens
+        context = group.group
+        estimate = context.estimate_tokens
         if group.estimate != estimate:
             group.estimate = estimate
-            heappush(self._longest, (-estimate, seq))
+            heappush(self._longest, (-estimate, context.seq))
 
     def _head(self, group: Candidates) -> Request | None:
         heap, waiting = group.heap, self._waiting

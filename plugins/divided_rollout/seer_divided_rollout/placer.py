@@ -85,7 +85,9 @@ class KvAware(Placer):
             return
         self._keys[seq] = key
         if key is not None:
-            heap = self._heaps.setdefault(info.kv_domain, [])
+            heap = self._heaps.get(info.kv_domain)
+            if heap is None:
+                heap = self._heaps[info.kv_domain] = []
             heappush(heap, key)
             if len(heap) > 64 + 4 * len(self._instances):
                 heap[:] = {key for key in heap if self._keys.get(key[2]) == key}
@@ -113,7 +115,9 @@ class KvAware(Placer):
         emptiest = self._emptiest(home, request, chunk_tokens)
         if emptiest is None:
             return None
-        best = self._joined(home, emptiest, request, chunk_tokens)
+        best = emptiest
+        if request.group.in_flight and emptiest.info.shares_prompts:
+            best = self._joined(home, emptiest, request, chunk_tokens)
         why = self._why_not(home, best, request, chunk_tokens)
         if home is not None and why == HOME:
             best = home
@@ -127,13 +131,15 @@ class KvAware(Placer):
 
     def _reserved(self, instance: InstanceStatus, chunk_tokens: int) -> int | None:
         """Return for how many of a chunk's tokens KV is reserved there, or None if it is for all of them."""
-        if self.reserved_share == 1 or not instance.info.ends_early:
+        if not instance.info.ends_early or self.reserved_share == 1:
             return None
         return ceil(self.reserved_share * chunk_tokens)
 
     def _footprint(self, instance: InstanceStatus, request: Request, chunk_tokens: int) -> int:
         """Return the KV tokens that such a chunk adds to what is reserved there."""
-        return instance.footprint(request, self._reserved(instance, chunk_tokens) or chunk_tokens)
+        if instance.info.ends_early:
+            chunk_tokens = ceil(self.reserved_share * chunk_tokens)
+        return instance.footprint(request, chunk_tokens)
 
     def _joined(
         self, home: InstanceStatus | None, emptiest: InstanceStatus, request: Request, chunk_tokens: int
@@ -141,12 +147,12 @@ class KvAware(Placer):
         """Return the instance whose siblings a request joins if it leaves home, or the emptiest."""
         group = request.group
         saved = emptiest.prompt_kv_tokens(group)
-        if not (saved and group.in_flight):
+        if not saved:
             return emptiest
         best, most = None, 0
         for instance_id in islice(group.in_flight, SIBLINGS):
             instance = self._by_id.get(instance_id)
-            if instance is None or instance is home or instance.free_slots <= 0:
+            if instance is None or instance is home or instance.running >= instance.info.max_running:
                 continue
             domain = instance.info.kv_domain
             if home is not None and domain not in (home.info.kv_domain, emptiest.info.kv_domain):
@@ -162,7 +168,9 @@ class KvAware(Placer):
     @staticmethod
     def _room(instance: InstanceStatus, request: Request) -> int:
         """Return the KV tokens that a request could have: free ones, and what siblings hold of its prompt."""
-        return instance.free_kv_tokens + instance.shared_kv_tokens(request.group)
+        info = instance.info
+        free = info.kv_capacity_tokens - instance.reserved_kv_tokens
+        return free + instance.shared_kv_tokens(request.group) if info.shares_prompts else free
 
     def _admits(
         self, instance: InstanceStatus, home: InstanceStatus | None, request: Request, chunk_tokens: int
@@ -172,8 +180,10 @@ class KvAware(Placer):
         if instance is home or free < 0:
             return free >= 0
         group = request.group
-        copies = COPIES if group.in_flight and instance.id not in group.in_flight else 0
-        return free >= self._headroom(instance, chunk_tokens) + copies * instance.prompt_kv_tokens(group)
+        needed = self._headroom(instance, chunk_tokens)
+        if group.in_flight and instance.id not in group.in_flight:
+            needed += COPIES * instance.prompt_kv_tokens(group)
+        return free >= needed
 
     def _why_not(
         self, home: InstanceStatus | None, best: InstanceStatus, request: Request, chunk_tokens: int
@@ -181,7 +191,10 @@ class KvAware(Placer):
         """Return why a request leaves its home for the best other instance, or that it does not."""
         if home is None:
             return "new" if request.instance is None else "lost"
-        if home.free_slots <= 0 or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens:
+        if (
+            home.running >= home.info.max_running
+            or self._footprint(home, request, chunk_tokens) > home.free_kv_tokens
+        ):
             return "full"
         apart = self._room(best, request) - self._room(home, request)
         return HOME if apart <= self._near(best, home) else "apart"
@@ -199,6 +212,10 @@ class KvAware(Placer):
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> InstanceStatus | None:
         """Return the instance with the most free KV, after what a move costs where domains differ in that."""
+        if len(self._heaps) == 1:
+            (heap,) = self._heaps.values()
+            only = self._top(heap)
+            return self._instances[only[2]] if only is not None else None
         keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [self._instances[seq] for _, _, seq in sorted(keys)]
         if home is None or len(found) < 2:
