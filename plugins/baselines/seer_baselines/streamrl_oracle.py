@@ -91,6 +91,8 @@ class StreamRLOracle(Prioritizer, Placer):
         self._waiting += 1
         if group.home is not None:
             self._bound.append(group)
+        elif len(group.waiting) == 1:  # its instance left while all of its requests were in flight
+            self._planned = False
 
     def peek(self) -> Request | None:
         """Return a request of a group that has an instance, or else bind the longest that finds one."""
