@@ -14,7 +14,7 @@ import msgspec
 
 from seer_sim.replayed import DraftedText
 
-__all__ = ["Drafting", "Offer", "choose", "gamma_tail", "offers_of", "together"]
+__all__ = ["ChosenLevel", "Offer", "choose", "gamma_tail", "offers_of", "together"]
 
 LEAST_GAIN = 0.02
 """What drafts must add to a step's tokens per second to be verified (``seer_grouped_spec``)."""
@@ -32,7 +32,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     variance: float
 
 
-class Drafting(msgspec.Struct, frozen=True, gc=False):
+class ChosenLevel(msgspec.Struct, frozen=True, gc=False):
     """A level, the share of steps that draft, and the part of all acceptable tokens that these accept."""
 
     level: int
@@ -84,17 +84,19 @@ def gamma_tail(mean: float, variance: float, least: float) -> tuple[float, float
     return above, min(1.0, above + density)
 
 
-def choose(batch: int, offers: Sequence[Offer], plain_s: float, seconds: Sequence[float]) -> Drafting | None:
+def choose(
+    batch: int, offers: Sequence[Offer], plain_s: float, seconds: Sequence[float]
+) -> ChosenLevel | None:
     """Return how a batch drafts that takes ``plain_s`` without drafts; None where no level pays.
 
     ``seconds`` are what steps with each of the ``offers`` take.
     """
-    best: Drafting | None = None
+    best: ChosenLevel | None = None
     best_speed = batch / plain_s
     for level, (offer, step_s) in enumerate(zip(offers, seconds, strict=True)):
         least = batch * ((1 + LEAST_GAIN) * step_s / plain_s - 1)
         share, part = gamma_tail(offer.accepted, offer.variance, least)
         speed = (batch + part * offer.accepted) / (share * step_s + (1 - share) * plain_s)
         if share and speed > best_speed:
-            best, best_speed = Drafting(level, share, part), speed
+            best, best_speed = ChosenLevel(level, share, part), speed
     return best
