@@ -36,6 +36,7 @@ CASES = (
     "speculation",
     "draft_index",
     "draft_acceptance",
+    "draft_prediction",
     "epochs",
     "server",
     "chunk_overhead",

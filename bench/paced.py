@@ -76,14 +76,14 @@ def shrunk(workload: Workload, by: int) -> Workload:
         )
     else:
         lengths = [[_shorter(group, by) for group in groups] for groups in lengths]
-    tables = _dearer(workload.tables, by)
+    tables = dearer(workload.tables, by)
     engine = tables["engine"]["sim"]
     for name in ("kv_capacity_tokens", "max_model_tokens"):
         engine[name] = -(-engine[name] // by // BLOCK_TOKENS) * BLOCK_TOKENS + BLOCK_TOKENS
     return Workload(f"{workload.name} / {by}", lengths, tables)
 
 
-def _dearer(tables: Mapping[str, Any], by: int) -> dict[str, Any]:
+def dearer(tables: Mapping[str, Any], by: int) -> dict[str, Any]:
     """Return tables in which a token of context costs so many times as much."""
     engine = dict(tables["engine"]["sim"])
     cost = PRESETS[engine["preset"]]
@@ -132,7 +132,7 @@ def recorded_text(file: Path, name: str, keep: int, by: int, instances: int = 4)
     groups = [GroupLengths(each, len(prompts[each]), tuple(lengths[each]), longest) for each in prompts]
     load = crowded(name, [groups], CLUSTERS["qwen2-vl-72b"], instances, PRESSURE)
     return msgspec.structs.replace(
-        load, tables=_dearer(load.tables, by), text=RecordedText(prompts, responses)
+        load, tables=dearer(load.tables, by), text=RecordedText(prompts, responses)
     )
 
 

@@ -24,10 +24,13 @@ from seer_lab.options import (
     check_once,
     check_policies,
     check_repeats,
+    check_unbounded,
     choose_policies,
+    drafts_option,
     keys_of,
     workload_options,
 )
+from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, share_rows, share_table, table_of, to_json
 from seer_lab.workloads import WORKLOADS, Workload, context_tokens
@@ -51,6 +54,7 @@ LEAST_MET = 0.97
 )
 @main_options
 @workload_options
+@drafts_option
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
@@ -76,6 +80,7 @@ def sim_command(
     seed: int,
     repeat: int,
     overrides: tuple[str, ...],
+    drafts_file: Path | None,
     engine: str,
     plot: Path | None,
     bounded: bool,
@@ -94,12 +99,16 @@ def sim_command(
       seer sim lengths.jsonl --instances 8 --policy verl --policy mine=divided_rollout,my_plugin
       seer sim synthetic --engine paced --policy verl --policy context
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy seer --bound
+      seer sim out/first --policy verl --policy seer --drafts out/first
     """
     check_writable(json_file, plot, inputs=[Path(workload)])
     overrides = debugged(overrides)
     chosen = choose_policies(policies, oracles)
     check_once(overrides, size)
+    check_unbounded(drafts_file, bounded=bounded)
     load = choose_workload(workload, **size)
+    if drafts_file is not None:
+        load = with_replayed(load, read_replayed(drafts_file))
     check_repeats(workload, load, repeat)
     check_policies(chosen, load, overrides)
     draw = None if plot is None else _drawing(plot)

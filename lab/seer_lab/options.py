@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 from seer_cli.common import FiniteRange, set_option
+from seer_cli.output import InputPath
 
 from seer_core.errors import ConfigError, quote
 from seer_core.plugins.config import make_config
@@ -23,7 +24,9 @@ __all__ = [
     "check_once",
     "check_policies",
     "check_repeats",
+    "check_unbounded",
     "choose_policies",
+    "drafts_option",
     "keys_of",
     "workload_options",
 ]
@@ -105,6 +108,21 @@ OPTIONS = (
         help="KV that all responses would fill, over the KV there is.  [default: 3]",
     ),
 )
+
+
+drafts_option = click.option(
+    "--drafts",
+    "drafts_file",
+    type=InputPath(),
+    metavar="FILE",
+    help="Recorded responses, as for `seer replay`: drafts from siblings are worth what they are there.",
+)
+
+
+def check_unbounded(drafts_file: Path | None, *, bounded: bool) -> None:
+    """Raise ConfigError where a bound is asked for that nothing gives."""
+    if bounded and drafts_file is not None:
+        raise ConfigError("--bound has no least time for drafts of recorded text; leave out --drafts")
 
 
 def workload_options(command: Command) -> Command:

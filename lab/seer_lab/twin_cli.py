@@ -23,7 +23,9 @@ from seer_core.plugins.config_types import NotNegative
 from seer_core.plugins.loading import fill_slots
 from seer_lab.bound import Bound, bounds_of
 from seer_lab.calibrate import calibrated, plugins_of
+from seer_lab.options import check_unbounded, drafts_option
 from seer_lab.policies import PolicySet
+from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.shares import Shares
 from seer_lab.simulate import ENGINES, simulate
 from seer_lab.table import ShareRow, bound_rows, share_table
@@ -77,6 +79,7 @@ _MEASURED = JsonFormat[list[_MeasuredArm]](
     help="Directory of a finished `seer run CONFIG`, or a file as for `seer sim`.",
 )
 @click.option("--compare", "measured_file", type=InputPath(), help="Measured: `seer compare --json`.")
+@drafts_option
 @click.option(
     "--calibrate",
     is_flag=True,
@@ -103,6 +106,7 @@ def twin_command(
     profile: Path,
     lengths: Path,
     measured_file: Path | None,
+    drafts_file: Path | None,
     calibrate: bool,
     engine: str,
     bounded: bool,
@@ -110,8 +114,9 @@ def twin_command(
 ) -> None:
     """Predict what `seer compare CONFIG` would show, from measured step times and recorded lengths.
 
-    Fits the simulator's cost model to the profile, and rolls the recorded lengths out under every arm.  What
-    drafts were worth is taken from the recorded run: an input, not a prediction.
+    Fits the simulator's cost model to the profile, and rolls the recorded lengths out under every arm.  With
+    --drafts the worth of drafts follows from recorded text, which may have been written without drafts.
+    Otherwise it is the recorded run's: an input, not a prediction.
 
     \b
     Example:
@@ -120,9 +125,17 @@ def twin_command(
       seer twin CONFIG --profile profile.json --lengths out/first
     """
     check_writable(json_file)
+    check_unbounded(drafts_file, bounded=bounded)
     measured = None if measured_file is None else _read_measured(config, measured_file)
     rows, about = predict(
-        config, profile, lengths, measured, calibrate=calibrate, engine=engine, bounded=bounded
+        config,
+        profile,
+        lengths,
+        measured,
+        calibrate=calibrate,
+        engine=engine,
+        bounded=bounded,
+        drafts=drafts_file,
     )
     if json_file is not None:
         write_json(json_file, rows)
@@ -138,6 +151,7 @@ def predict(
     calibrate: bool = False,
     engine: str = "sim",
     bounded: bool = False,
+    drafts: Path | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
     """Return one object per arm, with figures predicted, measured and the error, and a line on the fit.
 
@@ -150,6 +164,8 @@ def predict(
         ConfigError, PromptError: see ``make_twin``.
     """
     twin, fitted = make_twin(config, read_profile(profile), lengths)
+    if drafts is not None:
+        twin = with_replayed(twin, read_replayed(drafts))
     factor = 1.0
     if calibrate:
         twin, factor = calibrated(twin, lengths)
@@ -179,6 +195,10 @@ def predict(
         f"fitted step times are {fitted.median_error:.1%} off the profile's in the median,"
         f" {fitted.worst_error:.1%} at worst"
     )
+    if drafts is None:
+        about += "; lengths, and what drafts were worth, are the recorded run's"
+    else:
+        about += f"; lengths are the recorded run's, and drafts are worth what a replay of {drafts} says"
     if calibrate:
         about += f"; all are slowed by {factor:.3f}, so that the recorded run takes as long as it did"
     return rows, about
@@ -235,7 +255,7 @@ def _print(rows: Sequence[Mapping[str, Any]], about: str) -> None:
             table.add_row(row["name"] if kind == "predicted" else "", kind, *cells)
     console = table_console()
     console.print(table)
-    console.print(f"{about}; lengths, and what drafts were worth, are the recorded run's")
+    console.print(about)
     if has_bounds:
         _print_shares(rows, console)
 

@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from seer_sim.replayed import ReplayedDrafts
+
 __all__ = ["Acceptance", "share_out"]
 
 PAPER_SIBLINGS = (0, 1, 5, 15)
@@ -56,6 +58,11 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     paths: Annotated[int, Meta(ge=1)] = 1
     """How many drafts a request has, of which a step verifies all and accepts the best."""
+
+    replayed: ReplayedDrafts | None = None
+    """Recorded responses in place of ``siblings`` and all tables, with a drafter that chooses token by token:
+    the file of ``seer sim --drafts``.
+    """
 
     def __post_init__(self) -> None:
         for name, firsts in (("siblings", self.siblings), ("tokens", self.tokens)):

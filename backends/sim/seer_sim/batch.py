@@ -85,9 +85,11 @@ class Batch:
         self._filled: list[tuple[SimChunk, int]] = []
         self._attention_s = cache(cost.attention_s)
 
-    def run_of(self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool) -> SimChunk:
+    def run_of(
+        self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool, response_tokens: int = 0
+    ) -> SimChunk:
         """Return the run of a chunk that has ``tokens`` and will generate ``new_tokens``, to be queued."""
-        run = SimChunk(job, tokens, new_tokens, stopped)
+        run = SimChunk(job, tokens, new_tokens, stopped, response_tokens)
         # A prompt's last token is always computed, for its logits.
         run.prompt = job.group_id, (job.prompt_tokens - 1) // self._block
         return run

@@ -39,8 +39,10 @@ class DecodeCohort:
         probe: bool = False,
         positions_at: Sequence[float] = (1,),
         bare: float = 0.0,
+        row: int = 0,
     ) -> None:
         self.probe = probe
+        self.row = row
         self.bare = bare
         self.rates = rates
         self.size = 0
@@ -63,6 +65,12 @@ class DecodeCohort:
         self.draft_tokens = min(tokens, len(self.rates))
         self.positions = self._positions_at[self.draft_tokens]
         self.rate = self._rates[self.draft_tokens]
+
+    def verify(self, verified: float, accepted: float) -> None:
+        """Verify so many tokens per run and step from the next step on, and accept so many, on average."""
+        self.draft_tokens = len(self.rates) if verified else 0
+        self.positions = 1 + verified
+        self.rate = TOKEN_UNIT + round(accepted * TOKEN_UNIT)
 
     def join(self, run: SimChunk, number: int) -> None:
         """Take in a run whose context is computed and whose next token is out; ``number`` rises."""

@@ -166,7 +166,8 @@ class SimEngine:
         elif left <= 0:
             self._fail(job, f"{generated} tokens are there of a response of {generated + left}")
         else:
-            run = self._batch.run_of(job, tokens, min(left, job.max_tokens), left <= job.max_tokens)
+            new_tokens, response_tokens = min(left, job.max_tokens), generated + left
+            run = self._batch.run_of(job, tokens, new_tokens, left <= job.max_tokens, response_tokens)
             self._runs[job.id] = run
             if not self._fetch(run):
                 self._batch.push(run)
@@ -302,7 +303,7 @@ class SimEngine:
                 f"instance {self.id!r} is simulated: it needs a drafter with a policy, and"
                 f" {type(drafter).__name__} has none; choose another drafter, or another engine"
             )
-        return Speculation(policy, drafts, source.draft_tokens)
+        return Speculation(policy, drafts, source.draft_tokens, self._cost)
 
     def _forget(self, what: str) -> None:
         """Empty the KV cache, and with it what a step under way still holds of aborted chunks."""

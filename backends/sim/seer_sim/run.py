@@ -23,6 +23,7 @@ class SimChunk:
     ``tokens`` and ``computed`` stand still while it decodes.  ``fills`` counts the steps that finished its
     context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.  ``fetched_blocks``
     were brought from the KV pool, which was ``sought`` for them, and ``pool_tokens`` found there alone.
+    ``response_tokens`` is how long the response will be.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class SimChunk:
         "pool_tokens",
         "preemptions",
         "prompt",
+        "response_tokens",
         "sought",
         "stopped",
         "tokens",
@@ -49,10 +51,13 @@ class SimChunk:
         "work",
     )
 
-    def __init__(self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool) -> None:
+    def __init__(
+        self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool, response_tokens: int = 0
+    ) -> None:
         self.job = msgspec.structs.replace(job, token_ids=[])  # only their number matters, and it is large
         self.new_tokens = new_tokens
         self.stopped = stopped
+        self.response_tokens = response_tokens or tokens - job.prompt_tokens + new_tokens
         self.tokens = tokens
         self.final_tokens = tokens + new_tokens
         self.prompt: Prompt = ("", 0)

@@ -20,7 +20,7 @@ from seer_core.errors import SeerError, printable
 from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw
 from seer_grouped_spec._index import DraftIndex, Voting
 
-__all__ = ["Recording", "ReplayError", "ReplayRow", "load", "replay"]
+__all__ = ["Recording", "ReplayError", "ReplayRow", "ResponseSteps", "load", "replay", "replay_steps"]
 
 Tokens = NDArray[np.int32]
 Siblings = int | Literal["live"]
@@ -145,6 +145,39 @@ def replay(
     return rows
 
 
+class ResponseSteps(msgspec.Struct, frozen=True, eq=False):
+    """The steps of one response: the tokens written before each [S], the draft tokens that it accepts [S].
+
+    ``chances`` [S, K] has the probability that a draft is accepted up to each position, 0 where none is.
+    """
+
+    starts: NDArray[np.int64]
+    accepted: NDArray[np.int64]
+    chances: NDArray[np.float32]
+
+
+def replay_steps(recording: Recording, draft_tokens: int = 8) -> list[ResponseSteps]:
+    """Return all steps of a group's responses, which advance together, with drafts as long as may be."""
+    index = DraftIndex(1 << 40, voting=Voting(common_weight=0.0))
+    found: list[list[tuple[int, int, NDArray[np.float32]]]] = [[] for _ in recording.responses]
+
+    def note(rows: Tokens, lengths: Tokens, accepted: Tokens, chances: NDArray[np.float32]) -> None:
+        starts = (lengths - len(recording.prompt)).tolist()
+        for row, *step in zip(rows.tolist(), starts, accepted.tolist(), chances, strict=True):
+            found[row].append((step[0], step[1], step[2]))
+
+    requests = _open_live(index, recording)
+    _play(index, requests, recording.prompt, recording.responses, draft_tokens, 0, 0, note)
+    return [
+        ResponseSteps(
+            np.array([start for start, _, _ in steps], np.int64),
+            np.array([accepted for _, accepted, _ in steps], np.int64),
+            np.array([chances for _, _, chances in steps], np.float32).reshape(len(steps), draft_tokens),
+        )
+        for steps in found
+    ]
+
+
 def _fits(recordings: Sequence[Recording], recording: Recording, setting: Siblings, control: bool) -> bool:
     if setting == "live":
         return bool(recording.responses)
@@ -195,8 +228,12 @@ def _play(
     draft_tokens: int,
     tree_nodes: int,
     paths: int,
+    note: Callable[[Tokens, Tokens, Tokens, NDArray[np.float32]], None] | None = None,
 ) -> NDArray[np.int64]:
-    """Play responses side by side; return the numbers of responses, steps, tokens and drafted tokens."""
+    """Play responses side by side; return the numbers of responses, steps, tokens and drafted tokens.
+
+    ``note(rows, lengths, accepted, chances)`` is called for each step, of lines of drafts.
+    """
     width = tree_nodes or draft_tokens
     columns = len(prompt) + max((len(r) for r in responses), default=0)
     tokens = np.full((max(len(responses), 1), columns + width + 1), NO_TOKEN, np.int32)
@@ -237,6 +274,9 @@ def _play(
             index.draft(*asked, out, counts, probabilities)
             equal = (out[:size] == truth) & (offsets < counts[:size, None])
             accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+            if note is not None:  # a response's last token is never a draft's
+                drafted = np.where(offsets < counts[:size, None], probabilities[:size], 0)
+                note(rows, lengths, np.minimum(accepted, ends - lengths - 1), drafted)
         total[1] += size
         total[3] += int(counts[:size].sum())
         written = np.minimum(accepted + 1, ends - lengths).astype(np.int32)

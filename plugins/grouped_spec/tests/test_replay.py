@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from seer_grouped_spec.cli import replay_command
-from seer_grouped_spec.replay import Recording, ReplayError, load, replay
+from seer_grouped_spec.replay import Recording, ReplayError, load, replay, replay_steps
 
 RNG = np.random.default_rng(0)
 
@@ -31,6 +31,20 @@ def test_a_text_that_a_sibling_wrote_is_accepted_whole():
 def test_paths_and_trees_of_the_same_text_accept_as_much():
     made = recordings()
     assert rates(replay(made, (2,), 8)) == rates(replay(made, (2,), 1, tree_nodes=8))
+
+
+def test_the_steps_of_a_replay_are_those_of_its_row():
+    (made,) = walks()
+    steps = replay_steps(made)
+    (row,) = replay([made], ("live",))
+    assert sum(len(each.starts) for each in steps) == row.steps
+    for each, text in zip(steps, made.responses, strict=True):
+        ends = each.starts + each.accepted + 1
+        assert [0, *ends[:-1]] == each.starts.tolist()
+        assert ends[-1] == len(text)
+        drafted = (each.chances > 0).sum(axis=1)
+        assert (each.accepted <= drafted).all()
+        assert (np.diff(each.chances, axis=1) <= 0).all()
 
 
 def walks(responses=6, tokens=400, seed=1):
