@@ -181,16 +181,15 @@ class EngineContract:
     async def test_a_chunk_ends_on_demand(self, stage: _Stage) -> None:
         """With a token at least; what follows is the same.  An engine that cannot lets the chunk go on."""
         engine, info = stage.fleet.engines[0], stage.infos[0]
-        if not isinstance(engine, ChunkEnder):
-            pytest.skip("this engine cannot end chunks on demand")
-        engine.end_chunk("no such chunk")
+        end_chunk = engine.end_chunk if isinstance(engine, ChunkEnder) else lambda job_id: None
+        end_chunk("no such chunk")
         numbers = range(8)
         jobs = [stage.job(number, name=f"ended {number}", max_tokens=TOKENS) for number in numbers]
         for job in jobs:
             stage.submit(job)
         for job in jobs[1:]:
             stage.sink.calling = "end_chunk"
-            engine.end_chunk(job.id)
+            end_chunk(job.id)
             stage.sink.calling = None
         await stage.answered(jobs)
         parts = [stage.output(job) for job in jobs]

@@ -21,7 +21,7 @@ __all__ = [
     "Called",
     "ControlCall",
     "Degraded",
-    "EndChunk",
+    "EndChunkEarly",
     "Failed",
     "Fatal",
     "Finished",
@@ -78,7 +78,7 @@ class AbortChunk(msgspec.Struct, frozen=True, tag=True):
     job_id: str
 
 
-class EndChunk(msgspec.Struct, frozen=True, tag=True):
+class EndChunkEarly(msgspec.Struct, frozen=True, tag=True):
     """End a chunk with its next token; silently, for the chunk's own answer follows."""
 
     job_id: str
@@ -140,7 +140,7 @@ ToWorker = (
     Start
     | Submit
     | AbortChunk
-    | EndChunk
+    | EndChunkEarly
     | PushSiblingTokens
     | ForgetGroup
     | PoolMessage

@@ -27,7 +27,7 @@ from seer_worker.wire import (
     Called,
     ControlCall,
     Degraded,
-    EndChunk,
+    EndChunkEarly,
     Failed,
     Finished,
     ForgetGroup,
@@ -230,7 +230,7 @@ class WorkerClient:
 
     def end_chunk(self, job_id: str) -> None:
         """End a chunk with its next token, if the engine can."""
-        self._send(EndChunk(job_id))
+        self._send(EndChunkEarly(job_id))
 
     def push_sibling_tokens(self, text: SiblingTokens) -> None:
         """Send the drafter what a response has written on another instance."""

@@ -34,7 +34,7 @@ from seer_worker.wire import (
     Called,
     ControlCall,
     Degraded,
-    EndChunk,
+    EndChunkEarly,
     Failed,
     Fatal,
     ForgetGroup,
@@ -160,7 +160,7 @@ class Worker:
                     self._running.remove(job_id)
                     self._streamed_tokens.pop(job_id, None)
                     self._instance.abort(job_id)
-            case EndChunk(job_id):
+            case EndChunkEarly(job_id):
                 if job_id in self._running and (end_chunk := implemented(self._instance, "end_chunk")):
                     end_chunk(job_id)
             case PushSiblingTokens(text):
