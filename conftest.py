@@ -113,11 +113,10 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items):
     """Put the longest tests first."""
-    root = Path(__file__).parent
 
     def place(item):
-        path = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
-        return next((place for place, start in enumerate(LONGEST) if path.startswith(start)), len(LONGEST))
+        starts = (place for place, start in enumerate(LONGEST) if item.nodeid.startswith(start))
+        return next(starts, len(LONGEST))
 
     items.sort(key=place)
 

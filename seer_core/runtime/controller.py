@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -43,6 +44,9 @@ from seer_core.scheduling.scheduler import Scheduler
 __all__ = ["RolloutController"]
 
 log = structlog.get_logger("seer")
+
+LOOK_S = 0.02
+"""How often a wait for chunks that are to end early looks at them."""
 
 
 class RolloutController:
@@ -201,8 +205,6 @@ class RolloutController:
                     engine = self.fleet.engines[command.instance_id]
                     if isinstance(engine, ChunkEnder):
                         engine.end_chunk(self._transcripts.end(command.request_id))
-        if self.scheduler.paused and self.rollout is not None:
-            self.rollout.chunks_changed()
 
     def apply_guarded(self, event: Event) -> None:
         """Apply an event that an instance caused; an error ends the rollout and is not raised."""
@@ -250,9 +252,14 @@ class RolloutController:
             if request_id is not None:
                 self.observers.streamed(self.fleet.clock.now(), request_id)
 
-    def ending(self, instance_id: str) -> bool:
-        """Return whether chunks that are to end early are under way on an instance."""
-        return self._transcripts.ending(instance_id)
+    async def chunks_ended(self, limit_s: float, instance_id: str | None = None) -> None:
+        """Wait, at most so long, until chunks that are to end early have, on one instance or on all."""
+        clock = self.fleet.clock
+        over_s = clock.now() + limit_s
+        while self._transcripts.ending(instance_id) and clock.now() < over_s:
+            look = asyncio.Event()
+            clock.call_at(min(over_s, clock.now() + LOOK_S), look.set)
+            await clock.advance(look)
 
     def no_instances_left(self) -> None:
         """End the rollout: all instances were given up."""

@@ -39,8 +39,6 @@ log = structlog.get_logger("seer")
 
 END_CHUNKS_S = 2.0
 """How long chunks that are to end early may take: some steps, unless they wait for their first."""
-LOOK_S = 0.02
-"""How often an instance that leaves is looked at meanwhile."""
 
 
 class FleetListener(ChunkReceiver, Protocol):
@@ -54,8 +52,8 @@ class FleetListener(ChunkReceiver, Protocol):
         """Take an event that an instance caused; an error ends the rollout and is not raised."""
         ...
 
-    def ending(self, instance_id: str) -> bool:
-        """Return whether chunks that are to end early are under way on an instance."""
+    async def chunks_ended(self, limit_s: float, instance_id: str) -> None:
+        """Wait, at most so long, until an instance's chunks that are to end early have."""
         ...
 
     def no_instances_left(self) -> None:
@@ -526,11 +524,8 @@ class Fleet:
 
     async def _left(self, name: str) -> None:
         """Wait, within a limit, until the chunks of an instance that leaves have ended; others are void."""
-        over_s = self.clock.now() + END_CHUNKS_S
-        while name in self._leaving and self._listener.ending(name) and self.clock.now() < over_s:
-            look = asyncio.Event()
-            self.clock.call_at(self.clock.now() + LOOK_S, look.set)
-            await self.clock.advance(look)
+        if name in self._leaving:
+            await self._listener.chunks_ended(END_CHUNKS_S, name)
         if name in self._leaving:
             self._leaving.remove(name)
             self._listener.apply_guarded(InstanceStopped(name))

@@ -45,6 +45,10 @@ class Controller(Protocol):
         """Send chunks again."""
         ...
 
+    async def chunks_ended(self, limit_s: float) -> None:
+        """Wait, at most so long, until chunks that are to end early have."""
+        ...
+
     def closed(self, rollout: Rollout) -> None:
         """Count this rollout, which takes no more groups."""
         ...
@@ -263,18 +267,7 @@ class Rollout:
         if self.over:
             return
         self._controller.pause()
-        late: list[None] = []
-
-        def give_up() -> None:
-            late.append(None)
-            self._wake()
-
-        cancel = self._clock.call_at(self._clock.now() + limit_s, give_up)
-        try:
-            while self._error is None and self._transcripts.ending() and not late:
-                await self._change()
-        finally:
-            cancel()
+        await self._controller.chunks_ended(limit_s)
 
     def resume(self) -> None:
         """Send chunks again after a ``pause``."""
@@ -320,10 +313,6 @@ class Rollout:
         if self._completions is not None:
             self._completions.append(completion)
         self._ready.append(completion)
-        self._wake()
-
-    def chunks_changed(self) -> None:
-        """Take note, while it is paused, that chunks may have ended."""
         self._wake()
 
     def fail(self, error: BaseException) -> None:

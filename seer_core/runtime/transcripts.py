@@ -206,8 +206,7 @@ class Transcripts:
         number = next(self._chunk_numbers)
         transcript.job_id = f"{command.request_id}#{number}@{command.instance_id}"
         self._in_flight[transcript.job_id] = InFlightChunk(command, now)
-        if self._sharing:
-            self._delivered(command.instance_id, command.request_id)
+        self._delivered(command.instance_id, command.request_id)
         return ChunkJob(
             id=transcript.job_id,
             request_id=command.request_id,
@@ -299,8 +298,7 @@ class Transcripts:
                 pool_tokens=output.pool_tokens,
             )
         )
-        if self._sharing:
-            self._delivered(instance_id, request_id)
+        self._delivered(instance_id, request_id)
         return ChunkFinished(
             request_id,
             instance_id,
@@ -337,7 +335,7 @@ class Transcripts:
 
         Each text is returned once: after a chunk was sent to an instance, or has finished on another one.
         """
-        shared = self._sharing_of(request_id) if self._sharing else None
+        shared = self._sharing_of(request_id)
         if shared is None:
             return []
         running = self._open[request_id].siblings.running
@@ -345,9 +343,7 @@ class Transcripts:
 
     def end(self, request_id: str) -> str:
         """Note that the chunk of a request that is under way is to end early, and return its id."""
-        job_id = self._open[request_id].job_id
-        if job_id is None:
-            raise KeyError(request_id)
+        job_id = self._job_of(request_id)
         self._in_flight[job_id].ending = True
         return job_id
 
@@ -360,9 +356,7 @@ class Transcripts:
 
     def drop(self, request_id: str) -> str:
         """Drop the chunk of a request that is under way and return its id."""
-        job_id = self._open[request_id].job_id
-        if job_id is None:
-            raise KeyError(request_id)
+        job_id = self._job_of(request_id)
         self._land(job_id)
         return job_id
 
@@ -404,12 +398,21 @@ class Transcripts:
             completion, siblings.prompt, not siblings.left, transcript.resumed_tokens, instances
         )
 
+    def _job_of(self, request_id: str) -> str:
+        """Return the id of a request's chunk that is under way; a KeyError if there is none."""
+        job_id = self._open[request_id].job_id
+        if job_id is None:
+            raise KeyError(request_id)
+        return job_id
+
     def _delivered(self, instance_id: str, request_id: str) -> None:
         shared = self._sharing_of(request_id)
         if shared is not None:
             shared.record(instance_id, request_id, self._open[request_id].token_ids)
 
     def _sharing_of(self, request_id: str) -> SiblingLog | None:
+        if not self._sharing:  # then there is nothing to look up
+            return None
         return self._shared.get(self._open[request_id].siblings.group.id)
 
     def _land(self, job_id: str) -> str:

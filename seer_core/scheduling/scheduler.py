@@ -163,7 +163,7 @@ class Scheduler:
         self.contexts = ContextManager()
         self.instances: dict[str, InstanceStatus] = {}
         self.paused = False
-        self._leaving: dict[str, InstanceStatus] = {}
+        self._leaving: set[str] = set()
         self._living: tuple[InstanceStatus, ...] = ()
         self._instances_seen = 0
         self._now = 0.0
@@ -328,13 +328,15 @@ class Scheduler:
 
     def _instance_leaving(self, event: InstanceLeaving, commands: list[Command]) -> None:
         instance = self._instance(event.instance_id)
-        self._leaving[instance.id] = instance
+        self._leaving.add(instance.id)
         self._retire(instance)
         self.buffer.forget_instance(instance.id)
         self._end_chunks(instance.id, "instance_leaves", commands)
 
     def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:
-        if self._leaving.pop(event.instance_id, None) is None:
+        if event.instance_id in self._leaving:
+            self._leaving.remove(event.instance_id)
+        else:
             self._retire(self._instance(event.instance_id))
         for request in self.buffer.lose_instance(event.instance_id):
             self._push(request)
@@ -431,11 +433,10 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
         assert request.instance is not None
-        instance = self.instances.get(request.instance)
-        if instance is None:  # it leaves, and its KV with it
-            self._leaving[request.instance].running -= 1
+        if request.instance in self._leaving:  # with what it has reserved, and with its KV
             request.instance = None
             return
+        instance = self.instances[request.instance]
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request

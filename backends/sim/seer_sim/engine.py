@@ -29,6 +29,7 @@ from seer_sim.drafts import METHODS, Drafts, method_of
 from seer_sim.lengths import Lengths
 from seer_sim.pool import SimKVPool
 from seer_sim.profile import BATCH, DRAFT_TOKENS, step_times
+from seer_sim.replayed_speculation import ReplayedSpeculation
 from seer_sim.run import SimChunk
 from seer_sim.speculation import Speculation
 from seer_sim.tokens import generate
@@ -303,7 +304,9 @@ class SimEngine:
                 f"instance {self.id!r} is simulated: it needs a drafter with a policy, and"
                 f" {type(drafter).__name__} has none; choose another drafter, or another engine"
             )
-        return Speculation(policy, drafts, source.draft_tokens, self._cost)
+        if drafts.replayed is not None:
+            return ReplayedSpeculation(policy, drafts, drafts.replayed, source.draft_tokens, self._cost)
+        return Speculation(policy, drafts, source.draft_tokens)
 
     def _forget(self, what: str) -> None:
         """Empty the KV cache, and with it what a step under way still holds of aborted chunks."""
@@ -388,12 +391,20 @@ class SimEngine:
             self._batch.drop(run)
         self._aborted.clear()
         self._report()
-        self._answer(finished + self._end_early())
+        if self._ending:
+            finished += self._end_early()
+        self._answer(finished)
 
     def _end_early(self) -> list[SimChunk]:
         """End the chunks that are to end and have a token, and return them."""
-        ended = [run for run in self._ending if self._batch.end_early(run)]
-        self._ending = [run for run in self._ending if run not in ended and run.job.id in self._runs]
+        ended: list[SimChunk] = []
+        waiting: list[SimChunk] = []
+        for run in self._ending:
+            if self._batch.end_early(run):
+                ended.append(run)
+            elif run.job.id in self._runs:
+                waiting.append(run)
+        self._ending = waiting
         return ended
 
     def _answer(self, finished: list[SimChunk]) -> None:
