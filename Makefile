@@ -1,6 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
 .PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-docs \
-	check core-test fast-test engine-test verl-test site site-test chromium bench-stale reference licences \
+	check core-test fast-test engine-test long-test verl-test site site-test chromium bench-stale reference licences \
 	wheels try-wheels fix clean
 
 ENGINE ?= vllm
@@ -22,6 +22,7 @@ train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
 test: packages setup-sglang fast-test verl-test site-test engine-test  ## Everything CI runs.
+	@echo "Tests marked long were left out: make long-test runs them."
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
 	@scripts/install-system-packages
@@ -41,6 +42,9 @@ core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an 
 
 engine-test: packages setup-sglang  ## The tests that start real engines, in two processes: about half an hour.
 	.venv/bin/python -m pytest -m engine -n 2 --dist loadfile
+
+long-test: packages setup-sglang  ## The tests that "make test" leaves out, which cover the same on a larger scale.
+	.venv/bin/python -m pytest -m long --long -n 2 --dist loadfile
 
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest

@@ -41,6 +41,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--soak-set", action="append", default=[], metavar="KEY=VALUE", help="tests/soak: as for seer run"
     )
+    group.addoption("--long", action="store_true", help="also the tests marked `long`")
     group.addoption("--fuzz-seconds", type=float, default=0.0, help="tests/fuzz: for each target")
     group.addoption("--fuzz-seed", type=int, default=11, help="tests/fuzz: of the changes")
 
@@ -111,8 +112,12 @@ LONGEST = (
 """Files of long tests.  They begin first, or one process would be left with one of them at the end."""
 
 
-def pytest_collection_modifyitems(items):
-    """Put the longest tests first."""
+def pytest_collection_modifyitems(config, items):
+    """Leave the tests marked ``long`` out, unless they are asked for, and put the longest others first."""
+    if not (config.getoption("--long") or config.getoption("--soak-minutes")):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
     def place(item):
         starts = (place for place, start in enumerate(LONGEST) if item.nodeid.startswith(start))

@@ -62,6 +62,16 @@ def test_an_expected_failure_is_no_skip(run, tmp_path):
     assert run()[0] == pytest.ExitCode.OK
 
 
+def test_a_long_test_is_left_out_unless_it_is_asked_for(run, tmp_path):
+    (tmp_path / "test_long.py").write_text(
+        "import pytest\n\n@pytest.mark.long\ndef test_it():\n    assert False\n"
+    )
+    status, output = run()
+    assert status == pytest.ExitCode.OK
+    assert "1 passed, 1 deselected" in output
+    assert run("--long")[0] == pytest.ExitCode.TESTS_FAILED
+
+
 def test_without_mooncakes_libraries_only_its_own_tests_are_skipped(run, tmp_path):
     (tmp_path / "mooncake").mkdir()
     own = (ROOT / "backends" / "mooncake" / "tests" / "conftest.py").read_text()

@@ -22,6 +22,7 @@ BOUNDS = {
 """Errors in the median and at worst.  In so small a rollout the last two responses decide the tail."""
 
 
+@pytest.mark.long
 def test_drafts_of_five_halves_are_predicted_without_any_figure_of_their_rollouts():
     pytest.importorskip("vllm")
     load = LOADS["tiny-reasoner"](DATA.parent)

@@ -33,6 +33,7 @@ def seer(*arguments):
     return [sys.executable, "-c", "from seer_cli import main; main()", *map(str, arguments)]
 
 
+@pytest.mark.long
 def test_compare_finds_preemptions_only_in_the_baseline_and_the_same_tokens_everywhere(tmp_path, few_prompts):
     report = tmp_path / "compare.json"
     small = [

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 
+@pytest.mark.long
 def test_megatron_in_two_ranks_beside_sleeping_engines_trains_the_weights_of_one_process(tmp_path):
     one = trained(tmp_path / "torch", "train.iterations=1")
     two = trained(

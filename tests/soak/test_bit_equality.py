@@ -25,6 +25,7 @@ def test_group_round_robin_and_full_seer_train_the_same_weights_bit_for_bit(tmp_
     assert not soak.full or any(row["instances_lost"] for row in arms["killed"])
 
 
+@pytest.mark.long
 def test_both_engines_train_the_same_weights_bit_for_bit(tmp_path, soak):
     iterations, groups = (10, 16) if soak.full else (1, 4)
     arms = {

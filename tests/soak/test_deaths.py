@@ -99,6 +99,7 @@ def learned(training_runs, out):
     return training_runs.reproducible(training_runs.read_metrics(out)), weights[-1]
 
 
+@pytest.mark.long
 def test_training_over_engines_without_a_model_dies_and_learns_the_same(
     no_model, tmp_path, soak, monkeypatch
 ):
@@ -124,6 +125,7 @@ def test_training_over_engines_without_a_model_dies_and_learns_the_same(
     assert all(each == expected for each in found)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_a_run_on_vllm_dies_and_loses_nothing(tmp_path, soak):
     pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")

@@ -24,6 +24,7 @@ SMALL = Plan(
 )
 
 
+@pytest.mark.long
 def test_instances_are_killed_and_no_response_is_lost_doubled_or_wrong(tmp_path, soak):
     plan = Plan(soak.seed, minutes=soak.minutes, overrides=soak.overrides) if soak.full else SMALL
     campaign = Campaign(plan, tmp_path)

@@ -11,6 +11,7 @@ MEGATRON = ("train.trainer=megatron", "train.megatron.data_parallel=2")
 KINDS = sorted(FAULTS, key=lambda fault: fault != "engine in update")
 
 
+@pytest.mark.long
 @pytest.mark.first_by_default("fault", KINDS)
 def test_a_killed_process_does_not_change_what_is_learned(fault, tmp_path, soak):
     overrides = (*soak.overrides, *(MEGATRON if fault == "rank" else ()))

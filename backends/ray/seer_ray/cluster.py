@@ -33,7 +33,7 @@ REMEDY = (
 
 
 class SilentNodeError(EngineError):
-    """A node that has a place for an instance starts no actor there: it is dead, and Ray has not noticed.
+    """A node that has a place for an instance starts no actor there: it is dead, or dies in between.
 
     Remedy: see `ray status`, and end that node, so that Ray places the instance on another.
     """

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import ray
 import structlog
-from ray.exceptions import ActorUnavailableError, GetTimeoutError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 from seer_worker.client.channel import Channel
 from seer_worker.client.worker_log import WorkerLog
 from seer_worker.client.worker_port import WorkerPort
@@ -293,10 +293,10 @@ class RayLauncher:
                 left_s = max(0.0, end_s - time.monotonic())
                 try:
                     return Started(**ray.get(answer, timeout=min(left_s, NURSE_S))), nurse
-                except (GetTimeoutError, ActorUnavailableError) as error:
+                except (GetTimeoutError, ActorDiedError, ActorUnavailableError) as error:
                     # A node that is merely slow is waited for, unless another one has room now.
                     elsewhere = places.has_room(self._settings, [*silent, node_id])
-                    if elsewhere or left_s == 0.0 or isinstance(error, ActorUnavailableError):
+                    if elsewhere or left_s == 0.0 or not isinstance(error, GetTimeoutError):
                         raise cluster.SilentNodeError(node_id, type(error).__name__) from error
 
         started, nurse = await _ask(start, limit_s=limit_s + RAY_CALL_S)

@@ -27,8 +27,6 @@ __all__ = ["Nurse", "Started"]
 LOG_BYTES = 1 << 16
 LINGER_S = 10.0
 """How long it outlives its worker.  The runtime ends it sooner; without runtime and head it ends itself."""
-UNUSED_S = 30.0
-"""How long it waits for its worker's start, which follows at once unless the runtime has ended."""
 
 
 class Started(Struct, frozen=True):
@@ -43,16 +41,19 @@ class Started(Struct, frozen=True):
 
 
 class Nurse:
-    """Has one worker.  Its methods are async, so that its loop, which has no other work, is never blocked."""
+    """Has one worker.  Its methods are async, so that its loop, which has no other work, is never blocked.
 
-    def __init__(self) -> None:
+    It ends itself if no worker's start follows within ``unused_s``: the runtime has ended.
+    """
+
+    def __init__(self, unused_s: float) -> None:
         self._process: ChildProcess | None = None
         self._end: asyncio.Task[str] | None = None
         self._scratch: Scratch | None = None
         self._output = asyncio.StreamReader()
         self._weights = WeightKeeper()
         # Ray makes it in a thread without an event loop.
-        self._unused = threading.Timer(UNUSED_S, os._exit, (0,))
+        self._unused = threading.Timer(unused_s, os._exit, (0,))
         self._unused.daemon = True
         self._unused.start()
 

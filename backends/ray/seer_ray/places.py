@@ -42,6 +42,8 @@ __all__ = [
 
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
+SPARE_S = 10.0
+"""How much longer than the runtime waits for it a nurse stays without a worker."""
 NAMESPACE = "seer"
 """The namespace of nurses in given bundles. Each is named after its bundle, so that this has one at most."""
 
@@ -115,7 +117,9 @@ class OwnGroup:
     def make_nurse(self) -> Any:
         """Return the handle of a nurse, which is all that runs in the group."""
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
-        return _make_nurse(num_cpus=0, num_gpus=self._settings.gpus, scheduling_strategy=strategy)
+        return _make_nurse(
+            self._settings, num_cpus=0, num_gpus=self._settings.gpus, scheduling_strategy=strategy
+        )
 
     def release(self) -> None:
         """Remove the group."""
@@ -151,6 +155,7 @@ class GivenBundle:
         settings, found = self._settings, self._found
         try:
             self._nurse = _make_nurse(
+                settings,
                 name=found.nurse,
                 namespace=NAMESPACE,
                 num_cpus=settings.cpus,
@@ -206,8 +211,10 @@ def _suffices(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bo
     return all(resources.get(name, 0.0) >= value for name, value in wanted.items())
 
 
-def _make_nurse(**options: Any) -> Any:
-    return ray.remote(Nurse).options(max_restarts=0, **options).remote()
+def _make_nurse(settings: Settings, **options: Any) -> Any:
+    """Return the handle of a nurse, whose start may take as long as the launch waits for it."""
+    unused_s = settings.launch_timeout_s + SPARE_S
+    return ray.remote(Nurse).options(max_restarts=0, **options).remote(unused_s)
 
 
 def _bundles(settings: Settings) -> list[Bundle]:

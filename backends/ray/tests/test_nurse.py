@@ -22,12 +22,11 @@ def exits(monkeypatch):
     return ended, seen
 
 
-def test_a_nurse_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exits, monkeypatch):
+def test_a_nurse_whose_runtime_has_ended_before_it_started_a_worker_ends_too(exits):
     ended, seen = exits
-    monkeypatch.setattr(nurse, "UNUSED_S", 0.01)
 
     async def make():
-        nurse.Nurse()
+        nurse.Nurse(0.01)
 
     asyncio.run(make())
     assert ended.wait(60)
@@ -39,7 +38,7 @@ def test_the_wait_is_over_once_there_is_a_worker(exits, monkeypatch):
     monkeypatch.setattr(nurse.ray, "get_gpu_ids", list)
 
     async def start():
-        one = nurse.Nurse()
+        one = nurse.Nurse(3600.0)
         started = await one.start("/bin/true", {}, ("127.0.0.1", 9), bytes(32))
         one._unused.join(60)  # it is over long before its time
         await one._end

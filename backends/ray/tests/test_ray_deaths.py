@@ -149,6 +149,7 @@ def test_a_rollout_goes_on_to_its_end_without_the_cluster_s_head(make_nodes, run
     assert runs.summary("there")["instances_lost"] == 0
 
 
+@pytest.mark.long
 def test_a_run_without_head_and_instances_ends_in_order_and_goes_on_with_another_cluster(
     make_nodes, runs, expected
 ):

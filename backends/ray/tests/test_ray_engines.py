@@ -34,6 +34,7 @@ def test_vllm_on_a_cluster_writes_the_tokens_of_child_processes(start_seer, tmp_
     assert tokens["ray"] == tokens["local"]
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_vllm_on_machines_writes_with_weights_from_shared_memory_as_child_processes_do(machines):
     from safetensors.torch import load_file

@@ -169,6 +169,7 @@ def test_a_machine_that_dies_in_mid_transfer_takes_nothing_else_with_it(machines
     assert len(sent) == 2
 
 
+@pytest.mark.long
 def test_a_nurse_that_ends_in_mid_transfer_takes_no_other_worker_with_it(machines, over, make_weighted):
     async def there():
         async with runtime:

@@ -250,7 +250,7 @@ def test_a_source_reports_what_it_lacks_before_its_instance_is_ready_and_later(s
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("ngram", {"prompt_lookup_min": 1, "prompt_lookup_max": 3}),
+        pytest.param("ngram", {"prompt_lookup_min": 1, "prompt_lookup_max": 3}, marks=pytest.mark.long),
         ("suffix", {"suffix_decoding_min_token_prob": 0.0}),
     ],
 )

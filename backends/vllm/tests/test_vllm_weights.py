@@ -293,7 +293,7 @@ class Watch:
             self.lost.set()
 
 
-@pytest.mark.parametrize("way", ["directory", "shared_memory"])
+@pytest.mark.parametrize("way", [pytest.param("directory", marks=pytest.mark.long), "shared_memory"])
 def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_trainer_goes_on(
     make_fleet, loop, tied_models, prompts, tmp_path, shared, way
 ):

@@ -76,6 +76,7 @@ def test_a_checkpoint_whose_optimizer_is_damaged_is_one_error(config, tmp_path, 
         run(path, out, resume=True)
 
 
+@pytest.mark.long
 def test_a_rank_of_megatron_that_is_lost_is_one_error_and_training_goes_on_as_if_it_had_not(
     config, tmp_path, monkeypatch
 ):
