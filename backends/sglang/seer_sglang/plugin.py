@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field, structs
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.kv_room import slots
 from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
@@ -113,7 +114,15 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     model = startup.path(settings.model)
     spin = "threads that wait for a CPU spin"
     checks = machine(PART, model, settings.instances, settings.threads, settings.kv_cache_bytes, spin)
-    return installation(python) + checks
+    room = slots(
+        PART,
+        model,
+        settings.kv_cache_bytes,
+        dtype=settings.dtype,
+        max_model_tokens=settings.max_model_tokens,
+        max_running=settings.max_running,
+    )
+    return installation(python) + checks + room
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
+from seer_worker.kv_room import slots
 
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.launcher import Launcher
@@ -98,7 +99,19 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         return installation()
     checks = installation() if settings.python is None else elsewhere(startup.path(settings.python))
     model = startup.path(settings.model)
-    return checks + machine(model, settings.instances, settings.threads, settings.kv_cache_bytes)
+    return [
+        *checks,
+        *machine(model, settings.instances, settings.threads, settings.kv_cache_bytes),
+        *slots(
+            "vllm",
+            model,
+            settings.kv_cache_bytes,
+            dtype=settings.dtype,
+            max_model_tokens=settings.max_model_tokens,
+            max_running=settings.max_running,
+            tensor_parallel=settings.tensor_parallel,
+        ),
+    ]
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """A real vLLM: the same tokens however the work is cut, and an honest account of the work."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 from seer_vllm.plugin import MAX_TEMPERATURE
+from seer_worker.kv_room import token_bytes
 
 from seer_core.errors import EngineError
 from seer_core.model import GroupContext, InstanceStatus, Request, Sampling
@@ -135,7 +137,7 @@ def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
 @pytest.fixture(scope="module")
 def tight(start, models):
     """An instance of the first model with KV memory for few."""
-    per_token = 4 * 2 * 2 * 32 * 4
+    per_token = token_bytes(json.loads((models[0] / "config.json").read_text()), "auto")
     tight = start(models[0], max_model_tokens=512, kv_cache_bytes=900 * per_token)
     yield tight
     tight.run(tight.engine.stop())

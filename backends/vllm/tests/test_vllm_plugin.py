@@ -118,6 +118,9 @@ def test_the_doctor_names_what_is_missing_and_the_remedy(models, tmp_path):
     assert [check.finding for check in checks if "no config.json" in check.finding] == []
     bad = {check.remedy for check in checks if not check.ok}
     assert {"lower kv_cache_bytes or instances"} < bad
+    assert [check.remedy[:35] for check in checks if "slots" in check.finding] == [
+        "raise [engine.vllm].max_running to "
+    ]
     [missing] = [check for check in seer_doctor(settings(), startup) if "config.json" in check.finding]
     assert (missing.ok, "set [engine.vllm].model" in missing.remedy) == (False, True)
 
