@@ -4,8 +4,6 @@
 	wheels try-wheels fix clean
 
 ENGINE ?= vllm
-# One process more than there are CPUs: the one with the tests on clusters waits most of its time.
-TEST_PROCESSES := $(shell expr $$(nproc) + 1)
 # SGLang has an environment of its own.
 SETUP_sglang = setup-sglang
 
@@ -35,7 +33,7 @@ check: setup
 	.venv/bin/python scripts/check-words
 
 fast-test: check  ## All but the tests that start real engines, on all cores: minutes.
-	.venv/bin/python -m pytest -m "not engine" -n $(TEST_PROCESSES) --dist loadfile
+	.venv/bin/python -m pytest -m "not engine" -n auto --dist loadfile
 
 core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an engine.
 	.venv-core/bin/python -m pytest -n auto -q $(CORE_TESTS)

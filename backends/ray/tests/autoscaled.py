@@ -5,10 +5,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from machines import JOIN_S, RAY, STORE_BYTES, free_ports, having
+from machines import JOIN_S, RAY, STARTS, STORE_BYTES, free_ports, having
 
 HOST = "127.0.0.1"
 EMPTY_LISTS = ("cluster_synced_files", "initialization_commands", "rsync_exclude", "rsync_filter")
@@ -29,25 +30,33 @@ class Autoscaled:
         command += [f"--object-store-memory={STORE_BYTES}", f"--autoscaling-config={config}"]
         command += ["--include-dashboard=false", "--disable-usage-stats", "--include-log-monitor=false"]
         own = {"RAY_TMPDIR": self.directory, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-        done = subprocess.run(
-            command,
-            env=os.environ | own,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=JOIN_S,
-        )
-        if done.returncode:
-            self.close()
-            raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
+        for _ in range(STARTS):
+            done = subprocess.run(
+                command,
+                env=os.environ | own,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=JOIN_S,
+            )
+            if not done.returncode:
+                return
+            self._end()
+        self.close()
+        raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
 
     def close(self):
-        """End the head and all nodes; the directory is in the command line of each."""
+        """End the head and all nodes."""
+        self._end()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end(self):
+        """Kill them; the directory is in the command line of each."""
         left = having(f"{self.directory}/", psutil.process_iter())
         for process in left:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(left, JOIN_S)
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _config(self):
         """Return what the autoscaler requires, with Ray's provider of nodes on one machine."""

@@ -58,6 +58,8 @@ def machines(_machines, monkeypatch_module):
     import ray
 
     monkeypatch_module.setenv("RAY_TMPDIR", _machines.directory)
+    for dead in [each for each in _machines.machines if not each.up]:
+        _machines.remove(dead)
     for machine in [_machines.add(wait=False) for _ in range(SIZE - len(_machines.machines))]:
         _machines.wait_for(machine)
     yield _machines

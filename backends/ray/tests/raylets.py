@@ -1,6 +1,9 @@
 """A Ray cluster of several raylets on this machine, which share its network, processes and files."""
 
-from machines import STORE_BYTES
+from contextlib import suppress
+
+import psutil
+from machines import JOIN_S, STARTS, STORE_BYTES, having
 
 
 class Nodes:
@@ -10,16 +13,14 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         health = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "object_store_memory": STORE_BYTES,
-                "include_dashboard": False,
-                "_system_config": {f"health_check_{name}": value for name, value in health.items()},
-            },
-        )
+        head = {
+            "num_cpus": 0,
+            "object_store_memory": STORE_BYTES,
+            "include_dashboard": False,
+            "_system_config": {f"health_check_{name}": value for name, value in health.items()},
+        }
         self.directory = directory
+        self.cluster = self._started(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.nodes = []
 
     @property
@@ -27,7 +28,8 @@ class Nodes:
         return self.cluster.address
 
     def add(self, **resources):
-        node = self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, resources=resources)
+        has = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "resources": resources}
+        node = self._started(lambda: self.cluster.add_node(**has))
         self.nodes.append(node)
         return node
 
@@ -47,3 +49,22 @@ class Nodes:
     def remove(self, node):
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def _started(self, start):
+        """Return what ``start`` does, and try again where it fails: the machine may be busy."""
+        for left in reversed(range(STARTS)):
+            before = set(self._processes())
+            try:
+                return start()
+            except Exception:
+                if not left:
+                    raise
+                failed = set(self._processes()) - before
+                for process in failed:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(failed, JOIN_S)
+
+    def _processes(self):
+        """Return what runs in the cluster; its directory is in all their command lines."""
+        return having(f"{self.directory}/", psutil.process_iter())
