@@ -3,6 +3,9 @@
 	check core-test fast-test engine-test long-test verl-test site site-test chromium bench-stale reference licences \
 	wheels try-wheels fix clean
 
+# Hundreds of processes import PyTorch and engines: bytecode is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE =
+
 ENGINE ?= vllm
 # SGLang has an environment of its own.
 SETUP_sglang = setup-sglang
