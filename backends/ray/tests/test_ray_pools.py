@@ -166,7 +166,8 @@ def test_the_local_pool_is_one_on_each_machine(sharing, expected):
 def test_a_machine_is_killed_in_mid_rollout_and_its_kv_is_a_miss(machines, sharing, mooncake, expected, kind):
     def kill():
         # The first two instances have all first chunks, so one of them must live for some KV to be left.
-        first, second, third, _ = [each.node_id for each in workers_of(running[0])]
+        fleet = running[0]._fleet
+        first, second, third, _ = [fleet.engines[name].worker.started.node_id for name in fleet.alive]
         machines.node(third if first == second else first).kill()
 
     async def run():
