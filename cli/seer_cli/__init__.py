@@ -1,4 +1,4 @@
-"""The command line: ``seer run | status | compare | profile | plugins | config | doctor``, and more.
+"""The command line: ``seer run | status | explain | compare | profile | doctor``, and more.
 
 Distributions add commands of their own.
 """
@@ -12,6 +12,7 @@ import click
 
 from seer_cli.common import interruptible
 from seer_cli.compare import compare_command
+from seer_cli.explain import explain_command
 from seer_cli.inspect import config_command, doctor_command, plugins_command
 from seer_cli.new_plugin import new_plugin_command
 from seer_cli.profile import profile_command
@@ -93,6 +94,7 @@ def main() -> None:
 for command in (
     run_command,
     status_command,
+    explain_command,
     compare_command,
     profile_command,
     plugins_command,

@@ -15,7 +15,7 @@ from seer_cli.common import config_options, load, main_options, table_console
 from seer_cli.comparison import plugins_of
 from seer_cli.doctor import examine
 from seer_cli.installed import describe, offers, slots_of, tier_of
-from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.output import JSON_OPTION, InputPath, check_writable, write_json
 from seer_core.errors import printable
 from seer_core.plugins.config import Config, SlotsTable
 from seer_core.plugins.loading import fill_slots, installed, load_enabled
@@ -25,10 +25,6 @@ __all__ = ["config_command", "doctor_command", "plugins_command"]
 
 SHOWN = 2000
 """Characters of a value that the table of a config shows."""
-
-JSON_OPTION = click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Write the same as JSON."
-)
 
 
 @click.command("plugins")

@@ -16,7 +16,9 @@ from seer_core.errors import OutputError
 from seer_core.line_files import is_special, new_beside
 
 __all__ = [
+    "JSON_OPTION",
     "RUN_FILES",
+    "TRACE",
     "InputPath",
     "check_apart",
     "check_writable",
@@ -25,8 +27,12 @@ __all__ = [
     "write_json",
 ]
 
-RUN_FILES = ("completions.jsonl", "trace.jsonl", "summary.json")
+TRACE = "trace.jsonl"
+RUN_FILES = ("completions.jsonl", TRACE, "summary.json")
 """What ``seer run`` writes into a directory."""
+JSON_OPTION = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the same as JSON."
+)
 
 
 class InputPath(click.Path):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from seer_journal import DiskJournal, Safety
 
-from seer_cli.output import RUN_FILES, unwritable, write_json
+from seer_cli.output import RUN_FILES, TRACE, unwritable, write_json
 from seer_cli.status import StatusFile
 from seer_core.errors import OutputError
 from seer_core.line_files import LineFile, claim
@@ -64,7 +64,7 @@ class OutputDir:
                 undo.callback(self.status.remove)
                 self._completions = LineFile(self.path / "completions.jsonl", hidden=True)
                 undo.callback(self._completions.close)
-                self.trace = TraceWriter(self.path / "trace.jsonl", hidden=True)
+                self.trace = TraceWriter(self.path / TRACE, hidden=True)
                 undo.callback(self.trace.close)
             except OSError as error:
                 raise unwritable(self.path, error) from error
