@@ -10,7 +10,7 @@ from rich.table import Table
 
 from seer_cli.common import main_options, table_console
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, write_json
-from seer_cli.request_life import Cause, Chunk, RequestLife, Wait, life_of
+from seer_cli.request_life import Cause, ChunkRun, RequestLife, Wait, life_of
 from seer_core.errors import printable
 from seer_core.scheduling.trace import read_trace
 
@@ -67,7 +67,7 @@ def _beginning(life: RequestLife) -> str:
     )
 
 
-def _chunk(part: Chunk) -> tuple[str, str, str, str]:
+def _chunk(part: ChunkRun) -> tuple[str, str, str, str]:
     """Return where a chunk ran, what it brought, and the sources of its KV and its tokens."""
     moved = "moved to " if part.migrated else ""
     why = f" ({printable(part.why)})" if part.why else ""

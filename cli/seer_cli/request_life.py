@@ -27,7 +27,7 @@ from seer_core.model.events import (
 )
 from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["Cause", "Chunk", "RequestLife", "Wait", "life_of"]
+__all__ = ["Cause", "ChunkRun", "RequestLife", "Wait", "life_of"]
 
 Cause = Literal["slots", "kv", "turn", "paused", "instances"]
 """What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
@@ -46,7 +46,7 @@ class Wait(msgspec.Struct, frozen=True, tag=True):
     """How long it lacked what."""
 
 
-class Chunk(msgspec.Struct, frozen=True, tag=True):
+class ChunkRun(msgspec.Struct, frozen=True, tag=True):
     """A chunk of the request on an instance."""
 
     begin_s: float
@@ -76,7 +76,7 @@ class RequestLife(msgspec.Struct):
     """Its group."""
     submitted_s: float
     """When the group was submitted, in seconds on the run's clock."""
-    parts: list[Wait | Chunk]
+    parts: list[Wait | ChunkRun]
     """Waits and chunks in order."""
     finished_s: float | None = None
     """When the response was complete."""
@@ -86,9 +86,9 @@ class RequestLife(msgspec.Struct):
     """How many responses of its group were complete before it."""
 
     @property
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[ChunkRun]:
         """Its chunks in order."""
-        return [part for part in self.parts if isinstance(part, Chunk)]
+        return [part for part in self.parts if isinstance(part, ChunkRun)]
 
     @property
     def tokens(self) -> int:
@@ -248,7 +248,7 @@ class _LifeReader:
         assert self.life is not None
         begin_s, sent = self.sent
         self.life.parts.append(
-            Chunk(
+            ChunkRun(
                 begin_s,
                 self.now,
                 sent.instance_id,

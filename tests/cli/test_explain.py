@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from seer_cli.request_life import Chunk, Wait, life_of
+from seer_cli.request_life import ChunkRun, Wait, life_of
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
@@ -134,7 +134,7 @@ def test_every_request_of_a_run_adds_up(seer, write_config, write_prompts, tmp_p
         assert found["tokens"] == len(each["token_ids"])
         assert f"{found['tokens']:,} tokens in" in result.output
         assert f"finish reason {each['finish_reason']}" in result.output
-        parts = msgspec.convert(found["parts"], list[Wait | Chunk])
+        parts = msgspec.convert(found["parts"], list[Wait | ChunkRun])
         assert sum(part.end_s - part.begin_s for part in parts) == pytest.approx(
             found["finished_s"] - found["submitted_s"]
         )
