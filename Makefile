@@ -54,7 +54,7 @@ site: setup-docs  ## The documentation as a site that opens without a server: bu
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
 site-test: chromium site  ## The site in a browser: links, widths, headings, accessibility, search.
-	cd docs_site && ../.venv-docs/bin/python -m pytest
+	cd docs_site && ../.venv-docs/bin/python -m pytest -n auto
 
 chromium:  ## The browser of site-test, which pip cannot bring.
 	@scripts/install-chromium

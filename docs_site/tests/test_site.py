@@ -1,5 +1,6 @@
 """The built site in a browser, opened from its files."""
 
+import functools
 import itertools
 import re
 from html import unescape
@@ -13,8 +14,9 @@ AXE = Axe()
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
 
 
-def names(html):
-    return {unescape(name) for name in re.findall(r'\bid="?([^"\s>]+)', html)}
+@functools.cache
+def names(page):
+    return {unescape(name) for name in re.findall(r'\bid="?([^"\s>]+)', page.read_text())}
 
 
 def test_no_link_is_broken(page_path):
@@ -26,7 +28,7 @@ def test_no_link_is_broken(page_path):
         target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
         assert target.is_file(), f"{link} leads nowhere"
         if parts.fragment and target.suffix == ".html":
-            assert unquote(parts.fragment) in names(target.read_text()), f"{link}: no such place"
+            assert unquote(parts.fragment) in names(target), f"{link}: no such place"
 
 
 def test_headings_are_in_order_and_no_page_is_wider_than_its_window(open_page, page_path):
