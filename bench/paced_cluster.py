@@ -26,7 +26,7 @@ NODES = 4
 STORE_BYTES = 80 << 20
 LIMIT_S = 1800.0
 ARMS = {"local": "child processes", "ray": f"{NODES} nodes"}
-FIGURES = ("tokens_per_s", "total_time_s", "tail_time_s", "migrations", "preemptions")
+FIGURES = ("throughput_tokens_per_s", "total_time_s", "tail_time_s", "migrations", "preemptions")
 CONFIG = """
 [seer]
 plugins = ["divided_rollout", "context_sched"]
@@ -122,7 +122,7 @@ def _cluster() -> Iterator[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return one line for each figure, one column for each way."""
-    names = {name: name.replace("_per_s", " per second").replace("_time_s", " time, s") for name in FIGURES}
+    names = {each: each.replace("_time_s", "_time, s").replace("_", " ") for each in FIGURES}
     lines = [[names[name], *(cell(row[name], ",.1f") for row in rows)] for name in FIGURES]
     return markdown(["", *(f"{row['instances']} instances, {ARMS[row['arm']]}" for row in rows)], lines)
 
