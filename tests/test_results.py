@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from seer_lab.paper.report import PLACE, TEMPLATE
 
-from bench import render
+from bench import paced_cluster, render
 from bench.frame import CASES, ROOT, Case, StoredResult, case_of, cell, turned
+from seer_core.model.results import Summary
 
 
 def test_every_generated_page_is_that_of_its_result():
@@ -105,3 +106,7 @@ def test_a_result_is_read_as_it_was_written():
         case="server", command="c", commit="1234567", date="2026-11-23", machine={}, rows=[{}]
     )
     assert msgspec.json.decode(msgspec.json.encode(result), type=StoredResult) == result
+
+
+def test_the_figures_of_a_rollout_on_a_cluster_are_those_of_a_summary():
+    assert set(paced_cluster.FIGURES) <= set(Summary.__struct_fields__)
