@@ -1,15 +1,11 @@
 """A cluster that begins without a node for instances; Ray's own autoscaler adds raylets on this machine."""
 
 import json
-import os
 import shutil
-import subprocess
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-from machines import JOIN_S, RAY, STARTS, STORE_BYTES, free_ports, having
+from machines import RAY, STORE_BYTES, end, free_ports, processes_of, start_head
 
 HOST = "127.0.0.1"
 EMPTY_LISTS = ("cluster_synced_files", "initialization_commands", "rsync_exclude", "rsync_filter")
@@ -29,34 +25,16 @@ class Autoscaled:
         command = [RAY, "start", "--head", f"--node-ip-address={HOST}", f"--port={port}", "--num-cpus=0"]
         command += [f"--object-store-memory={STORE_BYTES}", f"--autoscaling-config={config}"]
         command += ["--include-dashboard=false", "--disable-usage-stats", "--include-log-monitor=false"]
-        own = {"RAY_TMPDIR": self.directory, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-        for _ in range(STARTS):
-            done = subprocess.run(
-                command,
-                env=os.environ | own,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=JOIN_S,
-            )
-            if not done.returncode:
-                return
-            self._end()
-        self.close()
-        raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
+        try:
+            start_head(command, self.directory, RAY_FAKE_CLUSTER="1", AUTOSCALER_UPDATE_INTERVAL_S="1")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self):
         """End the head and all nodes."""
-        self._end()
+        end(processes_of(self.directory))
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _end(self):
-        """Kill them; the directory is in the command line of each."""
-        left = having(f"{self.directory}/", psutil.process_iter())
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, JOIN_S)
 
     def _config(self):
         """Return what the autoscaler requires, with Ray's provider of nodes on one machine."""

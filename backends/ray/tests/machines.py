@@ -37,7 +37,11 @@ if "ray" not in sys.modules:  # Ray reads them once, when it is imported
 
 RAY = str(Path(sys.executable).with_name("ray"))
 STORE_BYTES = 80 << 20
-HEALTH = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
+HEALTH = {
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
 JOIN_S = 150.0
 """The limit for a node's joining; a machine that runs many tests is slow."""
 POLL_S = 0.1
@@ -89,6 +93,36 @@ def having(word, processes):
             if any(word in each for each in process.cmdline()):
                 found.append(process)
     return found
+
+
+def processes_of(directory):
+    """Return what runs in a cluster outside of machines; its directory is in all their command lines."""
+    return having(f"{directory}/", psutil.process_iter())
+
+
+def end(processes):
+    """Kill processes, and wait until they have ended."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, JOIN_S)
+
+
+def start_head(command, directory, **environment):
+    """Start a cluster's head by Ray's command, and try again where that fails: the machine may be busy."""
+    for _ in range(STARTS):
+        done = subprocess.run(
+            command,
+            env=os.environ | {"RAY_TMPDIR": directory} | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=JOIN_S,
+        )
+        if not done.returncode:
+            return
+        end(processes_of(directory))
+    raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
 
 
 class Machine:
@@ -222,7 +256,7 @@ class Machines:
 
     def kill_head(self):
         """Kill the cluster's head, GCS, and leave the raylet that the driver is connected to."""
-        [head] = having("gcs_server", self._head_processes())
+        [head] = having("gcs_server", processes_of(self.directory))
         head.kill()
 
     def places(self):
@@ -247,7 +281,7 @@ class Machines:
         """End all; idempotent."""
         while self.machines:
             self.machines.pop().close()
-        self._end_head()
+        end(processes_of(self.directory))
         with suppress(subprocess.CalledProcessError):
             ip("link", "del", self.tag)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -264,35 +298,11 @@ class Machines:
         return network
 
     def _start_head(self, port, client_port):
-        health = {f"health_check_{name}": value for name, value in HEALTH.items()}
         command = [RAY, "start", "--head", f"--node-ip-address={self.host}", f"--port={port}"]
         command += [f"--ray-client-server-port={client_port}", "--num-cpus=0", "--include-dashboard=false"]
-        command += [f"--object-store-memory={STORE_BYTES}", f"--system-config={json.dumps(health)}"]
+        command += [f"--object-store-memory={STORE_BYTES}", f"--system-config={json.dumps(HEALTH)}"]
         command += ["--disable-usage-stats", "--include-log-monitor=false"]
-        for _ in range(STARTS):
-            done = subprocess.run(
-                command,
-                env={**os.environ, "RAY_TMPDIR": self.directory},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=JOIN_S,
-            )
-            if not done.returncode:
-                return
-            self._end_head()
-        raise RuntimeError(f"no head: {done.stdout}{done.stderr}")
-
-    def _end_head(self):
-        left = self._head_processes()
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, JOIN_S)
-
-    def _head_processes(self):
-        """Return what runs for the head; the session's directory is in all their command lines."""
-        return having(f"{self.directory}/", psutil.process_iter())
+        start_head(command, self.directory)
 
     def _alive_nodes(self):
         """Return the ids of the nodes that are alive by address; this process need not be in the cluster."""

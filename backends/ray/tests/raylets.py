@@ -1,9 +1,6 @@
 """A Ray cluster of several raylets on this machine, which share its network, processes and files."""
 
-from contextlib import suppress
-
-import psutil
-from machines import JOIN_S, STARTS, STORE_BYTES, having
+from machines import HEALTH, STARTS, STORE_BYTES, end, processes_of
 
 
 class Nodes:
@@ -12,12 +9,11 @@ class Nodes:
     def __init__(self, directory):
         from ray.cluster_utils import Cluster
 
-        health = {"period_ms": 500, "timeout_ms": 2000, "failure_threshold": 3}
         head = {
             "num_cpus": 0,
             "object_store_memory": STORE_BYTES,
             "include_dashboard": False,
-            "_system_config": {f"health_check_{name}": value for name, value in health.items()},
+            "_system_config": HEALTH,
         }
         self.directory = directory
         self.cluster = self._started(lambda: Cluster(initialize_head=True, head_node_args=head))
@@ -53,18 +49,10 @@ class Nodes:
     def _started(self, start):
         """Return what ``start`` does, and try again where it fails: the machine may be busy."""
         for left in reversed(range(STARTS)):
-            before = set(self._processes())
+            before = set(processes_of(self.directory))
             try:
                 return start()
             except Exception:
                 if not left:
                     raise
-                failed = set(self._processes()) - before
-                for process in failed:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                psutil.wait_procs(failed, JOIN_S)
-
-    def _processes(self):
-        """Return what runs in the cluster; its directory is in all their command lines."""
-        return having(f"{self.directory}/", psutil.process_iter())
+                end(set(processes_of(self.directory)) - before)
