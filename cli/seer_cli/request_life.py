@@ -130,7 +130,6 @@ class _LifeReader:
     life: RequestLife | None = None
     now: float = 0.0
     places: dict[str, _Place] = attrs.Factory(dict)
-    where: dict[str, str] = attrs.Factory(dict)
     paused: bool = False
     waits_since: float | None = None
     sent: tuple[float, Dispatch] | None = None
@@ -156,11 +155,9 @@ class _LifeReader:
             case InstanceStopped(instance_id):
                 self._gone(instance_id, "given back, as its instance ended")
             case ChunkFinished() as chunk:
-                early = self.sent is not None and not chunk.stopped and chunk.tokens < self.sent[1].max_tokens
-                how = "ended early" if early else "the model ended the response" if chunk.stopped else "whole"
-                self._over(chunk.request_id, how, chunk)
-            case ChunkFailed(request_id, _, reason):
-                self._over(request_id, f"failed: {reason}")
+                self._over(chunk.request_id, chunk.instance_id, "", chunk)
+            case ChunkFailed(request_id, instance_id, reason):
+                self._over(request_id, instance_id, f"failed: {reason}")
             case RolloutPaused():
                 self.paused = True
             case RolloutResumed():
@@ -169,8 +166,8 @@ class _LifeReader:
             match command:
                 case Dispatch():
                     self._dispatched(command)
-                case Abort(request_id):
-                    self._over(request_id, "aborted")
+                case Abort(request_id, instance_id):
+                    self._over(request_id, instance_id, "aborted")
                 case Complete(request_id, reason):
                     self._completed(request_id, reason)
 
@@ -182,12 +179,11 @@ class _LifeReader:
         return self.life
 
     def _submitted(self, groups: Iterable[GroupSpec]) -> None:
+        name, _, index = self.request_id.rpartition("/")
         for group in groups:
-            if self.request_id.rpartition("/")[0] == group.id and self.life is None:
-                index = self.request_id.rpartition("/")[2]
-                if index.isdecimal() and int(index) < group.n:
-                    self.life = RequestLife(self.request_id, group, self.now, [])
-                    self.waits_since = self.now
+            if name == group.id and self.life is None and index.isdecimal() and int(index) < group.n:
+                self.life = RequestLife(self.request_id, group, self.now, [])
+                self.waits_since = self.now
 
     def _lack(self) -> Cause | int:
         """Return what a waiting request lacks now, or the KV that it may have."""
@@ -202,13 +198,12 @@ class _LifeReader:
         place = self.places.get(command.instance_id)
         if place is not None:
             place.reserved[command.request_id] = command.kv_tokens
-            self.where[command.request_id] = command.instance_id
         if command.request_id == self.request_id:
             self._end_wait(command.kv_tokens)
             self.sent = self.now, command
 
-    def _over(self, request_id: str, how: str, result: ChunkFinished | None = None) -> None:
-        place = self.places.get(self.where.pop(request_id, ""))
+    def _over(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
+        place = self.places.get(instance_id)
         if place is not None:
             place.reserved.pop(request_id, None)
         if request_id == self.request_id:
@@ -217,7 +212,7 @@ class _LifeReader:
     def _gone(self, instance_id: str, how: str) -> None:
         place = self.places.pop(instance_id, None)
         for request_id in [] if place is None else list(place.reserved):
-            self._over(request_id, how)
+            self._over(request_id, instance_id, how)
 
     def _completed(self, request_id: str, reason: str) -> None:
         if self.life is None or request_id.rpartition("/")[0] != self.life.group.id:
@@ -226,7 +221,6 @@ class _LifeReader:
             self._end_wait(self.life.group.prompt_tokens)
             self.life.finished_s, self.life.finish_reason = self.now, reason
             self.life.before_it = self.complete
-            self.waits_since = None
         self.complete += 1
 
     def _end_wait(self, needed: int) -> None:
@@ -243,10 +237,14 @@ class _LifeReader:
         self.moments.clear()
 
     def _end_chunk(self, how: str, result: ChunkFinished | None = None) -> None:
+        """Note the chunk that is over now; ``how`` follows from the result, if there is one."""
         if self.sent is None:
             return
         assert self.life is not None
         begin_s, sent = self.sent
+        if result is not None:
+            short = "ended early" if result.tokens < sent.max_tokens else "whole"
+            how = "the model ended the response" if result.stopped else short
         self.life.parts.append(
             ChunkRun(
                 begin_s,
