@@ -39,8 +39,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         async with Runtime.from_config(config) as runtime:
             return await runtime.rollout(runtime.groups(records + chats, iteration=0)).wait()
 
-    def ask(url, number):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240)
+    def ask(client, number):
         asked = {"model": "seer", "prompt": prompts[number], "n": 2, "max_tokens": 96}
         more = {"return_token_ids": True, "group": f"g{number}"}
         if number:
@@ -86,7 +85,8 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
             await asyncio.sleep(0.05)
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        await asyncio.gather(*(asyncio.to_thread(ask, url, number) for number in range(len(prompts))))
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:
+            await asyncio.gather(*(asyncio.to_thread(ask, client, number) for number in range(len(prompts))))
         batches = await asyncio.to_thread(train, url)
         server.should_exit = True
         await serving

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class Served:
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
         self.thread = threading.Thread(target=self.server.run)
         self.ready = threading.Event()
+        self.clients = ExitStack()
         startup = self.server.startup
 
         async def started(sockets=None):
@@ -50,13 +52,15 @@ class Served:
         return self
 
     def __exit__(self, *_):
+        self.clients.close()
         self.server.should_exit = True
         self.thread.join(60)
         assert not self.thread.is_alive()
 
     def client(self, token="none"):
-        """Return OpenAI's client."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=PATIENCE_S)
+        """Return OpenAI's client, which is closed before the server."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=PATIENCE_S)
+        return self.clients.enter_context(client)
 
     def do(self, call):
         """Call where the event loop runs, as an engine does."""
