@@ -37,6 +37,7 @@ CASES = (
     "draft_index",
     "draft_acceptance",
     "draft_prediction",
+    "draft_step",
     "epochs",
     "server",
     "chunk_overhead",

@@ -7,6 +7,7 @@ square.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from seer_core.errors import EngineError
 
 __all__ = ["install"]
+
+MASKS = "seer_masks"
+"""The attribute of a step's batch in which they are kept."""
 
 
 def install(backend: Any) -> None:
@@ -49,19 +53,12 @@ def _extend(backend: Any, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
     queries, out = q.view(-1, heads, size), torch.empty_like(q).view(-1, heads, size)
     keys, values = backend.token_to_kv_pool.get_kv_buffer(layer.layer_id)
     rows, lengths = forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist()
-    masks: list[Tensor | None]
+    masks = _masks(forward_batch, lengths)
     if forward_batch.forward_mode.is_target_verify():
-        nodes = forward_batch.spec_info.draft_token_num
-        trees = forward_batch.spec_info.custom_mask.view(-1, nodes, nodes)
-        sizes = [nodes] * len(rows)
-        masks = [
-            torch.cat([tree.new_ones(nodes, length), tree], 1)
-            for tree, length in zip(trees, lengths, strict=True)
-        ]
-        lengths = [length + nodes for length in lengths]
+        sizes = [forward_batch.spec_info.draft_token_num] * len(rows)
+        lengths = [length + new for length, new in zip(lengths, sizes, strict=True)]
     else:
         sizes = forward_batch.extend_seq_lens.tolist()
-        masks = [_causal(new, all) for new, all in zip(sizes, lengths, strict=True)]
     begin = 0
     for row, length, new, mask in zip(rows, lengths, sizes, masks, strict=True):
         slots = backend.req_to_token_pool.req_to_token[row, :length]
@@ -71,12 +68,31 @@ def _extend(backend: Any, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
             keys[slots].transpose(0, 1)[None],
             values[slots].transpose(0, 1)[None],
             attn_mask=mask,
-            is_causal=mask is None,
+            is_causal=mask is None and new > 1,
             enable_gqa=heads != layer.tp_k_head_num,
             scale=layer.scaling,
         )[0].transpose(0, 1)
         begin += new
     return out.view(q.shape)
+
+
+def _masks(forward_batch: Any, lengths: Sequence[int]) -> list[Tensor | None]:
+    """Return what the new tokens of each request see; all layers of a step share it."""
+    found: list[Tensor | None] | None = getattr(forward_batch, MASKS, None)
+    if found is not None:
+        return found
+    if not forward_batch.forward_mode.is_target_verify():
+        found = list(map(_causal, forward_batch.extend_seq_lens.tolist(), lengths))
+    elif (nodes := forward_batch.spec_info.draft_token_num) == 1:
+        found = [None] * len(lengths)  # the last token written sees all
+    else:
+        trees = forward_batch.spec_info.custom_mask.view(-1, nodes, nodes)
+        found = [
+            torch.cat([tree.new_ones(nodes, length), tree], 1)
+            for tree, length in zip(trees, lengths, strict=True)
+        ]
+    setattr(forward_batch, MASKS, found)
+    return found
 
 
 def _causal(new: int, all: int) -> Tensor | None:

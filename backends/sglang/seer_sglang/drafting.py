@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from seer_worker.sampling.keyed import rows_at_once
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.speculative import eagle_utils, ngram_worker
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-from seer_sglang.sampling import SglangSampler
+from seer_sglang.sampling import ChunkState, SglangSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,36 +133,68 @@ class KeyedVerifier:
         nodes, requests, device = verify_input.draft_token_num, len(batch.reqs), logits.device
         tokens = verify_input.draft_token.view(requests, nodes).tolist()
         links = (verify_input.retrieve_next_token.tolist(), verify_input.retrieve_next_sibling.tolist())
-        positions = verify_input.positions.view(requests, nodes).tolist()
+        positions = verify_input.positions.view(requests, nodes)
+        self.deepest = (positions.max(dim=1).values - positions[:, 0]).tolist()
+        sampler = NodeSampler(self._sampler, logits, nodes, positions.flatten().tolist())
         writings = self._sampler.batch
-        self.deepest = [max(places) - places[0] for places in positions]
-        self.accepted = [0] * requests
-        passed: list[list[int]] = [[] for _ in range(requests)]
-        predicted = torch.zeros(requests * nodes, dtype=torch.int32)
+        self.accepted, self.kept = [0] * requests, [0] * requests
+        predicted = np.zeros(requests * nodes, np.int32)
+        passed = np.full((requests, nodes), -1, np.int32)
         here = dict.fromkeys(range(requests), 0)
         while here:
             rows = [request * nodes + node for request, node in here.items()]
-            chosen = self._sampler.choose(
-                logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=device)],
-                [writings[request] for request in here],
-                [positions[request][node] + 1 for request, node in here.items()],
-            )
+            chosen = sampler.tokens_at(rows)
+            predicted[rows] = chosen
             going = {}
             for (request, node), row, token in zip(here.items(), rows, chosen, strict=True):
-                predicted[row] = token
-                passed[request].append(row)
+                passed[request, self.kept[request]] = row
+                self.kept[request] += 1
                 child = _child(tokens[request], links[0][request], links[1][request], node, token)
                 if child >= 0:
                     self.accepted[request] += 1
                     if token not in self._ends or writings[request].to_the_end:
                         going[request] = child
             here = going
-        self.kept = list(map(len, passed))
-        index = torch.full((requests, nodes), -1, dtype=torch.int32)
-        for request, rows in enumerate(passed):
-            index[request, : len(rows)] = torch.tensor(rows, dtype=torch.int32)
-        lengths = torch.tensor(self.kept, dtype=torch.int32)
-        return predicted.to(device), lengths.to(device), index.to(device)
+        arrays = (predicted, np.array(self.kept, np.int32), passed)
+        found, lengths, index = (torch.from_numpy(array).to(device) for array in arrays)
+        return found, lengths, index
+
+
+class NodeSampler:
+    """Samples at nodes: at all of them at once where that wastes little, else as they are asked for.
+
+    Row r of ``logits`` is a node of request ``r // nodes``.
+    """
+
+    def __init__(
+        self, sampler: SglangSampler, logits: torch.Tensor, nodes: int, positions: list[int]
+    ) -> None:
+        self._sampler, self._logits, self._nodes = sampler, logits, nodes
+        self._places = [position + 1 for position in positions]
+        self._tokens: list[int] | None = None
+        self._logprobs: list[float] = []
+        # Who watches wants the rows that count alone.
+        if len(logits) <= rows_at_once(logits) and not sampler.watch.on:
+            self._tokens, self._logprobs = self._sample(range(len(logits)))
+
+    def tokens_at(self, rows: Sequence[int]) -> list[int]:
+        """Return the tokens of these rows, and keep their log-probs."""
+        if self._tokens is None:
+            tokens, logprobs = self._sample(rows)
+        else:
+            tokens, logprobs = [self._tokens[row] for row in rows], [self._logprobs[row] for row in rows]
+        self._sampler.keep(*self._texts(rows), logprobs)
+        return tokens
+
+    def _sample(self, rows: Sequence[int]) -> tuple[list[int], list[float]]:
+        logits = self._logits
+        part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+        return self._sampler.sample(part, *self._texts(rows))
+
+    def _texts(self, rows: Sequence[int]) -> tuple[list[ChunkState], list[int]]:
+        """Return the text that each row goes on with, and how many tokens it has."""
+        writings = self._sampler.batch
+        return [writings[row // self._nodes] for row in rows], [self._places[row] for row in rows]
 
 
 class DraftBudget:

@@ -67,14 +67,22 @@ class SglangSampler:
         logits = logits_output.next_token_logits
         if len(logits) != len(self.batch):
             raise RuntimeError(f"{len(logits)} rows of logits for {len(self.batch)} requests")
-        tokens = self.choose(logits, self.batch, [position + 1 for position in positions.tolist()])
+        places = [position + 1 for position in positions.tolist()]
+        tokens, logprobs = self.sample(logits, self.batch, places)
+        self.keep(self.batch, places, logprobs)
         return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
-    def choose(self, logits: Tensor, writings: Sequence[ChunkState], positions: Sequence[int]) -> list[int]:
-        """Return the next token of each of these, whose texts have so many tokens so far."""
+    def sample(
+        self, logits: Tensor, writings: Sequence[ChunkState], positions: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
+        """Return the token of each row and its log-prob, of texts that have so many tokens so far."""
         jobs = [each.job for each in writings]
-        tokens, logprobs = self._sampler.choose(logits[:, : self._vocab_size], jobs, positions)
+        return self._sampler.choose(logits[:, : self._vocab_size], jobs, positions)
+
+    def keep(
+        self, writings: Sequence[ChunkState], positions: Sequence[int], logprobs: Sequence[float]
+    ) -> None:
+        """Note the log-probs of tokens that count, in the order of their positions."""
         self.sound = self.sound and math.isfinite(sum(logprobs))
         for writing, position, logprob in zip(writings, positions, logprobs, strict=True):
             writing.wrote(position, logprob)
-        return tokens

@@ -61,13 +61,11 @@ IMPORTED = (
     Name(
         _RUNNER,
         "_calc_spec_decode_metadata",
-        "a step without drafts prepares their verification all the same",
+        VERIFIED,
         ("self", "num_draft_tokens", "cu_num_scheduled_tokens"),
     ),
     Name("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", SAMPLED),
     Name("vllm.v1.outputs:SamplerOutput", "logprobs_tensors", "chunks have no log-probs"),
-    Name(_DRAFTS, "num_draft_tokens", VERIFIED),
-    Name(_DRAFTS, "draft_token_ids", VERIFIED),
     Name(_DRAFTS, "logits_indices", VERIFIED),
     Name(_SCHEDULER, "schedule", ACCOUNT, ("self", "throttle_prefills")),
     Name(_SCHEDULER, "update_from_output", ACCOUNT, ("self", "scheduler_output", "model_runner_output")),
@@ -127,6 +125,7 @@ RUNNER = (
 DRAFTING = (
     Name(_RUNNER, "drafter.propose", "drafts are neither timed nor given up when they fail"),
     Name(_RUNNER, "num_spec_tokens", VERIFIED),
+    Name(_RUNNER, "input_ids.np", VERIFIED),
     Name(
         _RUNNER,
         "effective_drafter_max_model_len",

@@ -53,7 +53,7 @@ class Proposer(SourceProposer):
         **_: Any,
     ) -> Drafts:
         """Return drafts for the next step, a list for each request; not asked where one nears its end."""
-        lengths = num_tokens_no_spec[: len(sampled_token_ids)].tolist()
+        lengths = num_tokens_no_spec[: len(sampled_token_ids)]
         return self.propose_for(
             sampled_token_ids, lengths, lambda row, start, stop: token_ids_cpu[row, start:stop].tolist()
         )

@@ -5,7 +5,10 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
 
 - ``_sample(logits, spec_decode_metadata)`` returns a ``SamplerOutput``: int32 tokens [requests, most], -1
   after a row's last, and log-probs of as many rows;
-- request i has ``num_draft_tokens[i] + 1`` rows of logits (without speculation one), in the batch's order;
+- request i has a row of logits for each of its drafts and one more, in the batch's order;
+- with speculation, ``_calc_spec_decode_metadata(num_draft_tokens, cu_num_scheduled_tokens)`` makes that
+  metadata, of which a step reads ``logits_indices`` and hands all to ``_sample``.  The step's tokens, drafts
+  included, are in ``input_ids.np`` by then;
 - ``input_batch.num_tokens_no_spec[i]`` counts prompt and output tokens, also after a preemption.  It is
   advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away.
 
@@ -42,8 +45,8 @@ class VllmSampler:
         self._steps = torch.empty(0, dtype=torch.int64)
         self.watch = LogitRecorder()
 
-    def sample(self, logits: Tensor, drafts: Any) -> Any:
-        """Return vLLM's ``SamplerOutput`` for a step with or without drafts (``SpecDecodeMetadata``)."""
+    def sample(self, logits: Tensor, drafts: StepDrafts | None) -> Any:
+        """Return vLLM's ``SamplerOutput`` for a step with or without drafts."""
         from vllm.v1.outputs import SamplerOutput
 
         metadata = self._runner.input_batch.sampling_metadata
@@ -51,44 +54,51 @@ class VllmSampler:
             raise ValueError(f"log-probabilities of {metadata.max_num_logprobs} alternatives are not kept")
         logits = logits.to(torch.float32)
         requests = len(self._runner.input_batch.req_ids)
-        counts = [0] * requests if drafts is None else drafts.num_draft_tokens
-        if len(logits) != requests + sum(counts):
-            raise RuntimeError(
-                f"{len(logits)} rows of logits for {requests} requests and {sum(counts)} drafts"
-            )
-        if len(logits) == requests:
-            tokens, places, rows = (
-                self._choose(logits, None, self._positions(logits.device))[:, None],
-                None,
-                None,
-            )
+        drafted = 0 if drafts is None else len(drafts.token_ids)
+        if len(logits) != requests + drafted:
+            raise RuntimeError(f"{len(logits)} rows of logits for {requests} requests and {drafted} drafts")
+        wanted = metadata.max_num_logprobs is not None
+        logprobs = None
+        if drafts is None or not drafted:
+            tokens = self._choose(logits, None, self._positions(logits.device))[:, None]
+            if wanted:
+                logprobs = _logprobs_tensors(tokens, _logprobs_of(logits, tokens))
         else:
             tokens, places, rows = self._verify(logits, drafts)
-        logprobs = None
-        if metadata.max_num_logprobs is not None:
-            logprobs = _gather_logprobs(logits, tokens, places, rows)
+            if wanted:
+                flat = tokens.flatten()[:, None]
+                values = torch.zeros(flat.shape, dtype=torch.float32, device=logits.device)
+                values[places] = _logprobs_of(logits[rows], flat[places])
+                logprobs = _logprobs_tensors(flat, values)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
 
-    def _verify(self, logits: Tensor, drafts: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens, where among them (flattened) there are some, and the row of logits behind each."""
         device = logits.device
-        counts = np.array(drafts.num_draft_tokens, dtype=np.int64)
-        first = np.cumsum(counts + 1) - counts - 1
-        owner = np.repeat(np.arange(len(counts)), counts + 1)
+        first, owner = drafts.first, drafts.owner
         positions = self._positions(torch.device("cpu")).numpy()[owner] + np.arange(len(owner)) - first[owner]
 
         def choose(rows: Ints) -> Ints:
-            part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
-            requests, places = (torch.from_numpy(values[rows]).to(device) for values in (owner, positions))
-            return self._choose(part, requests, places).cpu().numpy()
+            if len(rows) == len(logits):
+                part, requests, places = logits, owner, positions
+            else:
+                part, requests, places = (
+                    logits[torch.from_numpy(rows).to(device)],
+                    owner[rows],
+                    positions[rows],
+                )
+            on_device = (torch.from_numpy(values).to(device) for values in (requests, places))
+            return self._choose(part, *on_device).cpu().numpy()
 
-        draft_tokens = drafts.draft_token_ids.cpu().numpy()
-        tokens = verify(choose, counts, draft_tokens, self._last, rows_at_once(logits))
-        there = tokens != PLACEHOLDER
-        rows = (first[:, None] + np.arange(tokens.shape[1]))[there]
+        sampled, kept = verify(choose, drafts.counts, drafts.token_ids, self._last, rows_at_once(logits))
+        columns = np.arange(drafts.counts.max() + 1)
+        there = columns < kept[:, None]
+        rows = (first[:, None] + columns)[there]
+        tokens = np.full(there.shape, PLACEHOLDER, dtype=np.int64)
+        tokens[there] = sampled[rows]
         arrays = (tokens, np.flatnonzero(there), rows)
-        tokens_there, places, rows_there = (torch.from_numpy(array).to(device) for array in arrays)
-        return tokens_there, places, rows_there
+        on_device, places, rows_there = (torch.from_numpy(array).to(device) for array in arrays)
+        return on_device, places, rows_there
 
     def _choose(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
         """Return the token of each row; row r is of request ``requests[r]``, or of request r."""
@@ -127,39 +137,55 @@ class VllmSampler:
         return torch.from_numpy(counts.astype(np.int64)).to(device)
 
 
-def _gather_logprobs(logits: Tensor, tokens: Tensor, places: Tensor | None, rows: Tensor | None) -> Any:
-    """Return the tokens' raw log-probabilities as vLLM's ``LogprobsTensors``, one row for each, rank 0.
+def _logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the raw log-probability of each row's token, float32 [rows, 1]."""
+    return logits.log_softmax(dim=-1).gather(1, tokens)
 
-    vLLM's own would rank the token too, in a function compiled by inductor: three seconds of a first step,
-    and a C++ compiler at run time.
+
+def _logprobs_tensors(tokens: Tensor, logprobs: Tensor) -> Any:
+    """Return vLLM's ``LogprobsTensors`` of tokens and log-probs, [rows, 1] each; every rank is 0.
+
+    vLLM's own way would rank the token too, in a function compiled by inductor: three seconds of a first
+    step, and a C++ compiler at run time.
     """
     from vllm.v1.outputs import LogprobsTensors
 
-    flat = tokens.flatten()[:, None]
-    if places is None or rows is None:
-        logprobs = logits.log_softmax(dim=-1).gather(1, flat)
-    else:
-        logprobs = torch.zeros(flat.shape, dtype=torch.float32, device=logits.device)
-        logprobs[places] = logits[rows].log_softmax(dim=-1).gather(1, flat[places])
-    return LogprobsTensors(flat.to(torch.int32), logprobs, torch.zeros_like(flat[:, 0]))
+    return LogprobsTensors(tokens.to(torch.int32), logprobs, torch.zeros_like(tokens[:, 0]))
 
 
-class NoDrafts:
-    """Stands in for ``SpecDecodeMetadata`` in a step without drafts, which needs hardly any of it."""
+class StepDrafts:
+    """The drafts of a step; stands in for vLLM's ``SpecDecodeMetadata``, most of which no one reads here.
 
-    def __init__(self, ends: Tensor) -> None:
-        self.logits_indices = ends
-        self.num_draft_tokens = [0] * len(ends)
+    Args:
+        counts: draft tokens per request, int64 [requests].
+        ends: where each request's tokens end among ``token_ids``, integers [requests].
+        token_ids: the step's tokens, those that were settled and after them the drafts, request by request.
+        device: where logits are.
+    """
+
+    def __init__(self, counts: Ints, ends: Ints, token_ids: NDArray[np.int32], device: torch.device) -> None:
+        rows = counts + 1
+        stops = np.cumsum(rows)
+        self.counts = counts
+        self.first = stops - rows
+        """The first row of logits of each request."""
+        self.owner = np.repeat(np.arange(len(counts)), rows)
+        """The request of each row."""
+        places = (ends - stops)[self.owner] + np.arange(len(self.owner))
+        drafted = np.ones(len(places), dtype=np.bool_)
+        drafted[self.first] = False
+        self.token_ids: Ints = token_ids[places[drafted]].astype(np.int64)
+        """All draft tokens, request by request."""
+        self.logits_indices = torch.from_numpy(places).to(device)
+        """The places among the step's tokens whose logits are wanted."""
 
 
-def install_shortcut(runner: Any) -> None:
-    """Spare steps without drafts the preparation of their verification."""
-    prepare, device = runner._calc_spec_decode_metadata, runner.device
+def install_drafts(runner: Any) -> None:
+    """Prepare the verification of drafts from what is in main memory already, with one copy to the device."""
 
-    def prepare_drafts(num_draft_tokens: Any, cu_num_tokens: Any) -> Any:
-        if num_draft_tokens.any():
-            return prepare(num_draft_tokens, cu_num_tokens)
-        return NoDrafts(torch.from_numpy(cu_num_tokens - 1).to(device))
+    def prepare_drafts(num_draft_tokens: Any, cu_num_scheduled_tokens: Any) -> StepDrafts:
+        counts, ends = (each.astype(np.int64) for each in (num_draft_tokens, cu_num_scheduled_tokens))
+        return StepDrafts(counts, ends, runner.input_ids.np, runner.device)
 
     runner._calc_spec_decode_metadata = prepare_drafts
 
@@ -167,7 +193,7 @@ def install_shortcut(runner: Any) -> None:
 def install(runner: Any) -> VllmSampler:
     """Make ``runner`` sample by key; ``internals.check_runner`` has found nothing against it."""
     if runner.speculative_config is not None:
-        install_shortcut(runner)
+        install_drafts(runner)
     sampler = VllmSampler(runner, _end_tokens(runner.model_config))
     runner._sample = sampler.sample
     return sampler

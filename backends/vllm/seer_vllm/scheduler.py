@@ -90,9 +90,10 @@ class AccountingScheduler(Scheduler):
             self.connector.saves = bool(np.isfinite(logprobs.logprobs).all())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for account, drafts, before in drafted:
-            kept = account.request.output_token_ids[before:]
+            request = account.request
+            kept = request.num_output_tokens - before
             if kept:
-                account.verified(drafts, kept)
+                account.verified(drafts, kept, request.output_token_ids[-1])
         for request in self._ended_early:
             answers = outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs
             reason = request.get_finished_reason()

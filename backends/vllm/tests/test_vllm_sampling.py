@@ -1,12 +1,14 @@
 """Keyed sampling as vLLM's model runner asks for it."""
 
+import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from seer_vllm.sampling import VllmSampler  # noqa: E402
+from seer_vllm.sampling import StepDrafts, VllmSampler  # noqa: E402
 from seer_worker.sampling import keyed  # noqa: E402
 
 
@@ -29,3 +31,27 @@ def test_rows_sampled_in_blocks_are_the_same(monkeypatch, block):
     together = sampler._choose(logits, owners, positions)
     monkeypatch.setattr(keyed, "CPU_BLOCK", block)
     assert torch.equal(sampler._choose(logits, owners, positions), together)
+
+
+@pytest.mark.engine  # imports vLLM
+@pytest.mark.parametrize("counts", [[3, 0, 2, 0, 1], [0, 0], [4]])
+def test_the_drafts_of_a_step_are_where_vllm_looks_for_them(counts):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own imports
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    settled = [1, 97, 1, 3, 1][: len(counts)]
+    ends = np.cumsum(np.array(counts) + settled, dtype=np.int32)
+    token_ids = np.random.default_rng(0).integers(0, 1000, ends[-1], dtype=np.int32)
+    runner = SimpleNamespace(
+        device=torch.device("cpu"),
+        arange_np=np.arange(1000, dtype=np.int64),
+        _arange_scratch=np.zeros(1000, dtype=np.int64),
+        input_ids=SimpleNamespace(gpu=torch.from_numpy(token_ids)),
+    )
+    runner._get_cumsum_and_arange = GPUModelRunner._get_cumsum_and_arange.__get__(runner)
+    theirs = GPUModelRunner._calc_spec_decode_metadata(runner, np.array(counts, dtype=np.int32), ends)
+    ours = StepDrafts(np.array(counts), ends.astype(np.int64), token_ids, torch.device("cpu"))
+    assert ours.logits_indices.tolist() == theirs.logits_indices.tolist()
+    assert ours.token_ids.tolist() == theirs.draft_token_ids.tolist()
+    assert ours.counts.tolist() == theirs.num_draft_tokens

@@ -17,7 +17,7 @@ from seer_worker.process.account import RequestStats
 )
 def test_a_step_books_what_it_verified_and_what_was_kept(drafts, kept, accepted, computed):
     account = RequestStats(computed_tokens=len(drafts) + 1)
-    account.verified(drafts, kept)
+    account.verified(drafts, len(kept), kept[-1])
     assert account.drafted_at == [1] * len(drafts)
     assert account.accepted_at == accepted
     assert account.computed_tokens == computed
@@ -26,7 +26,7 @@ def test_a_step_books_what_it_verified_and_what_was_kept(drafts, kept, accepted,
 
 def test_steps_with_drafts_of_other_lengths_add_up():
     account = RequestStats()
-    account.verified([5], [5, 9])
-    account.verified([1, 2, 3], [1, 2, 9])
-    account.verified([4, 4], [9])
+    account.verified([5], 2, 9)
+    account.verified([1, 2, 3], 3, 9)
+    account.verified([4, 4], 1, 9)
     assert (account.drafted_at, account.accepted_at) == ([3, 2, 1], [2, 1, 0])

@@ -44,8 +44,8 @@ def assign_req_to_token_pool_cpu(
     pool_len: int,
 ) -> None:
     """Write slots, which come one after the other, into requests' rows, from start to end."""
-    for columns, slots in _parts(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc):
-        columns.copy_(slots)
+    places = _places(req_to_token, req_pool_indices, start_offset, end_offset)
+    req_to_token.view(-1)[places] = out_cache_loc[: len(places)].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs_cpu(
@@ -57,22 +57,18 @@ def assign_extend_cache_locs_cpu(
     pool_len: int,
 ) -> None:
     """Read slots out of requests' rows, the other way round."""
-    for columns, slots in _parts(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc):
-        slots.copy_(columns)
+    places = _places(req_to_token, req_pool_indices, start_offset, end_offset)
+    out_cache_loc[: len(places)] = req_to_token.view(-1)[places].to(out_cache_loc.dtype)
 
 
-def _parts(
-    table: Tensor, rows: Tensor, starts: Tensor, ends: Tensor, slots: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """Return each row's columns from start to end, and the slots that belong there."""
+def _places(table: Tensor, rows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    """Return where each row's columns from start to end are in the flattened table, row after row."""
     width = table.shape[1]
-    parts, begin = [], 0
-    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        if end > width:  # a kernel would go on in the next row
-            raise IndexError(f"a request's row has {width} columns, and {end} are asked for")
-        parts.append((table[row, start:end], slots[begin : begin + end - start]))
-        begin += end - start
-    return parts
+    if len(ends) and int(ends.max()) > width:  # a kernel would go on in the next row
+        raise IndexError(f"a request's row has {width} columns, and {int(ends.max())} are asked for")
+    sizes = (ends - starts).long()
+    before = rows.long() * width + starts - (sizes.cumsum(0) - sizes)
+    return torch.repeat_interleave(before, sizes) + torch.arange(int(sizes.sum()))
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
-from operator import add
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +18,7 @@ import attrs
 import numpy as np
 import structlog
 from msgspec import structs
+from numpy.typing import NDArray
 
 from seer_core.errors import EngineError
 from seer_core.ports.drafting import (
@@ -43,6 +43,7 @@ SOURCE: ImportedClass[DraftSource] = ImportedClass(
 )
 
 Drafts = list[list[int]]
+Ints = NDArray[np.int32] | Sequence[int]
 Text = Callable[[int, int, int], list[int]]
 
 
@@ -134,13 +135,12 @@ class SourceProposer:
         self._open: dict[str, _Chunk] = {}
         self._batch: DraftBatch | None = None
         self._chunks: list[_Chunk] = []
-        self._ends: list[int] = []
-        self._known: list[int] = []
-        self._handles, self._lengths, self._written, self._limits, self._counts = (
-            np.zeros(max_running, np.int32) for _ in range(5)
+        self._last, self._known, self._handles, self._lengths, self._written, self._limits, self._counts = (
+            np.zeros(max_running, np.int32) for _ in range(7)
         )
         self._drafts = np.zeros((max_running, draft_tokens), np.int32)
-        self._line = np.arange(-1, draft_tokens - 1, dtype=np.int32)
+        self._columns = np.arange(draft_tokens, dtype=np.int32)
+        self._line = self._columns - 1
         self._parents = np.tile(self._line, (max_running, 1))
 
     def attach(self, spec: SourceSpec, host: DraftContext) -> None:
@@ -193,7 +193,7 @@ class SourceProposer:
                 self.source.stop()
 
     def propose_for(
-        self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
+        self, sampled: list[list[int]], lengths: Ints, text: Text, most: int | None = None
     ) -> Drafts:
         """Return drafts for the next step, a list for each request of the batch.
 
@@ -204,12 +204,12 @@ class SourceProposer:
                 without this call.
             most: draft tokens of a request at most, where the engine has not room for as many as ever.
         """
-        most = self.drafting.draft_tokens if most is None else most
-        drafts = self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, text, most))
-        return [draft[:most] for draft in drafts]
+        room = self.drafting.draft_tokens if most is None else most
+        drafts = self.drafting.draft(sampled, lambda: self._ask(sampled, lengths, text, room))
+        return drafts if most is None else [draft[:most] for draft in drafts]
 
     def propose_trees(
-        self, sampled: list[list[int]], lengths: list[int], text: Text, most: int | None = None
+        self, sampled: list[list[int]], lengths: Ints, text: Text, most: int | None = None
     ) -> tuple[Drafts, Drafts]:
         """Return trees for the next step: each request's tokens, and each token's parent (``DraftBatch``)."""
         self._parents[:] = self._line
@@ -217,35 +217,46 @@ class SourceProposer:
         parents = self._parents[: len(drafts)].tolist()
         return drafts, [row[: len(draft)] for row, draft in zip(parents, drafts, strict=True)]
 
-    def _ask(self, sampled: list[list[int]], lengths: list[int], text: Text, most: int) -> Drafts:
+    def _ask(self, sampled: list[list[int]], lengths: Ints, text: Text, most: int) -> Drafts:
         if self.source is None:
             return [[] for _ in sampled]
         batch = self._arrange()
-        # Lists, not numpy: on batches of this size it takes half the time.
-        counts = list(map(len, sampled))
-        limits = [
-            min(max(end - length - 1, 0), most) if count else 0  # 0 in the middle of a prefill
-            for count, end, length in zip(counts, self._ends, lengths, strict=True)
-        ]  # the token after the last draft may be the chunk's last
-        if list(map(add, self._known, counts)) != lengths:
-            sampled = [text(b, known, lengths[b]) for b, known in enumerate(self._known)]
-            counts = list(map(len, sampled))
-        self._known = lengths
+        size, known, limits = len(sampled), self._known[: len(sampled)], batch.limits
         batch.lengths[:] = lengths
-        batch.written[:] = counts
+        batch.written[:] = np.fromiter(map(len, sampled), np.int32, size)
+        # The token after the last draft may be the chunk's last.
+        np.subtract(self._last[:size], batch.lengths, out=limits)
+        np.minimum(limits, most, out=limits)
+        np.maximum(limits, 0, out=limits)
+        limits *= batch.written > 0  # none in the midst of a prefill
+        known += batch.written
+        if (known != batch.lengths).any():
+            known -= batch.written
+            parts = zip(known.tolist(), batch.lengths.tolist(), strict=True)
+            sampled = [text(b, start, stop) for b, (start, stop) in enumerate(parts)]
+            batch.written[:] = batch.lengths - known
+            known[:] = batch.lengths
         batch.new_tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
-        batch.limits[:] = limits
         batch.counts.fill(0)
         self.source.propose(batch)
-        counts = batch.counts.tolist()
-        if not any(counts):
-            return [[] for _ in sampled]
-        if not all(0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
-            raise ValueError(f"drafts of {counts} tokens for limits {limits}")
-        drafts = [row[:count] for row, count in zip(batch.drafts.tolist(), counts, strict=True)]
-        least, highest = min(map(min, filter(None, drafts))), max(map(max, filter(None, drafts)))
+        return self._checked(batch)
+
+    def _checked(self, batch: DraftBatch) -> Drafts:
+        """Return the drafts of a batch, a list for each request.
+
+        Raises:
+            ValueError: they are longer than their limits, or no tokens of the vocabulary, or no trees.
+        """
+        counts = batch.counts
+        if not counts.any():
+            return [[] for _ in range(len(counts))]
+        if counts.min() < 0 or (counts > batch.limits).any():
+            raise ValueError(f"drafts of {counts.tolist()} tokens for limits {batch.limits.tolist()}")
+        tokens = batch.drafts[self._columns < counts[:, None]]
+        least, highest = int(tokens.min()), int(tokens.max())
         if least < 0 or highest >= self._vocab_size:
             raise ValueError(f"drafts with tokens from {least} to {highest}")
+        drafts = [row[:count] for row, count in zip(batch.drafts.tolist(), counts.tolist(), strict=True)]
         if self._paths > 1:
             for draft, parents in zip(drafts, batch.parents.tolist(), strict=True):
                 flaw = tree_flaw(draft, parents[: len(draft)], self._paths)
@@ -257,13 +268,13 @@ class SourceProposer:
         """Return the batch's arrays; made anew only where requests have come, gone or moved."""
         ids = self.request_ids()
         if self._batch is None or ids != self._batched:
-            for chunk, known in zip(self._chunks, self._known, strict=True):
+            for chunk, known in zip(self._chunks, self._known.tolist(), strict=False):
                 chunk.known = known
             size = len(ids)
             self._chunks = chunks = [self._open[id] for id in ids]
             self._handles[:size] = [chunk.handle for chunk in chunks]
-            self._ends = [chunk.end for chunk in chunks]
-            self._known = [chunk.known for chunk in chunks]
+            self._last[:size] = [chunk.end - 1 for chunk in chunks]
+            self._known[:size] = [chunk.known for chunk in chunks]
             self._batched = list(ids)
             self._batch = DraftBatch(
                 handles=self._handles[:size],

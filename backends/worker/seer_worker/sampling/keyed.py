@@ -192,11 +192,13 @@ def _block(device: torch.device) -> int:
     return CPU_BLOCK if device.type == "cpu" else GPU_BLOCK
 
 
-def verify(choose: Callable[[Ints], Ints], counts: Ints, drafts: Ints, last: Ints, rows_at_once: int) -> Ints:
-    """Follow each request's drafts as far as they are what is sampled; return [requests, most drafts + 1].
+def verify(
+    choose: Callable[[Ints], Ints], counts: Ints, drafts: Ints, last: Ints, rows_at_once: int
+) -> tuple[Ints, Ints]:
+    """Follow each request's drafts as far as they are what is sampled.
 
     A request ends with the first token that is not its draft, with the token after its last draft, or with
-    one that ends responses; ``PLACEHOLDER`` follows.
+    one that ends responses.
 
     Args:
         choose: samples rows of logits, given by ascending index.
@@ -205,26 +207,34 @@ def verify(choose: Callable[[Ints], Ints], counts: Ints, drafts: Ints, last: Int
         last: tokens that end a response; what follows them is not looked at.
         rows_at_once: rows sampled together before it is clear which of them count.  Few: no work is wasted
             on rows behind a mismatch.  Many: fewer and larger calls of ``choose``.
+
+    Returns:
+        The token sampled in each row, and how many of its rows each request keeps.
     """
-    requests, most = len(counts), int(counts.max())
-    columns = np.arange(most + 1)
-    tokens = np.full((requests, most + 1), PLACEHOLDER, dtype=np.int64)
-    wanted = tokens.copy()
-    wanted[columns < counts[:, None]] = drafts
-    rows = (np.cumsum(counts + 1) - counts - 1)[:, None] + columns
-    there = columns <= counts[:, None]
-    alive, start = np.arange(requests), 0
-    while len(alive):
-        part = slice(start, start + max(rows_at_once // len(alive), 1))
-        sampled = np.full((len(alive), len(columns[part])), PLACEHOLDER, dtype=np.int64)
-        real = there[alive, part]
-        sampled[real] = choose(rows[alive, part][real])
-        goes_on = sampled == wanted[alive, part]
+    rows = counts + 1
+    ends = np.cumsum(rows)
+    first = ends - rows
+    drafted = np.ones(ends[-1], dtype=np.bool_)
+    drafted[ends - 1] = False
+    wanted = np.full(ends[-1], PLACEHOLDER, dtype=np.int64)
+    wanted[drafted] = drafts
+    sampled = np.full(ends[-1], PLACEHOLDER, dtype=np.int64)
+    kept = np.zeros_like(counts)
+    going, start = np.arange(len(counts)), 0
+    while len(going):
+        many = max(rows_at_once // len(going), 1)
+        sizes = np.minimum(rows[going] - start, many)
+        stops = np.cumsum(sizes)
+        starts = stops - sizes
+        part = np.repeat(first[going] + start - starts, sizes) + np.arange(stops[-1])
+        found = choose(part)
+        sampled[part] = found
+        goes_on = found == wanted[part]
         for token in last:
-            goes_on &= sampled != token
-        np.logical_and.accumulate(goes_on, axis=1, out=goes_on)
-        sampled[:, 1:][~goes_on[:, :-1]] = PLACEHOLDER
-        tokens[alive, part] = sampled
-        start = part.stop
-        alive = alive[goes_on[:, -1]] if start <= most else alive[:0]
-    return tokens
+            goes_on &= found != token
+        # The first row of each request that does not go on; the end of all rows where there is none.
+        halts = np.append(np.flatnonzero(~goes_on), stops[-1])
+        halt = halts[np.searchsorted(halts, starts)]
+        kept[going] += np.minimum(halt + 1 - starts, sizes)
+        going, start = going[halt >= stops], start + many
+    return sampled, kept

@@ -1,0 +1,106 @@
+"""What does the host do for a step that drafts, on real engines?
+
+Every request of the batch gets drafts that mean nothing, so that none is accepted: what is left is their
+price.  The CPU time of the engine's thread outside of the model is compared with that of an engine that
+cannot draft.  On a GPU this is what the device would wait for; the model's own time for the positions of
+drafts is not in it.  With --against the same is measured with the packages of another checkout, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from seer_sglang.doctor import interpreter
+from seer_vllm.plugin import vllm_environment
+
+from bench.frame import ROOT, Row, cell, markdown, spread_of, turned
+
+ROOMS = ("backends/worker", "backends/vllm", "backends/sglang")
+ROUNDS = 5
+
+HERE = "here"
+DRAFTS = (0, 1, 4)
+PACKAGES = ("", "backends/worker", "backends/vllm", "backends/sglang", "plugins/grouped_spec")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument("--engine", nargs="+", default=["vllm", "sglang"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of the project")
+
+
+def steps_of(engine: str, batches: Sequence[int], drafts: Sequence[int], checkout: Path) -> list[Row]:
+    """Return the times of one engine with the packages of a checkout."""
+    python = interpreter() if engine == "sglang" else sys.executable
+    packages = os.pathsep.join(str(checkout / each) for each in PACKAGES)
+    environment = {
+        **vllm_environment(os.environ, 1, None),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "PYTHONPATH": packages,
+    }
+    sizes = [
+        word
+        for name, values in (("--batch", batches), ("--drafts", drafts))
+        for word in (name, *map(str, values))
+    ]
+    command = [python, str(ROOT / "bench" / "host_steps.py"), engine, *sizes]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{engine}: {done.stderr[-2000:]}")
+    return [msgspec.json.decode(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')]
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Measure in every round each engine, with and without drafts, under each checkout."""
+    checkouts = {HERE: ROOT} | ({"against": options.against.resolve()} if options.against else {})
+    found: dict[tuple[str, str, int, int], list[float]] = {}
+    arms = [(engine, name) for engine in options.engine for name in checkouts]
+    for number, (engine, name) in turned(arms, options.rounds):
+        plain = {row["batch"]: row["host_s"] for row in steps_of(engine, options.batch, (), checkouts[name])}
+        for row in steps_of(engine, options.batch, DRAFTS, checkouts[name]):
+            batch, drafts = row["batch"], row["drafts"]
+            found.setdefault((engine, name, batch, -1), []).append(plain[batch])
+            found.setdefault((engine, name, batch, drafts), []).append(row["host_s"] - plain[batch])
+        print(f"round {number + 1}: {engine}, {name}", flush=True)
+    return [
+        {
+            "engine": engine,
+            "checkout": name,
+            "batch": batch,
+            "drafts": None if drafts < 0 else drafts,
+            "host_s": spread_of(values),
+        }
+        for (engine, name, batch, drafts), values in found.items()
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as Markdown."""
+    figures = {(row["engine"], row["checkout"], row["batch"], row["drafts"]): row["host_s"] for row in rows}
+    keys = dict.fromkeys((row["engine"], row["batch"], row["checkout"]) for row in rows)
+
+    def ms(*key: object) -> str:
+        return cell({name: value * 1e3 for name, value in figures[key].items()}, ".2f")  # type: ignore[index]
+
+    columns = (
+        "engine",
+        "requests",
+        "packages",
+        "a step, ms",
+        *(f"with {drafts} drafts each, more" for drafts in DRAFTS),
+    )
+    return markdown(
+        columns,
+        (
+            (engine, str(batch), name, *(ms(engine, name, batch, drafts) for drafts in (None, *DRAFTS)))
+            for engine, batch, name in sorted(keys)
+        ),
+        left=3,
+    )
