@@ -13,6 +13,7 @@ import click
 from seer_cli.common import interruptible
 from seer_cli.compare import compare_command
 from seer_cli.explain import explain_command
+from seer_cli.export import export_command
 from seer_cli.inspect import config_command, doctor_command, plugins_command
 from seer_cli.new_plugin import new_plugin_command
 from seer_cli.profile import profile_command
@@ -95,6 +96,7 @@ for command in (
     run_command,
     status_command,
     explain_command,
+    export_command,
     compare_command,
     profile_command,
     plugins_command,

@@ -8,9 +8,10 @@ import click
 import msgspec
 from rich.table import Table
 
+from seer_cli.chunk_runs import ChunkRun
 from seer_cli.common import main_options, table_console
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, write_json
-from seer_cli.request_life import Cause, ChunkRun, RequestLife, Wait, life_of
+from seer_cli.request_life import Cause, RequestLife, Wait, life_of
 from seer_core.errors import printable
 from seer_core.scheduling.trace import read_trace
 

@@ -1,4 +1,4 @@
-"""The life of one request, read from a trace: where it ran, and for what it waited in between."""
+"""The life of one request, read from a trace: its chunks, and for what it waited in between."""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ from typing import Literal
 import attrs
 import msgspec
 
+from seer_cli.chunk_runs import ChunkFollower, ChunkRun
 from seer_core.errors import InputError, quote
-from seer_core.model import InstanceInfo
 from seer_core.model.events import (
-    Abort,
-    ChunkFailed,
-    ChunkFinished,
     Complete,
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
-    InstanceLeaving,
-    InstanceLost,
-    InstanceStarted,
-    InstanceStopped,
     RolloutPaused,
     RolloutResumed,
 )
 from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["Cause", "ChunkRun", "RequestLife", "Wait", "life_of"]
+__all__ = ["Cause", "RequestLife", "Wait", "life_of"]
 
 Cause = Literal["slots", "kv", "turn", "paused", "instances"]
 """What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
@@ -44,27 +37,6 @@ class Wait(msgspec.Struct, frozen=True, tag=True):
     """When the next chunk was sent, or the trace ended."""
     causes_s: dict[Cause, float]
     """How long it lacked what."""
-
-
-class ChunkRun(msgspec.Struct, frozen=True, tag=True):
-    """A chunk of the request on an instance."""
-
-    begin_s: float
-    """When it was sent, in seconds on the run's clock."""
-    end_s: float
-    """When it was over, or the trace ended."""
-    instance_id: str
-    """The instance."""
-    max_tokens: int
-    """The most tokens that it might generate."""
-    why: str
-    """The placer's reason for this instance, if it gave one."""
-    migrated: bool
-    """Whether the chunk before ran on another instance."""
-    end: str
-    """How it was over, in words."""
-    result: ChunkFinished | None = None
-    """What it brought, unless it failed or was lost."""
 
 
 class RequestLife(msgspec.Struct):
@@ -106,33 +78,14 @@ class RequestLife(msgspec.Struct):
 
 
 @attrs.define
-class _Place:
-    """An instance as the trace has it: the chunks in flight there, and the KV reserved for them."""
-
-    info: InstanceInfo
-    reserved: dict[str, int] = attrs.Factory(dict)
-    leaving: bool = False
-
-    @property
-    def has_slot(self) -> bool:
-        return not self.leaving and len(self.reserved) < self.info.max_running
-
-    @property
-    def free_kv_tokens(self) -> int:
-        return self.info.kv_capacity_tokens - sum(self.reserved.values())
-
-
-@attrs.define
 class _LifeReader:
     """Follows a trace; ``moments`` are the parts of the present wait."""
 
     request_id: str
     life: RequestLife | None = None
-    now: float = 0.0
-    places: dict[str, _Place] = attrs.Factory(dict)
+    follower: ChunkFollower = attrs.Factory(ChunkFollower)
     paused: bool = False
     waits_since: float | None = None
-    sent: tuple[float, Dispatch] | None = None
     moments: list[tuple[float, Cause | int]] = attrs.Factory(list)
     """Seconds, and what lacked in them; a number is the most KV that an instance with a free slot had."""
     complete: int = 0
@@ -140,34 +93,19 @@ class _LifeReader:
     def read(self, record: TraceRecord) -> None:
         """Apply an event and its commands."""
         if self.waits_since is not None:
-            self.moments.append((record.now - self.now, self._lack()))
-        self.now = record.now
+            self.moments.append((record.now - self.follower.now, self._lack()))
+        self._ended(self.follower.read(record))
         match record.event:
             case GroupsSubmitted(groups):
                 self._submitted(groups)
-            case InstanceStarted(info):
-                self.places[info.id] = _Place(info)
-            case InstanceLeaving(instance_id):
-                if instance_id in self.places:
-                    self.places[instance_id].leaving = True
-            case InstanceLost(instance_id, reason):
-                self._gone(instance_id, f"lost with its instance: {reason}")
-            case InstanceStopped(instance_id):
-                self._gone(instance_id, "given back, as its instance ended")
-            case ChunkFinished() as chunk:
-                self._over(chunk.request_id, chunk.instance_id, "", chunk)
-            case ChunkFailed(request_id, instance_id, reason):
-                self._over(request_id, instance_id, f"failed: {reason}")
             case RolloutPaused():
                 self.paused = True
             case RolloutResumed():
                 self.paused = False
         for command in record.commands:
             match command:
-                case Dispatch():
-                    self._dispatched(command)
-                case Abort(request_id, instance_id):
-                    self._over(request_id, instance_id, "aborted")
+                case Dispatch(request_id) if request_id == self.request_id:
+                    self._end_wait(command.kv_tokens)
                 case Complete(request_id, reason):
                     self._completed(request_id, reason)
 
@@ -175,89 +113,56 @@ class _LifeReader:
         """Return the life, with what the trace's end left open."""
         if self.life is not None and self.life.finished_s is None:
             self._end_wait(self.life.group.prompt_tokens)
-            self._end_chunk("under way when the trace ended")
+            self._ended(self.follower.rest())
         return self.life
 
     def _submitted(self, groups: Iterable[GroupSpec]) -> None:
         name, _, index = self.request_id.rpartition("/")
         for group in groups:
             if name == group.id and self.life is None and index.isdecimal() and int(index) < group.n:
-                self.life = RequestLife(self.request_id, group, self.now, [])
-                self.waits_since = self.now
+                self.life = RequestLife(self.request_id, group, self.follower.now, [])
+                self.waits_since = self.follower.now
 
     def _lack(self) -> Cause | int:
         """Return what a waiting request lacks now, or the KV that it may have."""
         if self.paused:
             return "paused"
-        if not self.places:
+        places = self.follower.places.values()
+        if not places:
             return "instances"
-        free = [each.free_kv_tokens for each in self.places.values() if each.has_slot]
+        free = [each.free_kv_tokens for each in places if each.has_slot]
         return max(free) if free else "slots"
 
-    def _dispatched(self, command: Dispatch) -> None:
-        place = self.places.get(command.instance_id)
-        if place is not None:
-            place.reserved[command.request_id] = command.kv_tokens
-        if command.request_id == self.request_id:
-            self._end_wait(command.kv_tokens)
-            self.sent = self.now, command
-
-    def _over(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
-        place = self.places.get(instance_id)
-        if place is not None:
-            place.reserved.pop(request_id, None)
-        if request_id == self.request_id:
-            self._end_chunk(how, result)
-
-    def _gone(self, instance_id: str, how: str) -> None:
-        place = self.places.pop(instance_id, None)
-        for request_id in [] if place is None else list(place.reserved):
-            self._over(request_id, instance_id, how)
+    def _ended(self, chunks: Iterable[ChunkRun]) -> None:
+        """Note the request's own among chunks that are over."""
+        for chunk in chunks:
+            if chunk.request_id == self.request_id:
+                assert self.life is not None
+                self.life.parts.append(chunk)
+                self.waits_since = chunk.end_s
 
     def _completed(self, request_id: str, reason: str) -> None:
         if self.life is None or request_id.rpartition("/")[0] != self.life.group.id:
             return
         if request_id == self.request_id:
             self._end_wait(self.life.group.prompt_tokens)
-            self.life.finished_s, self.life.finish_reason = self.now, reason
+            self.life.finished_s, self.life.finish_reason = self.follower.now, reason
             self.life.before_it = self.complete
         self.complete += 1
 
     def _end_wait(self, needed: int) -> None:
         """Note the wait that ends now, if it took any time; the request then needed so much KV."""
         assert self.life is not None
-        if self.waits_since is not None and self.now > self.waits_since:
+        now = self.follower.now
+        if self.waits_since is not None and now > self.waits_since:
             causes: dict[Cause, float] = {}
             for seconds, lack in self.moments:
                 cause: Cause = ("turn" if lack >= needed else "kv") if isinstance(lack, int) else lack
                 if seconds > 0:
                     causes[cause] = causes.get(cause, 0.0) + seconds
-            self.life.parts.append(Wait(self.waits_since, self.now, causes))
+            self.life.parts.append(Wait(self.waits_since, now, causes))
         self.waits_since = None
         self.moments.clear()
-
-    def _end_chunk(self, how: str, result: ChunkFinished | None = None) -> None:
-        """Note the chunk that is over now; ``how`` follows from the result, if there is one."""
-        if self.sent is None:
-            return
-        assert self.life is not None
-        begin_s, sent = self.sent
-        if result is not None:
-            short = "ended early" if result.tokens < sent.max_tokens else "whole"
-            how = "the model ended the response" if result.stopped else short
-        self.life.parts.append(
-            ChunkRun(
-                begin_s,
-                self.now,
-                sent.instance_id,
-                sent.max_tokens,
-                sent.why,
-                sent.migrated,
-                how,
-                result,
-            )
-        )
-        self.sent, self.waits_since = None, self.now
 
 
 def life_of(request_id: str, records: Iterable[TraceRecord]) -> RequestLife:

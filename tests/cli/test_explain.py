@@ -4,7 +4,8 @@ import json
 
 import msgspec
 import pytest
-from seer_cli.request_life import ChunkRun, Wait, life_of
+from seer_cli.chunk_runs import ChunkRun
+from seer_cli.request_life import Wait, life_of
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
