@@ -24,14 +24,23 @@ from bench.frame import ROOT, Row, cell, markdown, spread_of, turned
 ROOMS = ("backends/worker", "backends/vllm", "backends/sglang")
 ROUNDS = 5
 
-HERE = "here"
+HERE, THERE = "here", "against"
+ANSWERED = 32
+"""The batch of which the answer is."""
 DRAFTS = (0, 1, 4)
-PACKAGES = ("", "backends/worker", "backends/vllm", "backends/sglang", "plugins/grouped_spec")
+PACKAGES = (
+    "",
+    "backends/worker",
+    "backends/vllm",
+    "backends/sglang",
+    "backends/paced",
+    "plugins/grouped_spec",
+)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
-    parser.add_argument("--engine", nargs="+", default=["vllm", "sglang"])
+    parser.add_argument("--engine", nargs="+", default=["vllm", "sglang", "paced"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout of the project")
 
@@ -59,7 +68,7 @@ def steps_of(engine: str, batches: Sequence[int], drafts: Sequence[int], checkou
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Measure in every round each engine, with and without drafts, under each checkout."""
-    checkouts = {HERE: ROOT} | ({"against": options.against.resolve()} if options.against else {})
+    checkouts = {HERE: ROOT} | ({THERE: options.against.resolve()} if options.against else {})
     found: dict[tuple[str, str, int, int], list[float]] = {}
     arms = [(engine, name) for engine in options.engine for name in checkouts]
     for number, (engine, name) in turned(arms, options.rounds):
@@ -79,6 +88,20 @@ def run(options: argparse.Namespace) -> list[Row]:
         }
         for (engine, name, batch, drafts), values in found.items()
     ]
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return what one draft of each request costs, for each engine at a batch of ``ANSWERED``."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if (row["batch"], row["drafts"]) == (ANSWERED, 1):
+            found.setdefault(row["engine"], {})[row["checkout"]] = row["host_s"]["median"] * 1e3
+    costs = (
+        f"{each[HERE]:.1f} ms on {engine}" + (f" ({each[THERE]:.1f} ms before)" if THERE in each else "")
+        for engine, each in sorted(found.items())
+    )
+    step = f"A step that verifies a draft of each of {ANSWERED} requests"
+    return f"{step} takes the host longer by {', '.join(costs)}."
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -19,9 +19,12 @@ from time import thread_time
 from typing import Any
 
 import numpy as np
+from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.wire import Start
 
+from seer_core.model import Sampling
 from seer_core.ports.drafting import SourceSpec
+from seer_core.ports.engine import ChunkJob
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny_reasoner"
 WARM_UP, PROMPT_TOKENS = 10, 100
@@ -64,9 +67,13 @@ def vllm(start: Callable[..., Start], timer: OutsideTimer) -> Any:
 
     settings = Settings(model="weights", dtype="float32", **LIMITS)
     core = VllmCore(start(engine_args(settings, EXAMPLE / "weights")))
-    executor = core.engine.engine_core.engine_core.model_executor  # type: ignore[attr-defined]
-    timer.leave_out(executor.driver_worker.worker.model_runner, "_model_forward")
-    return core
+    timer.leave_out(runner_of(core), "_model_forward")
+    return core.bench()
+
+
+def runner_of(core: Any) -> Any:
+    """Return vLLM's model runner, or what stands in for it."""
+    return core.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def sglang(start: Callable[..., Start], timer: OutsideTimer) -> Any:
@@ -77,10 +84,57 @@ def sglang(start: Callable[..., Start], timer: OutsideTimer) -> Any:
     settings = Settings(model="weights", dtype="float32", **LIMITS)
     core = SglangCore(start(engine_args(settings, EXAMPLE / "weights")))
     timer.leave_out(core.engine.runner.model, "forward")
-    return core
+    return core.bench()
 
 
-ENGINES = {"vllm": vllm, "sglang": sglang}
+def paced(start: Callable[..., Start], timer: OutsideTimer) -> Any:
+    """Return vLLM's scheduler on an emulated accelerator."""
+    from msgspec import to_builtins
+    from seer_paced.emulated_clock import CountingClock
+    from seer_paced.settings import Settings
+    from seer_paced.vllm_instance import EmulatedVllm
+
+    settings = Settings(
+        preset="h800-qwen2.5-14b",
+        kv_capacity_tokens=1 << 21,
+        max_model_tokens=LIMITS["max_model_tokens"],
+        max_running=LIMITS["max_running"],
+    )
+    adapter = EmulatedVllm(start(to_builtins(settings)), CountingClock(), MadeUpText())
+    timer.leave_out(runner_of(adapter._core), "_write")
+    return PacedBench(adapter)
+
+
+class MadeUpText:
+    """A script of one token."""
+
+    has_text = True
+
+    def tokens_of(self, job: ChunkJob) -> ScriptedTokens:
+        """Return as many tokens as a chunk may have."""
+        return ScriptedTokens([LOWEST] * job.max_tokens, None)
+
+
+class PacedBench:
+    """The counterpart of ``VllmBench`` without a model."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self.step = adapter.step
+        self.make_up_drafts = adapter._core.bench().make_up_drafts
+
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
+        """Queue a request."""
+        tokens = list(prompt)
+        self._adapter.submit(ChunkJob(name, name, name, tokens, len(tokens), max_tokens, Sampling(), 0, 0))
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forget requests."""
+        for name in names:
+            self._adapter.abort(name)
+
+
+ENGINES = {"vllm": vllm, "sglang": sglang, "paced": paced}
 
 
 def print_steps(
@@ -89,7 +143,7 @@ def print_steps(
     """Print the lines of an engine; without any number of ``drafts`` it is one that cannot draft."""
     timer = OutsideTimer()
     source = SOURCE if drafts else None
-    bench = make(lambda arguments: Start("bench", "", arguments, scratch, source=source), timer).bench()
+    bench = make(lambda arguments: Start("bench", "", arguments, scratch, source=source), timer)
     drawn = np.random.default_rng(0)
     for batch in batches:
         for tokens in drafts or (None,):
