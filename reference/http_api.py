@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
+
 from reference.frame import Page, markdown
 from reference.http_answers import LINES, OPERATIONS, STATUSES
 from reference.openapi import routes
@@ -40,6 +44,22 @@ def page() -> Page:
         f"reference.http_answers.OPERATIONS has {method} {path}, and the server does not: remove it"
         for method, path in OPERATIONS.keys() - routes().keys()
     ]
+    found.heading(2, "Fields that change nothing")
+    found.add(
+        "Clients of OpenAI and vLLM send fields that Seer does not have. Completions and chats take them with"
+        " null or a value of this table, and refuse any other. They ignore "
+        + ", ".join(f"`{name}`" for name in IGNORED)
+        + " whatever the value is."
+    )
+    tables = (("", NEUTRAL), ("completions", IN_COMPLETIONS), ("chats", IN_CHATS))
+    found.table(
+        ["field", "values", "only in"],
+        [
+            (f"`{name}`", ", ".join(f"`{json.dumps(value)}`" for value in values) or "none", kind)
+            for kind, fields in tables
+            for name, values in fields.items()
+        ],
+    )
     found.heading(2, "Lines of a stream")
     found.add("A stream has the type `application/x-ndjson`: one JSON object a line, with one of these keys.")
     found.table(["key", "meaning"], [(f"`{name}`", text) for name, text in LINES.items()])

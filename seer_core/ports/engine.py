@@ -263,8 +263,14 @@ class Tokenizer(Protocol):
         """Return the ids of a plain prompt, special tokens as the model's tokenizer adds them."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of a chat, with the model's template and the generation prompt."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the ids of a chat, with the model's template and the generation prompt.
+
+        ``template_kwargs`` are further variables of the template; without any it is called with the messages
+        alone.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -58,6 +58,8 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """The prompt as token ids."""
     messages: tuple[dict[str, Any], ...] | None = None
     """The prompt as messages of a chat, which the model's template makes one text of."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables for the model's template, beside the messages, such as ``enable_thinking``."""
     group_id: str | None = None
     """The group's id. Without it a digest of the prompt's tokens names the group; of equal prompts in one
     file or open rollout, the second is DIGEST-2, and so on.
@@ -352,6 +354,8 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
         raise PromptError(
             f"give exactly one of prompt, prompt_token_ids and messages; got {' and '.join(given) or 'none'}"
         )
+    if record.chat_template_kwargs and record.messages is None:
+        raise PromptError("chat_template_kwargs goes with messages; leave it out")
     if record.prompt_token_ids is not None:
         return record.prompt_token_ids
     if tokenizer is None:
@@ -369,7 +373,9 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
     contents = (message.get("content") for message in record.messages)
     _require_short("".join(each for each in contents if isinstance(each, str)), tokenizer, most)
     try:
-        return tokenizer.encode_chat(record.messages)
+        if not record.chat_template_kwargs:
+            return tokenizer.encode_chat(record.messages)
+        return tokenizer.encode_chat(record.messages, record.chat_template_kwargs)
     except SeerError:
         raise
     except Exception as error:

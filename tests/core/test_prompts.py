@@ -22,8 +22,9 @@ class Letters:
     def encode(self, text):
         return [ord(character) for character in text]
 
-    def encode_chat(self, messages):
-        return self.encode("".join(f"{message['role']}:{message['content']}" for message in messages) + ">")
+    def encode_chat(self, messages, template_kwargs=None):
+        text = "".join(f"{message['role']}:{message['content']}" for message in messages)
+        return self.encode(text + (template_kwargs or {}).get("sign", ">"))
 
     def decode(self, token_ids):
         return "".join(map(chr, token_ids))
@@ -44,12 +45,14 @@ def test_each_way_to_give_a_prompt_is_read(write_prompts):
         {"prompt": "ab"},
         {"prompt_token_ids": [1, 2, 3]},
         {"messages": [{"role": "user", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"sign": "!"}},
     )
     groups = read(path).groups
     assert [group.prompt_token_ids for group in groups] == [
         (97, 98),
         (1, 2, 3),
         tuple(map(ord, "user:hi>")),
+        tuple(map(ord, "user:hi!")),
     ]
 
 
@@ -134,6 +137,7 @@ def test_a_byte_order_mark_is_no_matter(write_prompts):
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": " \n"}, "the prompt is empty"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
+        ({"prompt": "a", "chat_template_kwargs": {"sign": "!"}}, "goes with messages; leave it out"),
         ({"messages": []}, "the prompt is empty"),
         ({"messages": [{"content": "hi"}]}, "the chat template refused the messages: 'role'"),
         ({}, "exactly one of prompt, prompt_token_ids and messages; got none"),

@@ -163,8 +163,10 @@ class ByteTokenizer:
         """Return one id per UTF-8 byte."""
         return [FIRST_TOKEN_ID + byte for byte in text.encode()]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of ``role: content`` lines and the generation prompt."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the ids of ``role: content`` lines and the generation prompt; there are no variables."""
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant: ")
 

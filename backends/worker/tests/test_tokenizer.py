@@ -163,3 +163,15 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
 def test_templates_that_cannot_be_used_are_named(tmp_path, template, kind, complaint):
     with pytest.raises(kind, match=complaint):
         rendered(tmp_path, template)
+
+
+def test_a_template_sees_the_variables_that_are_given_to_it(tmp_path):
+    template = "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{{ bos_token }}"
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
+    plain = tokenizer.encode_chat(CHAT)
+    assert tokenizer.encode_chat(CHAT, {}) == plain
+    assert tokenizer.encode_chat(CHAT, {"enable_thinking": True, "unknown": [1]}) == plain
+    assert tokenizer.encode_chat(CHAT, {"enable_thinking": False})[1:] == plain
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
+        with pytest.raises(PromptError, match=f"chat_template_kwargs cannot set {name}"):
+            tokenizer.encode_chat(CHAT, {name: None})

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
+from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, own_fields
 
 __all__ = [
     "ChatRequest",
@@ -26,21 +27,6 @@ LONGEST_FAULT = 300
 
 MOST_PROMPTS = 65_536
 """Of one request."""
-
-NEUTRAL: dict[str, Any] = {
-    "best_of": 1,
-    "echo": False,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "presence_penalty": 0,
-    "response_format": {"type": "text"},
-    "stop": [],
-    "suffix": "",
-    "tool_choice": "none",
-    "tools": [],
-    "top_logprobs": 0,
-}
-"""Fields of OpenAI's that Seer does not have, and the values of theirs that change nothing."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,16 +72,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
-    user: str | None = None
-    """Accepted, and not used."""
-    frequency_penalty: float | None = None
-    """Only 0 is accepted."""
-    presence_penalty: float | None = None
-    """Only 0 is accepted."""
-    logit_bias: Any = None
-    """Only an empty table is accepted."""
-    stop: Any = None
-    """Only an empty list is accepted."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the part of each record that is the prompt, as ``Runtime.groups`` takes it.
@@ -118,12 +94,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Text, a list of token ids, or a list of either."""
     logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
     """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
-    best_of: int | None = None
-    """Only 1 is accepted."""
-    echo: bool | None = None
-    """Only false is accepted."""
-    suffix: Any = None
-    """Only an empty text is accepted."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return text or token ids of each prompt."""
@@ -142,24 +112,21 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]]
     """The messages of the chat, each with a ``role`` and a ``content`` of text."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template, such as ``enable_thinking``; a field of vLLM's."""
     max_completion_tokens: int | None = None
     """The most tokens of each response; it goes before ``max_tokens``, its old name."""
     logprobs: bool | None = None
     """Whether the answer has log-probs, of the sampled tokens alone."""
-    top_logprobs: int | None = None
-    """Only 0 is accepted."""
-    parallel_tool_calls: bool | None = None
-    """Accepted, and not used."""
-    response_format: Any = None
-    """Only plain text is accepted."""
-    tool_choice: Any = None
-    """Only ``none`` is accepted."""
-    tools: Any = None
-    """Only an empty list is accepted."""
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the messages, which the model's template makes one prompt of."""
-        return [{"messages": [_plain(number, each) for number, each in enumerate(self.messages)]}]
+        prompt: dict[str, Any] = {
+            "messages": [_plain(number, each) for number, each in enumerate(self.messages)]
+        }
+        if self.chat_template_kwargs:
+            prompt["chat_template_kwargs"] = self.chat_template_kwargs
+        return [prompt]
 
     @property
     def most_tokens(self) -> int | None:
@@ -176,15 +143,13 @@ def parse(body: bytes, kind: type[A]) -> A:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
+    chat = kind is ChatRequest
     try:
-        asked = msgspec.json.decode(body, type=kind)
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        asked = msgspec.convert(own_fields(fields, IN_CHATS if chat else IN_COMPLETIONS), kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = "a chat" if kind is ChatRequest else "completions"
+        what = "a chat" if chat else "completions"
         raise PromptError(printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)) from None
-    for name, neutral in NEUTRAL.items():
-        value = getattr(asked, name, None)
-        if value is not None and value != neutral:
-            raise PromptError(f"{name} is not supported; leave it out")
     if asked.stream_options is not None and not asked.stream:
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
     return asked

@@ -82,6 +82,27 @@ def test_the_prompt_is_what_the_model_s_own_template_makes(serve_by_hand, playin
     assert (job.max_tokens, choice.message.content) == (4, tokenizer.decode([5, 6]))
 
 
+def test_variables_for_the_template_reach_it(serve_by_hand, playing, tmp_path):
+    shutil.copy(WEIGHTS / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{{ 0 if enable_thinking else 4 }}"
+    )
+    tokenizer, engine = ModelTokenizer(tmp_path), playing.Hand()
+    more = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": -1, "min_p": 0}
+    with serve_by_hand(engine, tokenizer=tokenizer) as served, ThreadPoolExecutor(1) as pool:
+        create, messages = served.client().chat.completions.create, [{"role": "user", "content": "3"}]
+        answer = pool.submit(create, model="seer", messages=messages, max_tokens=2, extra_body=more)
+        served.until(lambda: engine.jobs or answer.done())
+        [job] = engine.jobs.values()
+        served.do(lambda: engine.finish(tokens=2))
+        assert answer.result(PATIENCE_S).choices
+        assert job.token_ids == tokenizer.encode_chat(messages, more["chat_template_kwargs"])
+        assert job.token_ids != tokenizer.encode_chat(messages, {"enable_thinking": True})
+        assert job.sampling.top_k == 0
+        with pytest.raises(openai.BadRequestError, match="cannot set messages; leave them out"):
+            create(model="seer", messages=messages, extra_body={"chat_template_kwargs": {"messages": []}})
+
+
 def test_a_model_without_a_template_is_one_clear_refusal(serve_by_hand, playing, tmp_path):
     shutil.copy(WEIGHTS / "tokenizer.json", tmp_path)
     with serve_by_hand(playing.Hand(), tokenizer=ModelTokenizer(tmp_path)) as served:

@@ -38,15 +38,26 @@ class ModelTokenizer:
         """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the ids of a chat, with the model's template and the generation prompt."""
-        text = self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the ids of a chat, with the model's template and the generation prompt.
+
+        Raises:
+            PromptError: ``template_kwargs`` has a variable that is given to every template, or the tokenizer
+                refuses the text.
+        """
+        variables = {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
             **self._special_tokens,
-        )
+        }
+        further = template_kwargs or {}
+        if taken := sorted(variables.keys() & further.keys()):
+            raise PromptError(f"chat_template_kwargs cannot set {', '.join(taken)}; leave them out")
+        text = self._template.render(**variables, **further)
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -1,0 +1,98 @@
+"""Fields of OpenAI's and vLLM's requests that Seer does not have, where they change nothing.
+
+Clients send many of them with their defaults.  With such a value, or null, they are taken; with any other
+they are refused, because the answer would not be what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seer_core.errors import PromptError
+
+__all__ = ["IGNORED", "IN_CHATS", "IN_COMPLETIONS", "NEUTRAL", "own_fields"]
+
+IGNORED = (
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Fields that change no token, whatever their value."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop": ([], ""),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""Fields of completions and chats, and their values that change nothing."""
+
+IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+"""Further fields of completions."""
+
+IN_CHATS: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "reasoning_effort": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+"""Further fields of chats."""
+
+NO_LIMIT = -1
+"""``top_k`` as vLLM's clients turn it off; here that is 0."""
+
+
+def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return a request's fields without those that change nothing; null is the same as absent.
+
+    Raises:
+        PromptError: a field that Seer does not have would change something.
+    """
+    neutral = {**NEUTRAL, **further}
+    own: dict[str, Any] = {}
+    for name, value in fields.items():
+        if value is None or name in IGNORED:
+            continue
+        if name not in neutral:
+            own[name] = value
+        elif value not in neutral[name]:
+            raise PromptError(f"{name} is not supported; leave it out")
+    if own.get("top_k") == NO_LIMIT:
+        own["top_k"] = 0
+    return own
