@@ -47,9 +47,9 @@ def page() -> Page:
     found.heading(2, "Fields that change nothing")
     found.add(
         "Clients of OpenAI and vLLM send fields that Seer does not have. Completions and chats take them with"
-        " null or a value of this table, and refuse any other. They ignore "
+        " null or a value of this table, and refuse any other. With any value they ignore "
         + ", ".join(f"`{name}`" for name in IGNORED)
-        + " whatever the value is."
+        + "."
     )
     tables = (("", NEUTRAL), ("completions", IN_COMPLETIONS), ("chats", IN_CHATS))
     found.table(

@@ -24,7 +24,7 @@ IGNORED = (
     "store",
     "user",
 )
-"""Fields that change no token, whatever their value."""
+"""Fields that change no token, with any value."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
