@@ -80,6 +80,11 @@ OPERATIONS = {
         "A list of one model, with `max_model_len` and `weight_version`.",
         record(object={"type": "string"}, data={"type": "array", "items": {"type": "object"}}),
     ),
+    ("GET", "/v1/models/{model}"): Operation(
+        None,
+        "The model, with `max_model_len` and `weight_version`.",
+        record(id={"type": "string"}, max_model_len=INTEGER, weight_version=INTEGER),
+    ),
     ("POST", "/v1/rollouts"): Operation(
         BatchRequest, "A stream of `completion` and `progress` lines that ends with `done`.", LINE, NDJSON
     ),

@@ -64,6 +64,9 @@ def page() -> Page:
     found.add("A stream has the type `application/x-ndjson`: one JSON object a line, with one of these keys.")
     found.table(["key", "meaning"], [(f"`{name}`", text) for name, text in LINES.items()])
     found.heading(2, "Errors")
-    found.add('An error is `{"error": {"message": ..., "type": ..., "param": null, "code": ...}}`.')
+    found.add(
+        'An error is `{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}`. `param` names the'
+        " field at fault, where it is one field's, and is null otherwise."
+    )
     found.table(["status", "meaning"], [(str(code), text) for code, text in STATUSES.items()])
     return found

@@ -25,7 +25,7 @@ ERROR = {
             "properties": {
                 "message": {"type": "string"},
                 "type": {"enum": ["invalid_request_error", "server_error"]},
-                "param": {"type": "null"},
+                "param": {"type": ["string", "null"]},
                 "code": {"type": "integer"},
             },
             "required": ["message", "type", "param", "code"],
@@ -39,7 +39,7 @@ def routes() -> dict[tuple[str, str], str]:
     """Return the docstring of each route of the application, by method and path."""
     app = make_app(lambda observers: SimpleNamespace())  # type: ignore[arg-type, return-value]
     return {
-        (method, route.path): inspect.getdoc(route.endpoint) or ""
+        (method, re.sub(r":\w+}", "}", route.path)): inspect.getdoc(route.endpoint) or ""
         for route in app.routes
         if isinstance(route, Route)
         for method in sorted((route.methods or {"GET"}) - {"HEAD"})

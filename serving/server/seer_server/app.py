@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from seer_core.errors import EngineError, OverloadError, PromptError, SeerError
+from seer_core.errors import EngineError, OverloadError, PromptError, SeerError, quote
 from seer_core.model import Completion
 from seer_core.ports.engine import Tokenizer
 from seer_core.ports.journal import Journal
@@ -95,6 +95,7 @@ def make_app(
             route("POST", "/v1/chat/completions", service.chat, for_completions),
             route("POST", "/v1/completions", service.completions, for_completions),
             route("GET", "/v1/models", service.models, for_completions),
+            route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
             route("POST", "/v1/rollouts", batches.roll_out),
             route("POST", "/v1/abort", batches.abort),
             route("POST", "/v1/reservations", reservations.reserve),
@@ -128,15 +129,12 @@ class _Service:
 
     async def models(self, request: Request) -> Response:
         """List the one model that is served."""
-        entry = {
-            "id": self.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "seer",
-            "max_model_len": self.broker.runtime.model.max_model_tokens,
-            "weight_version": self.broker.runtime.weight_version,
-        }
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse({"object": "list", "data": [self._entry()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """Describe the model of this name, if it is the one that is served."""
+        self._require(request.path_params["model"])
+        return JSONResponse(self._entry())
 
     async def completions(self, request: Request) -> Response:
         """Answer with completions, at their end or as a stream."""
@@ -148,8 +146,8 @@ class _Service:
 
     async def _roll_out(self, request: Request, kind: type[GenerationRequest]) -> Response:
         asked = parse(await read_body(request), kind)
-        if asked.model not in (None, self.model):
-            raise Refused(404, f"there is no model {asked.model!r}, but {self.model!r}")
+        if asked.model is not None:
+            self._require(asked.model)
         asked = _with_headers(asked, request.headers)
         answer = Answer(asked, self.model, self._tokenizer)
         wanted = records(asked, asked.group or answer.id)
@@ -220,6 +218,21 @@ class _Service:
         if answer.counts:
             yield _event(answer.last(_usage(subscription, written.total())))
         yield b"data: [DONE]\n\n"
+
+    def _require(self, model: str) -> None:
+        if model != self.model:
+            raise Refused(404, f"there is no model {quote(model)}, but {quote(self.model)}", field="model")
+
+    def _entry(self) -> dict[str, Any]:
+        """Return the model as clients list it."""
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "seer",
+            "max_model_len": self.broker.runtime.model.max_model_tokens,
+            "weight_version": self.broker.runtime.weight_version,
+        }
 
     @property
     def _tokenizer(self) -> Tokenizer | None:

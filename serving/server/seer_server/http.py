@@ -26,6 +26,7 @@ from seer_core.errors import (
     printable,
 )
 from seer_server.broker import AsleepError, BusyError, BusyUpdatingError, GoneError
+from seer_server.neutral import FieldError
 from seer_server.protocol import LONGEST_FAULT, error_body
 
 __all__ = [
@@ -58,22 +59,30 @@ LONGEST_MESSAGE = 1000
 
 
 class Refused(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error; ``field`` names the field at fault, if it is one."""
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        field: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.headers = status, headers
+        self.status, self.headers, self.field = status, headers, field
 
     @property
     def body(self) -> dict[str, Any]:
         """The body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return error_body(printable(str(self), LONGEST_MESSAGE), kind, self.status)
+        return error_body(printable(str(self), LONGEST_MESSAGE), kind, self.status, self.field)
 
 
 def refusal(error: SeerError, retry_s: int = 1) -> Refused:
     """Return the answer for an error of Seer's; at an overload, to be repeated after ``retry_s`` seconds."""
     match error:
+        case FieldError():
+            return Refused(400, str(error), field=error.field)
         case PromptError() | ConfigError():  # the default max_tokens is beyond the model
             return Refused(400, str(error))
         case GoneError():

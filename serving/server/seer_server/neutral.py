@@ -11,7 +11,7 @@ from typing import Any
 
 from seer_core.errors import PromptError
 
-__all__ = ["IGNORED", "IN_CHATS", "IN_COMPLETIONS", "NEUTRAL", "own_fields"]
+__all__ = ["IGNORED", "IN_CHATS", "IN_COMPLETIONS", "NEUTRAL", "FieldError", "own_fields"]
 
 IGNORED = (
     "metadata",
@@ -78,11 +78,22 @@ NO_LIMIT = -1
 """``top_k`` as vLLM's clients turn it off; here that is 0."""
 
 
+class FieldError(PromptError):
+    """A field of a request is not as it must be.
+
+    Remedy: change the field that the message names, or leave it out; the answer has its name as ``param``.
+    """
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Return a request's fields without those that change nothing; null is the same as absent.
 
     Raises:
-        PromptError: a field that Seer does not have would change something.
+        FieldError: a field that Seer does not have would change something.
     """
     neutral = {**NEUTRAL, **further}
     own: dict[str, Any] = {}
@@ -92,7 +103,7 @@ def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]
         if name not in neutral:
             own[name] = value
         elif value not in neutral[name]:
-            raise PromptError(f"{name} is not supported; leave it out")
+            raise FieldError(f"{name} is not supported; leave it out", name)
     if own.get("top_k") == NO_LIMIT:
         own["top_k"] = 0
     return own

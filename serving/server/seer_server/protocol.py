@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
-from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, own_fields
+from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 
 __all__ = [
     "ChatRequest",
@@ -27,6 +28,10 @@ LONGEST_FAULT = 300
 
 MOST_PROMPTS = 65_536
 """Of one request."""
+
+
+FIELD = re.compile(r"(?:at `\$\.|(?:unknown|required) field `)(\w+)")
+"""The field that an error of msgspec's is about."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +154,9 @@ def parse(body: bytes, kind: type[A]) -> A:
         asked = msgspec.convert(own_fields(fields, IN_CHATS if chat else IN_COMPLETIONS), kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = "a chat" if chat else "completions"
-        raise PromptError(printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)) from None
+        fault = printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)
+        found = FIELD.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
+        raise FieldError(fault, found and found[1]) from None
     if asked.stream_options is not None and not asked.stream:
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
     return asked
@@ -205,6 +212,6 @@ def _plain(number: int, message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(texts)}  # type: ignore[arg-type]
 
 
-def error_body(message: str, kind: str, code: int) -> dict[str, Any]:
-    """Return an error as OpenAI's clients understand it."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def error_body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
+    """Return an error as OpenAI's clients understand it; ``param`` is the field at fault."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

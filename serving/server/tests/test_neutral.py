@@ -53,6 +53,24 @@ def test_what_would_change_something_is_refused_by_its_name(ask, kind):
     for name in {**NEUTRAL, **further}:
         answer = ask(kind, **{name: CHANGED.get(name, "another")})
         assert answer.status_code == 400, name
-        assert answer.json()["error"]["message"] == f"{name} is not supported; leave it out"
+        error = answer.json()["error"]
+        assert (error["message"], error["param"]) == (f"{name} is not supported; leave it out", name)
     for name in (IN_CHATS if further is IN_COMPLETIONS else IN_COMPLETIONS).keys() - further.keys():
         assert ask(kind, **{name: "another"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": "three"}, "n"),
+        ({"nn": 3}, "nn"),
+        ({"stream_options": {"include": True}}, "include"),
+        ({"stream_options": {"skip_tokens": [-1]}}, "stream_options"),
+        ({"model": "another"}, "model"),
+        ({"temperature": -1}, None),
+    ],
+)
+def test_an_error_names_the_field_at_fault(ask, fields, param):
+    answer = ask("completions", **fields)
+    assert answer.status_code == (404 if param == "model" else 400)
+    assert answer.json()["error"]["param"] == param

@@ -266,6 +266,9 @@ def test_who_does_not_bring_the_token_is_not_let_in(serve_sim):
         assert httpx.get(f"{served.url}/health").status_code == 200
         mine = served.client("a-token-of-the-run")
         assert [each.id for each in mine.models.list()] == ["seer"]
+        assert mine.models.retrieve("seer").id == "seer"
+        with pytest.raises(openai.NotFoundError, match="there is no model 'a/b', but 'seer'"):
+            mine.models.retrieve("a/b")
         with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
             mine.completions.create(model="gpt", prompt="a")
 
