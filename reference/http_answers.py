@@ -9,7 +9,7 @@ import msgspec
 from seer_client import State
 from seer_server.batches import AbortRequest, BatchRequest
 from seer_server.control import LoadWeightsRequest, SleepRequest, UpdateRequest
-from seer_server.protocol import ChatRequest, CompletionRequest
+from seer_server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from seer_server.reservations import ReservationRequest, RowRequest
 from seer_server.streams import NDJSON
 
@@ -84,6 +84,14 @@ OPERATIONS = {
         None,
         "The model, with `max_model_len` and `weight_version`.",
         record(id={"type": "string"}, max_model_len=INTEGER, weight_version=INTEGER),
+    ),
+    ("POST", "/tokenize"): Operation(
+        CompletionRequest,
+        "`tokens`, their `count`, and `max_model_len`. A body with `messages` is that of a chat.",
+        record(count=INTEGER, max_model_len=INTEGER, tokens={"type": "array", "items": INTEGER}),
+    ),
+    ("POST", "/detokenize"): Operation(
+        DetokenizeRequest, "`prompt`: the text.", record(prompt={"type": "string"})
     ),
     ("POST", "/v1/rollouts"): Operation(
         BatchRequest, "A stream of `completion` and `progress` lines that ends with `done`.", LINE, NDJSON

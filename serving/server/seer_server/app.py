@@ -34,14 +34,18 @@ from seer_server.http import (
     Stream,
     guarded,
     read_body,
+    read_json,
     refusal,
     unless_disconnected,
 )
+from seer_server.neutral import FieldError
 from seer_server.protocol import (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerationRequest,
     error_body,
+    kind_of,
     parse,
     records,
     skipped_tokens,
@@ -96,6 +100,8 @@ def make_app(
             route("POST", "/v1/completions", service.completions, for_completions),
             route("GET", "/v1/models", service.models, for_completions),
             route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
+            route("POST", "/tokenize", service.tokenize, for_completions),
+            route("POST", "/detokenize", service.detokenize, for_completions),
             route("POST", "/v1/rollouts", batches.roll_out),
             route("POST", "/v1/abort", batches.abort),
             route("POST", "/v1/reservations", reservations.reserve),
@@ -135,6 +141,31 @@ class _Service:
         """Describe the model of this name, if it is the one that is served."""
         self._require(request.path_params["model"])
         return JSONResponse(self._entry())
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens that a completion's prompt has, or a chat's messages."""
+        body = await read_body(request)
+        asked = parse(body, kind_of(body))
+        if asked.model is not None:
+            self._require(asked.model)
+        wanted = records(asked, "tokenize")
+        if len(wanted) != 1:
+            raise FieldError(f"{len(wanted)} prompts; give one", "prompt")
+        tokens = await self.broker.prompt_tokens({**wanted[0], "n": 1, "max_tokens": 1})
+        longest = self.broker.runtime.model.max_model_tokens
+        return JSONResponse({"count": len(tokens), "max_model_len": longest, "tokens": list(tokens)})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of tokens, special ones left out, as in a response."""
+        asked = await read_json(request, DetokenizeRequest)
+        if asked.model is not None:
+            self._require(asked.model)
+        if self._tokenizer is None:
+            raise PromptError("this engine has no tokenizer")
+        try:
+            return JSONResponse({"prompt": self._tokenizer.decode(asked.tokens)})
+        except OverflowError as error:
+            raise FieldError("tokens holds a number that is no token", "tokens") from error
 
     async def completions(self, request: Request) -> Response:
         """Answer with completions, at their end or as a stream."""

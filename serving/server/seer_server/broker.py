@@ -273,6 +273,19 @@ class RolloutBroker(Observer):
             )
             return self._add(groups, streams)
 
+    async def prompt_tokens(self, record: Mapping[str, Any]) -> Sequence[int]:
+        """Return the tokens of the prompt that a record has, as a request with it would have them.
+
+        Raises:
+            PromptError: it cannot be rolled out.
+        """
+        if _characters([record]) < LONG_TEXT:
+            [group] = self.runtime.groups([record], iteration=0, fitting=True)
+            return group.prompt_token_ids
+        async with self._encoding:
+            [group] = await asyncio.to_thread(self.runtime.groups, [record], iteration=0, fitting=True)
+            return group.prompt_token_ids
+
     def submit(
         self,
         records: Sequence[Mapping[str, Any]],

@@ -15,9 +15,11 @@ from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 __all__ = [
     "ChatRequest",
     "CompletionRequest",
+    "DetokenizeRequest",
     "GenerationRequest",
     "StreamOptions",
     "error_body",
+    "kind_of",
     "parse",
     "records",
     "skipped_tokens",
@@ -139,7 +141,25 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /detokenize``."""
+
+    tokens: list[Annotated[int, Meta(ge=0)]]
+    """Token ids."""
+    model: str | None = None
+    """The name of the model that is served; it may be left out."""
+
+
 A = TypeVar("A", bound=GenerationRequest)
+
+
+def kind_of(body: bytes) -> type[GenerationRequest]:
+    """Return of which kind a request is that may be of either."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return CompletionRequest
+    return ChatRequest if "messages" in fields else CompletionRequest
 
 
 def parse(body: bytes, kind: type[A]) -> A:

@@ -103,6 +103,33 @@ def test_variables_for_the_template_reach_it(serve_by_hand, playing, tmp_path):
             create(model="seer", messages=messages, extra_body={"chat_template_kwargs": {"messages": []}})
 
 
+def test_text_becomes_tokens_and_text_again(serve_by_hand, playing):
+    tokenizer = ModelTokenizer(WEIGHTS)
+    with serve_by_hand(playing.Hand(), tokenizer=tokenizer) as served:
+
+        def post(path, **body):
+            answer = httpx.post(f"{served.url}/{path}", json=body, timeout=PATIENCE_S)
+            return answer.status_code, answer.json()
+
+        status, found = post("tokenize", prompt="34", add_special_tokens=True)
+        assert (status, found["tokens"]) == (200, tokenizer.encode("34"))
+        assert (found["count"], found["max_model_len"]) == (3, 512)
+        messages = [{"role": "user", "content": "3"}]
+        assert post("tokenize", model="seer", messages=messages)[1]["tokens"] == tokenizer.encode_chat(
+            messages
+        )
+        assert post("tokenize", prompt=[7, 8])[1]["tokens"] == [7, 8]
+        assert post("detokenize", tokens=found["tokens"]) == (
+            200,
+            {"prompt": tokenizer.decode(found["tokens"])},
+        )
+        for body in ({"prompt": ["3", "4"]}, {"prompt": "3" * 9000}, {"messages": []}, {}):
+            assert post("tokenize", **body)[0] == 400
+        for body in ({"tokens": [-1]}, {"tokens": [1 << 40]}, {"tokens": "a"}, {}):
+            assert post("detokenize", **body)[0] == 400
+        assert post("detokenize", tokens=[7], model="another")[0] == 404
+
+
 def test_a_model_without_a_template_is_one_clear_refusal(serve_by_hand, playing, tmp_path):
     shutil.copy(WEIGHTS / "tokenizer.json", tmp_path)
     with serve_by_hand(playing.Hand(), tokenizer=ModelTokenizer(tmp_path)) as served:
