@@ -54,17 +54,14 @@ class InstanceLoad:
 
     info: InstanceInfo
     sent: dict[str, tuple[float, Dispatch]] = attrs.Factory(dict)
+    reserved_tokens: int = 0
+    """The KV that is reserved for the chunks in flight."""
     leaving: bool = False
 
     @property
     def has_slot(self) -> bool:
         """Whether it may run one more chunk."""
         return not self.leaving and len(self.sent) < self.info.max_running
-
-    @property
-    def reserved_tokens(self) -> int:
-        """The KV that is reserved for the chunks in flight."""
-        return sum(command.kv_tokens for _, command in self.sent.values())
 
     @property
     def free_kv_tokens(self) -> int:
@@ -79,6 +76,8 @@ class ChunkFollower:
     now: float = 0.0
     places: dict[str, InstanceLoad] = attrs.Factory(dict)
     """The instances that are up, by id."""
+    running: int = 0
+    """How many chunks are in flight."""
     _over: list[ChunkRun] = attrs.Factory(list)
 
     def read(self, record: TraceRecord) -> list[ChunkRun]:
@@ -104,6 +103,8 @@ class ChunkFollower:
                     place = self.places.get(command.instance_id)
                     if place is not None:
                         place.sent[command.request_id] = self.now, command
+                        place.reserved_tokens += command.kv_tokens
+                        self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
         return self._over
@@ -127,7 +128,10 @@ class ChunkFollower:
         found = None if place is None else place.sent.pop(request_id, None)
         if found is None:
             return
+        assert place is not None
         begin_s, sent = found
+        place.reserved_tokens -= sent.kv_tokens
+        self.running -= 1
         if result is not None:
             short = "ended early" if result.tokens < sent.max_tokens else "whole"
             how = "the model ended the response" if result.stopped else short

@@ -123,8 +123,8 @@ def trace_events(records: Iterable[TraceRecord]) -> Iterator[TraceEvent]:
             yield _counter("chunks", process, record.now, running)
             yield _counter("reserved KV, tokens", process, record.now, reserved)
         if touched:
-            running = sum(len(place.sent) for place in follower.places.values())
-            yield _counter("waiting requests", ROLLOUT, record.now, max(0, drawing.open_requests - running))
+            waiting = max(0, drawing.open_requests - follower.running)
+            yield _counter("waiting requests", ROLLOUT, record.now, waiting)
     for chunk in follower.rest():
         yield from drawing.slice_of(chunk)
 
