@@ -102,6 +102,7 @@ def test_the_twin_of_a_simulated_engine_predicts_it_within_one_percent(seer, sit
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_vllm_s_own_scheduler_paced_by_the_profile_takes_as_long_too(seer, sitting, tmp_path):
     pytest.importorskip("vllm")
     arms = json.loads((sitting / "compare.json").read_text())

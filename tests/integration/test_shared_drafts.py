@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
 """Drafts cost nothing, so as many as there are get verified, however fast this machine is."""
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 

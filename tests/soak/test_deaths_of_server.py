@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import attrs
 import httpx
+import pytest
 
 from .campaign import PROGRAM
 from .deaths import DAMAGES, DEATHS, Disk, Life, bad_ending, damage, strike
@@ -185,6 +186,7 @@ def expected_of(folder):
     return {client.group: (client.tokens, client.reasons) for client in clients}
 
 
+@pytest.mark.long
 def test_a_server_dies_and_its_clients_lose_nothing(no_model, tmp_path, soak):
     expected = expected_of(tmp_path / "undisturbed")
     assert all(len(reasons) == RESPONSES for _, reasons in expected.values())

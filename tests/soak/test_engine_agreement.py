@@ -9,7 +9,7 @@ import pytest
 
 from bench.frame import EXAMPLE, prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
 
 FULL_GROUPS = 80

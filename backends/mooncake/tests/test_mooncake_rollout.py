@@ -14,7 +14,7 @@ from seer_core.runtime.prompts import read_prompts
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import Slot
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
 pytest.importorskip("seer_vllm", reason="backends/vllm is not installed")
 pytest.importorskip("seer_divided_rollout", reason="plugins/divided_rollout is not installed")

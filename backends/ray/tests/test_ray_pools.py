@@ -254,6 +254,7 @@ def test_a_directory_that_a_node_lacks_ends_the_start_with_a_sentence(sharing, m
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_vllm_moves_between_machines_without_a_prefill_and_loses_one(machines, mooncake):
     mooncake()  # skips where it cannot be loaded
 

@@ -77,6 +77,9 @@ class TreeWorker(NGRAMWorker):
         tokens, mask = self._trees
         return tokens.flatten(), mask.flatten()
 
+    def _update_ngram_corpus(self, batch: ScheduleBatch) -> None:
+        """Do nothing: SGLang would collect each request's last tokens, for n-grams that are not used."""
+
     def _set_nodes(self, nodes: int) -> None:
         """Have trees of so many nodes in this step, the last token written included."""
         self.draft_token_num = nodes
