@@ -21,7 +21,7 @@ from seer_vllm.plugin import vllm_environment
 
 from bench.frame import ROOT, Row, cell, markdown, spread_of, turned
 
-ROOMS = ("backends/worker", "backends/vllm", "backends/sglang")
+ROOMS = ("backends/worker", "backends/vllm", "backends/sglang", "backends/paced")
 ROUNDS = 5
 
 HERE, THERE = "here", "against"

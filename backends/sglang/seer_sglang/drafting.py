@@ -39,9 +39,6 @@ class NoCorpus:
     def reset(self) -> None:
         """Do nothing."""
 
-    def batch_put(self, batch_tokens: Any) -> None:
-        """Do nothing."""
-
     def erase_match_state(self, req_ids: Any) -> None:
         """Do nothing."""
 

@@ -79,16 +79,9 @@ class VllmSampler:
         positions = self._positions(torch.device("cpu")).numpy()[owner] + np.arange(len(owner)) - first[owner]
 
         def choose(rows: Ints) -> Ints:
-            if len(rows) == len(logits):
-                part, requests, places = logits, owner, positions
-            else:
-                part, requests, places = (
-                    logits[torch.from_numpy(rows).to(device)],
-                    owner[rows],
-                    positions[rows],
-                )
-            on_device = (torch.from_numpy(values).to(device) for values in (requests, places))
-            return self._choose(part, *on_device).cpu().numpy()
+            part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
+            requests, places = (torch.from_numpy(values[rows]).to(device) for values in (owner, positions))
+            return self._choose(part, requests, places).cpu().numpy()
 
         sampled, kept = verify(choose, drafts.counts, drafts.token_ids, self._last, rows_at_once(logits))
         columns = np.arange(drafts.counts.max() + 1)

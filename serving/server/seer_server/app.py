@@ -146,8 +146,7 @@ class _Service:
         """Return the tokens that a completion's prompt has, or a chat's messages."""
         body = await read_body(request)
         asked = parse(body, kind_of(body))
-        if asked.model is not None:
-            self._require(asked.model)
+        self._require(asked.model)
         wanted = records(asked, "tokenize")
         if len(wanted) != 1:
             raise FieldError(f"{len(wanted)} prompts; give one", "prompt")
@@ -158,8 +157,7 @@ class _Service:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens, special ones left out, as in a response."""
         asked = await read_json(request, DetokenizeRequest)
-        if asked.model is not None:
-            self._require(asked.model)
+        self._require(asked.model)
         if self._tokenizer is None:
             raise PromptError("this engine has no tokenizer")
         try:
@@ -177,8 +175,7 @@ class _Service:
 
     async def _roll_out(self, request: Request, kind: type[GenerationRequest]) -> Response:
         asked = parse(await read_body(request), kind)
-        if asked.model is not None:
-            self._require(asked.model)
+        self._require(asked.model)
         asked = _with_headers(asked, request.headers)
         answer = Answer(asked, self.model, self._tokenizer)
         wanted = records(asked, asked.group or answer.id)
@@ -250,8 +247,9 @@ class _Service:
             yield _event(answer.last(_usage(subscription, written.total())))
         yield b"data: [DONE]\n\n"
 
-    def _require(self, model: str) -> None:
-        if model != self.model:
+    def _require(self, model: str | None) -> None:
+        """Refuse the name of another model; a request need not name one."""
+        if model is not None and model != self.model:
             raise Refused(404, f"there is no model {quote(model)}, but {quote(self.model)}", field="model")
 
     def _entry(self) -> dict[str, Any]:

@@ -95,14 +95,14 @@ def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]
     Raises:
         FieldError: a field that Seer does not have would change something.
     """
-    neutral = {**NEUTRAL, **further}
     own: dict[str, Any] = {}
     for name, value in fields.items():
         if value is None or name in IGNORED:
             continue
-        if name not in neutral:
+        neutral = further.get(name, NEUTRAL.get(name))
+        if neutral is None:
             own[name] = value
-        elif value not in neutral[name]:
+        elif value not in neutral:
             raise FieldError(f"{name} is not supported; leave it out", name)
     if own.get("top_k") == NO_LIMIT:
         own["top_k"] = 0

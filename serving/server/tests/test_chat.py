@@ -115,14 +115,12 @@ def test_text_becomes_tokens_and_text_again(serve_by_hand, playing):
         assert (status, found["tokens"]) == (200, tokenizer.encode("34"))
         assert (found["count"], found["max_model_len"]) == (3, 512)
         messages = [{"role": "user", "content": "3"}]
-        assert post("tokenize", model="seer", messages=messages)[1]["tokens"] == tokenizer.encode_chat(
-            messages
-        )
-        assert post("tokenize", prompt=[7, 8])[1]["tokens"] == [7, 8]
-        assert post("detokenize", tokens=found["tokens"]) == (
-            200,
-            {"prompt": tokenizer.decode(found["tokens"])},
-        )
+        chat = post("tokenize", model="seer", messages=messages)[1]["tokens"]
+        assert chat == tokenizer.encode_chat(messages)
+        for prompt, tokens in (([7, 8], [7, 8]), ("messages", tokenizer.encode("messages"))):
+            assert post("tokenize", prompt=prompt)[1]["tokens"] == tokens
+        text = tokenizer.decode(found["tokens"])
+        assert post("detokenize", tokens=found["tokens"]) == (200, {"prompt": text})
         for body in ({"prompt": ["3", "4"]}, {"prompt": "3" * 9000}, {"messages": []}, {}):
             assert post("tokenize", **body)[0] == 400
         for body in ({"tokens": [-1]}, {"tokens": [1 << 40]}, {"tokens": "a"}, {}):
