@@ -31,6 +31,42 @@ T = TypeVar("T")
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 192, 4, 6, 2, 32, 512
 EOS = 2
+CONTROLLED = {
+    "min_p": Sampling(1.0, min_p=0.2),
+    "repetition": Sampling(1.0, repetition_penalty=1.4),
+    "presence and frequency": Sampling(1.0, presence_penalty=1.5, frequency_penalty=-0.5),
+    "bias": Sampling(1.0, logit_bias={5: 6.0, 9: -100.0}),
+    "allowed": Sampling(1.0, allowed_token_ids=tuple(range(2, 40))),
+    "bad words": Sampling(1.0, logit_bias={5: 8.0, 6: 8.0}, bad_words=((5, 6), (6, 6, 5), (7,))),
+    "min_tokens": Sampling(1.0, logit_bias={EOS: 8.0}, min_tokens=30),
+    "stop token": Sampling(1.0, stop_token_ids=(17, 50)),
+    "ignore_eos": Sampling(1.0, logit_bias={EOS: 4.0}, ignore_eos=True),
+    "stop": Sampling(1.0, stop=("3 w4", " w99 ", "w50"), min_tokens=12),
+    "all, greedy": Sampling(
+        0.0,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        logit_bias={5: 2.0},
+        bad_words=((5, 5),),
+        min_tokens=20,
+        stop=("0 w2",),
+        stop_token_ids=(60,),
+    ),
+    "all, drawn": Sampling(
+        0.9,
+        top_p=0.95,
+        top_k=40,
+        min_p=0.02,
+        repetition_penalty=1.1,
+        presence_penalty=0.4,
+        logit_bias={5: 2.0, EOS: 1.0},
+        bad_words=((5, 5),),
+        min_tokens=25,
+        stop=("1 w3", "w77"),
+        stop_token_ids=(60,),
+    ),
+}
+"""Samplings with each control, and with all."""
 KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
 
 
@@ -222,15 +258,23 @@ class Harness:
             self._happened.clear()
             await self._happened.wait()
 
-    def job(self, tokens: Sequence[int], max_tokens: int, seed: int, sampling: Sampling) -> ChunkJob:
-        """Return a chunk with an id of its own; every second one streams."""
+    def job(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        prompt_tokens: int | None = None,
+    ) -> ChunkJob:
+        """Return a chunk with an id of its own; every second one streams.  All tokens are the prompt's, or so
+        many."""
         number = next(self._ids)
         return ChunkJob(
             id=f"job-{number}",
             request_id=f"job-{number}",
             group_id=self.group,
             token_ids=list(tokens),
-            prompt_tokens=len(tokens),
+            prompt_tokens=len(tokens) if prompt_tokens is None else prompt_tokens,
             max_tokens=max_tokens,
             sampling=sampling,
             seed=seed,
@@ -281,7 +325,7 @@ class Harness:
             jobs = []
             for number in going:
                 context, left = [*prompts[number], *responses[number]], tokens - len(responses[number])
-                job = self.job(context, left, number, sampling)
+                job = self.job(context, left, number, sampling, len(prompts[number]))
                 jobs.append(msgspec.structs.replace(job, streams=False, may_end_early=True))
             for job, output in zip(jobs, self.run(self.chunks(jobs)), strict=True):
                 assert output.preemptions == 0
@@ -303,7 +347,8 @@ class Harness:
             response: list[int] = []
             while len(response) < tokens:
                 wanted = min(chunk_tokens, tokens - len(response))
-                [output] = await self.chunks([self.job([*prompt, *response], wanted, seed, sampling)])
+                job = self.job([*prompt, *response], wanted, seed, sampling, len(prompt))
+                [output] = await self.chunks([job])
                 response += output.token_ids
                 if output.stopped:
                     break
@@ -334,6 +379,12 @@ def prompts() -> Callable[..., list[list[int]]]:
     return make
 
 
+@pytest.fixture(params=CONTROLLED)
+def controlled(request: pytest.FixtureRequest) -> Sampling:
+    """A sampling with controls, one after the other."""
+    return CONTROLLED[request.param]
+
+
 @pytest.fixture(scope="session")
 def moved() -> Callable[..., tuple[list[list[int]], list[list[ChunkOutput]]]]:
     """Return a function that lets every chunk run on the next instance.
@@ -362,6 +413,7 @@ def moved() -> Callable[..., tuple[list[list[int]], list[list[ChunkOutput]]]]:
                     min(chunk_tokens, tokens - len(responses[seed])),
                     seed,
                     sampling,
+                    len(prompts[seed]),
                 )
                 for seed in sorted(going)
             }

@@ -6,7 +6,8 @@ from typing import get_args
 
 from reference.frame import Page, markdown
 from seer_core.model.events import Command, Event, GroupSpec, ResumedResponse
-from seer_core.model.requests import InstanceInfo, Sampling
+from seer_core.model.requests import InstanceInfo
+from seer_core.model.sampling import Sampling
 
 __all__ = ["page"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from seer_core.model.arrays import Logprobs, Tokens
-from seer_core.model.requests import Sampling
+from seer_core.model.sampling import Sampling
 
 __all__ = ["ChunkJob", "ChunkOutput", "ChunkPiece"]
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from seer_core.model.requests import FinishReason, InstanceInfo, Sampling
+from seer_core.model.requests import FinishReason, InstanceInfo
+from seer_core.model.sampling import Sampling
 
 __all__ = [
     "Abort",

@@ -11,10 +11,10 @@ import attrs
 import msgspec
 
 from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.sampling import Sampling
 
 __all__ = [
     "MOST_RESPONSES",
-    "MOST_TOP_K",
     "ChunkRecord",
     "Completion",
     "FinishReason",
@@ -24,47 +24,14 @@ __all__ = [
     "PromptGroup",
     "Request",
     "RequestState",
-    "Sampling",
     "request_seed",
 ]
 
 MOST_RESPONSES = 65_536
 """Of one group: beyond any group that is trained on, and still no danger to the machine's memory."""
 
-MOST_TOP_K = 2**31 - 1
-"""The most that engines' 32-bit integers hold."""
-
 FinishReason = Literal["stop", "length", "error", "aborted"]
 """The reason why a response is over: the model ended it, its limit did, it failed, or the user aborted it."""
-
-
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How tokens are drawn."""
-
-    temperature: float = 1.0
-    """The sampling temperature; 0 is greedy."""
-    top_p: float = 1.0
-    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
-    top_k: int = 0
-    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
-
-    @classmethod
-    def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
-        """Return the sampling of a framework in which a negative ``top_k`` means no limit."""
-        return cls(temperature, top_p, max(top_k, 0))
-
-    @property
-    def raw(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution, of which log-probs are reported."""
-        return self == DEFAULT_SAMPLING
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of a prompt's record."""
-        return msgspec.structs.asdict(self)
-
-
-DEFAULT_SAMPLING = Sampling()
 
 
 class PromptGroup(msgspec.Struct, frozen=True):
@@ -144,7 +111,7 @@ class GroupContext:
     drafted: int = 0
     accepted: int = 0
     in_flight: dict[str, int] = attrs.Factory(dict)
-    sampling: Sampling = DEFAULT_SAMPLING
+    sampling: Sampling = attrs.Factory(Sampling)
     labels: Mapping[str, str] = attrs.Factory(dict)
     arrived_s: float = 0.0
 
@@ -397,6 +364,8 @@ class Completion(msgspec.Struct, frozen=True):
     """When it was over, on the run's clock."""
     metadata: Mapping[str, Any]
     """The prompt's own data."""
+    stop_reason: str | int | None = None
+    """The stop string or the stop token of its prompt's at which it ended."""
 
     @property
     def whole(self) -> bool:

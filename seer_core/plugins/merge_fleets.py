@@ -39,6 +39,9 @@ def merge_fleets(fleets: Mapping[str, EngineFleet]) -> EngineFleet:
         models[0],
         max_model_tokens=min(model.max_model_tokens for model in models),
         max_temperature=min(temperatures, default=None),
+        controls=tuple(
+            name for name in models[0].controls if all(name in model.controls for model in models)
+        ),
     )
     tokenizers = (fleet.tokenizer for fleet in fleets.values() if fleet.tokenizer is not None)
     engines = [engine for fleet in fleets.values() for engine in fleet.engines]

@@ -37,7 +37,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Limits that a prompt must respect; available before any engine starts.
 
     ``max_temperature`` is the highest that the engines sample with, None without a limit.  ``digest`` stands
-    for the model's files, equal for equal ones; empty where it is unknown.
+    for the model's files, equal for equal ones; empty where it is unknown.  ``controls`` are the fields of
+    ``Sampling``, beyond temperature, top-p and top-k, that the engines have.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """The most tokens of a prompt and its response."""
     max_temperature: float | None = None
     digest: str = ""
+    controls: tuple[str, ...] = ()
 
 
 class ChunkReceiver(Protocol):
@@ -261,6 +263,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, special tokens as the model's tokenizer adds them."""
+        ...
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text that stands within another, without special tokens."""
         ...
 
     def encode_chat(

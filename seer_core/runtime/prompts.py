@@ -16,9 +16,9 @@ from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError, PromptError, SeerError, printable, quote
 from seer_core.json_files import SHOWN, explain_error
-from seer_core.model import MOST_RESPONSES, MOST_TOP_K, InstanceInfo, PromptGroup, Sampling
+from seer_core.model import MOST_RESPONSES, InstanceInfo, PromptGroup, Sampling, SamplingChoice
 from seer_core.plugins.config import RolloutTable, nearest
-from seer_core.plugins.config_types import NotNegative, Positive
+from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
 
 __all__ = [
@@ -46,7 +46,7 @@ CUT_TOKENS = 64
 """Tokens that the cut end of a text may have more than the whole text has there."""
 
 
-class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a prompts file: exactly one of ``prompt``, ``prompt_token_ids``, ``messages``.
 
     Absent fields have the values of ``[rollout]``.
@@ -58,7 +58,7 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """The prompt as token ids."""
     messages: tuple[dict[str, Any], ...] | None = None
     """The prompt as messages of a chat, which the model's template makes one text of."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     """Variables for the model's template, beside the messages, such as ``enable_thinking``."""
     group_id: str | None = None
     """The group's id. Without it a digest of the prompt's tokens names the group; of equal prompts in one
@@ -68,17 +68,11 @@ class PromptRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """How many responses are wanted."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """The most tokens of each response, prompt excluded."""
-    temperature: NotNegative | None = None
-    """The sampling temperature; 0 is greedy."""
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
-    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] | None = None
-    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
     seed: Annotated[int, Meta(ge=0, le=MOST_SEED)] | None = None
     """The group's seed. Without it one is derived from the run's seed, the iteration and the group's id."""
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     """The user's own data, which comes back with each completion."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Labels that strategies see."""
     timeout_s: Positive | None = None
     """Responses that are not over so long after their submission are aborted."""
@@ -177,7 +171,7 @@ def make_groups(
     maker = _Maker(defaults, model, tokenizer, seed, iteration, named or {}, most_tokens)
     for number, record in enumerate(records, 1):
         try:
-            groups.append(maker.group(msgspec.convert(record, PromptRecord)))
+            groups.append(maker.group(msgspec.convert(record, PromptRecord, str_keys=True)))
         except msgspec.ValidationError as error:
             raise PromptError(f"prompt {number}: {_unfit(error)}") from error
         except PromptError as error:
@@ -204,14 +198,18 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
         return f"n is {quote(group.n)} and max_tokens is {quote(group.max_tokens)}; both must be at least 1"
     if group.n > MOST_RESPONSES:
         return f"n is {quote(group.n)}; a group may have {MOST_RESPONSES:,} responses"
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        return f"temperature is {sampling.temperature}; it must be a number, and at least 0"
+    if (flaw := sampling.flaw(model.vocab_size)) is not None:
+        return flaw
     if model.max_temperature is not None and sampling.temperature > model.max_temperature:
         return f"temperature is {sampling.temperature}; this engine takes {model.max_temperature:g} at most"
-    if not 0 < sampling.top_p <= 1:
-        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
-    if not 0 <= sampling.top_k <= MOST_TOP_K:
-        return f"top_k is {quote(sampling.top_k)}; it must be 0 (no limit) to {MOST_TOP_K:,}"
+    for name in sampling.controls:
+        if name not in model.controls:
+            return f"{name} is not supported by this engine; leave it out"
+    if sampling.min_tokens > group.max_tokens:
+        return (
+            f"min_tokens is {quote(sampling.min_tokens)}, max_tokens {quote(group.max_tokens)}; lower"
+            " min_tokens"
+        )
     if group.timeout_s is not None and not 0 < group.timeout_s < math.inf:
         return f"timeout_s is {group.timeout_s}; it must be a number above 0"
     if not 0 <= group.seed <= MOST_SEED:
@@ -290,7 +288,7 @@ class _Maker:
             prompt_token_ids=token_ids,
             n=self._chosen(record, "n"),
             max_tokens=self._max_tokens(record, len(token_ids)),
-            sampling=Sampling(*(self._chosen(record, key) for key in ("temperature", "top_p", "top_k"))),
+            sampling=self._sampling(record),
             metadata=record.metadata,
             labels=record.labels,
             timeout_s=record.timeout_s,
@@ -301,6 +299,16 @@ class _Maker:
         group_id = self._name(group.prompt_token_ids) if record.group_id is None else record.group_id
         seed = _seed(self.seed, self.iteration, group_id) if record.seed is None else record.seed
         return msgspec.structs.replace(group, id=group_id, seed=seed)
+
+    def _sampling(self, record: PromptRecord) -> Sampling:
+        fields = record.sampling_over(self.defaults)
+        if stop := fields.get("stop"):
+            fields["stop"] = (stop,) if isinstance(stop, str) else stop
+        if words := fields.get("bad_words"):
+            if "bad_words" not in self.model.controls:
+                raise PromptError("bad_words is not supported by this engine; leave it out")
+            fields["bad_words"] = _bad_words(words, self.tokenizer)
+        return Sampling(**fields)
 
     def _name(self, token_ids: Sequence[int]) -> str:
         """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
@@ -381,6 +389,28 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
     except Exception as error:
         fact = printable(str(error), SHOWN)
         raise PromptError(f"the chat template refused the messages: {fact}") from error
+
+
+def _bad_words(
+    words: Iterable[str | tuple[int, ...]], tokenizer: Tokenizer | None
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of words that are not to be written, at a text's beginning and within it.
+
+    As in vLLM, a word has a second form, with a space before it, where that takes as many tokens and begins
+    with another one.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        if not isinstance(word, str):
+            found.append(word)
+            continue
+        if tokenizer is None:
+            raise PromptError("this engine has no tokenizer; give bad_words as token ids")
+        plain, spaced = (tuple(tokenizer.encode_part(prefix + word.lstrip())) for prefix in ("", " "))
+        found.append(plain)
+        if spaced and plain and spaced[0] != plain[0] and len(spaced) == len(plain):
+            found.append(spaced)
+    return tuple(found)
 
 
 def _require_short(text: str, tokenizer: Tokenizer, most: int) -> None:

@@ -18,6 +18,7 @@ from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.journal import WrittenResponse
 from seer_core.scheduling.sibling_tokens import SiblingLog
+from seer_core.text import text_before_stop
 
 __all__ = ["ClosedRequest", "Transcripts"]
 
@@ -378,6 +379,13 @@ class Transcripts:
         if not siblings.left:
             del self._groups[siblings.group.id]
             self._shared.pop(siblings.group.id, None)
+        ending = text_before_stop(
+            self._decode,
+            siblings.group.sampling,
+            siblings.prompt,
+            transcript.token_ids,
+            command.finish_reason == "stop",
+        )
         completion = Completion(
             request_id=command.request_id,
             group_id=siblings.group.id,
@@ -385,13 +393,14 @@ class Transcripts:
             seed=transcript.seed,
             token_ids=transcript.token_ids,
             logprobs=transcript.logprobs,
-            text=self._decode(transcript.token_ids) if self._decode is not None else None,
+            text=ending.text,
             finish_reason=command.finish_reason,
             weight_version=self.weight_version,
             chunks=transcript.chunks,
             instances=list(dict.fromkeys([chunk.instance for chunk in transcript.chunks])),
             finished_s=now,
             metadata=siblings.group.metadata,
+            stop_reason=ending.stop_reason,
         )
         instances = () if siblings.left else tuple(siblings.instances)
         return ClosedRequest(

@@ -30,7 +30,7 @@ from seer_lab.traces import read_lengths
 from seer_lab.twin import recorded_drafts
 from seer_sim.tokens import ByteTokenizer
 from seer_worker.client.fleet import read_model_info
-from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import EngineError
 from seer_core.frames import Frames, WireError, encode

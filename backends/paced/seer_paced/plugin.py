@@ -16,7 +16,7 @@ from seer_worker.client.devices import inherited, worker_environment
 from seer_worker.client.engine import InstanceSpec
 from seer_worker.client.fleet import ProcessSettings, WorkerFleet, read_model_info
 from seer_worker.client.process_transport import process_client
-from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.tokenizer import ModelTokenizer
 from seer_worker.wire import Start
 
 from seer_core.errors import ConfigError, EngineError

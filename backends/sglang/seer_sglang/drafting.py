@@ -135,7 +135,8 @@ class KeyedVerifier:
         links = (verify_input.retrieve_next_token.tolist(), verify_input.retrieve_next_sibling.tolist())
         positions = verify_input.positions.view(requests, nodes)
         self.deepest = (positions.max(dim=1).values - positions[:, 0]).tolist()
-        sampler = NodeSampler(self._sampler, logits, nodes, positions.flatten().tolist())
+        paths = Paths(tokens, *links)
+        sampler = NodeSampler(self._sampler, logits, nodes, positions.flatten().tolist(), paths)
         writings = self._sampler.batch
         self.accepted, self.kept = [0] * requests, [0] * requests
         predicted = np.zeros(requests * nodes, np.int32)
@@ -160,6 +161,44 @@ class KeyedVerifier:
         return found, lengths, index
 
 
+class Paths:
+    """The drafts that lead to a node: all from the last token written, which is node 0, to the node itself.
+
+    Args:
+        tokens: the nodes' tokens, of each request.
+        first: each node's first child, -1 for none.
+        sibling: each node's next sibling, likewise.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[Sequence[int]],
+        first: Sequence[Sequence[int]],
+        sibling: Sequence[Sequence[int]],
+    ) -> None:
+        self._tokens, self._first, self._sibling = tokens, first, sibling
+        self._parents: dict[int, list[int]] = {}
+
+    def to(self, request: int, node: int) -> list[int]:
+        """Return the tokens of the drafts on the way, in order."""
+        if request not in self._parents:
+            self._parents[request] = self._parents_of(request)
+        path = []
+        while node > 0:
+            path.append(self._tokens[request][node])
+            node = self._parents[request][node]
+        return path[::-1]
+
+    def _parents_of(self, request: int) -> list[int]:
+        first, sibling = self._first[request], self._sibling[request]
+        parents = [-1] * len(first)
+        for node, child in enumerate(first):
+            while child >= 0:
+                parents[child] = node
+                child = sibling[child]
+        return parents
+
+
 class NodeSampler:
     """Samples at nodes: at all of them at once where that wastes little, else as they are asked for.
 
@@ -167,9 +206,9 @@ class NodeSampler:
     """
 
     def __init__(
-        self, sampler: SglangSampler, logits: torch.Tensor, nodes: int, positions: list[int]
+        self, sampler: SglangSampler, logits: torch.Tensor, nodes: int, positions: list[int], paths: Paths
     ) -> None:
-        self._sampler, self._logits, self._nodes = sampler, logits, nodes
+        self._sampler, self._logits, self._nodes, self._paths = sampler, logits, nodes, paths
         self._places = [position + 1 for position in positions]
         self._tokens: list[int] | None = None
         self._logprobs: list[float] = []
@@ -189,7 +228,11 @@ class NodeSampler:
     def _sample(self, rows: Sequence[int]) -> tuple[list[int], list[float]]:
         logits = self._logits
         part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
-        return self._sampler.sample(part, *self._texts(rows))
+
+        def drafts(place: int) -> list[int]:
+            return self._paths.to(*divmod(rows[place], self._nodes))
+
+        return self._sampler.sample(part, *self._texts(rows), drafts)
 
     def _texts(self, rows: Sequence[int]) -> tuple[list[ChunkState], list[int]]:
         """Return the text that each row goes on with, and how many tokens it has."""

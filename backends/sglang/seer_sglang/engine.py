@@ -110,7 +110,8 @@ class SglangEngine:
         self.runner = self.scheduler.tp_worker.model_runner
         self.config = self.scheduler.model_config
         self.vocab_size: int = self.config.vocab_size
-        self.sampler = SglangSampler(self.vocab_size, torch.device(self.runner.device))
+        ends = self.config.hf_eos_token_id or ()
+        self.sampler = SglangSampler(self.vocab_size, torch.device(self.runner.device), ends)
         self.runner.sampler = self.sampler
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)
@@ -161,7 +162,9 @@ class SglangEngine:
             top_p=job.sampling.top_p,
             top_k=job.sampling.top_k or -1,
             ignore_eos=to_the_end,
+            stop_token_ids=set(job.sampling.stop_token_ids) or None,
         )
+        ends = None if script is not None or job.sampling.ignore_eos else self.config.hf_eos_token_id
         if script is not None:
             params.custom_params = {"job": job, "script": script}
             params.stop_token_ids = None if script.end is None else {script.end}
@@ -172,11 +175,12 @@ class SglangEngine:
             None,
             array("q", job.token_ids),
             params,
-            eos_token_ids=None if script is not None else self.config.hf_eos_token_id,
+            eos_token_ids=ends,
             vocab_size=self.vocab_size,
             cache_salt=cache_salt,
         )
-        self.chunks[req.rid] = Chunk(req, ChunkState(job, to_the_end=to_the_end))
+        writing = ChunkState(job, lambda: req.output_ids, to_the_end=to_the_end)
+        self.chunks[req.rid] = Chunk(req, writing)
         if self._proposer is not None and not to_the_end:
             self._proposer.open(req.rid, job)
         if self.pooling is not None:

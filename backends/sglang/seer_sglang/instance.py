@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 import structlog
 import torch
 from seer_worker.machine import memory_bytes
@@ -120,6 +121,13 @@ class SglangCore:
     def end(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
         self.engine.end(job_id)
+
+    def stop(self, job_id: str) -> EndedChunk:
+        """End a running chunk at once; return it with all that it has written."""
+        chunk = self.engine.chunk(job_id)
+        tokens, logprobs = self.written(job_id, 0)
+        self.engine.abort([job_id])
+        return attrs.evolve(_ended(chunk), token_ids=tokens, logprobs=logprobs, stopped=True, failure=None)
 
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""

@@ -13,6 +13,7 @@ from seer_worker.kv_room import slots
 from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
+from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.launcher import Launcher
 from seer_sglang.doctor import PART, SETUP, beside, installation, interpreter
@@ -102,6 +103,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
             for device in share_devices("sglang", settings.instances, os.environ, launcher=launcher)
         ],
         launcher=launcher,
+        controls=CONTROLS,
     )
 
 

@@ -9,7 +9,7 @@ stands in its chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,29 @@ __all__ = ["ChunkState", "SglangSampler"]
 
 
 class ChunkState:
-    """A chunk, and the log-prob of each token that it has written."""
+    """A chunk, and the log-prob of each token that it has written.
 
-    def __init__(self, job: ChunkJob, *, to_the_end: bool = False) -> None:
+    Args:
+        job: the chunk.
+        output_ids: returns the tokens that it has written.
+        to_the_end: whether it goes on past tokens that end responses.
+    """
+
+    def __init__(
+        self,
+        job: ChunkJob,
+        output_ids: Callable[[], Sequence[int]] = tuple,
+        *,
+        to_the_end: bool = False,
+    ) -> None:
         self.job = job
         self.to_the_end = to_the_end
         self.logprobs: list[float] = []
+        self._output_ids = output_ids
+
+    def text(self, position: int, drafts: Sequence[int] = ()) -> list[int]:
+        """Return the tokens before a position, of which the last are ``drafts``."""
+        return [*[*self.job.token_ids, *self._output_ids()][: position - len(drafts)], *drafts]
 
     def wrote(self, position: int, logprob: float) -> None:
         """Note a token's log-prob, unless the token was written before, or stands in the prompt.
@@ -41,8 +58,9 @@ class ChunkState:
 class SglangSampler:
     """Samples for a model runner; stands in for its ``sampler``."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, ends: Collection[int]) -> None:
         self._sampler = Sampler(vocab_size, device)
+        self._ends = ends
         self._vocab_size = vocab_size
         self.batch: Sequence[ChunkState] = ()
         self.sound = True
@@ -73,11 +91,26 @@ class SglangSampler:
         return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
     def sample(
-        self, logits: Tensor, writings: Sequence[ChunkState], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        writings: Sequence[ChunkState],
+        positions: Sequence[int],
+        drafts: Callable[[int], Sequence[int]] = lambda row: (),
     ) -> tuple[list[int], list[float]]:
-        """Return the token of each row and its log-prob, of texts that have so many tokens so far."""
+        """Return the token of each row and its log-prob, of texts that have so many tokens so far.
+
+        Args:
+            logits: one row for each, [rows, vocab or more].
+            writings: the chunks.
+            positions: the numbers of tokens.
+            drafts: returns the last of these tokens, those that are drafts, by the row.
+        """
         jobs = [each.job for each in writings]
-        return self._sampler.choose(logits[:, : self._vocab_size], jobs, positions)
+
+        def text(row: int) -> Sequence[int]:
+            return writings[row].text(positions[row], drafts(row))
+
+        return self._sampler.choose(logits[:, : self._vocab_size], jobs, positions, text, self._ends)
 
     def keep(
         self, writings: Sequence[ChunkState], positions: Sequence[int], logprobs: Sequence[float]

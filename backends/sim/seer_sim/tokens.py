@@ -163,6 +163,10 @@ class ByteTokenizer:
         """Return one id per UTF-8 byte."""
         return [FIRST_TOKEN_ID + byte for byte in text.encode()]
 
+    def encode_part(self, text: str) -> list[int]:
+        """Return the same ids: there are no special ones."""
+        return self.encode(text)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
     ) -> list[int]:

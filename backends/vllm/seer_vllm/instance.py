@@ -118,6 +118,24 @@ class VllmCore:
         request = self._scheduler.requests[self._requests[job_id]]
         request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
 
+    def stop(self, job_id: str) -> EndedChunk:
+        """End a running chunk at once; return it with all that it has written."""
+        request_id = self._requests[job_id]
+        tokens, logprobs = self.written(job_id, 0)
+        cached_tokens = self.engine.output_processor.request_states[request_id].num_cached_tokens
+        self.engine.abort_request([job_id])
+        self._close([request_id])
+        account = self._scheduler.settle(self._requests.pop(job_id))
+        return EndedChunk(
+            job_id,
+            tokens,
+            logprobs,
+            stopped=True,
+            cached_tokens=cached_tokens - account.pool_tokens,
+            preemptions=account.request.num_preemptions,
+            account=account,
+        )
+
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
         outputs = self.engine.step()
@@ -316,6 +334,8 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
         max_tokens=job.max_tokens,
         logprobs=0,
         flat_logprobs=True,
+        ignore_eos=job.sampling.ignore_eos,
+        stop_token_ids=list(job.sampling.stop_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={
@@ -327,8 +347,10 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
             "may_end_early": job.may_end_early,
         },
     )
+    assert params.extra_args is not None
+    if job.sampling.changes_logits:
+        params.extra_args["sampling"] = job.sampling
     if script is not None:
-        assert params.extra_args is not None
         params.extra_args["script"] = script
         params.ignore_eos = True
         params.stop_token_ids = [] if script.end is None else [script.end]

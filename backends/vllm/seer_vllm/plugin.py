@@ -12,6 +12,7 @@ from seer_worker.client.devices import inherited, refuse_arguments, share_device
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
 from seer_worker.kv_room import slots
 
+from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
 from seer_core.ports.launcher import Launcher
 from seer_vllm.doctor import elsewhere, installation, machine
@@ -87,6 +88,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         ],
         launcher=launcher,
         max_temperature=MAX_TEMPERATURE,
+        controls=CONTROLS,
         own_methods=OWN_METHODS,
         cannot_share_kv=None if parallel == 1 else SPREAD.format(parallel),
     )

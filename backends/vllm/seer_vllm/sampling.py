@@ -10,7 +10,8 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
   metadata, of which a step reads ``logits_indices`` and hands all to ``_sample``.  The step's tokens, drafts
   included, are in ``input_ids.np`` by then;
 - ``input_batch.num_tokens_no_spec[i]`` counts prompt and output tokens, also after a preemption.  It is
-  advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away.
+  advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away;
+- ``input_batch.token_ids_cpu[i]`` has these tokens, and behind them the request's drafts of the step.
 
 ``internals.check_runner`` checks what can be checked of this.
 """
@@ -22,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from vllm import SamplingParams
 
     Ints = NDArray[np.int64]
 
@@ -42,6 +45,7 @@ class VllmSampler:
         self._last = np.array(sorted(last), dtype=np.int64)
         self._request_ids: list[str] = []
         self._seeds = torch.empty(0, dtype=torch.int64)
+        self._controlled: dict[int, SamplingParams] = {}
         self._steps = torch.empty(0, dtype=torch.int64)
         self.watch = LogitRecorder()
 
@@ -99,6 +103,7 @@ class VllmSampler:
         if self.watch.on:
             seeds = self._seeds_on(logits.device)
             self.watch.see(logits, seeds if requests is None else seeds[requests], positions)
+        logits = self._control(logits, requests, positions)
         if metadata.all_greedy:
             return logits.argmax(dim=-1)
         vocab = logits.shape[1]
@@ -113,14 +118,34 @@ class VllmSampler:
             )
         return keyed_choices(logits, temperature, top_k, top_p, seeds, positions, self._steps)
 
+    def _control(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
+        """Return logits as the sampling of each row's request has them."""
+        self._seeds_on(logits.device)
+        if not self._controlled:
+            return logits
+        owners = range(len(logits)) if requests is None else requests.tolist()
+        texts = self._runner.input_batch.token_ids_cpu
+        rows = []
+        for row, (request, position) in enumerate(zip(owners, positions.tolist(), strict=True)):
+            params = self._controlled.get(request)
+            if params is not None:
+                extra = params.extra_args or {}
+                text, ends = texts[request, :position], params.all_stop_token_ids
+                rows.append(Controlled(row, extra["sampling"], extra["prompt_tokens"], text, ends))
+        return control(logits, rows)
+
     def _seeds_on(self, device: torch.device) -> Tensor:
         """Return the requests' seeds, kept while the batch stays."""
         batch = self._runner.input_batch
         if batch.req_ids != self._request_ids:
             self._request_ids = list(batch.req_ids)
             requests = self._runner.requests
-            seeds = [requests[id].sampling_params.extra_args["seed"] for id in self._request_ids]
+            params = [requests[id].sampling_params for id in self._request_ids]
+            seeds = [each.extra_args["seed"] for each in params]
             self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+            self._controlled = {
+                place: each for place, each in enumerate(params) if "sampling" in each.extra_args
+            }
         return self._seeds
 
     def _positions(self, device: torch.device) -> Tensor:

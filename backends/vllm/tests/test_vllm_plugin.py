@@ -14,7 +14,7 @@ from seer_vllm.plugin import (
     vllm_environment,
 )
 from seer_worker.client.fleet import read_model_info
-from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import RolloutTable

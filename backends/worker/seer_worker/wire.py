@@ -50,7 +50,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     ``instance`` is ``package.module:Class``, an ``EngineAdapter`` called with this message; ``settings`` is
     plain data of its own.  ``own_methods`` are the engine's methods of drafting, ``<engine>:<method>``,
     which a source may name instead of a class.  ``seer`` is the runtime's version; ``model_dir`` is to hold
-    files of this digest, if it is given.  ``address`` is this node's, which the worker itself measures.
+    files of this digest, if it is given.  ``tokenizer_dir`` has the model's tokenizer, which stop strings
+    need.  ``address`` is this node's, which the worker itself measures.
     """
 
     instance: str
@@ -63,6 +64,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     seer: str = ""
     model_dir: str = ""
     model_digest: str = ""
+    tokenizer_dir: str = ""
     address: str = LOOPBACK
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.tokenizer import ModelTokenizer
 
 from seer_core.errors import ConfigError, PromptError
 

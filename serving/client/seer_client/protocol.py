@@ -61,6 +61,8 @@ class Completion:
     instances: Sequence[str]
     metadata: Mapping[str, Any]
     """The prompt's own data."""
+    stop_reason: str | int | None = None
+    """The stop string or the stop token at which it ended."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from seer_core.ports.engine import Tokenizer
+from seer_core.text import REPLACEMENT
 from seer_server.protocol import ChatRequest, GenerationRequest
-from seer_server.text import REPLACEMENT
 
 __all__ = ["Answer", "Part", "usage"]
 
@@ -26,6 +26,7 @@ class Part:
     logprobs: Sequence[float]
     finish_reason: str | None
     prompt_token_ids: Sequence[int] | None
+    stop_reason: str | int | None = None
 
 
 class Answer:
@@ -62,7 +63,12 @@ class Answer:
 
     def _choice(self, part: Part, place: str, speaker: dict[str, str]) -> dict[str, Any]:
         """Return one of the choices; a chat has its role and text in ``place``."""
-        choice: dict[str, Any] = {"index": part.index, "logprobs": None, "finish_reason": part.finish_reason}
+        choice: dict[str, Any] = {
+            "index": part.index,
+            "logprobs": None,
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+        }
         if self._chat:
             choice[place] = {**speaker, "content": part.text}
         else:

@@ -51,7 +51,7 @@ from seer_server.protocol import (
     skipped_tokens,
 )
 from seer_server.reservations import Reservations
-from seer_server.text import GrowingText
+from seer_server.text import StreamedText
 
 __all__ = ["make_app"]
 
@@ -207,6 +207,7 @@ class _Service:
                 each.logprobs,
                 each.finish_reason,
                 prompt_of[each.group_id],
+                each.stop_reason,
             )
             for number, each in enumerate(completions)
         ]
@@ -218,9 +219,13 @@ class _Service:
     ) -> AsyncIterator[bytes]:
         """Yield the new tokens of each response, after those to ``skip``, as server-sent events."""
         places = _places(subscription)
-        prompt_of = {group.id: group.prompt_token_ids for group in subscription.groups}
-        prompts = {name: prompt_of[name.rpartition("/")[0]] for name in places}
-        texts = {name: GrowingText(self._tokenizer) for name in places}
+        groups = {group.id: group for group in subscription.groups}
+        group_of = {name: groups[name.rpartition("/")[0]] for name in places}
+        prompts = {name: group.prompt_token_ids for name, group in group_of.items()}
+        texts = {
+            name: StreamedText(self._tokenizer, group.sampling, group.prompt_token_ids)
+            for name, group in group_of.items()
+        }
         written: Counter[str] = Counter()
         while texts:
             update = await subscription.updates.get()
@@ -241,7 +246,8 @@ class _Service:
                 text, reason = texts[name].add(new), None
             else:
                 continue
-            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None))
+            stop = update.stop_reason if isinstance(update, Completion) else None
+            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None), stop)
             yield _event(answer.piece(part))
         if answer.counts:
             yield _event(answer.last(_usage(subscription, written.total())))

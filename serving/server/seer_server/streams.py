@@ -94,6 +94,7 @@ def _plain(completion: Completion, encoding: Encoding) -> dict[str, Any]:
         "logprobs": _values(completion.logprobs, Logprobs, encoding),
         "text": completion.text,
         "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
         "weight_version": completion.weight_version,
         "chunks": len(completion.chunks),
         "instances": completion.instances,

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.tokenizer import ModelTokenizer
 
 WEIGHTS = Path(__file__).parents[3] / "examples/tiny_reasoner/weights"
 PATIENCE_S = 60

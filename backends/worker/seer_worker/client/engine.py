@@ -58,7 +58,7 @@ class InstanceSpec:
     ``cannot_draft``, ``cannot_share_kv`` and ``cannot_wire`` (a pool that exchanges notes with its stores)
     are the reason why this instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no
     error.  ``model`` stands for the model's files; ``model_dir`` is where a worker must have
-    the same ones, empty for no check.
+    the same ones, empty for no check.  ``tokenizer_dir`` has its tokenizer, if there is one.
     """
 
     instance: str
@@ -70,6 +70,7 @@ class InstanceSpec:
     ignores_kv_pool: bool = attrs.field(default=False, kw_only=True)
     model: str = attrs.field(default="", kw_only=True)
     model_dir: str = attrs.field(default="", kw_only=True)
+    tokenizer_dir: str = attrs.field(default="", kw_only=True)
 
 
 class Peer(Protocol):
@@ -210,6 +211,7 @@ class WorkerClient:
             own_version(),
             spec.model_dir,
             await asyncio.to_thread(_digest_now, spec.model_dir),
+            spec.tokenizer_dir,
         )
         info = await self.transport.open(start, self)
         self._up = True

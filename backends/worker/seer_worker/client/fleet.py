@@ -29,7 +29,7 @@ from seer_worker.client.digest import digest_of
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalLauncher
 from seer_worker.client.process_transport import Launch, process_client
-from seer_worker.client.tokenizer import ModelTokenizer
+from seer_worker.tokenizer import ModelTokenizer
 
 __all__ = [
     "Few",
@@ -49,6 +49,9 @@ Positive = Annotated[int, Meta(ge=1)]
 
 Few = Annotated[int, Meta(ge=1, le=10_000)]
 """Type of a setting that is an integer from 1 to 10,000, such as a number of instances or threads."""
+
+NEEDS_TOKENIZER = ("bad_words", "stop", "include_stop_str_in_output")
+"""The fields of ``Sampling`` that are about text."""
 
 NAME_A_MODEL = "give a directory with a Hugging Face model's files; nothing is downloaded"
 
@@ -161,6 +164,7 @@ def make_fleet(
     *,
     launcher: Launcher | None = None,
     max_temperature: float | None = None,
+    controls: tuple[str, ...] = (),
     own_methods: tuple[str, ...] = (),
     cannot_draft: str | None = None,
     cannot_share_kv: str | None = None,
@@ -177,6 +181,8 @@ def make_fleet(
         environments: one for each instance's worker, beside what is set where it runs.
         launcher: starts the workers; without one they are child processes.
         max_temperature: the highest that the engine samples with, None without a limit.
+        controls: the fields of ``Sampling`` that the engine has, as ``ModelInfo`` has them; those that need a
+            tokenizer are left out where there is none.
         own_methods: as ``Launch`` has it, like the arguments that follow.
         cannot_draft: likewise.
         cannot_share_kv: likewise.
@@ -189,6 +195,7 @@ def make_fleet(
     model_dir = startup.path(settings.model)
     model = read_model_info(model_dir, settings.max_model_tokens, table, max_temperature)
     digest = digest_of(model_dir)
+    has_tokenizer = (model_dir / "tokenizer.json").exists()
     launch = settings.resolve(startup).launch(
         name,
         instance,
@@ -201,14 +208,17 @@ def make_fleet(
         ignores_kv_pool=ignores_kv_pool,
         model=digest,
         model_dir="" if launcher is None else str(model_dir),
+        tokenizer_dir=str(model_dir.absolute()) if has_tokenizer else "",
     )
     labels = labels_of(settings.labels, settings.instances, table)
     engines = [
         process_client(f"{name}-{index}", attrs.evolve(launch, environment=environment), labels[index])
         for index, environment in enumerate(environments)
     ]
-    tokenizer = ModelTokenizer(model_dir) if (model_dir / "tokenizer.json").exists() else None
-    return WorkerFleet(engines, RealClock(), msgspec.structs.replace(model, digest=digest), tokenizer)
+    if not has_tokenizer:
+        controls = tuple(each for each in controls if each not in NEEDS_TOKENIZER)
+    model = msgspec.structs.replace(model, digest=digest, controls=controls)
+    return WorkerFleet(engines, RealClock(), model, ModelTokenizer(model_dir) if has_tokenizer else None)
 
 
 class TextConfig(Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
+from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
@@ -29,7 +30,9 @@ from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import CELL_S, MoveProfiler, Profilable, StepProfiler, start_grid
 from seer_worker.process.place import node_name
 from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.stops import StopStrings
 from seer_worker.process.stores import STORE
+from seer_worker.tokenizer import ModelTokenizer
 from seer_worker.wire import Degraded, Failed, Finished, Start, Telemetry
 
 __all__ = [
@@ -72,6 +75,8 @@ class EndedChunk:
     preemptions: int
     account: RequestStats
     failure: str | None = None
+    cut_tokens: int = 0
+    """The tokens that its last step wrote behind a stop string; they are no longer among its tokens."""
 
 
 class DraftControl(Protocol):
@@ -112,8 +117,8 @@ class DraftControl(Protocol):
 class EngineCore(Protocol):
     """The part that an engine's author writes: scheduler, weights and memory, one call each.
 
-    Between two steps, and while no chunk is running for all of it but ``add``, ``drop``, ``end`` and
-    ``written``.
+    Between two steps, and while no chunk is running for all of it but ``add``, ``drop``, ``end``, ``stop``
+    and ``written``.
     """
 
     info: InstanceInfo
@@ -141,6 +146,10 @@ class EngineCore(Protocol):
 
     def end(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
+        ...
+
+    def stop(self, job_id: str) -> EndedChunk:
+        """End a running chunk at once; return it with all that it has written."""
         ...
 
     def step(self) -> Sequence[EndedChunk]:
@@ -348,6 +357,7 @@ class CoreAdapter:
         self._core = core
         self._forward = ModelForward(core) if forward is None else forward
         self._jobs: dict[str, ChunkJob] = {}
+        self._stops = StopStrings(ModelTokenizer(Path(start.tokenizer_dir)).decode)
         self._poisoned = False
         self._pool_degradations = DegradationLog("kv_pool")
         self._store: KVStore | None = None
@@ -365,10 +375,12 @@ class CoreAdapter:
         """Queue a chunk."""
         self._core.add(job, self._salt, self._forward.sample(job))
         self._jobs[job.id] = job
+        self._stops.open(job)
 
     def abort(self, job_id: str) -> None:
         """Drop a running chunk."""
         del self._jobs[job_id]
+        self._stops.close(job_id)
         self._core.drop([job_id])
         if not self._jobs:
             self._forward.idle()
@@ -380,7 +392,7 @@ class CoreAdapter:
     def step(self) -> list[Finished | Failed]:
         """Make one step; return the chunks it ended."""
         self._forward.begin_step()
-        results = [self._finish(ended) for ended in self._core.step()]
+        results = [self._finish(ended) for ended in self._stopped(self._core.step())]
         if self._poisoned:
             results += self._cleanse()
         if not self._jobs:
@@ -512,8 +524,25 @@ class CoreAdapter:
         self._store = STORE.make(spec.path, spec.settings, host)
         self._pooled = self._core.share(self._store, report)
 
+    def _stopped(self, ended: Sequence[EndedChunk]) -> Sequence[EndedChunk]:
+        """Return the chunks that a step has ended, with those that end at a stop string."""
+        read = self._stops.read
+        if not read:
+            return ended
+        found = []
+        for chunk in ended:
+            start = read.pop(chunk.job_id, None)
+            size = None if start is None else self._stops.find(chunk.job_id, chunk.token_ids[start:])
+            found.append(chunk if size is None else _cut(chunk, size))
+        for job_id, start in read.items():
+            size = self._stops.find(job_id, self._core.written(job_id, start)[0])
+            if size is not None:
+                found.append(_cut(self._core.stop(job_id), size))
+        return found
+
     def _finish(self, ended: EndedChunk) -> Finished | Failed:
         job, account, tokens = self._jobs.pop(ended.job_id), ended.account, ended.token_ids
+        self._stops.close(job.id)
         if ended.failure is not None:
             return Failed(job.id, ended.failure)
         if not isfinite(sum(ended.logprobs)):
@@ -530,7 +559,7 @@ class CoreAdapter:
                 computed_tokens=account.computed_tokens,
                 preemptions=ended.preemptions,
                 weight_version=self._weight_version,
-                steps=len(tokens) - account.spared_steps,
+                steps=len(tokens) + ended.cut_tokens - account.spared_steps,
                 drafted_at=account.drafted_at,
                 accepted_at=account.accepted_at,
                 pool_tokens=account.pool_tokens,
@@ -545,6 +574,8 @@ class CoreAdapter:
         self._poisoned = False
         jobs, self._jobs = self._jobs, {}
         self._core.drop(list(jobs))
+        for job_id in jobs:
+            self._stops.close(job_id)
         self._core.clear_kv()
         failed = []
         for job in jobs.values():
@@ -553,3 +584,14 @@ class CoreAdapter:
             except Rejected as rejection:
                 failed.append(Failed(job.id, str(rejection)))
         return failed
+
+
+def _cut(chunk: EndedChunk, size: int) -> EndedChunk:
+    """Return a chunk that ends with the last of its first ``size`` tokens."""
+    return attrs.evolve(
+        chunk,
+        token_ids=chunk.token_ids[:size],
+        logprobs=chunk.logprobs[:size],
+        stopped=True,
+        cut_tokens=len(chunk.token_ids) - size,
+    )

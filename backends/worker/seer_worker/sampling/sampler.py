@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from seer_core.ports.engine import ChunkJob
 from seer_worker.process.instance import LogitRow
+from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.keyed import keyed_choices, noise_steps
 
 __all__ = ["LogitRecorder", "Sampler"]
@@ -47,7 +48,12 @@ class Sampler:
         self._steps = noise_steps(vocab_size, device)
 
     def choose(
-        self, logits: Tensor, jobs: Sequence[ChunkJob], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        jobs: Sequence[ChunkJob],
+        positions: Sequence[int],
+        text: Callable[[int], Sequence[int]] | None = None,
+        ends: Collection[int] = (),
     ) -> tuple[list[int], list[float]]:
         """Return the next token of each chunk, and its log-prob in the model's own distribution.
 
@@ -55,6 +61,8 @@ class Sampler:
             logits: one row for each chunk, [jobs, vocab].
             jobs: the chunks.
             positions: how many tokens each has so far, prompt included.
+            text: returns these tokens, by the row; without it no sampling may change logits.
+            ends: the tokens with which the model ends a response.
         """
         logits = logits.to(torch.float32)
         sampling = [job.sampling for job in jobs]
@@ -62,7 +70,7 @@ class Sampler:
         top_k = [min(each.top_k, self._vocab_size) or self._vocab_size for each in sampling]
         self.watch.see(logits, seeds, places)
         chosen = keyed_choices(
-            logits,
+            control(logits, _controlled(jobs, text, ends)),
             torch.tensor([each.temperature for each in sampling], device=self._device),
             self._column(top_k) if min(top_k) < self._vocab_size else None,
             torch.tensor([each.top_p for each in sampling], device=self._device)
@@ -77,3 +85,17 @@ class Sampler:
 
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _controlled(
+    jobs: Sequence[ChunkJob], text: Callable[[int], Sequence[int]] | None, ends: Collection[int]
+) -> list[Controlled]:
+    """Return the rows whose sampling changes logits."""
+    found = []
+    for row, job in enumerate(jobs):
+        if job.sampling.changes_logits:
+            if text is None:
+                raise ValueError(f"this engine has no {', '.join(job.sampling.controls)}")
+            stops = {*ends, *job.sampling.stop_token_ids}
+            found.append(Controlled(row, job.sampling, job.prompt_tokens, text(row), stops))
+    return found

@@ -38,6 +38,10 @@ class ModelTokenizer:
         """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
         return self._encode(text, add_special_tokens=True)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of a text that stands within another, without special tokens."""
+        return self._encode(text, add_special_tokens=False)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
     ) -> list[int]:
@@ -108,7 +112,7 @@ class ModelTokenizer:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        from seer_worker.client.generation import Generation
+        from seer_worker.chat_generation import Generation
 
         def raise_exception(message: str) -> NoReturn:
             raise TemplateError(message)

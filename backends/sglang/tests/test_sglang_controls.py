@@ -1,0 +1,66 @@
+"""A real SGLang under every sampling control: the same tokens however the work is cut, and the control holds."""
+
+import pytest
+from msgspec import structs
+
+from seer_core.model import Sampling
+
+pytestmark = pytest.mark.engine
+
+EOS, TOKENS = 2, 60
+
+
+def text_of(response):
+    return " ".join(f"w{token}" for token in response if token > 2)
+
+
+def test_whole_divided_and_alone_give_the_same_tokens(roomy, prompts, controlled):
+    whole = roomy.whole(prompts(6), controlled, TOKENS)
+    assert roomy.divided(prompts(6), controlled, TOKENS, chunk_tokens=7) == whole
+    assert roomy.alone(prompts(6), controlled, TOKENS) == whole
+    plain = Sampling(controlled.temperature, controlled.top_p, controlled.top_k)
+    assert roomy.whole(prompts(6), plain, TOKENS) != whole
+
+
+def test_a_response_ends_with_the_first_token_that_completes_a_stop_string(roomy, prompts):
+    stops = ("3 w4", " w99 ", "w50")
+    free = roomy.whole(prompts(12), Sampling(1.0), TOKENS)
+    held = roomy.whole(prompts(12), Sampling(1.0, stop=stops), TOKENS)
+    assert held != free
+    for whole, response in zip(free, held, strict=True):
+        assert whole[: len(response)] == response
+        before, text = text_of(response[:-1]), text_of(response)
+        assert not any(stop in before for stop in stops)
+        ended = response[-1] == EOS or len(response) == TOKENS
+        assert ended or any(stop in text for stop in stops)
+
+
+def test_min_tokens_hold_off_every_end(roomy, prompts):
+    ends = Sampling(1.0, logit_bias={EOS: 9.0}, stop_token_ids=(17,), stop=("w3",))
+    short = roomy.whole(prompts(8), ends, TOKENS)
+    long = roomy.whole(prompts(8), structs.replace(ends, min_tokens=25), TOKENS)
+    assert max(map(len, short)) <= 25 <= min(map(len, long))
+    assert not any({EOS, 17} & set(response[:25]) for response in long)
+
+
+def test_only_allowed_tokens_are_written_and_no_bad_words(roomy, prompts):
+    some = Sampling(1.0, allowed_token_ids=(3, 4, 5, 6), bad_words=((3, 4), (5,)))
+    for response in roomy.whole(prompts(6), some, TOKENS):
+        assert set(response) <= {3, 4, 6}
+        assert (3, 4) not in zip(response, response[1:], strict=False)
+
+
+def test_eos_does_not_end_a_response_that_ignores_it(roomy, prompts):
+    eager = Sampling(1.0, logit_bias={EOS: 5.0})
+    assert min(map(len, roomy.whole(prompts(6), eager, TOKENS))) < TOKENS
+    responses = roomy.whole(prompts(6), structs.replace(eager, ignore_eos=True), TOKENS)
+    assert {len(response) for response in responses} == {TOKENS}
+    assert any(EOS in response[:-1] for response in responses)
+
+
+def test_a_streamed_chunk_has_no_token_behind_its_stop(roomy, prompts):
+    jobs = [roomy.job(prompt, TOKENS, 5, Sampling(1.0, stop=("3 w4", "w50"))) for prompt in prompts(8)]
+    outputs = roomy.run(roomy.chunks([structs.replace(job, streams=True) for job in jobs]))
+    for job, output in zip(jobs, outputs, strict=True):
+        assert len(roomy.streamed(job)[0]) <= len(output.token_ids)
+        assert output.steps == len(output.token_ids)

@@ -1,0 +1,98 @@
+"""What a request's sampling does to logits before a token is drawn by temperature, top-k and top-p.
+
+The rules and their order are vLLM's: allowed tokens, bad words, ``min_tokens``, biases, penalties, and min-p.
+They depend on the logits, the prompt and the response's tokens before the position, and on nothing else, so
+a response is the same with any chunks, batch and drafts.
+
+Where the rules leave no token, all but ``allowed_token_ids`` are void at that position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from seer_core.model import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Controlled", "control"]
+
+
+@attrs.frozen(eq=False)
+class Controlled:
+    """A row of logits whose request's sampling changes them.
+
+    ``token_ids`` are all tokens before the position, of which the first ``prompt_tokens`` are the prompt's;
+    ``ends`` are the tokens that end the response.
+    """
+
+    row: int
+    sampling: Sampling
+    prompt_tokens: int
+    token_ids: Sequence[int] | NDArray[np.integer]
+    ends: Collection[int]
+
+
+def control(logits: Tensor, rows: Sequence[Controlled]) -> Tensor:
+    """Return logits, float32 [rows, vocab], with these rows changed; those given stay as they are."""
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for each in rows:
+        _control(logits[each.row], each)
+    return logits
+
+
+def _control(logits: Tensor, row: Controlled) -> None:
+    """Change a row, [vocab], in place."""
+    sampling = row.sampling
+    token_ids = np.asarray(row.token_ids, dtype=np.int64)
+    written = token_ids[row.prompt_tokens :]
+    if sampling.allowed_token_ids:
+        allowed = _index(sampling.allowed_token_ids, logits)
+        kept = logits[allowed]
+        logits.fill_(-torch.inf)[allowed] = kept
+    before = logits.clone()
+    for *beginning, last in sampling.bad_words:
+        if not beginning or written[-len(beginning) :].tolist() == beginning:
+            logits[last] = -torch.inf
+    if len(written) < sampling.min_tokens and row.ends:
+        logits[_index(sorted(row.ends), logits)] = -torch.inf
+    if sampling.logit_bias:
+        biases = torch.tensor([*sampling.logit_bias.values()], dtype=torch.float32, device=logits.device)
+        logits[_index(sampling.logit_bias, logits)] += biases
+    _penalize(logits, sampling, token_ids, written)
+    if sampling.min_p:
+        # Probabilities below min_p times the highest, at the request's temperature.
+        logits[logits < logits.max() + sampling.temperature * math.log(sampling.min_p)] = -torch.inf
+    if torch.isneginf(logits.max()):
+        logits.copy_(before)
+
+
+def _penalize(
+    logits: Tensor, sampling: Sampling, token_ids: NDArray[np.int64], written: NDArray[np.int64]
+) -> None:
+    if sampling.repetition_penalty != 1.0:
+        seen = _index(np.unique(token_ids), logits)
+        found = logits[seen]
+        divided, multiplied = found / sampling.repetition_penalty, found * sampling.repetition_penalty
+        logits[seen] = torch.where(found > 0, divided, multiplied)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        counts = np.bincount(written, minlength=1)
+        there = np.flatnonzero(counts)
+        times = torch.from_numpy(counts[there].astype(np.float32)).to(logits.device)
+        logits[_index(there, logits)] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+
+def _index(token_ids: Collection[int] | NDArray[np.int64], logits: Tensor) -> Tensor:
+    if not isinstance(token_ids, np.ndarray):
+        token_ids = np.fromiter(token_ids, dtype=np.int64)
+    return torch.from_numpy(token_ids).to(logits.device)
