@@ -50,7 +50,7 @@ class GrowingText:
         """From the end of the last but one piece that ended with a character."""
         self._cut = len(self._tokens)
         """How many of them are the last such piece."""
-        self._returned = len(decode(self._tokens)) if self._tokens else 0
+        self._returned = len(decode(self._tokens).rstrip(REPLACEMENT)) if self._tokens else 0
         """Characters of theirs that were returned."""
 
     def add(self, token_ids: Sequence[int]) -> str:
@@ -105,6 +105,8 @@ def text_before_stop(
         reason = token_ids[-1]
     if decode is None:
         return ResponseText(None, reason)
+    if reason is not None and not sampling.include_stop_str_in_output:
+        return ResponseText(_added(decode, prompt, token_ids[:-1]), reason)
     text = _added(decode, prompt, token_ids)
     if stopped and sampling.stop and reason is None:
         before = _added(decode, prompt, token_ids[:-1]).rstrip(REPLACEMENT)
@@ -120,5 +122,5 @@ def _added(decode: Decode, prompt: Sequence[int], token_ids: Sequence[int]) -> s
     if not isinstance(token_ids, Tokens):
         return decode(token_ids)
     context = context_of(decode, prompt)
-    head, text = decode(context), decode([*context, *token_ids])
+    head, text = decode(context).rstrip(REPLACEMENT), decode([*context, *token_ids])
     return text[len(head) :] if text.startswith(head) else decode(token_ids)

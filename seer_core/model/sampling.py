@@ -75,7 +75,7 @@ class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ignore_eos: bool | None = None
     """Whether the response goes on after a token that the model's files name as its end."""
     include_stop_str_in_output: bool | None = None
-    """Whether the text keeps the stop string at which it ends; the tokens always have it."""
+    """Whether the text keeps the stop string or stop token at which it ends; the tokens always have it."""
 
     def sampling_over(self, defaults: SamplingChoice) -> dict[str, Any]:
         """Return the fields that are given here, or else in ``defaults``."""
@@ -120,7 +120,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     ignore_eos: bool = False
     """Whether the response goes on after a token that the model's files name as its end."""
     include_stop_str_in_output: bool = False
-    """Whether the text keeps the stop string at which it ends; the tokens always have it."""
+    """Whether the text keeps the stop string or stop token at which it ends; the tokens always have it."""
 
     @classmethod
     def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
@@ -149,7 +149,18 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     @property
     def controls(self) -> tuple[str, ...]:
         """The names of the fields beyond temperature, top-p and top-k that change something."""
-        return tuple(name for name in CONTROLS if getattr(self, name) != DEFAULTS[name])
+        ends = self.stop or self.stop_token_ids
+        return tuple(
+            name
+            for name in CONTROLS
+            if getattr(self, name) != DEFAULTS[name] and (name != "include_stop_str_in_output" or ends)
+        )
+
+    @property
+    def described(self) -> str:
+        """The fields, in words, that set it apart from the model's own distribution."""
+        shaping = [f"{name} {getattr(self, name)}" for name in self.fields if name not in ENDS]
+        return ", ".join(shaping)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -212,5 +223,8 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 DEFAULTS = msgspec.structs.asdict(Sampling())
+ENDS = ("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")
+"""The fields that decide where a response ends, and nothing else."""
+
 CONTROLS = tuple(name for name in DEFAULTS if name not in ("temperature", "top_p", "top_k"))
 """The fields that not every engine has."""

@@ -302,8 +302,8 @@ class _Maker:
 
     def _sampling(self, record: PromptRecord) -> Sampling:
         fields = record.sampling_over(self.defaults)
-        if stop := fields.get("stop"):
-            fields["stop"] = (stop,) if isinstance(stop, str) else stop
+        if isinstance(stop := fields.get("stop"), str):
+            fields["stop"] = (stop,) if stop else ()
         if words := fields.get("bad_words"):
             if "bad_words" not in self.model.controls:
                 raise PromptError("bad_words is not supported by this engine; leave it out")

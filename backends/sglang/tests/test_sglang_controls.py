@@ -1,4 +1,6 @@
-"""A real SGLang under every sampling control: the same tokens however the work is cut, and the control holds."""
+"""A real SGLang under every sampling control, which holds however the work is cut."""
+
+from itertools import pairwise
 
 import pytest
 from msgspec import structs
@@ -15,11 +17,12 @@ def text_of(response):
 
 
 def test_whole_divided_and_alone_give_the_same_tokens(roomy, prompts, controlled):
-    whole = roomy.whole(prompts(6), controlled, TOKENS)
-    assert roomy.divided(prompts(6), controlled, TOKENS, chunk_tokens=7) == whole
-    assert roomy.alone(prompts(6), controlled, TOKENS) == whole
+    some, tokens = prompts(4), 45
+    whole = roomy.whole(some, controlled, tokens)
+    assert roomy.divided(some, controlled, tokens, chunk_tokens=11) == whole
+    assert roomy.alone(some, controlled, tokens) == whole
     plain = Sampling(controlled.temperature, controlled.top_p, controlled.top_k)
-    assert roomy.whole(prompts(6), plain, TOKENS) != whole
+    assert roomy.whole(some, plain, tokens) != whole
 
 
 def test_a_response_ends_with_the_first_token_that_completes_a_stop_string(roomy, prompts):
@@ -47,7 +50,7 @@ def test_only_allowed_tokens_are_written_and_no_bad_words(roomy, prompts):
     some = Sampling(1.0, allowed_token_ids=(3, 4, 5, 6), bad_words=((3, 4), (5,)))
     for response in roomy.whole(prompts(6), some, TOKENS):
         assert set(response) <= {3, 4, 6}
-        assert (3, 4) not in zip(response, response[1:], strict=False)
+        assert (3, 4) not in pairwise(response)
 
 
 def test_eos_does_not_end_a_response_that_ignores_it(roomy, prompts):

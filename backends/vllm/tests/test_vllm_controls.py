@@ -1,9 +1,19 @@
-"""A real vLLM under every sampling control: the same tokens however the work is cut, and the control holds."""
+"""A real vLLM under every sampling control, which holds however the work is cut."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from msgspec import structs
+from seer_vllm.plugin import vllm_environment
 
+from seer_core import Session
 from seer_core.model import Sampling
+from seer_core.plugins.config import make_config
 
 pytestmark = pytest.mark.engine
 
@@ -15,11 +25,12 @@ def text_of(response):
 
 
 def test_whole_divided_and_alone_give_the_same_tokens(roomy, prompts, controlled):
-    whole = roomy.whole(prompts(6), controlled, TOKENS)
-    assert roomy.divided(prompts(6), controlled, TOKENS, chunk_tokens=7) == whole
-    assert roomy.alone(prompts(6), controlled, TOKENS) == whole
+    some, tokens = prompts(4), 45
+    whole = roomy.whole(some, controlled, tokens)
+    assert roomy.divided(some, controlled, tokens, chunk_tokens=11) == whole
+    assert roomy.alone(some, controlled, tokens) == whole
     plain = Sampling(controlled.temperature, controlled.top_p, controlled.top_k)
-    assert roomy.whole(prompts(6), plain, TOKENS) != whole
+    assert roomy.whole(some, plain, tokens) != whole
 
 
 def test_a_response_ends_with_the_first_token_that_completes_a_stop_string(roomy, prompts):
@@ -47,7 +58,7 @@ def test_only_allowed_tokens_are_written_and_no_bad_words(roomy, prompts):
     some = Sampling(1.0, allowed_token_ids=(3, 4, 5, 6), bad_words=((3, 4), (5,)))
     for response in roomy.whole(prompts(6), some, TOKENS):
         assert set(response) <= {3, 4, 6}
-        assert (3, 4) not in zip(response, response[1:], strict=False)
+        assert (3, 4) not in pairwise(response)
 
 
 def test_eos_does_not_end_a_response_that_ignores_it(roomy, prompts):
@@ -64,3 +75,73 @@ def test_a_streamed_chunk_has_no_token_behind_its_stop(roomy, prompts):
     for job, output in zip(jobs, outputs, strict=True):
         assert len(roomy.streamed(job)[0]) <= len(output.token_ids)
         assert output.steps == len(output.token_ids)
+
+
+STOCK = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+model, asked = json.load(sys.stdin)
+llm = LLM(model, dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 26)
+prompts = [{"prompt_token_ids": prompt} for _, prompt in asked]
+bias = [{int(token): bias for token, bias in fields.pop("logit_bias", {}).items()} for fields, _ in asked]
+params = [
+    SamplingParams(max_tokens=40, logit_bias=bias or None, **fields)
+    for bias, (fields, _) in zip(bias, asked, strict=True)
+]
+found = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+answers = [[list(each.token_ids), each.text, each.stop_reason] for each in found]
+print("ANSWERS", json.dumps(answers))
+"""
+
+GREEDY = (
+    {},
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.7},
+    {"frequency_penalty": -1.0},
+    {"logit_bias": {"5": 6.0, "9": -100.0}},
+    {"allowed_token_ids": list(range(3, 40))},
+    {"bad_words": ["w5 w6", "w17", "w40"]},
+    {"stop_token_ids": [17, 50, 60, 61, 62, 63]},
+    {"stop": ["3 w4", "w99", "0 w2", "w50"]},
+    {"stop": ["1 w", "7 w"], "include_stop_str_in_output": True, "min_tokens": 9},
+    {"repetition_penalty": 1.2, "logit_bias": {"2": 4.0}, "min_tokens": 11, "stop": ["5 "]},
+)
+"""Fields of vLLM's, at temperature 0."""
+
+
+def test_tokens_texts_and_ends_are_those_of_vllm_itself(models, prompts):
+    asked = [({"temperature": 0.0, **fields}, prompt) for fields in GREEDY for prompt in prompts(4)]
+    stock = subprocess.run(
+        [sys.executable, "-c", STOCK],
+        input=json.dumps([str(models[0]), asked]),
+        capture_output=True,
+        text=True,
+        env=vllm_environment(os.environ, 1, ()),
+        timeout=240,
+    )
+    assert stock.returncode == 0, stock.stderr[-3000:]
+    theirs = json.loads(stock.stdout.partition("ANSWERS ")[2])
+    config = {
+        "seer": {"engine": "vllm", "plugins": ["divided_rollout"]},
+        "plugin": {"divided_rollout": {"chunk_tokens": 16}},
+        "engine": {
+            "vllm": {
+                "model": str(models[0]),
+                "dtype": "float32",
+                "kv_cache_bytes": 1 << 26,
+                "max_model_tokens": 256,
+            }
+        },
+    }
+    records = [
+        {"prompt_token_ids": prompt, "n": 1, "max_tokens": 40, "group_id": str(number), **fields}
+        for number, (fields, prompt) in enumerate(asked)
+    ]
+    with Session(make_config(config, (), base_dir=Path(), origin="a test")) as session:
+        found = {each.group_id: each for each in session.rollout(records).completions}
+    whole = [found[record["group_id"]] for record in records]
+    ours = [[each.token_ids.tolist(), each.text, each.stop_reason] for each in whole]
+    assert ours == theirs
+    assert len({str(each) for each in ours}) > 30
+    assert {type(reason) for _, _, reason in ours} == {type(None), int, str}

@@ -100,6 +100,7 @@ class AsyncClient:
         top_p: float | None = None,
         top_k: int | None = None,
         weight_version: int | None = None,
+        **sampling: Any,
     ) -> Completion:
         """Wait for one row of a reserved group, as ``Client.rollout_row`` does; cancelling aborts it."""
         call = self._calls.rollout_row(
@@ -113,6 +114,7 @@ class AsyncClient:
             top_p=top_p,
             top_k=top_k,
             weight_version=weight_version,
+            **sampling,
         )
         (found,) = [completion async for completion in self._completions(call)]
         return found

@@ -134,10 +134,12 @@ class Client:
         top_p: float | None = None,
         top_k: int | None = None,
         weight_version: int | None = None,
+        **sampling: Any,
     ) -> Completion:
         """Wait for one row of a reserved group.
 
         The first row of a group to come brings what the reservation left out; the others' must be the same.
+        ``sampling`` are further fields of a prompt's record, such as ``stop`` or ``min_p``.
 
         Raises:
             ClientError: as ``rollout``; the group is not reserved, or the row was requested before.
@@ -153,6 +155,7 @@ class Client:
             top_p=top_p,
             top_k=top_k,
             weight_version=weight_version,
+            **sampling,
         )
         (found,) = self._completions(call)
         return found

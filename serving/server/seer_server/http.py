@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import wraps
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from seer_core.errors import (
     WeightVersionError,
     printable,
 )
+from seer_core.model import SamplingChoice
 from seer_server.broker import AsleepError, BusyError, BusyUpdatingError, GoneError
 from seer_server.neutral import FieldError
 from seer_server.protocol import LONGEST_FAULT, error_body
@@ -54,6 +56,9 @@ STALLED_S = 600.0
 
 JSON = "application/json"
 
+PROMPT_NUMBER = re.compile(r"^prompt \d+: ")
+"""What ``make_groups`` writes before the reason."""
+
 LONGEST_MESSAGE = 1000
 """Characters of an error."""
 
@@ -78,13 +83,19 @@ class Refused(Exception):
         return error_body(printable(str(self), LONGEST_MESSAGE), kind, self.status, self.field)
 
 
+def field_of(message: str) -> str | None:
+    """Return the field that an error of a prompt begins with, if it is one of sampling."""
+    word = PROMPT_NUMBER.sub("", message).partition(" ")[0]
+    return word if word in SamplingChoice.__struct_fields__ else None
+
+
 def refusal(error: SeerError, retry_s: int = 1) -> Refused:
     """Return the answer for an error of Seer's; at an overload, to be repeated after ``retry_s`` seconds."""
     match error:
         case FieldError():
             return Refused(400, str(error), field=error.field)
         case PromptError() | ConfigError():  # the default max_tokens is beyond the model
-            return Refused(400, str(error))
+            return Refused(400, str(error), field=field_of(str(error)))
         case GoneError():
             return Refused(404, str(error))
         case WeightVersionError() | AsleepError() | BusyError():

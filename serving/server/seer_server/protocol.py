@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
+from seer_core.model import SamplingChoice
 from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 
 __all__ = [
@@ -45,7 +46,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of each choice that the client has of a stream that broke off; this one begins after them."""
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that completions and chats share.
 
     An absent field has the value of ``[rollout]``, but for ``n``.
@@ -57,12 +58,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """How many responses are wanted for each prompt."""
     max_tokens: int | None = None
     """The most tokens of each response."""
-    temperature: float | None = None
-    """The sampling temperature; 0 is greedy."""
-    top_p: float | None = None
-    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
-    top_k: int | None = None
-    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
     seed: int | None = None
     """The group's seed."""
     stream: bool | None = None
@@ -171,7 +166,8 @@ def parse(body: bytes, kind: type[A]) -> A:
     chat = kind is ChatRequest
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
-        asked = msgspec.convert(own_fields(fields, IN_CHATS if chat else IN_COMPLETIONS), kind)
+        own = own_fields(fields, IN_CHATS if chat else IN_COMPLETIONS)
+        asked = msgspec.convert(own, kind, str_keys=True)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = "a chat" if chat else "completions"
         fault = printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)
@@ -206,7 +202,7 @@ def records(asked: GenerationRequest, group: str) -> list[dict[str, Any]]:
     """
     prompts = asked.prompts()
     common: dict[str, Any] = {
-        name: getattr(asked, name) for name in ("n", "temperature", "top_p", "top_k", "seed", "timeout_s")
+        name: getattr(asked, name) for name in ("n", "seed", "timeout_s", *SamplingChoice.__struct_fields__)
     }
     common["max_tokens"] = asked.most_tokens
     if asked.priority is not None:

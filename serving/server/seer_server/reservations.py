@@ -14,12 +14,13 @@ from secrets import token_hex
 from typing import Annotated, Any
 
 import attrs
+import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from seer_core.errors import OverloadError, PromptError, SeerError, quote
-from seer_core.model import Completion
+from seer_core.model import Completion, SamplingChoice
 from seer_server.broker import GoneError, RolloutBroker, Subscription
 from seer_server.http import Refused, Stream, read_json
 from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, results
@@ -27,7 +28,7 @@ from seer_server.streams import NDJSON, Encoding, ProgressS, line, over_within, 
 __all__ = ["Reservations"]
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
-SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+SAMPLING = ("max_tokens", *SamplingChoice.__struct_fields__)
 
 
 class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +46,7 @@ class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The stream has a line of progress after so long without another line."""
 
 
-class RowRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class RowRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/rows``: one row of a group, and the fields that the group's reservation left
     out.
     """
@@ -62,12 +63,6 @@ class RowRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The prompt as messages of a chat."""
     max_tokens: int | None = None
     """The most tokens of the response."""
-    temperature: float | None = None
-    """The sampling temperature; 0 is greedy."""
-    top_p: float | None = None
-    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
-    top_k: int | None = None
-    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
     weight_version: int | None = None
     """The version that the row needs. Without it any will do."""
     progress_s: ProgressS = 5.0
@@ -79,7 +74,9 @@ class RowRequest(Struct, frozen=True, forbid_unknown_fields=True):
     def given(self) -> dict[str, Any]:
         """The fields of the group's record that it brings."""
         fields = {name: getattr(self, name) for name in (*PROMPTS, *SAMPLING)}
-        return {name: value for name, value in fields.items() if value is not None}
+        given = {name: value for name, value in fields.items() if value is not None}
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given))  # as the reservation's
+        return plain
 
 
 @attrs.define(eq=False)

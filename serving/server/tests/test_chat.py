@@ -79,7 +79,7 @@ def test_the_prompt_is_what_the_model_s_own_template_makes(serve_by_hand, playin
         served.do(lambda: engine.finish(tokens=2))
         [choice] = answer.result(PATIENCE_S).choices
     assert job.token_ids == tokenizer.encode_chat([{"role": "user", "content": "3\n4"}])
-    assert (job.max_tokens, choice.message.content) == (4, tokenizer.decode([5, 6]))
+    assert (job.max_tokens, choice.message.content) == (4, " " + tokenizer.decode([5, 6]))
 
 
 def test_variables_for_the_template_reach_it(serve_by_hand, playing, tmp_path):

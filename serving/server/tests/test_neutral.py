@@ -14,7 +14,20 @@ PATHS = {
     "completions": ("completions", {"prompt": "how far"}, IN_COMPLETIONS),
     "chats": ("chat/completions", {"messages": [{"role": "user", "content": "how far"}]}, IN_CHATS),
 }
-CHANGED = {"echo": True, "ignore_eos": True, "min_p": 0.1, "stop": ["x"], "tool_choice": "required"}
+CHANGED = {"echo": True, "tool_choice": "required"}
+CONTROLS = {
+    "ignore_eos": False,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "min_p": 0,
+    "min_tokens": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "stop": [],
+    "stop_token_ids": [],
+    "include_stop_str_in_output": True,
+}
+"""Fields that simulated engines do not have, and values that change nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,7 @@ def test_what_changes_nothing_gives_the_same_tokens(ask, kind):
             assert tokens(ask(kind, **{name: value})) == plain, (name, value)
     assert tokens(ask(kind, **dict.fromkeys(IGNORED, "of any kind"))) == plain
     assert tokens(ask(kind, n=None, top_k=-1, temperature=None, unknown=None)) == plain
+    assert tokens(ask(kind, **CONTROLS)) == tokens(ask(kind, stop="")) == plain
 
 
 @pytest.mark.parametrize("kind", PATHS)
@@ -67,7 +81,11 @@ def test_what_would_change_something_is_refused_by_its_name(ask, kind):
         ({"stream_options": {"include": True}}, "include"),
         ({"stream_options": {"skip_tokens": [-1]}}, "stream_options"),
         ({"model": "another"}, "model"),
-        ({"temperature": -1}, None),
+        ({"temperature": -1}, "temperature"),
+        ({"stop": ["a"]}, "stop"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"max_tokens": 10**6}, None),
     ],
 )
 def test_an_error_names_the_field_at_fault(ask, fields, param):

@@ -84,7 +84,6 @@ def _check_sampling(groups: Sequence[PromptGroup]) -> None:
         sampling = group.sampling
         if not sampling.raw:
             raise TrainError(
-                f"group {group.id!r} is sampled at temperature {sampling.temperature:g}, top_p"
-                f" {sampling.top_p:g} and top_k {sampling.top_k}: the log-probs that are trained on are the"
-                " model's own; sample at temperature 1, top_p 1 and top_k 0"
+                f"group {group.id!r} is sampled by {sampling.described}: the log-probs that are trained on"
+                " are the model's own; sample at temperature 1, top_p 1 and top_k 0"
             )

@@ -15,6 +15,7 @@ from skyrl.backends.skyrl_train.inference_servers.base import (
 
 from seer_core import Sampling, Session
 from seer_core.errors import ConfigError, EngineError
+from seer_core.model.sampling import CONTROLS
 
 if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorInput
@@ -24,9 +25,6 @@ __all__ = ["SeerEngines", "sampling"]
 NEUTRAL = {
     "min_tokens": 1,  # SkyRL always asks for 1; a response of Seer has its end token at least
     "skip_special_tokens": True,
-    "include_stop_str_in_output": True,
-    "min_p": 0.0,
-    "stop": None,
 }
 """Sampling parameters of SkyRL that change nothing at these values."""
 
@@ -151,12 +149,17 @@ def sampling(how: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: SkyRL samples in a way that Seer does not, or wants log-probs that are not the model's.
     """
     for name, value in how.items():
-        if name not in USED and (name not in NEUTRAL or value != NEUTRAL[name]):
+        if name not in (*USED, *CONTROLS) and (name not in NEUTRAL or value != NEUTRAL[name]):
             raise ConfigError(f"Seer does not sample by {name}; leave it out of SkyRL's sampling parameters")
     try:
         return {
             "max_tokens": how["max_tokens"],
             **Sampling.of(how["temperature"], how["top_p"], how["top_k"]).fields,
+            **{
+                name: how[name]
+                for name in CONTROLS
+                if how.get(name) is not None and how[name] != NEUTRAL.get(name)
+            },
         }
     except KeyError as error:
         raise ConfigError(f"SkyRL's sampling parameters have no {error}; give all of them") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from seer_journal import DiskJournal
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.config import SkyRLTrainConfig
@@ -128,10 +129,11 @@ def check(cfg: SeerConfig) -> None:
     for params in (generator.sampling_params, generator.eval_sampling_params):
         sampling(get_sampling_params_for_backend(backend, params))
     params = generator.sampling_params
-    raw = Sampling.of(params.temperature, params.top_p, params.top_k).raw
-    if params.logprobs is not None and not raw:
+    trained = sampling(get_sampling_params_for_backend(backend, params))
+    wanted = msgspec.convert({name: trained[name] for name in trained if name != "max_tokens"}, Sampling)
+    if params.logprobs is not None and not wanted.raw:
         raise ConfigError(
-            f"at temperature {params.temperature:g}, top_p {params.top_p:g} and top_k {params.top_k} the"
-            " engines' log-probs, the model's own, are not those that SkyRL trains on; sample at 1, 1 and"
-            " -1, or set generator.sampling_params.logprobs=null"
+            f"sampled by {wanted.described}, the engines' log-probs, the model's own, are not those that"
+            " SkyRL trains on; sample at temperature 1, top_p 1 and top_k -1, or set"
+            " generator.sampling_params.logprobs=null"
         )

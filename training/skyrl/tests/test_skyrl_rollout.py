@@ -9,14 +9,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from seer_skyrl import SeerEngines, SeerExp, SeerTrainer
+from seer_skyrl.engines import sampling
 from seer_skyrl.training import check
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.config import SamplingParams
 from skyrl.train.generators.utils import prepare_generator_input
 
-from seer_core import Session
+from seer_core import Sampling, Session
 from seer_core.errors import ConfigError, EngineError
+from seer_core.model.sampling import CONTROLS
+from seer_core.plugins.config import RolloutTable
+from seer_core.ports.engine import ModelInfo
+from seer_core.runtime.prompts import make_groups
 
 
 @pytest.fixture
@@ -145,6 +150,28 @@ def test_an_experiment_has_engines_while_it_runs(cfg, tokenizer, colocated):
         session.rollout([])
 
 
+def test_skyrl_s_sampling_is_the_prompts():
+    how = {
+        "max_tokens": 9,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "min_tokens": 1,
+        "stop": ["</a>"],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": True,
+        "logprobs": 1,
+    }
+    model = ModelInfo(100, 64, controls=CONTROLS)
+    [group] = make_groups([{"prompt_token_ids": [5], "n": 1, **sampling(how)}], RolloutTable(), model, None)
+    assert group.max_tokens == 9
+    assert group.sampling == Sampling(stop=("</a>",), include_stop_str_in_output=True)
+    assert sampling({**how, "min_tokens": 4, "repetition_penalty": 1.2})["min_tokens"] == 4
+    with pytest.raises(ConfigError, match="does not sample by truncate_prompt_tokens"):
+        sampling({**how, "truncate_prompt_tokens": 4})
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -155,10 +182,9 @@ def test_an_experiment_has_engines_while_it_runs(cfg, tokenizer, colocated):
         ("trainer.fully_async.enabled", True, "leave out trainer.fully_async"),
         ("trainer.policy.model.lora.rank", 8, "load whole models"),
         ("trainer.export_path", "s3://somewhere", "trainer.export_path is s3://somewhere"),
-        ("generator.sampling_params.min_p", 0.1, "does not sample by min_p"),
-        ("generator.sampling_params.stop", ["\n"], "does not sample by stop"),
+        ("generator.sampling_params.min_p", 0.1, "min_p 0.1, the engines' log-probs"),
         ("generator.eval_sampling_params.additional_kwargs", {"seed": 3}, "does not sample by seed"),
-        ("generator.sampling_params.temperature", 0.8, "at temperature 0.8, top_p 1 and top_k -1"),
+        ("generator.sampling_params.temperature", 0.8, "sampled by temperature 0.8, top_p 1.0, top_k 0,"),
     ],
 )
 def test_options_that_a_rollout_does_not_support_are_refused_before_engines_start(

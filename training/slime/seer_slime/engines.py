@@ -83,8 +83,6 @@ def check(args: Namespace) -> None:
     for option in (
         "partial_rollout",
         "custom_generate_function_path",
-        "rollout_stop",
-        "rollout_stop_token_ids",
         "use_rollout_routing_replay",
     ):
         if getattr(args, option):

@@ -74,6 +74,7 @@ def _batch(
     sampling = {
         "max_tokens": args.rollout_max_response_len,
         **Sampling.of(args.rollout_temperature, args.rollout_top_p, args.rollout_top_k).fields,
+        **_ends(args.rollout_stop, args.rollout_stop_token_ids),
     }
     dropped = MetricGatherer()
     kept: list[Group] = []
@@ -114,9 +115,6 @@ def _evaluate(args: Namespace, engines: Engines) -> RolloutFnEvalOutput:
     reward_key = args.eval_reward_key or args.reward_key
     data = {}
     for wanted in args.eval_datasets or []:
-        for option in ("stop", "stop_token_ids", "min_new_tokens", "repetition_penalty"):
-            if getattr(wanted, option):
-                raise ConfigError(f"Seer's rollouts do not support {option}; take it out of {wanted.name!r}")
         prompts = Dataset(
             wanted.path,
             tokenizer=tokenizer,
@@ -139,6 +137,9 @@ def _evaluate(args: Namespace, engines: Engines) -> RolloutFnEvalOutput:
         sampling = {
             "max_tokens": wanted.max_response_len,
             **Sampling.of(wanted.temperature, wanted.top_p, wanted.top_k).fields,
+            **_ends(wanted.stop, wanted.stop_token_ids),
+            "min_tokens": wanted.min_new_tokens,
+            "repetition_penalty": wanted.repetition_penalty,
         }
         names = [f"eval-{wanted.name}-{number}" for number in range(len(groups))]
         whole = _roll_out(args, engines, groups, names, sampling, iteration=0, evaluation=True)
@@ -149,6 +150,17 @@ def _evaluate(args: Namespace, engines: Engines) -> RolloutFnEvalOutput:
             "samples": samples,
         }
     return RolloutFnEvalOutput(data=data)
+
+
+def _ends(stop: Sequence[str] | None, stop_token_ids: Sequence[int] | None) -> dict[str, Any]:
+    """Return where responses end besides the model's own end; as slime has it, texts keep the stop string."""
+    if not stop and not stop_token_ids:
+        return {}
+    return {
+        "stop": stop or (),
+        "stop_token_ids": stop_token_ids or (),
+        "include_stop_str_in_output": True,
+    }
 
 
 def _roll_out(

@@ -10,7 +10,7 @@ from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 from seer_core import Session
-from seer_core.errors import ConfigError, EngineError
+from seer_core.errors import ConfigError, EngineError, PromptError
 
 
 def roll_out(args, source, rollout_id=0, evaluation=False):
@@ -152,8 +152,6 @@ def test_engines_sleep_while_the_trainer_has_their_devices(args, source, engines
         ("rollout_num_gpus", 8, "give --rollout-num-gpus 0"),
         ("partial_rollout", True, "do not support --partial-rollout; leave it out"),
         ("custom_generate_function_path", "mine.generate", "do not support --custom-generate-function-path"),
-        ("rollout_stop", ["\n"], "do not support --rollout-stop;"),
-        ("rollout_stop_token_ids", [2], "do not support --rollout-stop-token-ids"),
         ("rollout_temperature", 0.8, "at temperature 0.8, top_p 1 and top_k 0"),
         ("rollout_top_k", 50, "at temperature 1, top_p 1 and top_k 50"),
     ],
@@ -165,6 +163,18 @@ def test_options_that_a_rollout_does_not_support_are_refused_before_engines_star
     with pytest.raises(ConfigError, match=message):
         generate_rollout(args, 0, source)
     assert not engines
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_stops_go_to_the_engines_which_may_not_have_them(args, source, evaluation_set, evaluation):
+    args.eval_datasets = [evaluation_set]
+    args.rollout_stop, evaluation_set.stop = ["\n"], ["\n"]
+    with pytest.raises(PromptError, match="stop is not supported by this engine; leave it out"):
+        roll_out(args, source, evaluation=evaluation)
+    args.rollout_stop = evaluation_set.stop = None
+    args.rollout_stop_token_ids, evaluation_set.min_new_tokens = [2], 3
+    with pytest.raises(PromptError, match=r"(stop_token_ids|min_tokens) is not supported by this engine"):
+        roll_out(args, source, evaluation=evaluation)
 
 
 @pytest.mark.parametrize(

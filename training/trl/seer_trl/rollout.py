@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from safetensors import SafetensorError
 
 from seer_core import Sampling, Session, SharedWeights
@@ -120,7 +121,7 @@ class SeerRollout:
                 "prompt_token_ids": ids,
                 "n": len(list(members)),
                 "max_tokens": trainer.max_completion_length,
-                **_sampling(trainer.args).fields,
+                **sampling_of(trainer.args).fields,
             }
             for number, ((_, ids), members) in enumerate(groupby(places))
         ]
@@ -152,24 +153,35 @@ def check_settings(args: GRPOConfig) -> None:
     """
     if args.use_vllm:
         raise ConfigError("use_vllm starts TRL's own vLLM, and Seer's engines take its place; leave it out")
-    unknown = {
-        "min_p": args.min_p not in (None, 0.0),
-        "repetition_penalty": args.repetition_penalty != 1.0,
-        "generation_kwargs": bool(args.generation_kwargs),
-    }
-    for name, given in unknown.items():
-        if given:
-            raise ConfigError(f"Seer does not sample by {name}; leave it out of GRPOConfig")
-    if args.vllm_importance_sampling_correction and not _sampling(args).raw:
+    sampling = sampling_of(args)
+    if args.vllm_importance_sampling_correction and not sampling.raw:
         raise ConfigError(
-            f"at temperature {args.temperature:g}, top_p {args.top_p:g} and top_k {args.top_k} the"
-            " engines' log-probs, the model's own, are not those that TRL corrects by; sample at 1, 1 and 0,"
-            " or set vllm_importance_sampling_correction=False"
+            f"sampled by {sampling.described}, the engines' log-probs, the model's own, are not those that"
+            " TRL corrects by; sample at temperature 1, top_p 1 and top_k 0, or set"
+            " vllm_importance_sampling_correction=False"
         )
 
 
-def _sampling(args: GRPOConfig) -> Sampling:
-    return Sampling.of(args.temperature, args.top_p, args.top_k)
+def sampling_of(args: GRPOConfig) -> Sampling:
+    """Return how a trainer samples; ``generation_kwargs`` go over its other settings, as in TRL.
+
+    Raises:
+        ConfigError: they name a field that Seer does not have.
+    """
+    given = {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": max(args.top_k, 0),
+        "min_p": args.min_p or 0.0,
+        "repetition_penalty": args.repetition_penalty,
+        **(args.generation_kwargs or {}),
+    }
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    try:
+        return msgspec.convert(given, Sampling)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"Seer cannot sample as GRPOConfig has it: {error}; leave that out") from error
 
 
 def _tensors(model: Any) -> Mapping[str, Any]:

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import torch
 from seer_trl import SeerRollout
+from seer_trl.rollout import sampling_of
 from seer_worker.weights.checkpoint import WEIGHTS
 
-from seer_core import Session, load_config
+from seer_core import Sampling, Session, load_config
 from seer_core.errors import ConfigError, EngineError, OutputError
 from seer_core.model.arrays import Tokens
 from seer_core.ports.weights import WeightSpec, directory
@@ -197,10 +198,10 @@ def test_tokens_are_weighed_by_the_engines_logprobs_unless_that_is_off(config, m
 UNSUPPORTED = pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_p": 0.1}, "does not sample by min_p; leave it out"),
-        ({"repetition_penalty": 1.1}, "does not sample by repetition_penalty"),
-        ({"generation_kwargs": {"no_repeat_ngram_size": 2}}, "does not sample by generation_kwargs"),
-        ({"temperature": 0.7}, "at temperature 0.7, top_p 1 and top_k 0 .* set vllm_importance_sampling"),
+        ({"min_p": 0.1}, "sampled by temperature 1.0, top_p 1.0, top_k 0, min_p 0.1, the engines' log-probs"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty 1.1, the engines' log-probs"),
+        ({"generation_kwargs": {"no_repeat_ngram_size": 2}}, "unknown field `no_repeat_ngram_size`"),
+        ({"temperature": 0.7}, "sampled by temperature 0.7, .* set vllm_importance_sampling"),
     ],
 )
 
@@ -219,6 +220,15 @@ def test_it_is_refused_before_engines_start_where_the_settings_are_given(
 ):
     with pytest.raises(ConfigError, match=message):
         SeerRollout(Session(config), make_args(**settings))
+
+
+def test_a_trainer_s_sampling_is_the_prompts(make_args):
+    settings = {"temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.1}
+    kwargs = {"stop": "</answer>", "min_tokens": 4, "top_p": 0.9}
+    assert sampling_of(make_args(**settings, generation_kwargs=kwargs)) == Sampling(
+        0.7, 0.9, min_p=0.1, repetition_penalty=1.1, stop=("</answer>",), min_tokens=4
+    )
+    assert sampling_of(make_args(generation_kwargs={"stop": ["a", "b"]})).raw
 
 
 def test_trl_s_own_vllm_is_refused_before_it_starts(config, make_args):

@@ -16,6 +16,22 @@ from seer_verl.settings import Settings, settings_of
 
 __all__ = ["LLMClient", "step_of", "version_of"]
 
+CONTROLS = (
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+)
+"""Sampling parameters of vLLM's that Seer has by the same names."""
+
 STOPS = {"stop": "completed", "length": "completed", "aborted": "aborted"}
 
 
@@ -114,15 +130,12 @@ class LLMClient:
         given.pop("logprobs", None)
         room = self.prompt_length + self.response_length - prompt_tokens
         most = given.pop("max_tokens", given.pop("max_new_tokens", min(self.response_length, room)))
-        if (penalty := given.pop("repetition_penalty", 1.0)) != 1.0:
-            raise ValueError(
-                f"Seer's rollouts do not support repetition_penalty ({penalty}); leave it at 1.0"
-            )
         found = {
             "max_tokens": max(1, most),
             "temperature": float(given.pop("temperature", 1.0)),
             "top_p": float(given.pop("top_p", 1.0)),
             "top_k": max(0, given.pop("top_k", -1)),
+            **{name: given.pop(name) for name in CONTROLS if given.get(name) is not None},
         }
         unknown = [name for name, value in given.items() if value]
         if unknown:

@@ -1,0 +1,67 @@
+"""Stop strings are found at the same token, however the response is cut into chunks and steps."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from seer_worker.process.stops import StopStrings
+
+from seer_core.model import Sampling
+from seer_core.ports.engine import ChunkJob
+
+PROMPT = [*b"xy"]
+
+
+def decode(token_ids):
+    return bytes(token_ids).decode(errors="replace")
+
+
+def job(sampling, response=b""):
+    return ChunkJob("j", "g/0", "g", [*PROMPT, *response], len(PROMPT), 99, sampling, 5, 0)
+
+
+def ends_at(text, sampling):
+    """Return after how many tokens, bytes here, the text has a stop string."""
+    for size in range(sampling.min_tokens + 1, len(text) + 1):
+        if any(text[:size].endswith(stop.encode()) for stop in sampling.stop):
+            return size
+    return None
+
+
+@given(
+    text=st.text("abé", max_size=24).map(str.encode),
+    stops=st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 6),
+    cuts=st.lists(st.integers(1, 5), min_size=1),
+    steps=st.integers(1, 4),
+)
+def test_a_response_ends_with_the_first_token_that_completes_a_stop_string(
+    text, stops, min_tokens, cuts, steps
+):
+    sampling = Sampling(stop=tuple(stops), min_tokens=min_tokens)
+    done, found = 0, None
+    while done < len(text) and found is None:
+        for size in cuts:
+            watched = StopStrings(decode)
+            watched.open(job(sampling, text[:done]))
+            chunk = text[done : done + size]
+            for start in range(0, len(chunk), steps):
+                assert watched.read == {"j": start}
+                found = watched.find("j", [*chunk[start : start + steps]])
+                if found is not None:
+                    found += done
+                    break
+            if found is not None:
+                break
+            done += len(chunk)
+    assert found == ends_at(text, sampling)
+
+
+def test_chunks_without_stop_strings_are_not_read():
+    watched = StopStrings(decode)
+    watched.open(job(Sampling(stop_token_ids=(5,))))
+    assert watched.read == {}
+    watched.open(msgspec.structs.replace(job(Sampling(stop=("a",))), id="k"))
+    watched.close("j")
+    assert watched.read == {"k": 0}
+    watched.close("k")
+    assert watched.read == {}
