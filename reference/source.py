@@ -56,17 +56,21 @@ def _read(name: str, file: Path) -> Module:
     tree = ast.parse(file.read_text())
     public: tuple[str, ...] = ()
     imported: dict[str, str] = {}
+    stars: list[str] = []
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
                 public = tuple(ast.literal_eval(value))
             case ast.ImportFrom(module=str(origin), names=names):
-                imported |= {each.asname or each.name: origin for each in names}
+                imported |= {each.asname or each.name: origin for each in names if each.name != "*"}
+                stars += [origin for each in names if each.name == "*"]
     if file.suffix == ".pyi":
         public = tuple(each.name for each in tree.body if isinstance(each, ast.ClassDef | ast.FunctionDef))
-    if not public and "*" in imported and (whole := module(imported["*"])) is not None:
-        return Module(name, tree, whole.public, dict.fromkeys(whole.public, whole.name))
-    return Module(name, tree, public, imported)
+    if public:
+        return Module(name, tree, public, imported)
+    whole = [found for origin in stars if (found := module(origin)) is not None]
+    imported |= {each: found.name for found in whole for each in found.public}
+    return Module(name, tree, tuple(each for found in whole for each in found.public), imported)
 
 
 def modules(package: str) -> Iterator[Module]:

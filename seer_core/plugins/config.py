@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from seer_core.errors import ConfigError, printable, quote
 from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw, explain_error, is_text, read_bytes
-from seer_core.model import MOST_RESPONSES, SamplingChoice
+from seer_core.model import MOST_RESPONSES, MOST_TOP_K, SamplingChoice
 from seer_core.plugins.config_types import NotNegative, Positive
 from seer_core.scheduling.scheduler import CORE
 
@@ -132,13 +132,19 @@ class SeerTable(Struct, frozen=True):
         return _tuple(self.engine)
 
 
-class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False):
+class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omit_defaults=False):
     """``[rollout]``: the values for a prompt whose own line does not give them."""
 
     n: Annotated[int, Meta(ge=1, le=MOST_RESPONSES)] = 8
     """Responses for each prompt."""
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
     """The most tokens of a response, prompt excluded."""
+    temperature: NotNegative = 1.0
+    """The sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Tokens are drawn from the most probable ones whose probabilities add up to this."""
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] = 0
+    """Tokens are drawn from so many of the most probable ones; 0 means no limit."""
 
 
 class CompareTable(Struct, frozen=True):

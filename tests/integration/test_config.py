@@ -154,7 +154,7 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path):
         ("rollout.n", "is not KEY=VALUE"),
         ("n=3", "dotted key"),
         ("rollout..n=3", "dotted key"),
-        ("rollout.m=3", "unknown key 'm' in [rollout]; known: max_tokens, n,"),
+        ("rollout.m=3", "unknown key 'm' in [rollout]; known: allowed_token_ids, bad_words,"),
         ("seer.engine.sim=3", "'engine' is a value, not a table"),
         ("rollout.n=several", "expected `int`"),
     ],

@@ -1,4 +1,4 @@
-"""What sampling controls do to logits, beside the same rules written down token by token."""
+"""Sampling controls beside the same rules, written down token by token."""
 
 import math
 

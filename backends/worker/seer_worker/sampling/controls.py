@@ -1,4 +1,4 @@
-"""What a request's sampling does to logits before a token is drawn by temperature, top-k and top-p.
+"""Changes of logits by a request's sampling, before a token is drawn by temperature, top-k and top-p.
 
 The rules and their order are vLLM's: allowed tokens, bad words, ``min_tokens``, biases, penalties, and min-p.
 They depend on the logits, the prompt and the response's tokens before the position, and on nothing else, so
@@ -60,20 +60,23 @@ def _control(logits: Tensor, row: Controlled) -> None:
         allowed = _index(sampling.allowed_token_ids, logits)
         kept = logits[allowed]
         logits.fill_(-torch.inf)[allowed] = kept
-    before = logits.clone()
-    for *beginning, last in sampling.bad_words:
-        if not beginning or written[-len(beginning) :].tolist() == beginning:
-            logits[last] = -torch.inf
-    if len(written) < sampling.min_tokens and row.ends:
-        logits[_index(sorted(row.ends), logits)] = -torch.inf
+    barred = [
+        last for *begun, last in sampling.bad_words if written[len(written) - len(begun) :].tolist() == begun
+    ]
+    if len(written) < sampling.min_tokens:
+        barred += row.ends
+    before = logits.clone() if barred else None
+    if barred:
+        logits[_index(barred, logits)] = -torch.inf
     if sampling.logit_bias:
         biases = torch.tensor([*sampling.logit_bias.values()], dtype=torch.float32, device=logits.device)
         logits[_index(sampling.logit_bias, logits)] += biases
     _penalize(logits, sampling, token_ids, written)
     if sampling.min_p:
         # Probabilities below min_p times the highest, at the request's temperature.
-        logits[logits < logits.max() + sampling.temperature * math.log(sampling.min_p)] = -torch.inf
-    if torch.isneginf(logits.max()):
+        least = logits.max() + sampling.temperature * math.log(sampling.min_p)
+        logits.masked_fill_(logits < least, -torch.inf)
+    if before is not None and torch.isneginf(logits.max()):
         logits.copy_(before)
 
 
@@ -81,7 +84,7 @@ def _penalize(
     logits: Tensor, sampling: Sampling, token_ids: NDArray[np.int64], written: NDArray[np.int64]
 ) -> None:
     if sampling.repetition_penalty != 1.0:
-        seen = _index(np.unique(token_ids), logits)
+        seen = _index(np.flatnonzero(np.bincount(token_ids)), logits)
         found = logits[seen]
         divided, multiplied = found / sampling.repetition_penalty, found * sampling.repetition_penalty
         logits[seen] = torch.where(found > 0, divided, multiplied)
