@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,14 @@ import pytest
 
 from seer_core import Runtime, load_config
 
+CONTROLS = {
+    "stop": [" be", "the an", "."],
+    "min_tokens": 3,
+    "min_p": 0.01,
+    "presence_penalty": 0.2,
+    "repetition_penalty": 1.05,
+    "top_k": 40,
+}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 
 pytestmark = pytest.mark.engine
@@ -33,11 +42,16 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     chats = [
         {"messages": [{"role": "user", "content": prompts[0]}], "n": 2, "max_tokens": 32, "group_id": "c"}
     ]
-    found, streamed = {}, []
+    controlled = [
+        {"prompt": prompts[1], "n": 4, "max_tokens": 96, "group_id": f"s{number}", **CONTROLS, "seed": 7}
+        for number in range(2)  # one is asked for as a whole, and one as a stream
+    ]
+    found, streamed, reasons = {}, [], {}
 
     async def roll_out():
         async with Runtime.from_config(config) as runtime:
-            return await runtime.rollout(runtime.groups(records + chats, iteration=0)).wait()
+            every = runtime.groups(records + chats + controlled, iteration=0)
+            return await runtime.rollout(every).wait()
 
     def ask(client, number):
         asked = {"model": "seer", "prompt": prompts[number], "n": 2, "max_tokens": 96}
@@ -58,6 +72,22 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         asked = {"model": "seer", "messages": chats[0]["messages"], "n": 2, "max_tokens": 32}
         for each in client.chat.completions.create(**asked, extra_body=more).choices:
             found[f"c/{each.index}"] = (each.token_ids, each.message.content)
+
+    def ask_controlled(client):
+        extra = {name: value for name, value in CONTROLS.items() if name not in ("stop", "presence_penalty")}
+        plain = {"stop": CONTROLS["stop"], "presence_penalty": CONTROLS["presence_penalty"], "seed": 7}
+        asked = {"model": "seer", "prompt": prompts[1], "n": 4, "max_tokens": 96, **plain}
+        for number in range(2):
+            more = {"return_token_ids": True, "group": f"s{number}", **extra}
+            tokens, texts = defaultdict(list), defaultdict(str)
+            answer = client.completions.create(**asked, extra_body=more, stream=bool(number))
+            for each in answer if number else [answer]:
+                for choice in each.choices:
+                    name = f"s{number}/{choice.index}"
+                    tokens[name] += choice.token_ids
+                    texts[name] += choice.text
+                    reasons[name] = choice.stop_reason
+            found.update({name: (tokens[name], texts[name]) for name in tokens})
 
     def train(url):
         """Hand in all as a batch, with the first weights, with others, and with the first again."""
@@ -87,6 +117,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         url = f"http://127.0.0.1:{port}"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:
             await asyncio.gather(*(asyncio.to_thread(ask, client, number) for number in range(len(prompts))))
+            await asyncio.to_thread(ask_controlled, client)
         batches = await asyncio.to_thread(train, url)
         server.should_exit = True
         await serving
@@ -95,8 +126,16 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     result = asyncio.run(asyncio.wait_for(roll_out(), 280))
     first, other, again = asyncio.run(asyncio.wait_for(serve(), 280))
     wanted = {each.request_id: (list(each.token_ids), each.text) for each in result.completions}
-    assert len(wanted) == 8
+    assert len(wanted) == 16
     assert found == wanted
+    assert {
+        each.request_id: each.stop_reason for each in result.completions if each.group_id[0] == "s"
+    } == reasons
+    assert " be" in reasons.values()
+    assert not any(
+        stop in text for name, (_, text) in wanted.items() if name[0] == "s" for stop in CONTROLS["stop"]
+    )
+    wanted = {name: each for name, each in wanted.items() if name[0] != "s"}
     chunks = [len(each.chunks) for each in result.completions if each.group_id == "g0"]
     assert len(streamed) > sum(chunks)
     assert first == again == wanted
