@@ -149,8 +149,7 @@ def test_newer_trainers_have_to_be_synchronous(configure, server):
     ("arguments", "words"),
     [
         ({"image_data": [1]}, "text alone"),
-        ({"sampling_params": {"repetition_penalty": 1.1}}, "repetition_penalty"),
-        ({"sampling_params": {"stop_token_ids": [3]}}, "stop_token_ids"),
+        ({"sampling_params": {"structured_outputs": {"choice": ["a"]}}}, "structured_outputs"),
     ],
 )
 def test_a_request_for_something_else_is_refused(configure, server, arguments, words):
@@ -158,6 +157,12 @@ def test_a_request_for_something_else_is_refused(configure, server, arguments, w
     ROW.set(BatchRow("1-0", 0, 1))
     with pytest.raises(ValueError, match=words):
         asyncio.run(client.generate("a", **{"prompt_ids": [1], "sampling_params": {}} | arguments))
+
+
+def test_sampling_controls_are_sent_as_they_are(configure, server):
+    controls = {"repetition_penalty": 1.1, "stop": ["</a>"], "stop_token_ids": [3], "min_p": 0.1}
+    found = LLMClient(configure(server)).sampling({**controls, "top_k": -1, "logprobs": True}, 4)
+    assert found == {**controls, "max_tokens": 12, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 def test_a_request_outside_of_the_managers_workers_is_refused(configure, server):
