@@ -379,6 +379,12 @@ def prompts() -> Callable[..., list[list[int]]]:
     return make
 
 
+@pytest.fixture(params=["min_tokens", "bad words", "stop", "all, greedy", "all, drawn"])
+def most_controlled(request: pytest.FixtureRequest) -> Sampling:
+    """A sampling of those whose controls look at earlier tokens, one after the other."""
+    return CONTROLLED[request.param]
+
+
 @pytest.fixture(params=CONTROLLED)
 def controlled(request: pytest.FixtureRequest) -> Sampling:
     """A sampling with controls, one after the other."""

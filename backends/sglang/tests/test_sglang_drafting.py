@@ -71,14 +71,14 @@ def test_full_kv_memory_shortens_drafts_and_puts_no_chunk_back(start, models, sp
         tight.run(tight.engine.stop())
 
 
-def test_drafts_are_verified_under_every_control(roomy, drafting, texts, prompts, controlled):
-    whole = roomy.whole(prompts(4), controlled, 45)
+def test_drafts_are_verified_under_every_control(roomy, drafting, texts, prompts, most_controlled):
+    whole = roomy.whole(prompts(4), most_controlled, 45)
     known(texts, prompts(4), [[*response, *range(3, 40)] for response in whole])
     for group in ("right", "wrong"):
         drafting.group = group
-        assert drafting.whole(prompts(4), controlled, 45) == whole
+        assert drafting.whole(prompts(4), most_controlled, 45) == whole
     drafting.group = "right"
-    assert drafting.divided(prompts(4), controlled, 45, 11) == whole
+    assert drafting.divided(prompts(4), most_controlled, 45, 11) == whole
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN, CUT], ids=["greedy", "plain", "top-k and top-p"])

@@ -47,12 +47,12 @@ def test_drafts_of_any_kind_change_no_token(roomy, drafting, drafts, prompts, sa
     assert "failed" not in drafting.reports[-1].drafting
 
 
-def test_drafts_are_verified_under_every_control(roomy, drafts, prompts, controlled):
-    expected = roomy.whole(prompts(4), controlled, 45)
+def test_drafts_are_verified_under_every_control(roomy, drafts, prompts, most_controlled):
+    expected = roomy.whole(prompts(4), most_controlled, 45)
     further = [[*response, *range(3, 40)] for response in expected]  # drafts go on behind a stop
     for kind in ("perfect", "mixed"):
-        assert drafts(kind, further, lambda it: it.whole(prompts(4), controlled, 45)) == expected
-    assert drafts("perfect", further, lambda it: it.divided(prompts(4), controlled, 45, 11)) == expected
+        assert drafts(kind, further, lambda it: it.whole(prompts(4), most_controlled, 45)) == expected
+    assert drafts("perfect", further, lambda it: it.divided(prompts(4), most_controlled, 45, 11)) == expected
 
 
 def test_a_batch_of_greedy_and_random_requests_is_verified_each_by_its_own_rule(roomy, drafts, prompts):
