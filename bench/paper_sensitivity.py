@@ -22,6 +22,7 @@ ROOMS = ("seer_core", "plugins", "backends/sim", "lab")
 ROUNDS = 1
 
 FACTORS = (0.8, 1.2)
+DRAFTING_STEPS_S = (0.0, 2e-3, 5e-3, 20e-3)
 SHOWN = ("divided", "context", "seer", "verl+sd")
 
 
@@ -48,7 +49,7 @@ def moved(name: str) -> Iterator[tuple[str, Workload, list[str]]]:
         chunk = workload.tables["engine"]["sim"]["max_model_tokens"] // parts
         yield f"chunk {chunk}", workload, [f"plugin.divided_rollout.chunk_tokens={chunk}"]
     drafting = ("acceptance", f"drafts.{workload.tables['plugin']['vanilla_sd']['method']}")
-    for seconds in (0.0, 20e-3):
+    for seconds in DRAFTING_STEPS_S:
         steps = [f"engine.sim.{table}.step_s={seconds}" for table in drafting]
         yield f"drafting step {seconds * 1e3:.0f} ms", workload, steps
 
@@ -57,12 +58,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add the workload and its size."""
     parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("--scale", type=float, help="so much of the groups and instances")
+    parser.add_argument("--only", metavar="TEXT", help="constants that begin with this, beside the fit")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Simulate veRL and the techniques with each constant moved."""
     rows = []
     for label, whole, changes in moved(options.workload):
+        if options.only is not None and rows and not label.startswith(options.only):
+            continue
         workload = whole if options.scale is None else scaled(whole, options.scale)
         runs = {
             policy: [
