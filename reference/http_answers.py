@@ -12,6 +12,7 @@ from seer_server.control import LoadWeightsRequest, SleepRequest, UpdateRequest
 from seer_server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from seer_server.reservations import ReservationRequest, RowRequest
 from seer_server.streams import NDJSON
+from seer_server.tokens_api import TokensRequest
 
 __all__ = ["LINES", "OPERATIONS", "STATUSES", "Operation"]
 
@@ -75,6 +76,16 @@ OPERATIONS = {
     ("POST", "/v1/completions"): Operation(
         CompletionRequest, f"OpenAI's text completion. {STREAMED}", CHOICES
     ),
+    ("POST", "/inference/v1/generate"): Operation(
+        TokensRequest,
+        f"vLLM's object, with the version of the weights. {STREAMED}",
+        record(
+            request_id={"type": "string"},
+            output_mode={"type": "string"},
+            choices={"type": "array", "items": {"type": "object"}},
+        ),
+    ),
+    ("GET", "/version"): Operation(None, "`version`: that of Seer.", record(version={"type": "string"})),
     ("GET", "/v1/models"): Operation(
         None,
         "A list of one model, with `max_model_len` and `weight_version`.",

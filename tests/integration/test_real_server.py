@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import warnings
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,17 @@ pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs
 
 
 def test_clients_of_the_server_get_the_tokens_of_the_library():
+    import httpx
     import openai
     import uvicorn
+    from pydantic import TypeAdapter
     from safetensors.torch import load_file
     from seer_client import Client, ClientError
     from seer_server import make_app
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own imports
+        from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateResponse
 
     lines = (EXAMPLE / "prompts.jsonl").read_text("utf-8").splitlines()[:3]
     prompts = [json.loads(line)["prompt"] for line in lines]
@@ -46,11 +53,12 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         {"prompt": prompts[1], "n": 4, "max_tokens": 96, "group_id": f"s{number}", **CONTROLS, "seed": 7}
         for number in range(2)  # one is asked for as a whole, and one as a stream
     ]
-    found, streamed, reasons = {}, [], {}
+    found, streamed, reasons, first_prompt = {}, [], {}, []
 
     async def roll_out():
         async with Runtime.from_config(config) as runtime:
             every = runtime.groups(records + chats + controlled, iteration=0)
+            first_prompt.extend(every[-1].prompt_token_ids)
             return await runtime.rollout(every).wait()
 
     def ask(client, number):
@@ -89,6 +97,24 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
                     reasons[name] = choice.stop_reason
             found.update({name: (tokens[name], texts[name]) for name in tokens})
 
+    def ask_for_tokens(url):
+        """Ask as clients of vLLM's own route do, and read the answer by vLLM's own schema."""
+        [first] = [each for each in result.completions if each.request_id == "s0/0"]
+        body = {
+            "token_ids": first_prompt,
+            "sampling_params": {**CONTROLS, "n": 4, "max_tokens": 96, "seed": 7, "logprobs": 1},
+            "group": "s0",
+            "output_mode": "text",
+        }
+        answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=240)
+        assert answer.status_code == 200, answer.text
+        for choice in TypeAdapter(GenerateResponse).validate_json(answer.content).choices:
+            assert (choice.token_ids, choice.text) == found[f"s0/{choice.index}"]
+            assert choice.stop_reason == reasons[f"s0/{choice.index}"]
+            if choice.index == 0:
+                logprobs = [each.logprob for each in choice.logprobs.content]
+                assert logprobs == pytest.approx(list(first.logprobs), abs=1e-4)
+
     def train(url):
         """Hand in all as a batch, with the first weights, with others, and with the first again."""
         weights = load_file(EXAMPLE / "weights" / "model.safetensors")
@@ -118,6 +144,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:
             await asyncio.gather(*(asyncio.to_thread(ask, client, number) for number in range(len(prompts))))
             await asyncio.to_thread(ask_controlled, client)
+        await asyncio.to_thread(ask_for_tokens, url)
         batches = await asyncio.to_thread(train, url)
         server.should_exit = True
         await serving

@@ -82,14 +82,19 @@ class Answer:
                 choice["prompt_token_ids"] = list(part.prompt_token_ids)
         return choice
 
-    def _logprobs(self, part: Part) -> dict[str, Any]:
+    def _words(self, part: Part) -> list[str]:
         if self._tokenizer is None:
-            words = [f"token_id:{token}" for token in part.token_ids]
-        else:
-            words = [self._tokenizer.decode([token]) for token in part.token_ids]
-        scores = list(part.logprobs)
-        if not self._chat:
-            return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": []}
+            return [f"token_id:{token}" for token in part.token_ids]
+        return [self._tokenizer.decode([token]) for token in part.token_ids]
+
+    def _logprobs(self, part: Part) -> dict[str, Any]:
+        if self._chat:
+            return {**self.chat_logprobs(part), "refusal": None}
+        words, scores = self._words(part), list(part.logprobs)
+        return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": []}
+
+    def chat_logprobs(self, part: Part) -> dict[str, Any]:
+        """Return log-probs as a chat has them."""
         content = [
             {
                 "token": word,
@@ -97,9 +102,9 @@ class Answer:
                 "bytes": None if REPLACEMENT in word else list(word.encode()),  # a part of a character
                 "top_logprobs": [],
             }
-            for word, score in zip(words, scores, strict=True)
+            for word, score in zip(self._words(part), part.logprobs, strict=True)
         ]
-        return {"content": content, "refusal": None}
+        return {"content": content}
 
     def _prompt(self, part: Part) -> dict[str, Any]:
         """Return the prompt's tokens where a chat has them: it has one prompt, for all its choices."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from seer_server.protocol import (
 )
 from seer_server.reservations import Reservations
 from seer_server.text import StreamedText
+from seer_server.tokens_api import TokensAnswer, parse_tokens
 
 __all__ = ["make_app"]
 
@@ -100,6 +102,8 @@ def make_app(
             route("POST", "/v1/completions", service.completions, for_completions),
             route("GET", "/v1/models", service.models, for_completions),
             route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
+            route("POST", "/inference/v1/generate", service.generate, for_completions),
+            route("GET", "/version", service.version, for_completions),
             route("POST", "/tokenize", service.tokenize, for_completions),
             route("POST", "/detokenize", service.detokenize, for_completions),
             route("POST", "/v1/rollouts", batches.roll_out),
@@ -167,17 +171,30 @@ class _Service:
 
     async def completions(self, request: Request) -> Response:
         """Answer with completions, at their end or as a stream."""
-        return await self._roll_out(request, CompletionRequest)
+        return await self._complete(request, CompletionRequest)
 
     async def chat(self, request: Request) -> Response:
         """Answer with the next message of a chat, at its end or as a stream."""
-        return await self._roll_out(request, ChatRequest)
+        return await self._complete(request, ChatRequest)
 
-    async def _roll_out(self, request: Request, kind: type[GenerationRequest]) -> Response:
+    async def generate(self, request: Request) -> Response:
+        """Answer tokens with tokens, as vLLM's server does, at their end or as a stream."""
+        asked = parse_tokens(await read_body(request))
+        return await self._roll_out(
+            request, asked.completion(), TokensAnswer(asked, self.model, self._tokenizer)
+        )
+
+    async def version(self, request: Request) -> Response:
+        """Return the version of Seer."""
+        return JSONResponse({"version": version("seer-server")})
+
+    async def _complete(self, request: Request, kind: type[GenerationRequest]) -> Response:
         asked = parse(await read_body(request), kind)
+        return await self._roll_out(request, asked, Answer(asked, self.model, self._tokenizer))
+
+    async def _roll_out(self, request: Request, asked: GenerationRequest, answer: Answer) -> Response:
         self._require(asked.model)
         asked = _with_headers(asked, request.headers)
-        answer = Answer(asked, self.model, self._tokenizer)
         wanted = records(asked, asked.group or answer.id)
         skip = skipped_tokens(asked, len(wanted) * asked.n)
         try:

@@ -1,0 +1,174 @@
+"""Tokens in, tokens out: requests and answers of vLLM's ``/inference/v1/generate``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from seer_core.errors import PromptError, printable
+from seer_core.model import SamplingChoice
+from seer_core.ports.engine import Tokenizer
+from seer_server.answers import Answer, Part
+from seer_server.neutral import FieldError, own_fields
+from seer_server.protocol import FIELD, LONGEST_FAULT, CompletionRequest, StreamOptions
+
+__all__ = ["TokensAnswer", "TokensRequest", "TokensSampling", "parse_tokens"]
+
+IGNORED = ("cache_salt", "request_id")
+"""Fields of a request that change no token, beside those of completions."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "content_parts": ([],),
+    "ec_transfer_params": ({},),
+    "features": (),
+    "kv_transfer_params": ({},),
+    "reasoning_ended": (),
+    "reasoning_parser_kwargs": (),
+    "token_offsets": (),
+}
+"""Further fields of a request, and their values that change nothing."""
+
+NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "flat_logprobs": (False, True),
+    "output_kind": (0, 1, 2),
+    "extra_args": ({},),
+    "logprob_token_ids": (),
+    "prompt_logprob_token_ids": (),
+    "repetition_detection": (),
+    "routed_experts_prompt_start": (0,),
+    "skip_clone": (False, True),
+    "skip_reading_prefix_cache": (False,),
+    "thinking_token_budget": (),
+}
+"""Further fields of sampling parameters, and their values that change nothing."""
+
+
+class TokensSampling(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sampling parameters, by vLLM's names."""
+
+    n: Annotated[int, Meta(ge=1)] = 1
+    """How many responses are wanted."""
+    max_tokens: int | None = None
+    """The most tokens of each response."""
+    seed: int | None = None
+    """The group's seed."""
+    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
+    """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
+
+
+class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``POST /inference/v1/generate``."""
+
+    token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    """The tokens of the prompt."""
+    sampling_params: TokensSampling = TokensSampling()
+    """How tokens are drawn, and where responses end."""
+    model: str | None = None
+    """The name of the model that is served; it may be left out."""
+    output_mode: Literal["tokens", "text"] = "tokens"
+    """With ``text`` the answer has the text beside the tokens, and log-probs have the words."""
+    return_token_ids: bool | None = None
+    """Whether the answer has the prompt's tokens as well."""
+    stream: bool | None = None
+    """Whether the tokens are sent as server-sent events while they are written."""
+    stream_options: StreamOptions | None = None
+    """Options of the stream."""
+    group: str | None = None
+    """The id of the group, a field of Seer's. The header ``X-Seer-Group`` gives it where this is absent."""
+    priority: int | None = None
+    """The group's label ``priority``, which strategies see. The header ``X-Seer-Priority`` gives it where
+    this is absent.
+    """
+    timeout_s: float | None = None
+    """Responses that are not over so long after their submission are aborted; a field of Seer's."""
+
+    def completion(self) -> CompletionRequest:
+        """Return the same request as one for completions."""
+        names = ("model", "stream", "stream_options", "group", "priority", "timeout_s")
+        fields = {name: getattr(self, name) for name in names}
+        sampling = {name: getattr(self.sampling_params, name) for name in TokensSampling.__struct_fields__}
+        return CompletionRequest(prompt=self.token_ids, **fields, **sampling)
+
+
+def parse_tokens(body: bytes) -> TokensRequest:
+    """Read a request.
+
+    Raises:
+        PromptError: it is none, or asks for what Seer does not do.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        own = own_fields({name: fields[name] for name in fields if name not in IGNORED}, NEUTRAL)
+        if isinstance(own.get("sampling_params"), dict):
+            own["sampling_params"] = own_fields(own["sampling_params"], NEUTRAL_SAMPLING)
+        asked = msgspec.convert(own, TokensRequest, str_keys=True)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        fault = printable(f"the body is no request for tokens: {error}", LONGEST_FAULT)
+        found = FIELD.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
+        raise FieldError(fault, found and found[1]) from None
+    if asked.stream_options is not None and not asked.stream:
+        raise PromptError("stream_options is for streams; set stream as well, or leave it out")
+    return asked
+
+
+class TokensAnswer(Answer):
+    """Writes the answer to one request in vLLM's form."""
+
+    def __init__(self, asked: TokensRequest, model: str, tokenizer: Tokenizer | None) -> None:
+        completion = asked.completion()
+        super().__init__(completion, model, tokenizer)
+        self._tokens = asked
+        self.id = f"generate-tokens-{self.id.partition('-')[2]}"
+        self._model = model
+
+    def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
+        """Return the body with all responses."""
+        more = {"model": self._model, "created": int(time.time()), "usage": numbers}
+        return {**self._piece(parts), **more, "weight_version": weight_version}
+
+    def piece(self, part: Part) -> dict[str, Any]:
+        """Return the event of a piece."""
+        return {**self._piece([part]), **({"usage": None} if self.counts else {})}
+
+    def last(self, numbers: dict[str, int]) -> dict[str, Any]:
+        """Return the event that has the usage, after all pieces."""
+        return {**self._piece([]), "usage": numbers}
+
+    def _piece(self, parts: Sequence[Part]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "request_id": self.id,
+            "output_mode": self._tokens.output_mode,
+            "choices": [self._tokens_choice(part) for part in parts],
+        }
+        prompt = parts[0].prompt_token_ids if parts else None
+        if self._tokens.return_token_ids and prompt is not None:
+            body["prompt_token_ids"] = list(prompt)
+        return body
+
+    def _tokens_choice(self, part: Part) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": part.index,
+            "token_ids": list(part.token_ids),
+            "logprobs": None,
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+        }
+        text = self._tokens.output_mode == "text"
+        if text:
+            choice["text"] = part.text
+        if self._tokens.sampling_params.logprobs is not None:
+            choice["logprobs"] = self.chat_logprobs(part) if text else _logprobs_by_id(part)
+        return choice
+
+
+def _logprobs_by_id(part: Part) -> dict[str, Any]:
+    """Return the log-prob of each token, by its id; its rank is not computed."""
+    content = []
+    for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):
+        sampled = {"token_id": token_id, "logprob": logprob, "rank": None}
+        content.append({**sampled, "top_logprobs": [sampled]})
+    return {"content": content}
