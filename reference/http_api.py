@@ -50,9 +50,7 @@ def page() -> Page:
     found.add(
         "Clients of OpenAI and vLLM send fields that Seer does not have. Completions, chats and"
         " `/inference/v1/generate`, tokens for short, take them with null or a value of this table, and"
-        " refuse any other. With any value they ignore "
-        + ", ".join(f"`{name}`" for name in IGNORED)
-        + "."
+        " refuse any other. With any value they ignore " + ", ".join(f"`{name}`" for name in IGNORED) + "."
     )
     tables = (
         ("", NEUTRAL),
