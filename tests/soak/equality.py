@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import msgspec
@@ -34,6 +34,36 @@ from seer_core.scheduling.scheduler import Slot
 CHUNK_TOKENS = 64
 WAYS = ("whole", "divided", "migrated", "killed", "drafted", "ngram", "suffix")
 DRAFTERS = {"drafted": "grouped_spec", "ngram": "vllm_ngram", "suffix": "vllm_suffix"}
+GREEDY, PLAIN = "greedy", "temperature 1"
+CONTROLS = {
+    "min_p": Sampling(min_p=0.02),
+    "repetition_penalty": Sampling(repetition_penalty=1.02),
+    "presence_penalty": Sampling(presence_penalty=0.1),
+    "frequency_penalty": Sampling(frequency_penalty=0.01),
+    "logit_bias": Sampling(logit_bias={20: 0.5, 30: -0.5}),
+    "allowed_token_ids": Sampling(allowed_token_ids=tuple(range(120))),
+    "bad_words": Sampling(bad_words=((20, 21), (40, 3, 5), (17, 17))),
+    "min_tokens": Sampling(min_tokens=200),
+    "stop": Sampling(stop=("so the", " be careful", "9 9"), min_tokens=100),
+    "stop_token_ids": Sampling(stop_token_ids=(90, 91), min_tokens=100),
+    "ignore_eos": Sampling(ignore_eos=True),
+}
+"""A sampling with each control, mild enough for responses of the usual length."""
+ALL_CONTROLS = Sampling(
+    0.9,
+    top_p=0.98,
+    top_k=100,
+    min_p=0.005,
+    repetition_penalty=1.01,
+    presence_penalty=0.05,
+    frequency_penalty=0.005,
+    logit_bias={20: 0.5},
+    bad_words=((20, 21), (40, 3, 5)),
+    min_tokens=100,
+    stop=("9 9", " be careful"),
+    stop_token_ids=(90,),
+)
+SAMPLINGS = {GREEDY: Sampling(0.0), PLAIN: Sampling(), "all controls": ALL_CONTROLS}
 KILL_AFTER = 0.4
 """So many chunks for each response have finished when the kill comes."""
 
@@ -55,18 +85,21 @@ class Killer:
 
 
 async def roll_out_all_ways(
-    ways: Sequence[str], groups: int | None, greedy_n: int, overrides: Sequence[str] = ()
+    ways: Sequence[str],
+    groups: int | None,
+    greedy_n: int,
+    overrides: Sequence[str] = (),
+    samplings: Mapping[str, Sampling] = SAMPLINGS,
 ) -> list[dict[str, object]]:
-    """Roll out in all ways at temperature 0 and 1; return a row for each, compared with the first."""
+    """Roll out in all ways with each sampling; return a row for each, compared with the first way's."""
     chunk = f"plugin.divided_rollout.chunk_tokens={CHUNK_TOKENS}"
     config = load_config(EXAMPLE / "demo.toml", [chunk, *overrides])
     rows = []
     async with Runtime.from_config(config.with_plugins(())) as runtime:
-        for temperature in (0.0, 1.0):
+        for name, sampling in samplings.items():
+            n = greedy_n if name == GREEDY else None
             chosen = [
-                msgspec.structs.replace(
-                    group, n=group.n if temperature else greedy_n, sampling=Sampling(temperature)
-                )
+                msgspec.structs.replace(group, n=n or group.n, sampling=sampling)
                 for group in runtime.groups(prompts(groups), iteration=0)
             ]
             expected: dict[str, Completion] = {}
@@ -80,7 +113,7 @@ async def roll_out_all_ways(
                     strategies = attrs.evolve(strategies, policies=policies)
                 found, lost = await roll_out(runtime, strategies, chosen, kill=way == "killed")
                 expected = expected or found
-                rows.append(compare(way, temperature, expected, found) | {"instances_lost": lost})
+                rows.append(compare(way, name, expected, found) | {"instances_lost": lost})
     return rows
 
 
@@ -99,7 +132,7 @@ async def roll_out(
 
 
 def compare(
-    way: str, temperature: float, expected: dict[str, Completion], found: dict[str, Completion]
+    way: str, sampling: str, expected: dict[str, Completion], found: dict[str, Completion]
 ) -> dict[str, object]:
     """Compare two rollouts token by token."""
     pairs = [(expected[name], found[name]) for name in expected]
@@ -107,7 +140,7 @@ def compare(
     same = [(a, b) for a, b in pairs if a.token_ids == b.token_ids]
     return {
         "way": way,
-        "temperature": temperature,
+        "sampling": sampling,
         "responses": len(found),
         "tokens": sum(len(completion.token_ids) for completion in found.values()),
         "chunks": sum(len(completion.chunks) for completion in found.values()),
