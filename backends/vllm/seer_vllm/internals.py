@@ -64,6 +64,7 @@ IMPORTED = (
         VERIFIED,
         ("self", "num_draft_tokens", "cu_num_scheduled_tokens"),
     ),
+    Name("vllm.sampling_params:SamplingParams", "all_stop_token_ids", "min_tokens holds off no end token"),
     Name("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", SAMPLED),
     Name("vllm.v1.outputs:SamplerOutput", "logprobs_tensors", "chunks have no log-probs"),
     Name(_DRAFTS, "logits_indices", VERIFIED),
@@ -118,6 +119,7 @@ RUNNER = (
     Name(_RUNNER, "input_batch.req_ids", SAMPLED),
     Name(_RUNNER, "input_batch.sampling_metadata", SAMPLED),
     Name(_RUNNER, "input_batch.num_tokens_no_spec", SAMPLED),
+    Name(_RUNNER, "input_batch.token_ids_cpu", "penalties and bad words see no earlier tokens"),
     Name(_RUNNER, "kv_caches", "KV that is not finite cannot be cleared"),
 )
 """What a model runner must have."""
