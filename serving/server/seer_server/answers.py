@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from secrets import token_hex
 from typing import Any
 
@@ -37,6 +39,8 @@ class Answer:
         self._chat = isinstance(asked, ChatRequest)
         self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
+        self._offsets: Counter[int] = Counter()
+        """Characters of the words so far, by choice."""
         self.counts = asked.stream_options is not None and asked.stream_options.include_usage
 
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
@@ -91,7 +95,9 @@ class Answer:
         if self._chat:
             return {**self.chat_logprobs(part), "refusal": None}
         words, scores = self._words(part), list(part.logprobs)
-        return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": []}
+        offsets = list(accumulate(map(len, words), initial=self._offsets[part.index]))
+        self._offsets[part.index] = offsets.pop()
+        return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": offsets}
 
     def chat_logprobs(self, part: Part) -> dict[str, Any]:
         """Return log-probs as a chat has them."""

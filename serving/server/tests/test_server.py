@@ -45,6 +45,8 @@ def test_its_tokens_are_the_library_s(serve_sim, expected):
         assert found.token_ids == list(wanted.token_ids)
         assert found.logprobs.token_logprobs == pytest.approx(list(wanted.logprobs))
         assert len(found.logprobs.tokens) == len(wanted.token_ids)
+        starts = [sum(map(len, found.logprobs.tokens[:place])) for place in range(len(wanted.token_ids))]
+        assert found.logprobs.text_offset == starts
         assert (found.text, found.finish_reason) == (wanted.text, wanted.finish_reason)
         assert found.prompt_token_ids
     written = sum(len(each.token_ids) for each in ours.values())
@@ -92,6 +94,8 @@ def test_a_stream_brings_piece_by_piece_what_comes_at_once_otherwise(serve_sim):
     for choice in whole.choices:
         mine = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
         assert [token for each in mine for token in each.token_ids] == choice.token_ids
+        offsets = [place for each in mine for place in each.logprobs.text_offset]
+        assert offsets == choice.logprobs.text_offset
         assert [score for each in mine for score in each.logprobs.token_logprobs] == pytest.approx(
             choice.logprobs.token_logprobs
         )
