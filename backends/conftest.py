@@ -20,7 +20,7 @@ import pytest
 from seer_worker.client.engine import WorkerClient
 from seer_worker.client.local import LocalWorker
 
-from seer_core.model import Sampling
+from seer_core.model import Sampling, StructuredOutputs
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.drafting import SourceSpec, StepTimes
@@ -38,6 +38,8 @@ CONTROLLED = {
     "bias": Sampling(1.0, logit_bias={5: 6.0, 9: -100.0}),
     "allowed": Sampling(1.0, allowed_token_ids=tuple(range(2, 40))),
     "bad words": Sampling(1.0, logit_bias={5: 8.0, 6: 8.0}, bad_words=((5, 6), (6, 6, 5), (7,))),
+    "regex": Sampling(1.0, structured_outputs=StructuredOutputs(regex="(w1[0-9]w[2-5]){4,12}")),
+    "choice": Sampling(1.0, structured_outputs=StructuredOutputs(choice=("w5w6w7", "w10w11", "w9"))),
     "min_tokens": Sampling(1.0, logit_bias={EOS: 8.0}, min_tokens=30),
     "stop token": Sampling(1.0, stop_token_ids=(17, 50)),
     "ignore_eos": Sampling(1.0, logit_bias={EOS: 4.0}, ignore_eos=True),
@@ -379,7 +381,7 @@ def prompts() -> Callable[..., list[list[int]]]:
     return make
 
 
-@pytest.fixture(params=["min_tokens", "bad words", "stop", "all, greedy", "all, drawn"])
+@pytest.fixture(params=["regex", "min_tokens", "bad words", "stop", "all, greedy", "all, drawn"])
 def most_controlled(request: pytest.FixtureRequest) -> Sampling:
     """A sampling of those whose controls look at earlier tokens, one after the other."""
     return CONTROLLED[request.param]

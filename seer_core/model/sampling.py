@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from seer_core.errors import quote
 
-__all__ = ["CONTROLS", "MOST_TOP_K", "Sampling", "SamplingChoice"]
+__all__ = ["CONTROLS", "MOST_TOP_K", "Sampling", "SamplingChoice", "StructuredOutputs"]
 
 MOST = 1e100
 """Stands for no bound; see ``seer_core.plugins.config_types``."""
@@ -36,6 +36,34 @@ MOST_BIAS = 100.0
 Penalty = Annotated[float, Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Bias = Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 Token = Annotated[int, Meta(ge=0)]
+
+
+class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The form that a response has; one of these."""
+
+    json: str | dict[str, Any] | None = None
+    """JSON after this schema."""
+    json_object: bool | None = None
+    """Whether it is any object of JSON."""
+    regex: str | None = None
+    """Text that this regular expression matches as a whole."""
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """Text of this grammar, in the EBNF of xgrammar, whose rule ``root`` is the whole."""
+
+    @property
+    def flaw(self) -> str | None:
+        """Why it is none."""
+        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            return (
+                f"structured_outputs has {' and '.join(given) or 'nothing'}; give one of json, json_object,"
+                " regex, choice and grammar"
+            )
+        if self.choice is not None and not all(self.choice):
+            return "structured_outputs has an empty choice; give texts"
+        return None
 
 
 class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -66,6 +94,8 @@ class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """The tokens that may be written; an empty list allows all."""
     bad_words: tuple[str | tuple[Token, ...], ...] | None = None
     """Words that are not written, as text or as token ids."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the response has: JSON after a schema, a regular expression, a choice or a grammar."""
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     """So many tokens are written before the response may end by a token or at a stop string."""
     stop: str | tuple[str, ...] | None = None
@@ -111,6 +141,8 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """The tokens that may be written; none named allows all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that are not written."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the response has."""
     min_tokens: int = 0
     """So many tokens are written before the response may end by a token or at a stop string."""
     stop: tuple[str, ...] = ()
@@ -143,6 +175,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             or self.logit_bias
             or self.allowed_token_ids
             or self.bad_words
+            or self.structured_outputs
             or self.min_tokens
         )
 
@@ -189,7 +222,8 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             return f"logit_bias goes beyond {-MOST_BIAS:g} to {MOST_BIAS:g}"
         if self.min_tokens < 0:
             return f"min_tokens is {quote(self.min_tokens)}; it must be at least 0"
-        return self._flaw_of_tokens(vocab_size) or self._flaw_of_stops()
+        form = None if self.structured_outputs is None else self.structured_outputs.flaw
+        return form or self._flaw_of_tokens(vocab_size) or self._flaw_of_stops()
 
     def _flaw_of_tokens(self, vocab_size: int) -> str | None:
         named = {

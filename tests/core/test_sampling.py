@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from seer_core.errors import PromptError
-from seer_core.model import PromptGroup, Sampling, SamplingChoice
+from seer_core.model import PromptGroup, Sampling, SamplingChoice, StructuredOutputs
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
@@ -83,6 +83,15 @@ def test_bad_words_are_tokens_at_the_beginning_of_a_text_and_within_it():
         ({"stop": ("",)}, "stop has an empty string"),
         ({"stop": ("a" * 1001,)}, "a stop string has 1,001 characters; it may have 1,000"),
         ({"stop": ("\ud800",)}, "a stop string has half of a character"),
+        ({"structured_outputs": StructuredOutputs()}, "structured_outputs has nothing; give one of json"),
+        (
+            {"structured_outputs": StructuredOutputs(json={}, regex="a")},
+            "structured_outputs has json and regex; give one of json",
+        ),
+        (
+            {"structured_outputs": StructuredOutputs(choice=("a", ""))},
+            "structured_outputs has an empty choice",
+        ),
         ({"min_tokens": -1}, "min_tokens is -1; it must be at least 0"),
         ({"min_tokens": 9}, "min_tokens is 9, max_tokens 8; lower min_tokens"),
     ],
@@ -97,6 +106,7 @@ def test_a_group_made_by_hand_is_held_to_the_ranges(fields, fact):
 def test_a_control_that_the_engines_do_not_have_is_refused_by_its_name(name):
     values = {"logit_bias": {5: 1.0}, "allowed_token_ids": [5], "bad_words": ["a"], "stop": "a"}
     values |= {"stop_token_ids": [5], "ignore_eos": True, "min_tokens": 3}
+    values |= {"structured_outputs": {"json": {"type": "object"}}}
     record, others = {name: values.get(name, 0.5)}, tuple(each for each in CONTROLS if each != name)
     assert getattr(sampling(record), name)
     with pytest.raises(PromptError, match=f"{name} is not supported by this engine; leave it out"):
@@ -118,6 +128,9 @@ def test_only_fields_that_shape_tokens_set_a_sampling_apart_from_the_model_s_dis
 
 def test_messages_have_only_what_is_not_usual():
     assert msgspec.json.encode(Sampling()) == b"{}"
-    every = Sampling(0.5, logit_bias={5: 1.0}, bad_words=((5, 6),), stop=("a",), ignore_eos=True)
+    form = StructuredOutputs(json={"type": "object"})
+    every = Sampling(
+        0.5, structured_outputs=form, logit_bias={5: 1.0}, bad_words=((5, 6),), stop=("a",), ignore_eos=True
+    )
     assert msgspec.json.decode(msgspec.json.encode(every), type=Sampling) == every
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(every), type=Sampling) == every

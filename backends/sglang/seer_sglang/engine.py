@@ -111,7 +111,8 @@ class SglangEngine:
         self.config = self.scheduler.model_config
         self.vocab_size: int = self.config.vocab_size
         ends = self.config.hf_eos_token_id or ()
-        self.sampler = SglangSampler(self.vocab_size, torch.device(self.runner.device), ends)
+        device = torch.device(self.runner.device)
+        self.sampler = SglangSampler(self.vocab_size, device, ends, args.model_path)
         self.runner.sampler = self.sampler
         if args.attention_backend == "torch_native":
             attention.install(self.runner.attn_backend)

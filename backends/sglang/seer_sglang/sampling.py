@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.sampler import Sampler
 from torch import Tensor
 
@@ -58,8 +60,9 @@ class ChunkState:
 class SglangSampler:
     """Samples for a model runner; stands in for its ``sampler``."""
 
-    def __init__(self, vocab_size: int, device: torch.device, ends: Collection[int]) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, ends: Collection[int], model_dir: str) -> None:
         self._sampler = Sampler(vocab_size, device)
+        self._grammars = partial(grammars_of, model_dir, vocab_size)
         self._ends = ends
         self._vocab_size = vocab_size
         self.batch: Sequence[ChunkState] = ()
@@ -110,7 +113,9 @@ class SglangSampler:
         def text(row: int) -> Sequence[int]:
             return writings[row].text(positions[row], drafts(row))
 
-        return self._sampler.choose(logits[:, : self._vocab_size], jobs, positions, text, self._ends)
+        return self._sampler.choose(
+            logits[:, : self._vocab_size], jobs, positions, text, self._ends, self._grammars
+        )
 
     def keep(
         self, writings: Sequence[ChunkState], positions: Sequence[int], logprobs: Sequence[float]

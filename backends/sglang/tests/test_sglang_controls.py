@@ -1,15 +1,20 @@
 """A real SGLang under every sampling control, which holds however the work is cut."""
 
+import re
 from itertools import pairwise
 
 import pytest
 from msgspec import structs
 
-from seer_core.model import Sampling
+from seer_core.model import Sampling, StructuredOutputs
 
 pytestmark = pytest.mark.engine
 
 EOS, TOKENS = 2, 60
+
+
+def joined(response):
+    return "".join(f"w{token}" for token in response if token > 2)
 
 
 def text_of(response):
@@ -51,6 +56,41 @@ def test_only_allowed_tokens_are_written_and_no_bad_words(roomy, prompts):
     for response in roomy.whole(prompts(6), some, TOKENS):
         assert set(response) <= {3, 4, 6}
         assert (3, 4) not in pairwise(response)
+
+
+def test_a_response_has_the_form_that_was_asked_for(roomy, prompts):
+    pattern, choices = re.compile("(w1[0-9]w[2-5]){2,6}"), ("w5w6w7", "w10w11", "w9")
+    matching = Sampling(1.0, structured_outputs=StructuredOutputs(regex=pattern.pattern))
+    for response in roomy.whole(prompts(8), matching, TOKENS):
+        assert pattern.fullmatch(joined(response))
+        assert response[-1] == EOS
+    chosen = Sampling(1.0, structured_outputs=StructuredOutputs(choice=choices))
+    found = {joined(response) for response in roomy.whole(prompts(16), chosen, TOKENS)}
+    assert found <= set(choices)
+    assert len(found) > 1
+    blind = Sampling(1.0, structured_outputs=StructuredOutputs(choice=("w50w51",)), logit_bias={5: 20.0})
+    for response in roomy.whole(prompts(4), blind, TOKENS):
+        assert response == [5, EOS]  # no token begins with 0: behind w5 none goes on
+
+
+def test_log_probs_stay_the_model_s_own_under_every_mask(roomy, prompts):
+    [prompt] = prompts(1)
+    matching = Sampling(1.0, structured_outputs=StructuredOutputs(regex="w17w18"))
+    [output] = roomy.run(roomy.chunks([roomy.job(prompt, 8, 3, matching)]))
+    assert output.token_ids == [17, 18, EOS]
+    assert max(output.logprobs) < -0.5  # under the mask it would be 0: there is one token
+    [plain] = roomy.run(roomy.chunks([roomy.job(prompt, 1, 3, Sampling(0.0, allowed_token_ids=(17,)))]))
+    assert plain.logprobs == pytest.approx(output.logprobs[:1], abs=1e-4)
+
+
+def test_a_grammar_that_is_none_fails_its_own_chunk_alone(roomy, prompts):
+    [prompt] = prompts(1)
+    broken = Sampling(1.0, structured_outputs=StructuredOutputs(regex="(w1"))
+    bad, good = roomy.job(prompt, 8, 3, broken), roomy.job(prompt, 8, 3, Sampling(1.0))
+    roomy.engine.submit(bad)
+    roomy.run(roomy.chunks([good]))
+    roomy.run(roomy.until(lambda: bad.id in roomy.failures))
+    assert "structured_outputs is no grammar" in roomy.failures[bad.id]
 
 
 def test_eos_does_not_end_a_response_that_ignores_it(roomy, prompts):

@@ -19,11 +19,13 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from seer_worker.sampling.controls import Controlled, control
+from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
@@ -131,8 +133,11 @@ class VllmSampler:
             if params is not None:
                 extra = params.extra_args or {}
                 text, ends = texts[request, :position], params.all_stop_token_ids
-                rows.append(Controlled(row, extra["sampling"], extra["prompt_tokens"], text, ends))
-        return control(logits, rows)
+                sampling, prompt_tokens, id = (
+                    extra[each] for each in ("sampling", "prompt_tokens", "request")
+                )
+                rows.append(Controlled(row, sampling, prompt_tokens, text, ends, id))
+        return control(logits, rows, partial(grammars_of, self._runner.model_config.model, logits.shape[1]))
 
     def _seeds_on(self, device: torch.device) -> Tensor:
         """Return the requests' seeds, kept while the batch stays."""

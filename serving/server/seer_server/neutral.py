@@ -31,10 +31,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "length_penalty": (1,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
-from seer_core.model import SamplingChoice
+from seer_core.model import SamplingChoice, StructuredOutputs
 from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 
 __all__ = [
@@ -46,6 +46,37 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of each choice that the client has of a stream that broke off; this one begins after them."""
 
 
+class JsonSchema(msgspec.Struct, frozen=True):
+    """A schema as OpenAI has it; its name, its description and ``strict`` change nothing."""
+
+    schema: dict[str, Any]
+    """The schema of JSON."""
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of an answer, as OpenAI has it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """Whether it is text of any form, an object of JSON, or JSON after a schema."""
+    json_schema: JsonSchema | None = None
+    """The schema, with ``type`` ``json_schema``."""
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """Return the same as Seer has it.
+
+        Raises:
+            FieldError: the schema is missing.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return StructuredOutputs(json_object=True)
+        if self.json_schema is None:
+            raise FieldError("response_format has no json_schema; give one", "response_format")
+        return StructuredOutputs(json=self.json_schema.schema)
+
+
 class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that completions and chats share.
 
@@ -60,6 +91,8 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     """The most tokens of each response."""
     seed: int | None = None
     """The group's seed."""
+    response_format: ResponseFormat | None = None
+    """The form of the answer, as OpenAI has it."""
     stream: bool | None = None
     """Whether the tokens are sent as server-sent events while they are written."""
     stream_options: StreamOptions | None = None
@@ -205,6 +238,10 @@ def records(asked: GenerationRequest, group: str) -> list[dict[str, Any]]:
         name: getattr(asked, name) for name in ("n", "seed", "timeout_s", *SamplingChoice.__struct_fields__)
     }
     common["max_tokens"] = asked.most_tokens
+    if asked.response_format is not None and (form := asked.response_format.form) is not None:
+        if asked.structured_outputs is not None:
+            raise FieldError("give response_format or structured_outputs, and not both", "response_format")
+        common["structured_outputs"] = form
     if asked.priority is not None:
         common["labels"] = {"priority": str(asked.priority)}
     return [

@@ -23,6 +23,7 @@ CONTROLS = {
     "min_tokens": 0,
     "presence_penalty": 0,
     "repetition_penalty": 1,
+    "response_format": {"type": "text"},
     "stop": [],
     "stop_token_ids": [],
     "include_stop_str_in_output": True,

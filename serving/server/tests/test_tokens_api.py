@@ -94,6 +94,7 @@ def test_each_call_without_a_name_gets_other_tokens(serve_sim):
         ({"sampling_params": {"n": 0}}, "sampling_params"),
         ({"sampling_params": {"stop": ["a"]}}, "stop"),
         ({"sampling_params": {"structured_outputs": {"regex": "a"}}}, "structured_outputs"),
+        ({"sampling_params": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"sampling_params": {"logprobs": 5}}, "sampling_params"),
         ({"output_mode": "images"}, "output_mode"),
         ({"model": "gpt"}, "model"),

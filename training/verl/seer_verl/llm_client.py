@@ -24,6 +24,7 @@ CONTROLS = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "structured_outputs",
     "min_tokens",
     "stop",
     "stop_token_ids",

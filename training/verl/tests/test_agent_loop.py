@@ -149,7 +149,7 @@ def test_newer_trainers_have_to_be_synchronous(configure, server):
     ("arguments", "words"),
     [
         ({"image_data": [1]}, "text alone"),
-        ({"sampling_params": {"structured_outputs": {"choice": ["a"]}}}, "structured_outputs"),
+        ({"sampling_params": {"prompt_logprobs": 1}}, "prompt_logprobs"),
     ],
 )
 def test_a_request_for_something_else_is_refused(configure, server, arguments, words):

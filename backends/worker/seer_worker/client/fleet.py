@@ -50,7 +50,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Few = Annotated[int, Meta(ge=1, le=10_000)]
 """Type of a setting that is an integer from 1 to 10,000, such as a number of instances or threads."""
 
-NEEDS_TOKENIZER = ("bad_words", "stop", "include_stop_str_in_output")
+NEEDS_TOKENIZER = ("bad_words", "structured_outputs", "stop", "include_stop_str_in_output")
 """The fields of ``Sampling`` that are about text."""
 
 NAME_A_MODEL = "give a directory with a Hugging Face model's files; nothing is downloaded"

@@ -20,6 +20,7 @@ from msgspec import structs
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.sampling import StructuredOutputs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput
 from seer_core.ports.kv import KVStore, StoreContext, StoreSpec
@@ -357,6 +358,7 @@ class CoreAdapter:
         self._core = core
         self._forward = ModelForward(core) if forward is None else forward
         self._jobs: dict[str, ChunkJob] = {}
+        self._tokenizer_dir = start.tokenizer_dir
         self._stops = StopStrings(ModelTokenizer(Path(start.tokenizer_dir)).decode)
         self._poisoned = False
         self._pool_degradations = DegradationLog("kv_pool")
@@ -373,6 +375,8 @@ class CoreAdapter:
 
     def submit(self, job: ChunkJob) -> None:
         """Queue a chunk."""
+        if job.sampling.structured_outputs is not None:
+            self._check_grammar(job.sampling.structured_outputs)
         self._core.add(job, self._salt, self._forward.sample(job))
         self._jobs[job.id] = job
         self._stops.open(job)
@@ -523,6 +527,14 @@ class CoreAdapter:
         host = StoreContext(self.info.id, *self._core.kv_block(), report, node_name(), address)
         self._store = STORE.make(spec.path, spec.settings, host)
         self._pooled = self._core.share(self._store, report)
+
+    def _check_grammar(self, wanted: StructuredOutputs) -> None:
+        from seer_worker.sampling.grammars import grammars_of  # imports torch
+
+        try:
+            grammars_of(self._tokenizer_dir, self._core.vocab_size).compile(wanted)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
 
     def _stopped(self, ended: Sequence[EndedChunk]) -> Sequence[EndedChunk]:
         """Return the chunks that a step has ended, with those that end at a stop string."""

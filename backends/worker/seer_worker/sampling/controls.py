@@ -1,16 +1,17 @@
 """Changes of logits by a request's sampling, before a token is drawn by temperature, top-k and top-p.
 
-The rules and their order are vLLM's: allowed tokens, bad words, ``min_tokens``, biases, penalties, and min-p.
-They depend on the logits, the prompt and the response's tokens before the position, and on nothing else, so
-a response is the same with any chunks, batch and drafts.
+The rules and their order are vLLM's: structured outputs, allowed tokens, bad words, ``min_tokens``, biases,
+penalties, and min-p.  They depend on the logits, the prompt and the response's tokens before the position,
+and on nothing else, so a response is the same with any chunks, batch and drafts.
 
-Where the rules leave no token, all but ``allowed_token_ids`` are void at that position.
+Where the rules leave no token, all but structured outputs and ``allowed_token_ids`` are void at that
+position.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,6 +24,8 @@ from seer_core.model import Sampling
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from seer_worker.sampling.grammars import Grammars
+
 __all__ = ["Controlled", "control"]
 
 
@@ -31,7 +34,7 @@ class Controlled:
     """A row of logits whose request's sampling changes them.
 
     ``token_ids`` are all tokens before the position, of which the first ``prompt_tokens`` are the prompt's;
-    ``ends`` are the tokens that end the response.
+    ``ends`` are the tokens that end the response; ``request_id`` is its request's.
     """
 
     row: int
@@ -39,23 +42,33 @@ class Controlled:
     prompt_tokens: int
     token_ids: Sequence[int] | NDArray[np.integer]
     ends: Collection[int]
+    request_id: str = ""
 
 
-def control(logits: Tensor, rows: Sequence[Controlled]) -> Tensor:
-    """Return logits, float32 [rows, vocab], with these rows changed; those given stay as they are."""
+def control(
+    logits: Tensor, rows: Sequence[Controlled], grammars: Callable[[], Grammars] | None = None
+) -> Tensor:
+    """Return logits, float32 [rows, vocab], with these rows changed; those given stay as they are.
+
+    ``grammars`` returns those of the model, for rows with structured outputs.
+    """
     if not rows:
         return logits
     logits = logits.clone()
     for each in rows:
-        _control(logits[each.row], each)
+        _control(logits[each.row], each, grammars)
     return logits
 
 
-def _control(logits: Tensor, row: Controlled) -> None:
+def _control(logits: Tensor, row: Controlled, grammars: Callable[[], Grammars] | None) -> None:
     """Change a row, [vocab], in place."""
     sampling = row.sampling
     token_ids = np.asarray(row.token_ids, dtype=np.int64)
     written = token_ids[row.prompt_tokens :]
+    if sampling.structured_outputs is not None:
+        assert grammars is not None
+        form = sampling.structured_outputs
+        grammars().mask(logits, form, row.request_id, written.tolist(), row.ends)
     if sampling.allowed_token_ids:
         allowed = _index(sampling.allowed_token_ids, logits)
         kept = logits[allowed]

@@ -10,6 +10,7 @@ from torch import Tensor
 from seer_core.ports.engine import ChunkJob
 from seer_worker.process.instance import LogitRow
 from seer_worker.sampling.controls import Controlled, control
+from seer_worker.sampling.grammars import Grammars
 from seer_worker.sampling.keyed import keyed_choices, noise_steps
 
 __all__ = ["LogitRecorder", "Sampler"]
@@ -54,6 +55,7 @@ class Sampler:
         positions: Sequence[int],
         text: Callable[[int], Sequence[int]] | None = None,
         ends: Collection[int] = (),
+        grammars: Callable[[], Grammars] | None = None,
     ) -> tuple[list[int], list[float]]:
         """Return the next token of each chunk, and its log-prob in the model's own distribution.
 
@@ -63,6 +65,7 @@ class Sampler:
             positions: how many tokens each has so far, prompt included.
             text: returns these tokens, by the row; without it no sampling may change logits.
             ends: the tokens with which the model ends a response.
+            grammars: returns those of the model; without it no sampling may have structured outputs.
         """
         logits = logits.to(torch.float32)
         sampling = [job.sampling for job in jobs]
@@ -70,7 +73,7 @@ class Sampler:
         top_k = [min(each.top_k, self._vocab_size) or self._vocab_size for each in sampling]
         self.watch.see(logits, seeds, places)
         chosen = keyed_choices(
-            control(logits, _controlled(jobs, text, ends)),
+            control(logits, _controlled(jobs, text, ends), grammars),
             torch.tensor([each.temperature for each in sampling], device=self._device),
             self._column(top_k) if min(top_k) < self._vocab_size else None,
             torch.tensor([each.top_p for each in sampling], device=self._device)
@@ -97,5 +100,5 @@ def _controlled(
             if text is None:
                 raise ValueError(f"this engine has no {', '.join(job.sampling.controls)}")
             stops = {*ends, *job.sampling.stop_token_ids}
-            found.append(Controlled(row, job.sampling, job.prompt_tokens, text(row), stops))
+            found.append(Controlled(row, job.sampling, job.prompt_tokens, text(row), stops, job.request_id))
     return found

@@ -1,0 +1,156 @@
+"""Masks of structured outputs, by xgrammar, the back end that vLLM and SGLang have in common.
+
+A mask depends on the grammar and the response's tokens alone.  A matcher is kept for each request, and is
+brought to the tokens that are asked for: it goes on, or back behind drafts that were not accepted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import torch
+from torch import Tensor
+
+from seer_core.error_origin import one_line
+from seer_core.model.sampling import StructuredOutputs
+
+__all__ = ["Grammars", "grammars_of"]
+
+MOST_MATCHERS = 4096
+"""Requests whose matchers are kept; that of another begins anew, from the response's tokens."""
+
+THREADS = 2
+"""Those that compile a grammar."""
+
+
+@attrs.define(eq=False)
+class _Followed:
+    """A matcher, and the tokens that it has accepted."""
+
+    matcher: Any
+    accepted: list[int]
+
+    def go_to(self, token_ids: Sequence[int]) -> bool:
+        """Bring the matcher behind these tokens; return whether the grammar allows them and goes on."""
+        wanted = list(token_ids)
+        same = len(self.accepted)
+        if wanted[:same] != self.accepted:
+            pairs = enumerate(zip(self.accepted, wanted, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), min(same, len(wanted)))
+            self.matcher.rollback(len(self.accepted) - same)
+            del self.accepted[same:]
+        for token in wanted[same:]:
+            if self.matcher.is_terminated() or not self.matcher.accept_token(token):
+                return False
+            self.accepted.append(token)
+        return not self.matcher.is_terminated()
+
+
+class Grammars:
+    """The grammars of a model's requests.
+
+    Args:
+        model_dir: has the model's tokenizer.
+        vocab_size: the model's, which may be larger than the tokenizer's.
+    """
+
+    def __init__(self, model_dir: Path, vocab_size: int) -> None:
+        import xgrammar
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+        self._xgrammar: Any = xgrammar
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS)
+        self._compiled: dict[bytes, Any] = {}
+        self._followed: OrderedDict[tuple[str, bytes], _Followed] = OrderedDict()
+        self._bitmask: Tensor = xgrammar.allocate_token_bitmask(1, vocab_size)
+
+    def compile(self, wanted: StructuredOutputs) -> Any:
+        """Return a grammar, compiled the first time.
+
+        Raises:
+            ValueError: it is none.
+        """
+        key = _key(wanted)
+        if key not in self._compiled:
+            try:
+                self._compiled[key] = self._compile(wanted)
+            except Exception as error:  # the library's errors are RuntimeErrors of several kinds
+                raise ValueError(
+                    f"structured_outputs is no grammar: {one_line(error)}; correct it"
+                ) from error
+        return self._compiled[key]
+
+    def _compile(self, wanted: StructuredOutputs) -> Any:
+        compiler = self._compiler
+        if wanted.json is not None:
+            schema = wanted.json
+            text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+            return compiler.compile_json_schema(text, any_whitespace=True)
+        if wanted.json_object:
+            return compiler.compile_json_schema('{"type": "object"}', any_whitespace=True)
+        if wanted.regex is not None:
+            return compiler.compile_regex(wanted.regex)
+        if wanted.choice is not None:
+            return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, wanted.choice)))
+        assert wanted.grammar is not None
+        return compiler.compile_grammar(wanted.grammar)
+
+    def mask(
+        self,
+        logits: Tensor,
+        wanted: StructuredOutputs,
+        request_id: str,
+        written: Sequence[int],
+        ends: Collection[int],
+    ) -> None:
+        """Set the logits of tokens that the grammar does not allow to -inf, in place.
+
+        Where no token of the vocabulary goes on as the grammar has it, those that end the response remain.
+
+        Args:
+            logits: a row, float32 [vocab].
+            wanted: the grammar.
+            request_id: names the matcher; another request may have had the name.
+            written: the response's tokens.
+            ends: the tokens that end the response, which the grammar allows where it is complete.
+        """
+        key = (request_id, _key(wanted))
+        followed = self._followed.pop(key, None)
+        if followed is None:
+            stops = sorted(ends) or None
+            matcher = self._xgrammar.GrammarMatcher(self.compile(wanted), override_stop_tokens=stops)
+            followed = _Followed(matcher, [])
+        self._followed[key] = followed
+        if len(self._followed) > MOST_MATCHERS:
+            self._followed.popitem(last=False)
+        if followed.go_to(written):
+            followed.matcher.fill_next_token_bitmask(self._bitmask)
+            last = sorted(ends)
+            kept = logits[last]
+            self._xgrammar.apply_token_bitmask_inplace(logits[None], self._bitmask.to(logits.device))
+            if torch.isneginf(logits.max()):
+                logits[last] = kept
+
+
+@cache
+def grammars_of(model_dir: str, vocab_size: int) -> Grammars:
+    """Return the grammars of a model, which all of this process share."""
+    return Grammars(Path(model_dir), vocab_size)
+
+
+def _key(wanted: StructuredOutputs) -> bytes:
+    return msgspec.msgpack.encode(wanted, order="deterministic")
+
+
+def _literal(text: str) -> str:
+    """Return a string of xgrammar's EBNF."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(each, each) for each in text) + '"'
