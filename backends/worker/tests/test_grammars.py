@@ -1,4 +1,4 @@
-"""Masks of structured outputs depend on the tokens alone, whatever a matcher has followed before."""
+"""Masks of structured outputs depend on the tokens alone, wherever a matcher has been before."""
 
 import json
 
