@@ -85,6 +85,7 @@ OPERATIONS = {
             choices={"type": "array", "items": {"type": "object"}},
         ),
     ),
+    ("GET", "/metrics"): Operation(None, "Lines of Prometheus' text format.", None, "text/plain"),
     ("GET", "/version"): Operation(None, "`version`: that of Seer.", record(version={"type": "string"})),
     ("GET", "/v1/models"): Operation(
         None,

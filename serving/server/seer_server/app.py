@@ -39,6 +39,7 @@ from seer_server.http import (
     refusal,
     unless_disconnected,
 )
+from seer_server.metrics import Metrics
 from seer_server.neutral import FieldError
 from seer_server.protocol import (
     ChatRequest,
@@ -75,7 +76,11 @@ def make_app(
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
     unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
     """
-    broker = RolloutBroker(make_runtime, most_requests, journal)
+    metrics = Metrics()
+    broker = RolloutBroker(make_runtime, most_requests, journal, [metrics])
+    metrics.read("unfinished_requests", "Responses that are not over", lambda: broker.unfinished)
+    metrics.read("weight_version", "The weights that are loaded", lambda: broker.runtime.weight_version)
+    metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
     service, batches = _Service(broker, model), Batches(broker)
     reservations, control = Reservations(broker), Control(broker, weight_roots)
 
@@ -103,6 +108,7 @@ def make_app(
             route("GET", "/v1/models", service.models, for_completions),
             route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
             route("POST", "/inference/v1/generate", service.generate, for_completions),
+            route("GET", "/metrics", metrics.expose),
             route("GET", "/version", service.version, for_completions),
             route("POST", "/tokenize", service.tokenize, for_completions),
             route("POST", "/detokenize", service.detokenize, for_completions),

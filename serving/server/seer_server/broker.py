@@ -92,8 +92,9 @@ class RolloutBroker(Observer):
         make_runtime: Callable[[Sequence[Observer]], Runtime],
         most_requests: int | None = None,
         journal: Journal | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        self.runtime = make_runtime([self])
+        self.runtime = make_runtime([self, *observers])
         self.reserved = self.instances_lost = 0
         self._most_requests, self._journal = most_requests, journal
         self._rollout: Rollout | None = None

@@ -1,0 +1,158 @@
+"""Figures of the server for Prometheus, counted from what the scheduler sees and does.
+
+Names follow Prometheus: counters end in ``_total``, and units are part of the name.  An instance that is
+started again counts on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+
+from seer_core.model import Completion
+from seer_core.model.events import (
+    ChunkFailed,
+    ChunkFinished,
+    Command,
+    Dispatch,
+    Event,
+    GroupsSubmitted,
+    InstanceDegraded,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    InstanceStopped,
+)
+from seer_core.ports.policy import Observer
+
+__all__ = ["Metrics"]
+
+SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200)
+TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+INSTANCE = ("instance",)
+
+
+class Metrics(Observer):
+    """Counts events; ``expose`` answers a scrape."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"seer_{name}", help, labels, registry=registry)
+
+        def gauge(name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"seer_{name}", help, labels, registry=registry)
+
+        self._groups = counter("groups", "Prompt groups that were submitted")
+        self._responses = counter("responses", "Responses that are over", ("finish_reason",))
+        self._chunks = counter("chunks", "Chunks that have finished", INSTANCE)
+        self._failures = counter("chunk_failures", "Chunks that an instance gave back", INSTANCE)
+        self._migrations = counter("migrations", "Chunks on another instance than the one before")
+        self._tokens = counter("generated_tokens", "Tokens of finished chunks", INSTANCE)
+        self._context = {
+            name: counter(f"{name}_tokens", f"Tokens of chunks' contexts whose KV {what}", INSTANCE)
+            for name, what in (
+                ("cached", "the instance had"),
+                ("pool", "came from the pool"),
+                ("prefilled", "was computed before the first new token"),
+            )
+        }
+        self._drafted = counter("draft_tokens", "Draft tokens that were verified", INSTANCE)
+        self._accepted = counter("accepted_draft_tokens", "Draft tokens that were accepted", INSTANCE)
+        self._losses = counter("instance_losses", "Instances that died by themselves", INSTANCE)
+        self._degraded = counter(
+            "instance_degradations", "Parts of instances that failed", ("instance", "part")
+        )
+        self._stepping = counter("instance_step_seconds", "Time that instances spent in steps", INSTANCE)
+        self._drafting = counter("instance_drafting_seconds", "The part of it that drafts took", INSTANCE)
+        self._up = gauge("instance_up", "Whether an instance takes chunks", INSTANCE)
+        self._running = gauge("instance_running_requests", "Requests that an instance decodes", INSTANCE)
+        self._waiting = gauge("instance_waiting_requests", "Requests that wait within an instance", INSTANCE)
+        self._kv = gauge("instance_kv_usage_ratio", "The share of an instance's KV in use", INSTANCE)
+        self._seconds = Histogram(
+            "seer_response_seconds", "From submission to the end", buckets=SECONDS, registry=registry
+        )
+        self._lengths = Histogram(
+            "seer_response_tokens", "Tokens of responses", buckets=TOKENS, registry=registry
+        )
+        self._spent: dict[tuple[str, str], float] = {}
+        self._submitted: dict[str, tuple[float, int]] = {}
+
+    def read(self, name: str, help: str, value: Callable[[], float]) -> None:
+        """Have a figure read whenever there is a scrape."""
+        Gauge(f"seer_{name}", help, registry=self._registry).set_function(value)
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Count an event, and what is done about it."""
+        match event:
+            case ChunkFinished():
+                self._count_chunk(event)
+            case InstanceReported():
+                self._take_report(event)
+            case GroupsSubmitted(groups):
+                self._groups.inc(len(groups))
+                self._submitted |= {group.id: (now, group.n) for group in groups}
+            case ChunkFailed():
+                self._failures.labels(event.instance_id).inc()
+            case InstanceStarted(info):
+                self._up.labels(info.id).set(1)
+            case InstanceLost() | InstanceStopped():
+                self._losses.labels(event.instance_id).inc(isinstance(event, InstanceLost))
+                self._down(event.instance_id)
+            case InstanceDegraded():
+                self._degraded.labels(event.instance_id, event.what).inc()
+        self._migrations.inc(sum(isinstance(each, Dispatch) and each.migrated for each in commands))
+
+    def completed(self, now: float, completion: Completion) -> None:
+        """Count a response that is over."""
+        self._responses.labels(completion.finish_reason).inc()
+        self._lengths.observe(len(completion.token_ids))
+        submitted_s, left = self._submitted.pop(completion.group_id, (now, 1))
+        self._seconds.observe(now - submitted_s)
+        if left > 1:
+            self._submitted[completion.group_id] = (submitted_s, left - 1)
+
+    async def expose(self, request: Request) -> Response:
+        """Return the server's figures in the text format of Prometheus."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _count_chunk(self, event: ChunkFinished) -> None:
+        instance = event.instance_id
+        self._chunks.labels(instance).inc()
+        self._tokens.labels(instance).inc(event.tokens)
+        self._drafted.labels(instance).inc(event.drafted)
+        self._accepted.labels(instance).inc(event.accepted)
+        for name, counter in self._context.items():
+            counter.labels(instance).inc(getattr(event, f"{name}_tokens"))
+
+    def _take_report(self, event: InstanceReported) -> None:
+        instance = event.instance_id
+        self._running.labels(instance).set(event.running)
+        self._waiting.labels(instance).set(event.waiting)
+        self._kv.labels(instance).set(event.kv_usage)
+        self._advance(self._stepping, instance, "steps", event.stepping_s)
+        self._advance(self._drafting, instance, "drafts", event.drafting_s)
+
+    def _advance(self, counter: Counter, instance: str, what: str, total_s: float) -> None:
+        """Count on to a total that begins anew when its instance does."""
+        before_s = self._spent.get((instance, what), 0.0)
+        counter.labels(instance).inc(total_s - before_s if total_s >= before_s else total_s)
+        self._spent[instance, what] = total_s
+
+    def _down(self, instance: str) -> None:
+        self._up.labels(instance).set(0)
+        for gauge in (self._running, self._waiting, self._kv):
+            gauge.labels(instance).set(0)
+        for what in ("steps", "drafts"):
+            self._spent.pop((instance, what), None)
