@@ -39,7 +39,8 @@ __all__ = ["Metrics"]
 
 SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200)
 TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-INSTANCE = ("instance",)
+ENGINE = ("engine",)
+"""An instance's id: ``instance`` is what Prometheus calls the server itself."""
 
 
 class Metrics(Observer):
@@ -56,30 +57,30 @@ class Metrics(Observer):
 
         self._groups = counter("groups", "Prompt groups that were submitted")
         self._responses = counter("responses", "Responses that are over", ("finish_reason",))
-        self._chunks = counter("chunks", "Chunks that have finished", INSTANCE)
-        self._failures = counter("chunk_failures", "Chunks that an instance gave back", INSTANCE)
+        self._chunks = counter("chunks", "Chunks that have finished", ENGINE)
+        self._failures = counter("chunk_failures", "Chunks that an instance gave back", ENGINE)
         self._migrations = counter("migrations", "Chunks on another instance than the one before")
-        self._tokens = counter("generated_tokens", "Tokens of finished chunks", INSTANCE)
+        self._tokens = counter("generated_tokens", "Tokens of finished chunks", ENGINE)
         self._context = {
-            name: counter(f"{name}_tokens", f"Tokens of chunks' contexts whose KV {what}", INSTANCE)
+            name: counter(f"{name}_tokens", f"Tokens of chunks' contexts whose KV {what}", ENGINE)
             for name, what in (
                 ("cached", "the instance had"),
                 ("pool", "came from the pool"),
                 ("prefilled", "was computed before the first new token"),
             )
         }
-        self._drafted = counter("draft_tokens", "Draft tokens that were verified", INSTANCE)
-        self._accepted = counter("accepted_draft_tokens", "Draft tokens that were accepted", INSTANCE)
-        self._losses = counter("instance_losses", "Instances that died by themselves", INSTANCE)
+        self._drafted = counter("draft_tokens", "Draft tokens that were verified", ENGINE)
+        self._accepted = counter("accepted_draft_tokens", "Draft tokens that were accepted", ENGINE)
+        self._losses = counter("instance_losses", "Instances that died by themselves", ENGINE)
         self._degraded = counter(
-            "instance_degradations", "Parts of instances that failed", ("instance", "part")
+            "instance_degradations", "Parts of instances that failed", ("engine", "part")
         )
-        self._stepping = counter("instance_step_seconds", "Time that instances spent in steps", INSTANCE)
-        self._drafting = counter("instance_drafting_seconds", "The part of it that drafts took", INSTANCE)
-        self._up = gauge("instance_up", "Whether an instance takes chunks", INSTANCE)
-        self._running = gauge("instance_running_requests", "Requests that an instance decodes", INSTANCE)
-        self._waiting = gauge("instance_waiting_requests", "Requests that wait within an instance", INSTANCE)
-        self._kv = gauge("instance_kv_usage_ratio", "The share of an instance's KV in use", INSTANCE)
+        self._stepping = counter("instance_step_seconds", "Time that instances spent in steps", ENGINE)
+        self._drafting = counter("instance_drafting_seconds", "The part of it that drafts took", ENGINE)
+        self._up = gauge("instance_up", "Whether an instance takes chunks", ENGINE)
+        self._running = gauge("instance_running_requests", "Requests that an instance decodes", ENGINE)
+        self._waiting = gauge("instance_waiting_requests", "Requests that wait within an instance", ENGINE)
+        self._kv = gauge("instance_kv_usage_ratio", "The share of an instance's KV in use", ENGINE)
         self._seconds = Histogram(
             "seer_response_seconds", "From submission to the end", buckets=SECONDS, registry=registry
         )

@@ -74,7 +74,7 @@ def figures():
 
     def value(name, **more):
         found, _ = scraped(generate_latest(metrics._registry).decode())
-        return found[f"seer_{name}"][tuple(sorted({"instance": "i", **more}.items()))]
+        return found[f"seer_{name}"][tuple(sorted({"engine": "i", **more}.items()))]
 
     return metrics, value
 
