@@ -11,6 +11,7 @@ from seer_server.batches import AbortRequest, BatchRequest
 from seer_server.control import LoadWeightsRequest, SleepRequest, UpdateRequest
 from seer_server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from seer_server.reservations import ReservationRequest, RowRequest
+from seer_server.responses_api import ResponsesRequest
 from seer_server.streams import NDJSON
 from seer_server.tokens_api import TokensRequest
 
@@ -75,6 +76,16 @@ OPERATIONS = {
     ),
     ("POST", "/v1/completions"): Operation(
         CompletionRequest, f"OpenAI's text completion. {STREAMED}", CHOICES
+    ),
+    ("POST", "/v1/responses"): Operation(
+        ResponsesRequest,
+        "OpenAI's response, with the version of the weights. With `stream` its events come as server-sent"
+        " events, and `[DONE]` in the end.",
+        record(
+            id={"type": "string"},
+            status={"type": "string"},
+            output={"type": "array", "items": {"type": "object"}},
+        ),
     ),
     ("POST", "/inference/v1/generate"): Operation(
         TokensRequest,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from seer_server.neutral import IGNORED, IN_CHATS, IN_COMPLETIONS, NEUTRAL
+from seer_server.responses_api import NEUTRAL as RESPONSES_NEUTRAL
 from seer_server.tokens_api import NEUTRAL as TOKENS_NEUTRAL
 from seer_server.tokens_api import NEUTRAL_SAMPLING as TOKENS_SAMPLING_NEUTRAL
 
@@ -48,14 +49,15 @@ def page() -> Page:
     ]
     found.heading(2, "Fields that change nothing")
     found.add(
-        "Clients of OpenAI and vLLM send fields that Seer does not have. Completions, chats and"
-        " `/inference/v1/generate`, tokens for short, take them with null or a value of this table, and"
+        "Clients of OpenAI and vLLM send fields that Seer does not have. Completions, chats,"
+        " responses and `/inference/v1/generate`, tokens for short, take them with null or a value of this table, and"
         " refuse any other. With any value they ignore " + ", ".join(f"`{name}`" for name in IGNORED) + "."
     )
     tables = (
         ("", NEUTRAL),
         ("completions", IN_COMPLETIONS),
         ("chats", IN_CHATS),
+        ("responses", RESPONSES_NEUTRAL),
         ("tokens", TOKENS_NEUTRAL | TOKENS_SAMPLING_NEUTRAL),
     )
     found.table(

@@ -57,9 +57,17 @@ class Answer:
         more = {"usage": None} if self.counts else {}
         return {**self._event, "choices": [choice], **self._prompt(part), **more}
 
+    def events(self, part: Part) -> list[dict[str, Any]]:
+        """Return the events of a piece: one."""
+        return [self.piece(part)]
+
     def last(self, numbers: dict[str, int]) -> dict[str, Any]:
         """Return the event that has the usage, after all pieces."""
         return {**self._event, "choices": [], "usage": numbers}
+
+    def closing(self, numbers: dict[str, int]) -> list[dict[str, Any]]:
+        """Return the events after all pieces: the usage, where it is asked for."""
+        return [self.last(numbers)] if self.counts else []
 
     @property
     def _event(self) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from seer_server.protocol import (
     skipped_tokens,
 )
 from seer_server.reservations import Reservations
+from seer_server.responses_api import ResponsesAnswer, parse_responses
 from seer_server.text import StreamedText
 from seer_server.tokens_api import TokensAnswer, parse_tokens
 
@@ -107,6 +108,7 @@ def make_app(
             route("POST", "/v1/completions", service.completions, for_completions),
             route("GET", "/v1/models", service.models, for_completions),
             route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
+            route("POST", "/v1/responses", service.respond, for_completions),
             route("POST", "/inference/v1/generate", service.generate, for_completions),
             route("GET", "/metrics", metrics.expose),
             route("GET", "/version", service.version, for_completions),
@@ -190,6 +192,12 @@ class _Service:
             request, asked.completion(), TokensAnswer(asked, self.model, self._tokenizer)
         )
 
+    async def respond(self, request: Request) -> Response:
+        """Answer with one response, in the form of OpenAI's Responses, at its end or as a stream."""
+        asked = parse_responses(await read_body(request))
+        chat = asked.chat()
+        return await self._roll_out(request, chat, ResponsesAnswer(asked, chat, self.model, self._tokenizer))
+
     async def version(self, request: Request) -> Response:
         """Return the version of Seer."""
         return JSONResponse({"version": version("seer-server")})
@@ -271,9 +279,10 @@ class _Service:
                 continue
             stop = update.stop_reason if isinstance(update, Completion) else None
             part = Part(places[name], text, new, scores, reason, prompts.pop(name, None), stop)
-            yield _event(answer.piece(part))
-        if answer.counts:
-            yield _event(answer.last(_usage(subscription, written.total())))
+            for event in answer.events(part):
+                yield _event(event)
+        for event in answer.closing(_usage(subscription, written.total())):
+            yield _event(event)
         yield b"data: [DONE]\n\n"
 
     def _require(self, model: str | None) -> None:
@@ -335,5 +344,6 @@ def _usage(subscription: Subscription, written: int) -> dict[str, int]:
     return usage(sum(len(group.prompt_token_ids) for group in subscription.groups), written)
 
 
-def _event(value: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+def _event(value: dict[str, Any]) -> bytes:
+    name = f"event: {value['type']}\n".encode() if "type" in value else b""
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
