@@ -50,8 +50,10 @@ def page() -> Page:
     found.heading(2, "Fields that change nothing")
     found.add(
         "Clients of OpenAI and vLLM send fields that Seer does not have. Completions, chats,"
-        " responses and `/inference/v1/generate`, tokens for short, take them with null or a value of this table, and"
-        " refuse any other. With any value they ignore " + ", ".join(f"`{name}`" for name in IGNORED) + "."
+        " responses and `/inference/v1/generate`, tokens for short, take them with null or a value of this"
+        " table, and refuse any other. With any value they ignore "
+        + ", ".join(f"`{name}`" for name in IGNORED)
+        + "."
     )
     tables = (
         ("", NEUTRAL),

@@ -273,6 +273,8 @@ class _Maker:
     earlier: Mapping[str, int] = attrs.Factory(dict)
     most_tokens: int | None = None
     names: Counter[str] = attrs.Factory(Counter)
+    samplings: list[Sampling] = attrs.Factory(list)
+    """The last one, which the next prompt shares if it is the same: there may be a million."""
 
     def group(self, record: PromptRecord) -> PromptGroup:
         """Raise PromptError where the record cannot be rolled out."""
@@ -308,7 +310,10 @@ class _Maker:
             if "bad_words" not in self.model.controls:
                 raise PromptError("bad_words is not supported by this engine; leave it out")
             fields["bad_words"] = _bad_words(words, self.tokenizer)
-        return Sampling(**fields)
+        found = Sampling(**fields)
+        if self.samplings != [found]:
+            self.samplings[:] = [found]
+        return self.samplings[0]
 
     def _name(self, token_ids: Sequence[int]) -> str:
         """Return 12 hexadecimal digits that depend on the prompt alone, and a number if it recurs."""
