@@ -1,6 +1,7 @@
 """Masks of structured outputs depend on the tokens alone, wherever a matcher has been before."""
 
 import json
+from threading import Event
 
 import pytest
 
@@ -133,6 +134,22 @@ def test_no_more_matchers_are_kept_than_there_is_room_for(model_dir, tokens_of, 
 def test_what_is_no_grammar_is_one_sentence(grammars, form):
     with pytest.raises(ValueError, match=r"^structured_outputs is no grammar: .*; correct it$"):
         grammars.compile(form)
+
+
+def test_a_grammar_that_takes_too_long_is_given_up_once(model_dir, monkeypatch):
+    monkeypatch.setattr("seer_worker.sampling.grammars.COMPILE_S", 0.05)
+    grammars, compiled, goes_on = Grammars(model_dir, VOCAB), [], Event()
+
+    def compile(wanted):
+        compiled.append(wanted)
+        goes_on.wait(60)
+
+    monkeypatch.setattr(grammars, "_compile", compile)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"takes more than 0\.05 s to compile; simplify it"):
+            grammars.compile(FORMS["regex"])
+    goes_on.set()
+    assert compiled == [FORMS["regex"]]
 
 
 def test_a_model_s_grammars_are_shared(model_dir, grammars):

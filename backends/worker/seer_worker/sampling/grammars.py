@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import attrs
@@ -24,6 +25,12 @@ __all__ = ["Grammars", "grammars_of"]
 
 MOST_MATCHERS = 4096
 """Requests whose matchers are kept; that of another begins anew, from the response's tokens."""
+
+MOST_GRAMMARS = 256
+"""Grammars that are kept, the newest."""
+
+COMPILE_S = 10.0
+"""So long a grammar may hold up an instance, when it is seen for the first time."""
 
 THREADS = 2
 """Those that compile a grammar."""
@@ -67,8 +74,8 @@ class Grammars:
         tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
         self._xgrammar: Any = xgrammar
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS)
-        self._compiled: dict[bytes, Any] = {}
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
+        self._compiled: OrderedDict[bytes, Any] = OrderedDict()
         self._followed: OrderedDict[tuple[str, bytes], _Followed] = OrderedDict()
         self._bitmask: Tensor = xgrammar.allocate_token_bitmask(1, vocab_size)
 
@@ -76,17 +83,33 @@ class Grammars:
         """Return a grammar, compiled the first time.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is none, or takes too long.
         """
         key = _key(wanted)
         if key not in self._compiled:
+            self._compiled[key] = self._compile_in_time(wanted)
+            if len(self._compiled) > MOST_GRAMMARS:
+                self._compiled.popitem(last=False)
+        found = self._compiled[key]
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    def _compile_in_time(self, wanted: StructuredOutputs) -> Any:
+        """Return a grammar, or why there is none; one that takes too long is left to its thread."""
+        found: list[Any] = []
+
+        def compile() -> None:
             try:
-                self._compiled[key] = self._compile(wanted)
+                found.append(self._compile(wanted))
             except Exception as error:  # the library's errors are RuntimeErrors of several kinds
-                raise ValueError(
-                    f"structured_outputs is no grammar: {one_line(error)}; correct it"
-                ) from error
-        return self._compiled[key]
+                found.append(f"structured_outputs is no grammar: {one_line(error)}; correct it")
+
+        thread = Thread(target=compile, daemon=True)
+        thread.start()
+        thread.join(COMPILE_S)
+        late = f"structured_outputs takes more than {COMPILE_S:g} s to compile; simplify it"
+        return found[0] if found else late
 
     def _compile(self, wanted: StructuredOutputs) -> Any:
         compiler = self._compiler
