@@ -61,7 +61,12 @@ def test_without_a_master_for_good_the_run_goes_on_and_stops(
     pool = make_pool(("a",), timeout_s=0.5)
     store = open_store(pool, "a")
     keys, data = blocks(5)
-    store.put(keys, data)
+
+    def written():  # a busy machine may take longer than timeout_s
+        store.put(keys, data)
+        return store.find(keys) == 5
+
+    until(written)
     master = master_of(pool)
     master.kill()
     master.wait(60)
