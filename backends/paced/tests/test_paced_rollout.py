@@ -192,12 +192,13 @@ def test_a_drafter_on_made_up_text_is_refused():
 def test_time_does_not_wait_for_what_comes_after_the_last_running_chunk_was_dropped():
     pytest.importorskip("vllm")
     from seer_worker.process.adapter import CoreAdapter
+    from seer_worker.process.stops import StopStrings
 
     instance = object.__new__(CoreAdapter)
     idles, dropped = [], []
     instance._forward = SimpleNamespace(idle=lambda: idles.append(True))
     instance._core = SimpleNamespace(drop=dropped.extend)
-    instance._jobs = {"a": None, "b": None}
+    instance._jobs, instance._stops = {"a": None, "b": None}, StopStrings(None)
     instance.abort("a")
     assert not idles
     instance.abort("b")

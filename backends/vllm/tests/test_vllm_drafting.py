@@ -47,12 +47,17 @@ def test_drafts_of_any_kind_change_no_token(roomy, drafting, drafts, prompts, sa
     assert "failed" not in drafting.reports[-1].drafting
 
 
-def test_drafts_are_verified_under_every_control(roomy, drafts, prompts, most_controlled):
-    expected = roomy.whole(prompts(4), most_controlled, 45)
+def test_drafts_are_verified_under_every_control(roomy, drafting, drafts, prompts, most_controlled):
+    def whole(harness):
+        return harness.whole(prompts(4), most_controlled, 45)
+
+    expected = whole(roomy)
+    assert drafts("perfect", expected, whole) == expected
+    divided = drafts("perfect", expected, lambda it: it.divided(prompts(4), most_controlled, 45, 11))
+    assert divided == expected
     further = [[*response, *range(3, 40)] for response in expected]  # drafts go on behind a stop
-    for kind in ("perfect", "mixed"):
-        assert drafts(kind, further, lambda it: it.whole(prompts(4), most_controlled, 45)) == expected
-    assert drafts("perfect", further, lambda it: it.divided(prompts(4), most_controlled, 45, 11)) == expected
+    assert drafts("mixed", further, whole) == expected
+    assert "failed" not in drafting.reports[-1].drafting
 
 
 def test_a_batch_of_greedy_and_random_requests_is_verified_each_by_its_own_rule(roomy, drafts, prompts):
