@@ -41,7 +41,7 @@ CONTROLS = {
     "presence_penalty": Sampling(presence_penalty=0.1),
     "frequency_penalty": Sampling(frequency_penalty=0.01),
     "logit_bias": Sampling(logit_bias={20: 0.5, 30: -0.5}),
-    "allowed_token_ids": Sampling(allowed_token_ids=tuple(range(120))),
+    "allowed_token_ids": Sampling(allowed_token_ids=tuple(range(94))),
     "bad_words": Sampling(bad_words=((20, 21), (40, 3, 5), (17, 17))),
     "min_tokens": Sampling(min_tokens=200),
     "stop": Sampling(stop=("so the", " be careful", "9 9"), min_tokens=100),
