@@ -90,6 +90,7 @@ async def roll_out_all_ways(
     greedy_n: int,
     overrides: Sequence[str] = (),
     samplings: Mapping[str, Sampling] = SAMPLINGS,
+    most_tokens: int = 1 << 30,
 ) -> list[dict[str, object]]:
     """Roll out in all ways with each sampling; return a row for each, compared with the first way's."""
     chunk = f"plugin.divided_rollout.chunk_tokens={CHUNK_TOKENS}"
@@ -99,7 +100,12 @@ async def roll_out_all_ways(
         for name, sampling in samplings.items():
             n = greedy_n if name == GREEDY else None
             chosen = [
-                msgspec.structs.replace(group, n=n or group.n, sampling=sampling)
+                msgspec.structs.replace(
+                    group,
+                    n=n or group.n,
+                    max_tokens=min(group.max_tokens, most_tokens),
+                    sampling=sampling,
+                )
                 for group in runtime.groups(prompts(groups), iteration=0)
             ]
             expected: dict[str, Completion] = {}
