@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ __all__ = [
     "DetokenizeRequest",
     "GenerationRequest",
     "StreamOptions",
+    "convert",
     "error_body",
     "kind_of",
     "parse",
@@ -46,6 +47,10 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of each choice that the client has of a stream that broke off; this one begins after them."""
 
 
+FormatType = Literal["text", "json_object", "json_schema"]
+"""The forms of an answer, as OpenAI names them."""
+
+
 class JsonSchema(msgspec.Struct, frozen=True):
     """A schema as OpenAI has it; its name, its description and ``strict`` change nothing."""
 
@@ -56,7 +61,7 @@ class JsonSchema(msgspec.Struct, frozen=True):
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The form of an answer, as OpenAI has it."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatType
     """Whether it is text of any form, an object of JSON, or JSON after a schema."""
     json_schema: JsonSchema | None = None
     """The schema, with ``type`` ``json_schema``."""
@@ -179,6 +184,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 A = TypeVar("A", bound=GenerationRequest)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def kind_of(body: bytes) -> type[GenerationRequest]:
@@ -196,17 +202,24 @@ def parse(body: bytes, kind: type[A]) -> A:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    chat = kind is ChatRequest
+    if kind is ChatRequest:
+        return convert(body, kind, "a chat", lambda fields: own_fields(fields, IN_CHATS))
+    return convert(body, kind, "completions", lambda fields: own_fields(fields, IN_COMPLETIONS))
+
+
+def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]], dict[str, Any]]) -> S:
+    """Read a request for ``what`` of any kind; ``own`` returns its fields without those that change nothing.
+
+    Raises:
+        PromptError: it is none, or asks for what Seer does not do.
+    """
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
-        own = own_fields(fields, IN_CHATS if chat else IN_COMPLETIONS)
-        asked = msgspec.convert(own, kind, str_keys=True)
+        asked = msgspec.convert(own(msgspec.json.decode(body, type=dict[str, Any])), kind, str_keys=True)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = "a chat" if chat else "completions"
         fault = printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)
         found = FIELD.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
         raise FieldError(fault, found and found[1]) from None
-    if asked.stream_options is not None and not asked.stream:
+    if getattr(asked, "stream_options", None) is not None and not getattr(asked, "stream", None):
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
     return asked
 

@@ -9,17 +9,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from seer_core.errors import printable
 from seer_core.model import SamplingChoice
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.neutral import FieldError, own_fields
 from seer_server.protocol import (
-    FIELD,
-    LONGEST_FAULT,
     ChatRequest,
+    FormatType,
     JsonSchema,
     ResponseFormat,
+    convert,
 )
 
 __all__ = ["ResponsesAnswer", "ResponsesRequest", "parse_responses"]
@@ -47,8 +46,8 @@ ROLES = {"developer": "system"}
 class TextFormat(msgspec.Struct, frozen=True):
     """The form of the text; its name and ``strict`` change nothing."""
 
-    type: str = "text"
-    """``text``, ``json_object`` or ``json_schema``."""
+    type: FormatType = "text"
+    """Whether it is text of any form, an object of JSON, or JSON after a schema."""
     schema: dict[str, Any] | None = None
     """The schema, with ``json_schema``."""
 
@@ -108,13 +107,7 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
         if self.text is None:
             return None
         form = self.text.format
-        schema = None if form.schema is None else JsonSchema(form.schema)
-        try:
-            return msgspec.convert(
-                {"type": form.type, "json_schema": schema}, ResponseFormat, from_attributes=True
-            )
-        except msgspec.ValidationError as error:
-            raise FieldError(f"text.format: {error}", "text") from None
+        return ResponseFormat(form.type, None if form.schema is None else JsonSchema(form.schema))
 
 
 def _message(item: dict[str, Any]) -> dict[str, Any]:
@@ -131,13 +124,7 @@ def parse_responses(body: bytes) -> ResponsesRequest:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    try:
-        own = own_fields(msgspec.json.decode(body, type=dict[str, Any]), NEUTRAL)
-        return msgspec.convert(own, ResponsesRequest, str_keys=True)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fault = printable(f"the body is no request for a response: {error}", LONGEST_FAULT)
-        found = FIELD.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
-        raise FieldError(fault, found and found[1]) from None
+    return convert(body, ResponsesRequest, "a response", lambda fields: own_fields(fields, NEUTRAL))
 
 
 class ResponsesAnswer(Answer):

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from seer_core.errors import PromptError, printable
 from seer_core.model import SamplingChoice
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
-from seer_server.neutral import FieldError, own_fields
-from seer_server.protocol import FIELD, LONGEST_FAULT, CompletionRequest, StreamOptions
+from seer_server.neutral import own_fields
+from seer_server.protocol import CompletionRequest, StreamOptions, convert
 
 __all__ = ["TokensAnswer", "TokensRequest", "TokensSampling", "parse_tokens"]
 
@@ -100,19 +99,14 @@ def parse_tokens(body: bytes) -> TokensRequest:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
-        own = own_fields({name: fields[name] for name in fields if name not in IGNORED}, NEUTRAL)
-        if isinstance(own.get("sampling_params"), dict):
-            own["sampling_params"] = own_fields(own["sampling_params"], NEUTRAL_SAMPLING)
-        asked = msgspec.convert(own, TokensRequest, str_keys=True)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fault = printable(f"the body is no request for tokens: {error}", LONGEST_FAULT)
-        found = FIELD.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
-        raise FieldError(fault, found and found[1]) from None
-    if asked.stream_options is not None and not asked.stream:
-        raise PromptError("stream_options is for streams; set stream as well, or leave it out")
-    return asked
+    return convert(body, TokensRequest, "tokens", _own)
+
+
+def _own(fields: dict[str, Any]) -> dict[str, Any]:
+    own = own_fields({name: fields[name] for name in fields if name not in IGNORED}, NEUTRAL)
+    if isinstance(own.get("sampling_params"), dict):
+        own["sampling_params"] = own_fields(own["sampling_params"], NEUTRAL_SAMPLING)
+    return own
 
 
 class TokensAnswer(Answer):
