@@ -35,7 +35,7 @@ from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import own_method, speculative_config
-from seer_vllm.scheduler import AccountingScheduler
+from seer_vllm.scheduler import AccountingScheduler, RequestAccount
 
 __all__ = ["VllmAdapter", "VllmCore"]
 
@@ -108,10 +108,7 @@ class VllmCore:
 
     def drop(self, job_ids: Sequence[str]) -> None:
         """Drop running chunks."""
-        self.engine.abort_request(list(job_ids))
-        self._close([self._requests[job_id] for job_id in job_ids])
-        for job_id in job_ids:
-            self._scheduler.settle(self._requests.pop(job_id))
+        self._leave(job_ids)
 
     def end(self, job_id: str) -> None:
         """Let a running chunk end with its next token."""
@@ -120,18 +117,15 @@ class VllmCore:
 
     def stop(self, job_id: str) -> EndedChunk:
         """End a running chunk at once; return it with all that it has written."""
-        request_id = self._requests[job_id]
         tokens, logprobs = self.written(job_id, 0)
-        cached_tokens = self.engine.output_processor.request_states[request_id].num_cached_tokens
-        self.engine.abort_request([job_id])
-        self._close([request_id])
-        account = self._scheduler.settle(self._requests.pop(job_id))
+        state = self.engine.output_processor.request_states[self._requests[job_id]]
+        [account] = self._leave([job_id])
         return EndedChunk(
             job_id,
             tokens,
             logprobs,
             stopped=True,
-            cached_tokens=cached_tokens - account.pool_tokens,
+            cached_tokens=state.num_cached_tokens - account.pool_tokens,
             preemptions=account.request.num_preemptions,
             account=account,
         )
@@ -233,6 +227,12 @@ class VllmCore:
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of ``WorkerExtension`` in every worker."""
         return self.engine.collective_rpc(method, args=arguments)
+
+    def _leave(self, job_ids: Sequence[str]) -> list[RequestAccount]:
+        """Take running chunks out of the engine; return what they have cost."""
+        self.engine.abort_request(list(job_ids))
+        self._close([self._requests[job_id] for job_id in job_ids])
+        return [self._scheduler.settle(self._requests.pop(job_id)) for job_id in job_ids]
 
     def _close(self, request_ids: list[str]) -> None:
         if self.drafts is not None:
