@@ -1,120 +1,26 @@
-"""A real vLLM under every sampling control, which holds however the work is cut."""
+"""A real vLLM under every sampling control, which holds however the work is cut; and vLLM's own answers."""
 
 import json
 import os
-import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 from seer_vllm.plugin import vllm_environment
 
 from seer_core import Session
-from seer_core.model import Sampling, StructuredOutputs
 from seer_core.plugins.config import make_config
+
+pytest.register_assert_rewrite("backends.tests.sampling_controls")
+
+from backends.tests.sampling_controls import SamplingControls  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
-EOS, TOKENS = 2, 60
 
-
-def joined(response):
-    return "".join(f"w{token}" for token in response if token > 2)
-
-
-def text_of(response):
-    return " ".join(f"w{token}" for token in response if token > 2)
-
-
-def test_whole_divided_and_alone_give_the_same_tokens(roomy, prompts, controlled):
-    some, tokens = prompts(4), 45
-    whole = roomy.whole(some, controlled, tokens)
-    assert roomy.divided(some, controlled, tokens, chunk_tokens=11) == whole
-    assert roomy.alone(some, controlled, tokens) == whole
-    plain = Sampling(controlled.temperature, controlled.top_p, controlled.top_k)
-    assert roomy.whole(some, plain, tokens) != whole
-
-
-def test_a_response_ends_with_the_first_token_that_completes_a_stop_string(roomy, prompts):
-    stops = ("3 w4", " w99 ", "w50")
-    free = roomy.whole(prompts(12), Sampling(1.0), TOKENS)
-    held = roomy.whole(prompts(12), Sampling(1.0, stop=stops), TOKENS)
-    assert held != free
-    for whole, response in zip(free, held, strict=True):
-        assert whole[: len(response)] == response
-        before, text = text_of(response[:-1]), text_of(response)
-        assert not any(stop in before for stop in stops)
-        ended = response[-1] == EOS or len(response) == TOKENS
-        assert ended or any(stop in text for stop in stops)
-
-
-def test_min_tokens_hold_off_every_end(roomy, prompts):
-    ends = Sampling(1.0, logit_bias={EOS: 9.0}, stop_token_ids=(17,), stop=("w3",))
-    short = roomy.whole(prompts(8), ends, TOKENS)
-    long = roomy.whole(prompts(8), structs.replace(ends, min_tokens=25), TOKENS)
-    assert max(map(len, short)) <= 25 <= min(map(len, long))
-    assert not any({EOS, 17} & set(response[:25]) for response in long)
-
-
-def test_only_allowed_tokens_are_written_and_no_bad_words(roomy, prompts):
-    some = Sampling(1.0, allowed_token_ids=(3, 4, 5, 6), bad_words=((3, 4), (5,)))
-    for response in roomy.whole(prompts(6), some, TOKENS):
-        assert set(response) <= {3, 4, 6}
-        assert (3, 4) not in pairwise(response)
-
-
-def test_a_response_has_the_form_that_was_asked_for(roomy, prompts):
-    pattern, choices = re.compile("(w1[0-9]w[2-5]){2,6}"), ("w5w6w7", "w10w11", "w9")
-    matching = Sampling(1.0, structured_outputs=StructuredOutputs(regex=pattern.pattern))
-    for response in roomy.whole(prompts(8), matching, TOKENS):
-        assert pattern.fullmatch(joined(response))
-        assert response[-1] == EOS
-    chosen = Sampling(1.0, structured_outputs=StructuredOutputs(choice=choices))
-    found = {joined(response) for response in roomy.whole(prompts(16), chosen, TOKENS)}
-    assert found <= set(choices)
-    assert len(found) > 1
-    blind = Sampling(1.0, structured_outputs=StructuredOutputs(choice=("w50w51",)), logit_bias={5: 20.0})
-    for response in roomy.whole(prompts(4), blind, TOKENS):
-        assert response == [5, EOS]  # no token begins with 0: behind w5 none goes on
-
-
-def test_log_probs_stay_the_model_s_own_under_every_mask(roomy, prompts):
-    [prompt] = prompts(1)
-    matching = Sampling(1.0, structured_outputs=StructuredOutputs(regex="w17w18"))
-    [output] = roomy.run(roomy.chunks([roomy.job(prompt, 8, 3, matching)]))
-    assert output.token_ids == [17, 18, EOS]
-    assert max(output.logprobs) < -0.5  # under the mask it would be 0: there is one token
-    [plain] = roomy.run(roomy.chunks([roomy.job(prompt, 1, 3, Sampling(0.0, allowed_token_ids=(17,)))]))
-    assert plain.logprobs == pytest.approx(output.logprobs[:1], abs=1e-4)
-
-
-def test_a_grammar_that_is_none_fails_its_own_chunk_alone(roomy, prompts):
-    [prompt] = prompts(1)
-    broken = Sampling(1.0, structured_outputs=StructuredOutputs(regex="(w1"))
-    bad, good = roomy.job(prompt, 8, 3, broken), roomy.job(prompt, 8, 3, Sampling(1.0))
-    roomy.engine.submit(bad)
-    roomy.run(roomy.chunks([good]))
-    roomy.run(roomy.until(lambda: bad.id in roomy.failures))
-    assert "structured_outputs is no grammar" in roomy.failures[bad.id]
-
-
-def test_eos_does_not_end_a_response_that_ignores_it(roomy, prompts):
-    eager = Sampling(1.0, logit_bias={EOS: 5.0})
-    assert min(map(len, roomy.whole(prompts(6), eager, TOKENS))) < TOKENS
-    responses = roomy.whole(prompts(6), structs.replace(eager, ignore_eos=True), TOKENS)
-    assert {len(response) for response in responses} == {TOKENS}
-    assert any(EOS in response[:-1] for response in responses)
-
-
-def test_a_streamed_chunk_has_no_token_behind_its_stop(roomy, prompts):
-    jobs = [roomy.job(prompt, TOKENS, 5, Sampling(1.0, stop=("3 w4", "w50"))) for prompt in prompts(8)]
-    outputs = roomy.run(roomy.chunks([structs.replace(job, streams=True) for job in jobs]))
-    for job, output in zip(jobs, outputs, strict=True):
-        assert len(roomy.streamed(job)[0]) <= len(output.token_ids)
-        assert output.steps == len(output.token_ids)
+class TestVllmControls(SamplingControls):
+    """vLLM has all of them."""
 
 
 STOCK = """
