@@ -96,30 +96,36 @@ async def roll_out_all_ways(
     chunk = f"plugin.divided_rollout.chunk_tokens={CHUNK_TOKENS}"
     config = load_config(EXAMPLE / "demo.toml", [chunk, *overrides])
     rows = []
+    expected: dict[str, dict[str, Completion]] = {}
     async with Runtime.from_config(config.with_plugins(())) as runtime:
-        for name, sampling in samplings.items():
-            n = greedy_n if name == GREEDY else None
-            chosen = [
+        chosen = {
+            name: [
                 msgspec.structs.replace(
                     group,
-                    n=n or group.n,
+                    n=greedy_n if name == GREEDY else group.n,
                     max_tokens=min(group.max_tokens, most_tokens),
                     sampling=sampling,
                 )
                 for group in runtime.groups(prompts(groups), iteration=0)
             ]
-            expected: dict[str, Completion] = {}
-            for way in ways:
-                divided = () if way == "whole" else ("divided_rollout", "context_sched")
-                drafter = (DRAFTERS[way],) if way in DRAFTERS else ()
+            for name, sampling in samplings.items()
+        }
+        for way in ways:
+            divided = () if way == "whole" else ("divided_rollout", "context_sched")
+            drafter = (DRAFTERS[way],) if way in DRAFTERS else ()
+            used = None
+            for name in samplings:
                 strategies = fill_slots(config.with_plugins((*divided, *drafter)))
+                if used is not None:  # engines would start anew for another one
+                    strategies = attrs.evolve(strategies, drafter=used)
+                used = strategies.drafter
                 if way == "migrated":
                     placer = Slot("placer", "always_migrate", AlwaysMigrate())
                     policies = attrs.evolve(strategies.policies, placer=placer)
                     strategies = attrs.evolve(strategies, policies=policies)
-                found, lost = await roll_out(runtime, strategies, chosen, kill=way == "killed")
-                expected = expected or found
-                rows.append(compare(way, name, expected, found) | {"instances_lost": lost})
+                found, lost = await roll_out(runtime, strategies, chosen[name], kill=way == "killed")
+                row = compare(way, name, expected.setdefault(name, found), found)
+                rows.append(row | {"instances_lost": lost})
     return rows
 
 
