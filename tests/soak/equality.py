@@ -36,19 +36,19 @@ WAYS = ("whole", "divided", "migrated", "killed", "drafted", "ngram", "suffix")
 DRAFTERS = {"drafted": "grouped_spec", "ngram": "vllm_ngram", "suffix": "vllm_suffix"}
 GREEDY, PLAIN = "greedy", "temperature 1"
 CONTROLS = {
-    "min_p": Sampling(min_p=0.02),
-    "repetition_penalty": Sampling(repetition_penalty=1.02),
-    "presence_penalty": Sampling(presence_penalty=0.1),
-    "frequency_penalty": Sampling(frequency_penalty=0.01),
-    "logit_bias": Sampling(logit_bias={20: 0.5, 30: -0.5}),
-    "allowed_token_ids": Sampling(allowed_token_ids=tuple(range(94))),
-    "bad_words": Sampling(bad_words=((20, 21), (40, 3, 5), (17, 17))),
+    "min_p": Sampling(min_p=0.3),
+    "repetition_penalty": Sampling(repetition_penalty=1.3),
+    "presence_penalty": Sampling(presence_penalty=1.5),
+    "frequency_penalty": Sampling(frequency_penalty=0.5),
+    "logit_bias": Sampling(logit_bias=dict.fromkeys(range(20, 30), 4.0)),
+    "allowed_token_ids": Sampling(allowed_token_ids=tuple(range(48))),
+    "bad_words": Sampling(bad_words=tuple((token,) for token in range(30, 40))),
     "min_tokens": Sampling(min_tokens=200),
-    "stop": Sampling(stop=("so the", " be careful", "9 9"), min_tokens=100),
-    "stop_token_ids": Sampling(stop_token_ids=(90, 91), min_tokens=100),
+    "stop": Sampling(stop=(" be", "so the", " careful"), min_tokens=280),
+    "stop_token_ids": Sampling(stop_token_ids=tuple(range(20, 30)), min_tokens=280),
     "ignore_eos": Sampling(ignore_eos=True),
 }
-"""A sampling with each control, mild enough for responses of the usual length."""
+"""A sampling with each control, strong enough to change what the example's model writes."""
 ALL_CONTROLS = Sampling(
     0.9,
     top_p=0.98,
