@@ -5,6 +5,10 @@ a segment whose owner hangs, 30 s for a master that hangs, and 4 s for each call
 (measured with 0.3.13).  So one thread makes all calls and the caller waits for it only so long.  After a
 wait that was too long, or an error code for a master out of reach, the client is *away*: calls are
 answered at once, with nothing, and every second the thread looks whether the master is there again.
+
+Mooncake's setup, its end and its destructor hold Python's global lock while they wait for a master, and with
+it the whole process (7 to 90 s where there is none, measured).  So a client is set up and ended only where a
+master answers, and its object is destroyed with its end, not whenever garbage is collected.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ log = structlog.get_logger("seer")
 UNREACHABLE = frozenset((-900, -901))
 """RPC_FAIL and RPC_TIMEOUT: the master, not the key."""
 RETRY_S = 1.0
-CLOSE_S = 3.0
+CLOSE_S = 8.0
+"""2 s are usual, 4 s with a disk."""
 
 Work = Callable[[Any], Any]
 
@@ -92,7 +97,7 @@ class MooncakeClient:
     def close(self, master: bool = True) -> None:
         """End the client, unless it is away or has no ``master``: it would wait, and hold Python up."""
         if master and not self._away:
-            ended = self._submit(lambda store: store.close())
+            ended = self._submit(self._end)
             self._jobs.put(None)
             try:
                 ended.result(CLOSE_S)
@@ -121,6 +126,10 @@ class MooncakeClient:
         if self._away and looked.exception() is None and self._retry_at != math.inf:
             self._away = False
             log.info("kv_pool_back")
+
+    def _end(self, store: Any) -> None:
+        self._store = None
+        store.close()
 
     def _submit(self, work: Work) -> Future[Any]:
         future: Future[Any] = Future()

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -86,7 +85,6 @@ def make_pool():
     before = set(psutil.Process().children(recursive=True))
 
     def make(names=("a", "b"), directory=None, **settings):
-        # Clients of masters that an earlier test killed hold up this process now and then, for seconds.
         own = {"capacity_bytes": 64 << 20, "buffer_bytes": 1 << 20, "start_timeout_s": 60.0}
         pool = Wired(msgspec.convert(own | settings, Settings), directory)
         pools.append(pool)
@@ -110,8 +108,8 @@ def open_store(make_pool):
         return stores[-1]
 
     yield open_store
-    with ThreadPoolExecutor() as threads:  # some have no master to say goodbye to, and wait for it
-        list(threads.map(MooncakeStore.close, stores))
+    for store in stores:  # one after another: each holds up this process as it ends
+        store.close()
 
 
 @pytest.fixture

@@ -130,7 +130,9 @@ def test_a_store_made_while_there_is_no_master_works_once_there_is_one(
     make_pool, open_store, blocks, until, master_of
 ):
     pool = make_pool(("a", "b"), timeout_s=0.5)
-    master_of(pool).kill()
+    master = master_of(pool)
+    master.kill()
+    master.wait(60)
     a = open_store(pool, "a")
     keys, data = blocks(3)
 
