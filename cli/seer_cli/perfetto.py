@@ -9,12 +9,12 @@ requests that wait.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
 from typing import Any
 
 import attrs
 
 from seer_cli.chunk_runs import ChunkFollower, ChunkRun
+from seer_cli.chunk_slots import ChunkSlots
 from seer_core.model.events import Complete, Dispatch, GroupsSubmitted
 from seer_core.scheduling.trace import TraceRecord
 
@@ -30,35 +30,11 @@ TraceEvent = dict[str, Any]
 
 
 @attrs.define(eq=False)
-class _Lanes:
-    """The lanes of one instance: a chunk takes the first free one."""
-
-    process: int
-    used: int = 0
-    free: list[int] = attrs.Factory(list)
-    of_request: dict[str, int] = attrs.Factory(dict)
-
-    def take(self, request_id: str) -> None:
-        """Give a lane to a chunk that begins."""
-        if self.free:
-            lane = heappop(self.free)
-        else:
-            self.used += 1
-            lane = self.used
-        self.of_request[request_id] = lane
-
-    def give_back(self, request_id: str) -> int:
-        """Take the lane of a chunk that is over, and return it."""
-        lane = self.of_request.pop(request_id)
-        heappush(self.free, lane)
-        return lane
-
-
-@attrs.define(eq=False)
 class _Drawing:
     """The lanes, slices and flows so far."""
 
-    instances: dict[str, _Lanes] = attrs.Factory(dict)
+    instances: dict[str, tuple[int, ChunkSlots]] = attrs.Factory(dict)
+    """Each instance's process, and its slots, which are threads."""
     last_slices: dict[str, TraceEvent] = attrs.Factory(dict)
     """The last slice of each request that goes on."""
     flows: int = 0
@@ -68,19 +44,19 @@ class _Drawing:
         """Name an instance that comes up for the first time."""
         if instance_id not in self.instances:
             process = len(self.instances) + 1
-            self.instances[instance_id] = _Lanes(process)
+            self.instances[instance_id] = process, ChunkSlots()
             yield _named("process_name", process, instance_id)
 
     def slice_of(self, chunk: ChunkRun) -> Iterator[TraceEvent]:
         """Draw a chunk that is over, and the move that brought its request there."""
-        lanes = self.instances[chunk.instance_id]
-        lane = lanes.give_back(chunk.request_id)
+        process, slots = self.instances[chunk.instance_id]
+        slot = slots.give_back(chunk.request_id)
         drawn: TraceEvent = {
             "ph": "X",
             "name": chunk.request_id,
             "cat": "chunk",
-            "pid": lanes.process,
-            "tid": lane,
+            "pid": process,
+            "tid": slot,
             "ts": _us(chunk.begin_s),
             "dur": _us(chunk.end_s) - _us(chunk.begin_s),
             "args": _arguments(chunk),
@@ -111,13 +87,13 @@ def trace_events(records: Iterable[TraceRecord]) -> Iterator[TraceEvent]:
                 case Dispatch(request_id, instance_id) if instance_id in follower.places:
                     touched.add(instance_id)
                     yield from drawing.lanes_of(instance_id)
-                    drawing.instances[instance_id].take(request_id)
+                    drawing.instances[instance_id][1].take(request_id)
                 case Complete(request_id):
                     drawing.open_requests -= 1
                     drawing.last_slices.pop(request_id, None)
         for instance_id in sorted(touched):
             place = follower.places.get(instance_id)
-            process = drawing.instances[instance_id].process
+            process, _ = drawing.instances[instance_id]
             running = 0 if place is None else len(place.sent)
             reserved = 0 if place is None else place.reserved_tokens
             yield _counter("chunks", process, record.now, running)

@@ -1,0 +1,89 @@
+"""The life of a request in words, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seer_cli.chunk_runs import ChunkRun
+from seer_cli.request_life import Cause, RequestLife, Wait
+from seer_core.errors import printable
+
+__all__ = ["COLUMNS_OF_LIFE", "beginning", "lacks", "rows_of_life", "sums"]
+
+COLUMNS_OF_LIFE = ("at", "for", "where", "what", "KV of the context", "drafts")
+
+LACKS: dict[Cause, str] = {
+    "slots": "for a slot",
+    "kv": "for KV",
+    "turn": "for its turn",
+    "paused": "while the rollout was paused",
+    "instances": "for an instance",
+}
+
+
+def beginning(life: RequestLife) -> str:
+    """Return what the request was."""
+    group = life.group
+    return (
+        f"{printable(life.request_id)}: one of {group.n} responses of at most {group.max_tokens:,} tokens"
+        f" to a prompt of {group.prompt_tokens:,} tokens"
+    )
+
+
+def rows_of_life(life: RequestLife) -> list[tuple[str, ...]]:
+    """Return a row of ``COLUMNS_OF_LIFE`` for each wait and each chunk, in order."""
+    rows: list[tuple[str, ...]] = []
+    for part in life.parts:
+        times = f"{part.begin_s - life.submitted_s:.2f} s", f"{part.end_s - part.begin_s:.2f} s"
+        if isinstance(part, Wait):
+            rows.append((*times, "", f"waits {lacks(part.causes_s)}", "", ""))
+        else:
+            rows.append((*times, *_chunk(part)))
+    return rows
+
+
+def _chunk(part: ChunkRun) -> tuple[str, str, str, str]:
+    """Return where a chunk ran, what it brought, and the sources of its KV and its tokens."""
+    moved = "moved to " if part.migrated else ""
+    why = f" ({printable(part.why)})" if part.why else ""
+    where, result = f"{moved}{printable(part.instance_id)}{why}", part.result
+    if result is None:
+        return where, f"no token of {part.max_tokens:,}: {printable(part.end)}", "", ""
+    rate = result.tokens / (part.end_s - part.begin_s) if part.end_s > part.begin_s else 0.0
+    kv = [
+        f"{tokens:,} {source}"
+        for source, tokens in (
+            ("cached", result.cached_tokens),
+            ("from the pool", result.pool_tokens),
+            ("prefilled", result.prefilled_tokens),
+        )
+        if tokens
+    ]
+    drafts = f"{result.accepted:,} of {result.drafted:,} accepted" if result.drafted else ""
+    what = f"{result.tokens:,} of {part.max_tokens:,} tokens, {rate:.1f} a second: {part.end}"
+    return where, what, ", ".join(kv), drafts
+
+
+def sums(life: RequestLife) -> str:
+    """Return the sum of it all."""
+    waited = life.waited_s()
+    ran_s = sum(each.end_s - each.begin_s for each in life.chunks)
+    instances = len({each.instance_id for each in life.chunks})
+    plural = "" if instances == 1 else "s"
+    parts = (
+        f"waited {sum(waited.values()):.2f} s"
+        + (f" ({lacks(waited)})" if waited else "")
+        + f", ran {ran_s:.2f} s in {len(life.chunks)} chunks on {instances} instance{plural}"
+    )
+    if life.finished_s is None:
+        return f"{life.tokens:,} tokens so far, as the trace ends before the response; {parts}"
+    return (
+        f"{life.tokens:,} tokens in {life.finished_s - life.submitted_s:.2f} s, finish reason"
+        f" {life.finish_reason}, number {life.before_it + 1} of its group to finish; {parts}"
+    )
+
+
+def lacks(causes: Mapping[Cause, float]) -> str:
+    """Return how long a request waited for what, the longest first."""
+    longest = sorted(causes.items(), key=lambda each: -each[1])
+    return ", ".join(f"{seconds:.2f} s {LACKS[cause]}" for cause, seconds in longest)
