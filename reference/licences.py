@@ -146,7 +146,9 @@ def page() -> Page:
         "licences.md",
         "Licences",
         "Which licences come with Seer? Seer itself is Apache-2.0. Its wheels contain no code of others but"
-        " nanobind (BSD-3-Clause) and robin-map (MIT), which are compiled into the draft index.",
+        " nanobind (BSD-3-Clause) and robin-map (MIT), which are compiled into the draft index, and Apache"
+        " ECharts (Apache-2.0, with zrender and parts of d3, BSD-3-Clause), which each page of `seer report`"
+        " contains.",
         "The tables list every distribution that the environments of Seer pin, direct or not, with the"
         " licence of its metadata. `make licences` reads them again when a pin has changed. A test fails when"
         " a distribution has a licence that is not allowed.",

@@ -17,6 +17,7 @@ from seer_cli.export import export_command
 from seer_cli.inspect import config_command, doctor_command, plugins_command
 from seer_cli.new_plugin import new_plugin_command
 from seer_cli.profile import profile_command
+from seer_cli.report.command import report_command
 from seer_cli.run import run_command
 from seer_cli.status import status_command
 from seer_core.errors import SeerError, quote
@@ -97,6 +98,7 @@ for command in (
     status_command,
     explain_command,
     export_command,
+    report_command,
     compare_command,
     profile_command,
     plugins_command,

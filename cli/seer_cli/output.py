@@ -87,7 +87,8 @@ def _inputs_of_command() -> list[Path]:
     if context is None:
         return []
     reading = [each.name for each in context.command.params if isinstance(each.type, InputPath)]
-    return [context.params[name] for name in reading if name and context.params.get(name) is not None]
+    values = [context.params[name] for name in reading if name and context.params.get(name) is not None]
+    return [path for value in values for path in (value if isinstance(value, tuple) else [value])]
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -1,0 +1,323 @@
+"""The figures of one run as a page shows them, bounded in size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from seer_cli.chunk_runs import ChunkRun
+from seer_cli.life_words import beginning, rows_of_life, sums
+from seer_cli.report.findings import Finding, findings_of, floor_s, longest_request, slowness, tail_begins_s
+from seer_cli.report.lacks import CAUSES
+from seer_cli.report.lanes import Change, InstanceLane
+from seer_cli.report.reading import MOST_CHUNKS, DraftCounts, GroupStory, ReadRequest, RunReader
+from seer_core.model.results import tail_time_s
+
+__all__ = ["RunData", "run_of"]
+
+PARTS = 240
+"""Parts of the time in pictures over time."""
+MOST_LANES = 64
+MOST_GROUPS = 500
+MOST_LIVES = 200
+MOST_POINTS = 500
+
+Column = list[Any]
+
+
+class LaneData(msgspec.Struct, frozen=True):
+    """One instance; figures over time are means of each part of the time."""
+
+    name: str
+    node: str
+    kv_capacity_tokens: int
+    max_running: int
+    tokens: int
+    chunks: int
+    slowness: float | None
+    """How many times as long its steps took as the others' under as many requests."""
+    seconds: dict[str, float]
+    """Where its time went."""
+    changes: list[Change]
+    running: list[float]
+    reserved: list[float]
+    """The part of its KV that was reserved."""
+    kv_used: list[float]
+    """The part of its KV that it reported as used."""
+    queued: list[float]
+    idle: list[float]
+    """The part of the time in which it was up and had nothing to do."""
+
+
+class DraftRow(msgspec.Struct, frozen=True):
+    """Drafts in some of the steps."""
+
+    key: int
+    """Siblings that had finished, tokens that the response had at least, or the position in a draft."""
+    steps: int
+    tokens_per_step: float
+    accepted_share: float | None
+    """The part of the drafted tokens that was accepted."""
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    """One group; times are in seconds since the run's start."""
+
+    id: str
+    n: int
+    finished: int
+    prompt_tokens: int
+    first_tokens: int
+    """The length of its first finished response, the probe under context-aware scheduling."""
+    median_tokens: float
+    longest_tokens: int
+    submitted_s: float
+    first_s: float
+    last_s: float
+    last_request: str
+
+
+class LifeData(msgspec.Struct, frozen=True):
+    """One request's life in words."""
+
+    request: str
+    beginning: str
+    rows: list[tuple[str, ...]]
+    end: str
+
+
+class RunData(msgspec.Struct, frozen=True):
+    """One run."""
+
+    name: str
+    whole: bool
+    """Whether all of its requests are over."""
+    figures: dict[str, Any]
+    """Fields of ``Summary``: the run's own where it has one, else as far as a trace has them."""
+    total_s: float
+    tail_begins_s: float
+    tail_s: float
+    longest_request: str
+    """The request whose chunks ran longest."""
+    longest_ran_s: float
+    busy_s: float
+    bound_s: float | None
+    """The least time that any order could have taken, by the simulator's cost model."""
+    findings: list[Finding]
+    last: str
+    """The last response to finish."""
+    edges_s: list[float]
+    lanes: list[LaneData]
+    all_lanes: int
+    waiting: list[float]
+    tokens_per_s: list[float]
+    finishes: list[tuple[float, int]]
+    waited_s: dict[str, float]
+    """How long requests lacked what, summed over all of them."""
+    groups: list[GroupRow]
+    all_groups: int
+    drafts_by_siblings: list[DraftRow]
+    drafts_by_age: list[DraftRow]
+    drafts_by_position: list[float]
+    """The share of drafts of at least so many tokens that were accepted that far."""
+    chunks: dict[str, Column]
+    """Columns: begin, length, instance, slot, request, tokens, accepted, moved, result."""
+    chunk_requests: list[str]
+    all_chunks: int
+    lives: list[LifeData]
+
+
+def run_of(
+    reader: RunReader, name: str, summary: Mapping[str, Any] | None = None, bound_s: float | None = None
+) -> RunData:
+    """Return what a page shows of a run; its reader has come to its end.
+
+    ``summary`` are the figures of its ``Summary``, where it has one.
+    """
+    reader.end()
+    total_s = reader.total_s
+    edges_s = np.linspace(0.0, max(total_s, 1e-9), PARTS + 1)
+    seconds = {lane.name: lane.seconds(total_s) for lane in reader.lanes.values()}
+    slow = slowness(reader.lanes)
+    longest_ran_s, busy_s = floor_s(reader, seconds)
+    waiting, tokens_per_s = reader.whole.integrals(edges_s) / np.diff(edges_s)
+    shown = sorted(reader.lanes.values(), key=lambda lane: -slow.get(lane.name, 0.0))[:MOST_LANES]
+    order = {name: number for number, name in enumerate(reader.lanes)}
+    lanes = [
+        _lane(lane, seconds[lane.name], slow.get(lane.name), edges_s)
+        for lane in sorted(shown, key=lambda lane: order[lane.name])
+    ]
+    kept = _kept(reader)
+    chunks, requests = _chunks(reader, kept, {lane.name: number for number, lane in enumerate(lanes)})
+    groups = sorted(reader.groups, key=lambda group: -max(group.finishes_s, default=total_s))
+    summary = dict(summary or {})
+    return RunData(
+        name=name,
+        whole=not reader.open_requests,
+        figures=_figures(reader) | summary,
+        total_s=total_s,
+        tail_begins_s=tail_begins_s(reader),
+        tail_s=tail_time_s(reader.finishes_s),
+        longest_request=longest_request(reader)[1],
+        longest_ran_s=longest_ran_s,
+        busy_s=busy_s,
+        bound_s=bound_s,
+        findings=findings_of(reader, seconds, slow),
+        last=kept[-1].request_id if kept else "",
+        edges_s=_rounded(edges_s, 4),
+        lanes=lanes,
+        all_lanes=len(reader.lanes),
+        waiting=_rounded(waiting, 2),
+        tokens_per_s=_rounded(tokens_per_s, 1),
+        finishes=_finishes(reader),
+        waited_s=dict(zip(CAUSES, reader.waited_s().sum(axis=0).round(3).tolist(), strict=True)),
+        groups=[_group(group) for group in groups[:MOST_GROUPS]],
+        all_groups=len(reader.groups),
+        drafts_by_siblings=_drafts(reader.by_siblings),
+        drafts_by_age=_drafts({0 if age < 0 else 2**age: each for age, each in reader.by_age.items()}),
+        drafts_by_position=list(summary.get("acceptance_at", [])),
+        chunks=chunks,
+        chunk_requests=requests,
+        all_chunks=reader.chunks,
+        lives=[_life(reader, request) for request in reversed(kept[-MOST_LIVES:])],
+    )
+
+
+def _figures(reader: RunReader) -> dict[str, Any]:
+    """Return those fields of ``Summary`` that follow from a trace."""
+    tokens, total_s = reader.tokens, reader.total_s
+    requests = len(reader.finishes_s)
+    return {
+        "requests": requests,
+        "groups": sum(len(group.tokens) == group.spec.n for group in reader.groups),
+        "tokens": tokens,
+        "total_time_s": total_s,
+        "tail_time_s": tail_time_s(reader.finishes_s),
+        "throughput_tokens_per_s": tokens / total_s if total_s else 0.0,
+        "max_tokens": max((group.longest for group in reader.groups), default=0),
+        "chunks": reader.chunks,
+        "migrations": reader.migrations,
+        "cached_tokens": reader.cached_tokens,
+        "pool_tokens": reader.pool_tokens,
+        "prefilled_tokens": reader.prefilled_tokens,
+        "finish_reasons": dict(reader.reasons),
+    }
+
+
+def _lane(
+    lane: InstanceLane, seconds: dict[str, float], slow: float | None, edges_s: npt.NDArray[np.float64]
+) -> LaneData:
+    means = lane.over_time(edges_s)
+    info = lane.info
+    capacity = 0 if info is None else info.kv_capacity_tokens
+    return LaneData(
+        name=lane.name,
+        node="" if info is None else info.node,
+        kv_capacity_tokens=capacity,
+        max_running=0 if info is None else info.max_running,
+        tokens=lane.tokens,
+        chunks=lane.chunks,
+        slowness=None if slow is None else round(slow, 3),
+        seconds={name: round(each, 4) for name, each in seconds.items()},
+        changes=lane.changes,
+        running=_rounded(means["running"], 2),
+        reserved=_rounded(means["reserved"] / max(1, capacity), 3),
+        kv_used=_rounded(means["kv_used"], 3),
+        queued=_rounded(means["queued"], 2),
+        idle=_rounded(means["up"] - means["busy"], 3),
+    )
+
+
+def _kept(reader: RunReader) -> list[ReadRequest]:
+    """Return the requests that finished last, as many as their chunks allow, in order of their finish."""
+    kept: list[ReadRequest] = []
+    room = MOST_CHUNKS
+    for request in reversed(reader.kept):
+        room -= len(request.spans)
+        if room < 0 and kept:
+            break
+        kept.append(request)
+    return kept[::-1]
+
+
+def _chunks(
+    reader: RunReader, kept: list[ReadRequest], lanes: Mapping[str, int]
+) -> tuple[dict[str, Column], list[str]]:
+    rows = []
+    requests = []
+    for request in kept:
+        requests.append(request.request_id)
+        for span in request.spans:
+            chunk = span[0]
+            if isinstance(chunk, ChunkRun) and chunk.instance_id in lanes:
+                result = chunk.result
+                rows.append(
+                    (
+                        round(chunk.begin_s - (reader.start_s or 0.0), 4),
+                        round(chunk.end_s - chunk.begin_s, 4),
+                        lanes[chunk.instance_id],
+                        span[1],
+                        len(requests) - 1,
+                        0 if result is None else result.tokens,
+                        0 if result is None else result.accepted,
+                        int(chunk.migrated),
+                        chunk.end,
+                    )
+                )
+    names = ("begin", "length", "instance", "slot", "request", "tokens", "accepted", "moved", "end")
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {name: list(column) for name, column in zip(names, columns, strict=True)}, requests
+
+
+def _finishes(reader: RunReader) -> list[tuple[float, int]]:
+    """Return at most ``MOST_POINTS`` times, each with how many responses had finished."""
+    times = np.sort(np.array(reader.finishes_s))
+    if not len(times):
+        return []
+    numbers = np.unique(np.linspace(1, len(times), min(len(times), MOST_POINTS)).round().astype(int))
+    return [(0.0, 0)] + [(round(float(times[number - 1]), 4), int(number)) for number in numbers]
+
+
+def _group(group: GroupStory) -> GroupRow:
+    return GroupRow(
+        id=group.spec.id,
+        n=group.spec.n,
+        finished=len(group.tokens),
+        prompt_tokens=group.spec.prompt_tokens,
+        first_tokens=group.tokens[0] if group.tokens else 0,
+        median_tokens=group.median,
+        longest_tokens=group.longest,
+        submitted_s=round(group.submitted_s, 3),
+        first_s=round(min(group.finishes_s, default=0.0), 3),
+        last_s=round(max(group.finishes_s, default=0.0), 3),
+        last_request=group.last_id,
+    )
+
+
+def _drafts(counts: Mapping[int, DraftCounts]) -> list[DraftRow]:
+    if not any(each.drafted for each in counts.values()):
+        return []
+    return [
+        DraftRow(
+            key,
+            each.steps,
+            round(each.tokens / each.steps, 3),
+            round(each.accepted / each.drafted, 3) if each.drafted else None,
+        )
+        for key, each in sorted(counts.items())
+        if each.steps
+    ]
+
+
+def _life(reader: RunReader, request: ReadRequest) -> LifeData:
+    life = reader.life(request)
+    return LifeData(request.request_id, beginning(life), rows_of_life(life), sums(life))
+
+
+def _rounded(values: npt.NDArray[np.float64], digits: int) -> list[float]:
+    rounded: list[float] = np.round(values, digits).tolist()
+    return rounded

@@ -1,0 +1,256 @@
+"""Sentences about what cost a run most of its time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from seer_cli.life_words import lacks
+from seer_cli.report.lanes import SECONDS, InstanceLane
+from seer_cli.report.reading import ReadRequest, RunReader
+from seer_core.errors import printable
+from seer_core.model.results import TAIL_FRACTION
+
+__all__ = ["Finding", "findings_of", "floor_s", "longest_request", "slowness", "tail_begins_s"]
+
+LEAST_SHARE = 0.005
+"""A smaller share of the time is no finding."""
+SLOW = 1.2
+"""An instance whose steps take so many times as long as the others' is called slow."""
+MISLED = 3.0
+"""A group whose longest response has so many times the tokens of its first one misled the scheduler."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that cost time."""
+
+    title: str
+    """What it was, in a few words."""
+    text: str
+    """What happened, and what it cost."""
+    share: float
+    """The part of the run's time, or of all instances' time, that it cost at most."""
+    request: str = ""
+    """A request that shows it."""
+    instance: str = ""
+    """An instance that shows it."""
+
+
+def tail_begins_s(reader: RunReader) -> float:
+    """Return when only the last tenth of the responses was left, in seconds since the run's start."""
+    times = sorted(reader.finishes_s)
+    if not times:
+        return 0.0
+    return times[len(times) - int(len(times) * TAIL_FRACTION) - 1]
+
+
+def floor_s(reader: RunReader, seconds: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
+    """Return how long the longest response's chunks ran, and how long an instance was busy on average.
+
+    No order of the same chunks at the same speeds could have ended before the larger of the two.
+    """
+    longest = max(reader.rans_s, default=0.0)
+    busy = [sum(each[name] for name in SECONDS if name not in ("idle", "down")) for each in seconds.values()]
+    return longest, sum(busy) / max(1, len(busy))
+
+
+def longest_request(reader: RunReader) -> tuple[int, str]:
+    """Return the row and the name of the request whose chunks ran longest."""
+    row = reader.rans_s.index(max(reader.rans_s))
+    group = reader.groups[bisect_right(reader.groups, row, key=lambda each: each.first_row) - 1]
+    return row, f"{group.spec.id}/{row - group.first_row}"
+
+
+def slowness(lanes: Mapping[str, InstanceLane]) -> dict[str, float]:
+    """Return how many times as long each instance's steps took as the others' under as many requests.
+
+    A step's time is that of a chunk over its steps, so it has the chunk's way and its prefill in it.
+    """
+    found = {}
+    for name, lane in lanes.items():
+        own = expected = 0.0
+        for load, (seconds, steps) in lane.speeds.items():
+            others = [
+                other.speeds[load] for other in lanes.values() if other is not lane and load in other.speeds
+            ]
+            their_s, their_steps = (sum(each) for each in zip(*others, strict=True)) if others else (0.0, 0.0)
+            if their_steps and steps:
+                own += seconds
+                expected += steps * their_s / their_steps
+        if expected:
+            found[name] = own / expected
+    return found
+
+
+def findings_of(
+    reader: RunReader, seconds: Mapping[str, Mapping[str, float]], slow: Mapping[str, float]
+) -> list[Finding]:
+    """Return what cost time, the most costly first; ``seconds`` are each instance's, by kind."""
+    total_s = reader.total_s
+    if not total_s or not reader.lanes:
+        return []
+    everything_s = total_s * len(reader.lanes)
+    found = [
+        *_slow(seconds, slow, everything_s),
+        *_lost(reader, seconds, everything_s),
+        *_late(reader, total_s),
+        *_longest(reader, seconds, total_s),
+        *_idle(reader, total_s, everything_s),
+        *_overheads(reader, seconds, everything_s),
+    ]
+    return sorted((each for each in found if each.share >= LEAST_SHARE), key=lambda each: -each.share)
+
+
+def _slow(
+    seconds: Mapping[str, Mapping[str, float]], slow: Mapping[str, float], everything_s: float
+) -> Iterator[Finding]:
+    for name, times in slow.items():
+        if times < SLOW:
+            continue
+        working_s = sum(seconds[name][kind] for kind in ("decode", "prefill", "drafts"))
+        lost_s = working_s * (1 - 1 / times)
+        yield Finding(
+            f"Instance {printable(name)} was slow",
+            f"Its steps took {times:.2f} times as long as those of the others with as many requests. At their"
+            f" speed it would have done the same in {lost_s:,.1f} s less, of {everything_s:,.1f} s of all"
+            " instances. See what else runs on its node.",
+            lost_s / everything_s,
+            instance=name,
+        )
+
+
+def _lost(
+    reader: RunReader, seconds: Mapping[str, Mapping[str, float]], everything_s: float
+) -> Iterator[Finding]:
+    for name, lane in reader.lanes.items():
+        losses = [each for each in lane.changes if each.what.startswith("lost")]
+        if losses:
+            down_s, times = seconds[name]["down"], len(losses)
+            first = f"at {losses[0].at_s:,.1f} s ({printable(losses[0].what)})"
+            yield Finding(
+                f"Instance {printable(name)} was lost",
+                f"It was lost {f'{times} times, first ' if times > 1 else ''}{first}, and down for"
+                f" {down_s:,.1f} s. {lane.lost_chunks:,} chunks went with it or failed, on which"
+                f" {lane.lost_s:,.1f} s had been spent.",
+                (down_s + lane.lost_s / max(1, lane.slots.used)) / everything_s,
+                instance=name,
+            )
+
+
+def _late(reader: RunReader, total_s: float) -> Iterator[Finding]:
+    """Yield what waited longest of the tail: of groups whose first response misled, and of all.
+
+    A wait delayed the run's end by its length at most, and by no more than its response ended in the tail.
+    """
+    tail_s = tail_begins_s(reader)
+    late = [each for each in reader.kept if (each.finished_s or 0.0) >= tail_s]
+    kept_going = {id(each): min(_waited_s(each), (each.finished_s or 0.0) - tail_s) for each in late}
+    late.sort(key=lambda each: -kept_going[id(each)])
+    misled = next((each for each in late if _was_misled(each)), None)
+    if misled is not None:
+        group = misled.group
+        yield Finding(
+            f"Group {printable(group.spec.id)} was taken for short",
+            f"Its first response had {group.tokens[0]:,} tokens and was done at {group.finishes_s[0]:,.1f} s;"
+            f" its longest has {group.longest:,}. {_waiting(reader, misled)}",
+            kept_going[id(misled)] / total_s,
+            request=misled.request_id,
+        )
+    if late and late[0] is not misled:
+        yield Finding(
+            f"Group {printable(late[0].group.spec.id)} was late",
+            _waiting(reader, late[0]),
+            kept_going[id(late[0])] / total_s,
+            request=late[0].request_id,
+        )
+
+
+def _longest(
+    reader: RunReader, seconds: Mapping[str, Mapping[str, float]], total_s: float
+) -> Iterator[Finding]:
+    """Yield the response whose chunks ran longest, where that is longer than instances had work for."""
+    longest_s, busy_s = floor_s(reader, seconds)
+    if longest_s <= busy_s:
+        return
+    row, request_id = longest_request(reader)
+    tokens = next((each.tokens for each in reader.kept if each.row == row), 0)
+    yield Finding(
+        f"Response {printable(request_id)} was the longest",
+        f"Its {tokens:,} tokens took {longest_s:,.1f} s, and instances had work for {busy_s:,.1f} s on"
+        " average. No order would have ended the run before it did: only faster steps for it, with fewer"
+        " requests beside it or with drafts.",
+        (longest_s - busy_s) / total_s,
+        request=request_id,
+    )
+
+
+def _was_misled(request: ReadRequest) -> bool:
+    return len(request.group.tokens) > 1 and request.tokens >= MISLED * request.group.tokens[0]
+
+
+def _waited_s(request: ReadRequest) -> float:
+    return sum(span[1] - span[0] for span in request.spans if len(span) == 3)
+
+
+def _waiting(reader: RunReader, request: ReadRequest) -> str:
+    """Say how long one of the last requests waited, for what, and when it ended."""
+    waited = reader.life(request).waited_s()
+    ran_s = reader.rans_s[request.row]
+    return (
+        f"Response {printable(request.request_id)} was done at {request.finished_s or 0.0:,.1f} s: its"
+        f" {request.tokens:,} tokens took {ran_s:,.1f} s, and before and between them it waited"
+        f" {sum(waited.values()):,.1f} s" + (f" ({lacks(waited)})." if waited else ".")
+    )
+
+
+def _idle(reader: RunReader, total_s: float, everything_s: float) -> Iterator[Finding]:
+    tail_s = min(tail_begins_s(reader), total_s)
+    edges = np.array([0.0, tail_s, total_s])
+    integrals = [lane.bins.integrals(edges)[:2].tolist() for lane in reader.lanes.values()]
+    before_s, after_s = (sum(up[part] - busy[part] for up, busy in integrals) for part in (0, 1))
+    tail_time_s = (total_s - tail_s) * len(integrals)
+    if tail_time_s:
+        yield Finding(
+            "Instances were idle in the tail",
+            f"From {tail_s:,.1f} s on only the last tenth of the responses was under way, for"
+            f" {total_s - tail_s:,.1f} s; instances had nothing to do in {after_s / tail_time_s:.0%} of it."
+            " Try other policies on these lengths with seer sim.",
+            after_s / everything_s,
+        )
+    yield Finding(
+        "Instances were idle before the tail",
+        f"In the first {tail_s:,.1f} s instances had nothing to do for {before_s:,.1f} s in all.",
+        before_s / everything_s,
+    )
+
+
+def _overheads(
+    reader: RunReader, seconds: Mapping[str, Mapping[str, float]], everything_s: float
+) -> Iterator[Finding]:
+    sums = {kind: sum(each[kind] for each in seconds.values()) for kind in SECONDS}
+    again = reader.again_tokens / max(1, reader.prefilled_tokens)
+    yield Finding(
+        "Context was prefilled again",
+        f"Chunks that went on with a response prefilled {reader.again_tokens:,} tokens of context,"
+        f" {again:.0%} of all prefill, as neither their instance nor the pool had its KV.",
+        again * sums["prefill"] / everything_s,
+    )
+    yield Finding(
+        "Instances with work made no steps",
+        f"For {sums['between']:,.1f} s in all an instance had chunks and made no step: the time of chunks on"
+        " their way, of work between steps, and of reports that were not yet there.",
+        sums["between"] / everything_s,
+    )
+    drafts = [each for each in reader.by_siblings.values() if each.drafted]
+    steps, tokens = sum(each.steps for each in drafts), sum(each.tokens for each in drafts)
+    working_s = sums["decode"] + sums["drafts"]
+    if steps and working_s and (tokens / steps - 1) < sums["drafts"] / max(1e-9, sums["decode"]):
+        yield Finding(
+            "Drafts cost more than they brought",
+            f"They took {sums['drafts'] / working_s:.0%} of the time of decoding, for {tokens / steps:.2f}"
+            " tokens in each step of a request.",
+            sums["drafts"] / everything_s,
+        )

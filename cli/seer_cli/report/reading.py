@@ -1,0 +1,356 @@
+"""Follows a trace, or a run while it goes on, and sums up what a report shows."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Sequence
+from math import log2
+from statistics import median
+
+import attrs
+import numpy as np
+
+from seer_cli.chunk_runs import ChunkFollower, ChunkRun
+from seer_cli.report.bins import TimeBins
+from seer_cli.report.lacks import Lacks
+from seer_cli.report.lanes import InstanceLane
+from seer_cli.request_life import Cause, RequestLife, Wait
+from seer_core.model.events import (
+    ChunkFinished,
+    Command,
+    Complete,
+    Dispatch,
+    Event,
+    GroupSpec,
+    GroupsSubmitted,
+    InstanceDegraded,
+    InstanceLeaving,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    InstanceStopped,
+    RolloutPaused,
+    RolloutResumed,
+)
+from seer_core.ports.policy import Observer
+from seer_core.scheduling.trace import TraceRecord
+
+__all__ = ["DraftCounts", "GroupStory", "ReadRequest", "RunReader"]
+
+MOST_CHUNKS = 10_000
+"""Chunks that are kept one by one: those of the requests that finished last."""
+MOST_CHANGES = 200
+
+
+@attrs.define(eq=False)
+class GroupStory:
+    """A group: its lengths, and when they came."""
+
+    spec: GroupSpec
+    submitted_s: float
+    first_row: int
+    tokens: array[int] = attrs.Factory(lambda: array("q"))
+    """The length of each finished response, in order of their finish."""
+    finishes_s: array[float] = attrs.Factory(lambda: array("d"))
+    first_id: str = ""
+    last_id: str = ""
+
+    @property
+    def longest(self) -> int:
+        """The longest of the finished responses."""
+        return max(self.tokens, default=0)
+
+    @property
+    def median(self) -> float:
+        """The median length of the finished responses."""
+        return median(self.tokens) if self.tokens else 0.0
+
+
+@attrs.define(eq=False)
+class ReadRequest:
+    """A request that is under way, or one of the last to finish."""
+
+    request_id: str
+    row: int
+    group: GroupStory
+    waits_since_s: float | None
+    tokens: int = 0
+    instance_id: str = ""
+    """Where its last chunk ran that brought tokens."""
+    siblings: int = 0
+    """How many of its group had finished when its present chunk was sent."""
+    spans: list[tuple[float, float, int] | tuple[ChunkRun, int]] = attrs.Factory(list)
+    """Its waits, each with the KV that it needed, and its chunks, each with the lane it was in."""
+    finished_s: float | None = None
+    finish_reason: str | None = None
+    before_it: int = 0
+
+
+@attrs.define
+class DraftCounts:
+    """Steps of chunks, and their drafts."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@attrs.define(eq=False)
+class RunReader(Observer):
+    """Sums a run up; times are in seconds since its first groups came."""
+
+    start_s: float | None = None
+    now: float = 0.0
+    lanes: dict[str, InstanceLane] = attrs.Factory(dict)
+    groups: list[GroupStory] = attrs.Factory(list)
+    finishes_s: array[float] = attrs.Factory(lambda: array("d"))
+    rans_s: array[float] = attrs.Factory(lambda: array("d"))
+    """How long each request's chunks ran, by row."""
+    lacks: Lacks = attrs.Factory(Lacks)
+    whole: TimeBins = attrs.Factory(lambda: TimeBins(2))
+    """Requests that wait, and tokens that were written."""
+    kept: deque[ReadRequest] = attrs.Factory(deque)
+    reasons: Counter[str] = attrs.Factory(Counter)
+    tokens: int = 0
+    chunks: int = 0
+    migrations: int = 0
+    cached_tokens: int = 0
+    pool_tokens: int = 0
+    prefilled_tokens: int = 0
+    again_tokens: int = 0
+    """Context that a chunk prefilled though an earlier chunk of the request had computed it."""
+    by_siblings: dict[int, DraftCounts] = attrs.Factory(dict)
+    by_age: dict[int, DraftCounts] = attrs.Factory(dict)
+    """By the power of two of the tokens that the response had."""
+    _follower: ChunkFollower = attrs.Factory(ChunkFollower)
+    _requests: dict[str, ReadRequest] = attrs.Factory(dict)
+    _kept_chunks: int = 0
+    _paused: bool = False
+    _free: list[int] = attrs.Factory(list)
+    _free_of: dict[str, int] = attrs.Factory(dict)
+    _since_s: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """All requests of all groups."""
+        return len(self.rans_s)
+
+    @property
+    def total_s(self) -> float:
+        """From the first groups to the last response that finished, or to now while some are under way."""
+        return max(self.finishes_s, default=self.now) if not self._requests else self.now
+
+    @property
+    def open_requests(self) -> int:
+        """The requests that are not over."""
+        return len(self._requests)
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """Read an event as it happens."""
+        self.read(TraceRecord(now, event, list(commands)))
+
+    def read(self, record: TraceRecord) -> None:
+        """Add a record of a trace."""
+        event = record.event
+        if self.start_s is None and isinstance(event, GroupsSubmitted):
+            self.start_s = record.now
+        now = self.now = 0.0 if self.start_s is None else record.now - self.start_s
+        self._advance()
+        follower = self._follower
+        over = follower.read(record)
+        touched = {chunk.instance_id for chunk in over}
+        self._event(now, event)
+        for chunk in over:
+            self._over(chunk)
+        for command in record.commands:
+            match command:
+                case Dispatch():
+                    touched.add(command.instance_id)
+                    self._dispatched(command)
+                case Complete(request_id, reason):
+                    self._completed(request_id, reason)
+        if isinstance(event, InstanceStarted):
+            touched.add(event.info.id)
+        elif isinstance(event, InstanceLeaving | InstanceLost | InstanceStopped):
+            touched.add(event.instance_id)
+        elif not touched and not isinstance(event, RolloutPaused | RolloutResumed):
+            return
+        for name in touched:
+            self._load(name)
+        self.lacks.note(now, self._state())
+
+    def life(self, request: ReadRequest) -> RequestLife:
+        """Return the waits and chunks of a kept request; times are on the run's own clock."""
+        start_s = self.start_s or 0.0
+        parts: list[Wait | ChunkRun] = []
+        for span in request.spans:
+            if isinstance(span[0], ChunkRun):
+                parts.append(span[0])
+            else:
+                begin_s, end_s, need = span
+                if end_s > begin_s:
+                    causes_s = self.lacks.causes_s(begin_s, end_s, need)
+                    parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
+        finished_s = None if request.finished_s is None else request.finished_s + start_s
+        return RequestLife(
+            request.request_id,
+            request.group.spec,
+            request.group.submitted_s + start_s,
+            parts,
+            finished_s,
+            request.finish_reason,
+            request.before_it,
+        )
+
+    def _event(self, now: float, event: Event) -> None:
+        match event:
+            case GroupsSubmitted(groups):
+                for spec in groups:
+                    self._submitted(now, spec)
+            case InstanceReported():
+                lane = self.lanes.get(event.instance_id)
+                if lane is not None:
+                    lane.report(now, event)
+            case InstanceStarted(info):
+                lane = self.lanes.setdefault(info.id, InstanceLane(info.id))
+                lane.info = info
+                lane.change(now, True, "started again" if lane.changes else "started")
+            case InstanceLost(name, reason):
+                self._changed(now, name, False, f"lost: {reason}")
+            case InstanceStopped(name):
+                self._changed(now, name, False, "ended")
+            case InstanceLeaving(name, reason):
+                self._changed(now, name, True, f"leaves: {reason}")
+            case InstanceDegraded(name, what, reason):
+                self._changed(now, name, True, f"goes on without {what}: {reason}")
+            case RolloutPaused():
+                self._paused = True
+            case RolloutResumed():
+                self._paused = False
+
+    def _changed(self, now: float, name: str, up: bool, what: str) -> None:
+        lane = self.lanes.get(name)
+        if lane is not None and len(lane.changes) < MOST_CHANGES:
+            lane.change(now, up, what)
+
+    def _submitted(self, now: float, spec: GroupSpec) -> None:
+        group = GroupStory(spec, now, self.requests)
+        self.groups.append(group)
+        for index in range(spec.n):
+            name = f"{spec.id}/{index}"
+            resumed = spec.resumed[index].tokens if spec.resumed else 0
+            self._requests[name] = ReadRequest(name, group.first_row + index, group, now, resumed)
+            self.rans_s.append(0.0)
+
+    def _dispatched(self, sent: Dispatch) -> None:
+        request, lane = self._requests.get(sent.request_id), self.lanes.get(sent.instance_id)
+        if lane is not None:
+            lane.slots.take(sent.request_id)
+        if request is not None:
+            self._end_wait(request, sent.kv_tokens)
+            request.siblings = len(request.group.tokens)
+
+    def _over(self, chunk: ChunkRun) -> None:
+        lane = self.lanes[chunk.instance_id]
+        slot = lane.slots.give_back(chunk.request_id)
+        place = self._follower.places.get(chunk.instance_id)
+        lane.finish(chunk, 1 + (0 if place is None else len(place.sent)))
+        self.chunks += chunk.result is not None
+        request = self._requests.get(chunk.request_id)
+        if request is None:
+            return
+        request.spans.append((chunk, slot))
+        request.waits_since_s = self.now
+        self.rans_s[request.row] += chunk.end_s - chunk.begin_s
+        result = chunk.result
+        if result is None:
+            return
+        self.migrations += request.instance_id not in ("", chunk.instance_id)
+        request.instance_id = chunk.instance_id
+        self.tokens += result.tokens
+        self.cached_tokens += result.cached_tokens
+        self.pool_tokens += result.pool_tokens
+        self.prefilled_tokens += result.prefilled_tokens
+        if request.tokens:
+            self.again_tokens += result.prefilled_tokens
+        begin_s = chunk.begin_s - (self.start_s or 0.0)
+        self.whole.add(begin_s, self.now, (0.0, result.tokens / max(self.now - begin_s, 1e-9)))
+        _count(self.by_siblings, request.siblings, result)
+        _count(self.by_age, int(log2(request.tokens)) if request.tokens else -1, result)
+        request.tokens += result.tokens
+
+    def _completed(self, request_id: str, reason: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        group = request.group
+        self._end_wait(request, group.spec.prompt_tokens)
+        self.finishes_s.append(self.now)
+        self.reasons[reason] += 1
+        request.finished_s, request.finish_reason = self.now, reason
+        request.before_it = len(group.tokens)
+        group.tokens.append(request.tokens)
+        group.finishes_s.append(self.now)
+        group.first_id = group.first_id or request_id
+        group.last_id = request_id
+        self.kept.append(request)
+        self._kept_chunks += len(request.spans)
+        while self._kept_chunks > 2 * MOST_CHUNKS and len(self.kept) > 1:
+            self._kept_chunks -= len(self.kept.popleft().spans)
+
+    def _end_wait(self, request: ReadRequest, need: int) -> None:
+        since_s = request.waits_since_s
+        if since_s is not None and self.now > since_s:
+            self.lacks.wait(request.row, since_s, self.now, need)
+            request.spans.append((since_s, self.now, need))
+        request.waits_since_s = None
+
+    def _load(self, name: str) -> None:
+        """Note an instance's load, and the KV that it has for one more request."""
+        place, lane = self._follower.places.get(name), self.lanes.get(name)
+        if lane is not None:
+            lane.load(self.now, *((0, 0) if place is None else (len(place.sent), place.reserved_tokens)))
+        number = self._free_of.setdefault(name, len(self._free))
+        if number == len(self._free):
+            self._free.append(-1)
+        self._free[number] = place.free_kv_tokens if place is not None and place.has_slot else -1
+
+    def _state(self) -> Cause | int:
+        if self._paused:
+            return "paused"
+        if not self._follower.places:
+            return "instances"
+        most = max(self._free, default=-1)
+        return most if most >= 0 else "slots"
+
+    def _advance(self) -> None:
+        if self.now > self._since_s:
+            waiting = len(self._requests) - self._follower.running
+            self.whole.add(self._since_s, self.now, (max(0, waiting), 0.0))
+            self._since_s = self.now
+
+    def end(self) -> None:
+        """Count up to the end; waits that go on count up to now."""
+        for lane in self.lanes.values():
+            lane.advance(self.now)
+        self._advance()
+        for request in self._requests.values():
+            if request.waits_since_s is not None:
+                self._end_wait(request, request.group.spec.prompt_tokens)
+
+    def waited_s(self) -> np.ndarray:
+        """Return for how long each request lacked what, as (requests, causes)."""
+        return self.lacks.by_request(self.requests)
+
+
+def _count(counts: dict[int, DraftCounts], key: int, result: ChunkFinished) -> None:
+    """Add a chunk's steps and drafts to those of its kind."""
+    found = counts.get(key)
+    if found is None:
+        found = counts[key] = DraftCounts()
+    found.steps += result.steps
+    found.tokens += result.tokens
+    found.drafted += result.drafted
+    found.accepted += result.accepted

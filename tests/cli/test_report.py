@@ -1,0 +1,309 @@
+"""``seer report``: sums over a trace, what cost most, and the page as a file."""
+
+import hashlib
+import json
+import re
+from importlib.resources import files
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seer_cli.report import data, reading
+from seer_cli.report.bins import TimeBins
+from seer_cli.report.data import run_of
+from seer_cli.report.lacks import CAUSES, Lacks
+from seer_cli.report.lanes import SECONDS
+from seer_cli.report.reading import RunReader
+from seer_cli.request_life import life_of
+
+from seer_core.model import InstanceInfo
+from seer_core.model.events import (
+    ChunkFinished,
+    Complete,
+    Dispatch,
+    GroupSpec,
+    GroupsSubmitted,
+    InstanceLost,
+    InstanceReported,
+    InstanceStarted,
+    RolloutPaused,
+    RolloutResumed,
+)
+from seer_core.scheduling.trace import TraceRecord, read_trace
+from tests.cli.helpers import SMALL
+
+HOSTILE = '</script><img src=x onerror="hacked=1"><b>'
+LOSSES = """[plugin.divided_rollout]
+chunk_tokens = 64
+[engine.sim]
+instances = 3
+max_running = 4
+max_model_tokens = 2048
+kv_capacity_tokens = 4096
+kill_at_s = [{ instance = "sim-1", at_s = 1.5, restart_after_s = 1.0 }]
+lengths = { mean_tokens = 300, sigma = 0.8, group_share = 0.5, cap_tokens = 900 }
+"""
+
+
+def read(*records):
+    reader = RunReader()
+    for now, event, *commands in records:
+        reader.read(TraceRecord(now, event, list(commands)))
+    return reader
+
+
+def started(name, slots=2, kv=1000):
+    return InstanceStarted(InstanceInfo(name, kv, 1, slots, 1024))
+
+
+def sent(request, instance, kv=10):
+    return Dispatch(request, instance, 500, kv, False)
+
+
+def over(request, instance, tokens=100, stopped=True, **more):
+    return ChunkFinished(request, instance, tokens, stopped, steps=tokens, **more)
+
+
+@pytest.fixture
+def run(seer, write_config, write_prompts, tmp_path):
+    """The directory of a run on three instances, one of which was lost."""
+    config = write_config(["divided_rollout", "context_sched"], LOSSES)
+    groups = [{"prompt_token_ids": [5] * 8, "n": 4, "max_tokens": 900} for _ in range(12)]
+    groups[0]["group_id"] = HOSTILE
+    result = seer("run", config, "--prompts", write_prompts(*groups), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def reader(run):
+    reader = RunReader()
+    for record in read_trace(run / "trace.jsonl"):
+        reader.read(record)
+    return reader
+
+
+def test_its_figures_are_those_of_the_summary(run, reader):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["instances_lost"] == 1
+    figures = run_of(reader, "x").figures
+    assert len(figures) > 10
+    for name, value in figures.items():
+        assert value == (summary[name] if isinstance(value, dict) else pytest.approx(summary[name])), name
+
+
+def test_each_life_is_that_of_explain(run, reader):
+    run_of(reader, "x")
+    assert len(reader.kept) == 48
+    for request in reader.kept:
+        found, expected = reader.life(request), life_of(request.request_id, read_trace(run / "trace.jsonl"))
+        assert found.chunks == expected.chunks
+        assert (found.tokens, found.before_it) == (expected.tokens, expected.before_it)
+        assert found.finished_s == pytest.approx(expected.finished_s)
+        assert found.waited_s() == pytest.approx(expected.waited_s(), abs=1e-6)
+
+
+def test_seconds_of_each_instance_add_up_to_the_run_and_what_requests_lacked_to_their_waits(run, reader):
+    shown = run_of(reader, "x")
+    assert [lane.name for lane in shown.lanes] == ["sim-0", "sim-1", "sim-2"]
+    for lane in shown.lanes:
+        assert tuple(lane.seconds) == SECONDS
+        assert min(lane.seconds.values()) >= 0
+        assert sum(lane.seconds.values()) == pytest.approx(shown.total_s, abs=0.01)
+    assert shown.lanes[1].seconds["down"] > 0
+    assert any(change.what.startswith("lost") for change in shown.lanes[1].changes)
+    waited = sum(
+        part.end_s - part.begin_s
+        for request in reader.kept
+        for part in reader.life(request).parts
+        if not hasattr(part, "tokens") and hasattr(part, "causes_s")
+    )
+    assert sum(shown.waited_s.values()) == pytest.approx(waited, abs=0.01)
+    assert sum(shown.waiting) * shown.total_s / len(shown.waiting) == pytest.approx(waited, rel=0.02)
+    tokens = sum(shown.tokens_per_s) * shown.total_s / len(shown.tokens_per_s)
+    assert tokens == pytest.approx(reader.tokens, rel=0.02)
+
+
+def test_what_it_keeps_one_by_one_is_bounded_and_of_the_last(run, reader, monkeypatch):
+    whole = run_of(reader, "x")
+    monkeypatch.setattr(reading, "MOST_CHUNKS", 20)
+    monkeypatch.setattr(data, "MOST_CHUNKS", 20)
+    monkeypatch.setattr(data, "MOST_GROUPS", 3)
+    small = RunReader()
+    for record in read_trace(run / "trace.jsonl"):
+        small.read(record)
+    shown = run_of(small, "x")
+    assert 0 < len(shown.chunks["begin"]) <= 20
+    assert shown.all_chunks == whole.all_chunks > 100
+    assert shown.chunk_requests == whole.chunk_requests[-len(shown.chunk_requests) :]
+    assert (len(shown.groups), shown.all_groups) == (3, 12)
+    assert shown.groups == whole.groups[:3]
+    assert shown.figures == whole.figures
+    assert shown.waited_s == pytest.approx(whole.waited_s, abs=0.01)
+
+
+def test_it_names_the_slow_instance_and_the_group_that_was_taken_for_short():
+    groups = [GroupSpec(name, prompt_tokens=1, n=2, max_tokens=900) for name in "abcdefghij"]
+    records = [(0.0, started("quick")), (0.0, started("lame"))]
+    records.append((1.0, GroupsSubmitted(tuple(groups))))
+    now = 1.0
+    for group in groups:
+        for index, instance in enumerate(("quick", "lame")):
+            records.append(
+                (now, InstanceReported(instance, 0, 0, 0.0), sent(f"{group.id}/{index}", instance))
+            )
+        if group.id != "j":
+            records.append((now + 1, over(f"{group.id}/0", "quick"), Complete(f"{group.id}/0", "stop")))
+            records.append((now + 2, over(f"{group.id}/1", "lame"), Complete(f"{group.id}/1", "stop")))
+            now += 2
+    records.append((now + 0.1, over("j/0", "quick", 10), Complete("j/0", "stop")))
+    records.append((now + 9, over("j/1", "lame", 450), Complete("j/1", "stop")))
+    found = run_of(read(*records), "x").findings
+    slow = next(each for each in found if each.instance == "lame")
+    assert slow.title == "Instance lame was slow"
+    assert "took 2.00 times as long" in slow.text
+    short = next(each for each in found if each.title == "Group j was taken for short")
+    assert short.request == "j/1"
+    assert "had 10 tokens" in short.text
+    assert "longest has 450" in short.text
+    assert short.share == pytest.approx(9 / 27, rel=0.01)  # it waited for longer than the tail took
+    assert [each.share for each in found] == sorted((each.share for each in found), reverse=True)
+
+
+def test_a_loss_costs_its_time_down_and_its_chunks_and_a_pause_is_a_wait_of_its_own():
+    group = GroupSpec("a", prompt_tokens=1, n=2, max_tokens=900)
+    reader = read(
+        (0.0, started("x")),
+        (0.0, started("y")),
+        (0.0, GroupsSubmitted((group,)), sent("a/0", "x"), sent("a/1", "y")),
+        (4.0, InstanceLost("y", "killed")),
+        (5.0, RolloutPaused()),
+        (6.0, RolloutResumed(), sent("a/1", "x")),
+        (8.0, over("a/0", "x"), Complete("a/0", "stop")),
+        (10.0, over("a/1", "x"), Complete("a/1", "stop")),
+    )
+    shown = run_of(reader, "x")
+    lost = next(each for each in shown.findings if each.instance == "y")
+    assert "at 4.0 s (lost: killed), and down for 6.0 s. 1 chunks" in lost.text
+    assert lost.share == pytest.approx(10 / 20)
+    assert shown.lanes[1].seconds["down"] == pytest.approx(6.0)
+    assert shown.waited_s == {"slots": 0, "kv": 0, "turn": 1.0, "paused": 1.0, "instances": 0}
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 50), st.floats(0, 3), st.floats(0, 9), st.floats(0, 9)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_bins_lose_no_time_however_often_they_widen(spans):
+    bins, now = TimeBins(2), 0.0
+    whole = np.zeros(2)
+    for pause, length, *values in spans:
+        bins.add(now + pause, now + pause + length, values)
+        whole += np.array(values) * length
+        now += pause + length
+    assert bins.integrals(np.array([0.0, now + 1]))[:, 0] == pytest.approx(whole, abs=1e-6)
+    parts = bins.integrals(np.linspace(0, now + 1, 17))
+    assert parts.sum(axis=1) == pytest.approx(whole, abs=1e-6)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 2), st.sampled_from(["slots", "paused", "instances", 0, 5, 50, 500]))),
+    st.lists(
+        st.tuples(st.floats(0, 20), st.floats(0.01, 9), st.integers(0, 600), st.integers(0, 3)), min_size=1
+    ),
+)
+def test_what_requests_lacked_adds_up_to_their_waits(states, waits):
+    lacks, now = Lacks(), 0.0
+    lacks.note(0.0, "instances")
+    for length, state in states:
+        now += length
+        lacks.note(now, state)
+    expected = np.zeros((4, len(CAUSES)))
+    for begin_s, length, need, row in waits:
+        lacks.wait(row, begin_s, begin_s + length, need)
+        for cause, seconds in lacks.causes_s(begin_s, begin_s + length, need).items():
+            expected[row, CAUSES.index(cause)] += seconds
+    found = lacks.by_request(4)
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found.sum() == pytest.approx(sum(length for _, length, *_ in waits), abs=1e-6)
+
+
+def test_the_page_holds_hostile_ids_as_data_and_says_what_may_run(seer, run, tmp_path):
+    result = seer("report", run, "--json", tmp_path / "figures.json")
+    assert result.exit_code == 0, result.output
+    assert "of the time). " in result.output
+    page = (run / "report.html").read_text()
+    assert HOSTILE not in page
+    assert page.count("</script>") == 3
+    inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1)
+    (shown,) = json.loads(inside)["runs"]
+    assert any(group["id"] == HOSTILE for group in shown["groups"])
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', page).group(1)
+    assert "default-src 'none'" in policy
+    assert policy.count("sha256-") == 2
+    assert [shown] == json.loads((tmp_path / "figures.json").read_text())
+
+
+def test_several_runs_are_side_by_side_under_their_names(seer, run, write_config, prompts, tmp_path):
+    other = tmp_path / "b" / "out"
+    assert seer("run", write_config((), SMALL), "--prompts", prompts, "--out", other).exit_code == 0
+    result = seer("report", run, other, "--out", tmp_path / "both.html")
+    assert result.exit_code == 0, result.output
+    inside = re.search(r'id="data">(.*?)</script>', (tmp_path / "both.html").read_text()).group(1)
+    assert [each["name"] for each in json.loads(inside)["runs"]] == [str(run), str(other)]
+
+
+def test_a_run_that_was_ended_is_shown_as_far_as_it_came(seer, run, tmp_path):
+    lines = (run / "trace.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "trace.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    result = seer("report", tmp_path / "part")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "part" / "report.html").read_text()
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
+    assert shown["whole"] is False
+    assert 0 < shown["figures"]["requests"] < 48
+
+
+def test_what_is_no_run_is_refused(fails, run, tmp_path):
+    assert "cannot read" in fails("report", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "trace.jsonl").write_text("")
+    assert "has no groups yet; wait until" in fails("report", tmp_path / "empty")
+    assert "this command reads it" in fails("report", run, "--out", run / "trace.jsonl")
+    (run / "summary.json").write_text("[1")
+    assert "not the summary of a run" in fails("report", run)
+
+
+def test_compare_writes_its_arms_first_repeats_and_changes_no_token(seer, write_config, prompts, tmp_path):
+    config = write_config(["divided_rollout"], SMALL)
+    arguments = ("compare", config, "--prompts", prompts, "--repeat", 2, "--out", tmp_path / "arms")
+    page = tmp_path / "arms.html"
+    result = seer(*arguments, "--report", page)
+    assert result.exit_code == 0, result.output
+    assert "a page of 3 arms" in result.output
+    runs = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text()).group(1))["runs"]
+    assert [each["name"] for each in runs] == ["baseline", "+ divided_rollout", "oracle"]
+    assert all(each["whole"] and each["figures"]["requests"] == 4 for each in runs)
+    result = seer(*arguments, "--resume", "--report", tmp_path / "again.html")
+    assert result.exit_code == 0, result.output
+    assert "not written, as an earlier command had finished all arms" in result.output
+    assert not (tmp_path / "again.html").exists()
+
+
+def test_a_page_of_structs_is_one_of_plain_json(reader):
+    shown = run_of(reader, "x", {"preemptions": 3}, 1.5)
+    plain = msgspec.json.decode(msgspec.json.encode(shown))
+    assert plain["bound_s"] == 1.5
+    assert plain["figures"]["preemptions"] == 3
+
+
+def test_the_chart_library_is_the_published_file():
+    parts = files("seer_cli.report")
+    digest = hashlib.sha256((parts / "echarts.min.js").read_bytes()).hexdigest()
+    assert f"SHA-256: {digest}" in (parts / "echarts.txt").read_text()
