@@ -154,7 +154,7 @@ def measure(
 ) -> dict[str, Any]:
     """Roll out one iteration on both engines and return their figures."""
     notes = Notes()
-    paced = simulate(load, POLICIES[policy], seed, overrides, notes, engine)
+    paced = simulate(load, POLICIES[policy], seed, overrides, [notes], engine)
     measured = load
     if paced.summary.drafted_tokens:
         measured = msgspec.structs.replace(load, tables=_with_drafts(load.tables, notes))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 import click
+import msgspec
 from rich.table import Table
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async, table_console
@@ -16,12 +17,15 @@ from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_
 from seer_cli.display import Display
 from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.report.data import run_of
+from seer_cli.report.page import REPORT_OPTION, write_page
+from seer_cli.report.reading import RunReader
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
 from seer_core.ports.policy import Observer
 from seer_core.runtime.prompts import PromptsFile, read_prompts
 from seer_core.runtime.runtime import Runtime
-from seer_core.scheduling.scheduler import Policies, Slot
+from seer_core.scheduling.scheduler import CORE, Policies, Slot
 
 __all__ = ["compare_command"]
 
@@ -52,6 +56,7 @@ FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": "
 )
 @click.option("--resume", is_flag=True, help="Go on behind the arms in --out that have finished, or begin.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
+@REPORT_OPTION
 def compare_command(
     config: Config,
     prompts: Path | None,
@@ -59,6 +64,7 @@ def compare_command(
     out: Path | None,
     resume: bool,
     json_file: Path | None,
+    report: Path | None,
 ) -> None:
     """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
 
@@ -74,7 +80,7 @@ def compare_command(
     if resume and out is None:
         raise click.UsageError("--resume needs the directory of the finished arms: --out DIR")
     path = prompts if prompts is not None else config.base_dir / config.compare.prompts
-    check_writable(json_file, inputs=[path])
+    check_writable(json_file, report, inputs=[path])
     assembly = assemble(config)
     for arm in arms_of(config):
         fill_slots(config.with_plugins(arm.enabled))
@@ -83,31 +89,59 @@ def compare_command(
     fleet = assembly.fleet
     read = read_prompts(path, config.rollout, fleet.model, fleet.tokenizer, seed=config.seer.seed)
     arms = FinishedArms(out, "" if out is None else fingerprint(config, read.groups, fleet.model.digest))
+    readers: dict[str, RunReader] | None = None if report is None else {}
     with arms.open(resume=resume) as finished:
-        results = run_async(_compare(config, assembly, read, repeat, finished))
+        results = run_async(_compare(config, assembly, read, repeat, finished, readers))
     baseline = results[0]
     if json_file is not None:
         write_json(json_file, [result.to_json(baseline) for result in results])
     _print(results, read, repeat)
+    if report is not None and readers is not None:
+        _write_report(report, results, readers)
     if not all(result.tokens_equal for result in results):
         sys.exit(1)
 
 
 async def _compare(
-    config: Config, assembly: Assembly, read: PromptsFile, repeat: int, finished: FinishedArms
+    config: Config,
+    assembly: Assembly,
+    read: PromptsFile,
+    repeat: int,
+    finished: FinishedArms,
+    readers: dict[str, RunReader] | None,
 ) -> list[ArmResult]:
+    """Run the comparison; ``readers``, if any, gets what read each arm's first repeat."""
     count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
     click.echo(f"starting {count} {engine} instances ...", err=True)
     assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
 
     @contextmanager
-    def watch(arm: Arm, number: int) -> Iterator[Slot[Observer]]:
+    def watch(arm: Arm, number: int) -> Iterator[Sequence[Slot[Observer]]]:
         title = arm.name if repeat == 1 else f"{arm.name} ({number + 1}/{repeat})"
+        reading = []
+        if readers is not None and not number:
+            readers[arm.name] = RunReader()
+            reading.append(Slot[Observer]("observer", CORE, readers[arm.name]))
         with Display(title) as display:
-            yield display.slot
+            yield display.slot, *reading
 
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
         return await compare(runtime, config, read.groups, repeat=repeat, watch=watch, finished=finished)
+
+
+def _write_report(path: Path, results: Sequence[ArmResult], readers: Mapping[str, RunReader]) -> None:
+    """Write a page of the arms' first repeats, but for those that an earlier command had finished."""
+    runs = [
+        run_of(readers[result.arm.name], result.arm.name, msgspec.to_builtins(result.summaries[0]))
+        for result in results
+        if result.arm.name in readers
+    ]
+    if not runs:
+        click.echo(f"{path}: not written, as an earlier command had finished all arms", err=True)
+        return
+    write_page(path, "Seer: techniques compared", runs)
+    left = [result.arm.name for result in results if result.arm.name not in readers]
+    click.echo(f"{path}: a page of {len(runs)} arms" + (f", without {', '.join(left)}" if left else ""))
 
 
 def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None:

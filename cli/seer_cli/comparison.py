@@ -37,7 +37,7 @@ FIGURES = {
 }
 """Fields of ``Summary`` that a comparison shows, each as a ratio to the baseline too, and their titles."""
 
-Watch = Callable[["Arm", int], AbstractContextManager[Slot[Observer] | None]]
+Watch = Callable[["Arm", int], AbstractContextManager[Sequence[Slot[Observer]]]]
 
 
 class ArmPlugins(msgspec.Struct, frozen=True):
@@ -157,14 +157,14 @@ async def compare(
     groups: Sequence[PromptGroup],
     *,
     repeat: int = 1,
-    watch: Watch = lambda arm, number: nullcontext(),
+    watch: Watch = lambda arm, number: nullcontext(()),
     finished: FinishedArms | None = None,
 ) -> list[ArmResult]:
     """Roll out ``groups`` under every arm, ``repeat`` times, on the same engines, caches cold.
 
     The baseline goes without the KV pool, as what it stands for does.  The arms' order turns by one with
     each repeat, so that a drift of the machine hits all alike.
-    ``watch`` makes, per arm and repeat, a context in which it runs and whose observer sees it.  What
+    ``watch`` makes, per arm and repeat, a context in which it runs and whose observers see it.  What
     ``finished`` has is not run again, and what is run goes there.
     """
     finished = finished or FinishedArms()
@@ -178,9 +178,9 @@ async def compare(
             outcome = finished.get(arm.name, number)
             if outcome is None:
                 chosen = with_lengths(groups, first) if arm.has_lengths and first is not None else groups
-                with watch(arm, number) as observer:
+                with watch(arm, number) as observers:
                     pool = kv_pool if arm.shares_kv else None
-                    rolled_out = await _roll_out(runtime, config, arm, chosen, observer, pool)
+                    rolled_out = await _roll_out(runtime, config, arm, chosen, observers, pool)
                 outcome = _outcome(arm, number, rolled_out)
                 finished.keep(outcome)
             first = first or outcome
@@ -207,12 +207,11 @@ async def _roll_out(
     config: Config,
     arm: Arm,
     groups: Sequence[PromptGroup],
-    observer: Slot[Observer] | None,
+    observers: Sequence[Slot[Observer]],
     kv_pool: Slot[KVPool] | None,
 ) -> RolloutResult:
     strategies = fill_slots(config.with_plugins(arm.enabled))
-    if observer is not None:
-        strategies = attrs.evolve(strategies, observers=(*strategies.observers, observer))
+    strategies = attrs.evolve(strategies, observers=(*strategies.observers, *observers))
     await runtime.use(strategies, kv_pool)
     await runtime.reset_caches()
     return await runtime.rollout(groups).wait()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 import click
+import msgspec
 from seer_cli.common import debugged, main_options, table_console
 from seer_cli.display import Display
 from seer_cli.output import check_writable, write_json
+from seer_cli.report.data import RunData, run_of
+from seer_cli.report.page import REPORT_OPTION, write_page
+from seer_cli.report.reading import RunReader
 from seer_sim.plugin import Settings
 
 from seer_core.plugins.config import structure
-from seer_lab.bound import bounds_of
+from seer_lab.bound import Bound, bounds_of
 from seer_lab.choose import PRESSURE, choose_workload
 from seer_lab.drawing import importing_to_draw
 from seer_lab.lengths import DrawnLengths, GroupLengths
@@ -73,6 +77,7 @@ LEAST_MET = 0.97
     " time on; some seconds for each seed.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per policy.")
+@REPORT_OPTION
 def sim_command(
     workload: str,
     policies: tuple[str, ...],
@@ -85,6 +90,7 @@ def sim_command(
     plot: Path | None,
     bounded: bool,
     json_file: Path | None,
+    report: Path | None,
     **size: Any,
 ) -> None:
     """Roll out WORKLOAD on simulated engines under each policy, and compare.
@@ -101,7 +107,7 @@ def sim_command(
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy seer --bound
       seer sim out/first --policy verl --policy seer --drafts out/first
     """
-    check_writable(json_file, plot, inputs=[Path(workload)])
+    check_writable(json_file, plot, report, inputs=[Path(workload)])
     overrides = debugged(overrides)
     chosen = choose_policies(policies, oracles)
     check_once(overrides, size)
@@ -113,17 +119,22 @@ def sim_command(
     check_policies(chosen, load, overrides)
     draw = None if plot is None else _drawing(plot)
     runs = []
+    readers = {policy.name: RunReader() for policy in chosen if report is not None}
     for number in range(repeat):
         for policy in chosen:
             title = policy.name if repeat == 1 else f"{policy.name} ({number + 1}/{repeat})"
             with Display(title) as display:
-                runs.append(simulate(load, policy, seed + number, overrides, display, engine, shares=bounded))
+                observers = [display, readers[policy.name]] if readers and not number else [display]
+                run = simulate(load, policy, seed + number, overrides, observers, engine, shares=bounded)
+            runs.append(run)
     bounds = bounds_of(load, chosen, range(seed, seed + repeat), overrides) if bounded else {}
     rows = rows_of(runs, bounds)
     if json_file is not None:
         write_json(json_file, to_json(rows))
     if draw is not None and plot is not None:
         draw(plot, [row.runs[0] for row in rows])
+    if report is not None:
+        write_page(report, f"Seer: {load.name}", _pages(runs[: len(chosen)], readers, bounds))
     engines = structure(load.config((), overrides).engine["sim"], Settings, "engine.sim")
     iterations = [load.groups(seed + number) for number in range(repeat)]
     room = engines.instances * engines.kv_capacity_tokens
@@ -160,6 +171,20 @@ def sim_command(
                 f"{policy.name}: not strictly synchronous; starts {policy.over_issue} times the groups, puts"
                 " off the last ones"
             )
+
+
+def _pages(
+    runs: Sequence[SimulatedIteration],
+    readers: Mapping[str, RunReader],
+    bounds: Mapping[tuple[str, int], Bound],
+) -> list[RunData]:
+    """Return what a page shows of the first run of each policy."""
+    found = []
+    for run in runs:
+        name, bound = run.policy.name, bounds.get((run.policy.name, run.seed))
+        least_s = None if bound is None else bound.total_time_s
+        found.append(run_of(readers[name], name, msgspec.to_builtins(run.summary), least_s))
+    return found
 
 
 def _title(name: str, groups: Sequence[GroupLengths], engines: Settings, pressures: Sequence[float]) -> str:

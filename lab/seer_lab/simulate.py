@@ -108,14 +108,14 @@ def simulate(
     policy: PolicySet,
     seed: int = 0,
     overrides: Sequence[str] = (),
-    observer: Observer | None = None,
+    observers: Sequence[Observer] = (),
     engine: str = "sim",
     *,
     shares: bool = False,
 ) -> SimulatedIteration:
     """Roll out one iteration of ``workload`` under ``policy``; equal arguments give equal results.
 
-    ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observer`` sees every event,
+    ``seed`` chooses the lengths, ``overrides`` are KEY=VALUE of a config, ``observers`` see every event,
     ``engine`` is one of ``ENGINES``.  With ``shares`` simulated engines keep account of their time.  Call it
     where no event loop runs.
 
@@ -131,8 +131,7 @@ def simulate(
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
     timeline = Timeline()
-    observers = [timeline] if observer is None else [timeline, observer]
-    assembly = assemble(config).with_observer(*observers, owner=CORE)
+    assembly = assemble(config).with_observer(timeline, *observers, owner=CORE)
     assembly = attrs.evolve(assembly, fleet=_fleet(config, groups, workload.text))
     prompts = [
         PromptGroup(
