@@ -53,7 +53,7 @@ verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl
 site: setup-docs  ## The documentation as a site that opens without a server: build/site/index.html.
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
-site-test: chromium site  ## The site in a browser: links, widths, headings, accessibility, search.
+site-test: chromium site setup  ## The site and reports in a browser: links, widths, accessibility, search, keyboard.
 	cd docs_site && ../.venv-docs/bin/python -m pytest -n auto
 
 chromium:  ## The browser of site-test, which pip cannot bring.

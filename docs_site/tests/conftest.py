@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-SITE = Path(__file__).parents[2] / "build/site"
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "build/site"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

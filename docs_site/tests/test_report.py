@@ -1,0 +1,203 @@
+"""Pages of ``seer report`` in a browser, opened from their files."""
+
+import json
+import subprocess
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from conftest import ROOT
+
+AXE = Axe()
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
+MARKUP = '</script><img src=x onerror="window.hacked=1">שלום<b>'
+HOSTILE = MARKUP + "\u202egnp.exe\x07" + "a" * 100_000
+"""As no run names a group, but a file may."""
+SECTIONS = ["short", "instances", "request", "seconds", "finishes", "waits", "groups", "drafts"]
+SETTINGS = """[seer]
+plugins = ["divided_rollout", "context_sched", "grouped_spec"]
+engine = "sim"
+[plugin.divided_rollout]
+chunk_tokens = 64
+[engine.sim]
+instances = 3
+max_running = 4
+max_model_tokens = 2048
+kv_capacity_tokens = 4096
+kill_at_s = [{ instance = "sim-1", at_s = 1.5, restart_after_s = 1.0 }]
+lengths = { mean_tokens = 300, sigma = 0.8, group_share = 0.5, cap_tokens = 900 }
+[rollout]
+max_tokens = 900
+"""
+
+
+def seer(*arguments):
+    done = subprocess.run([ROOT / ".venv/bin/seer", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The directory of a run with its report, and a report of a comparison, of prompts with hostile ids."""
+    directory = tmp_path_factory.mktemp("reports")
+    config, prompts = directory / "run.toml", directory / "prompts.jsonl"
+    config.write_text(SETTINGS)
+    groups = [{"prompt_token_ids": [5] * 8, "n": 4} for _ in range(12)]
+    groups[3]["group_id"] = MARKUP
+    groups[4]["group_id"] = "a" * 200
+    prompts.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    seer("run", config, "--prompts", prompts, "--out", directory / "run")
+    trace = directory / "run/trace.jsonl"
+    trace.write_text(
+        trace.read_text().replace(json.dumps(MARKUP, ensure_ascii=False)[1:-1], json.dumps(HOSTILE)[1:-1])
+    )
+    seer("report", directory / "run")
+    seer("compare", config, "--prompts", prompts, "--report", directory / "arms.html")
+    return directory
+
+
+@pytest.fixture
+def open_report(browser, made):
+    """Return a function that opens a report; none may log, raise or ask for an address."""
+    contexts, troubles = [], []
+
+    def open_report(name="run/report.html", scheme="light", width=1280):
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: troubles.append(message.text))
+        tab.on("pageerror", lambda error: troubles.append(str(error)))
+        tab.on("request", lambda request: troubles.append(request.url))
+        page = (made / name).as_uri()
+        tab.goto(page)
+        tab.locator("#main section").first.wait_for()
+        troubles.remove(page)
+        return tab
+
+    yield open_report
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def test_every_view_is_drawn_and_its_figures_are_those_of_the_summary(open_report, made):
+    tab = open_report()
+    assert (
+        tab.evaluate("[...document.querySelectorAll('#main > section')].map((each) => each.id)") == SECTIONS
+    )
+    drawn = tab.evaluate(
+        "[...document.querySelectorAll('.chart')].map((each) => ["
+        " each.getAttribute('aria-label').length, each.querySelectorAll('svg, canvas').length,"
+        " each.clientHeight])"
+    )
+    assert len(drawn) >= 10
+    for label, pictures, height in drawn:
+        assert label > 20
+        assert pictures >= 1
+        assert height > 80
+    summary = json.loads((made / "run/summary.json").read_text())
+    shown = tab.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('[data-figure]')].map("
+        "(each) => [each.dataset.figure, each.textContent]))"
+    )
+    assert len(shown) == 6
+    for name, text in shown.items():
+        assert text == (f"{summary[name]:,.1f}" if name.endswith("time_s") else f"{summary[name]:,.0f}"), name
+    seconds = tab.locator("#seconds tbody tr td:last-child").all_text_contents()
+    assert [float(each) for each in seconds] == pytest.approx([summary["total_time_s"]] * 3, abs=0.02)
+    assert "lost: killed by" in tab.locator("#instances").text_content()
+
+
+def test_hostile_ids_are_text(open_report):
+    for name, hostile in (("run/report.html", HOSTILE), ("arms.html", MARKUP)):
+        tab = open_report(name)
+        tab.locator("#groups details summary").last.click()
+        assert hostile in tab.locator("#groups table").last.evaluate("(table) => table.textContent")
+        assert tab.evaluate("window.hacked") is None
+        assert tab.locator("img").count() == 0
+        assert tab.locator("b").count() == 0
+
+
+@pytest.mark.parametrize("name", ["run/report.html", "arms.html"])
+def test_axe_finds_nothing_and_no_page_is_wider_than_its_window(open_report, name):
+    for scheme in ("light", "dark"):
+        tab = open_report(name, scheme)
+        assert tab.evaluate("document.documentElement.dataset.scheme") == scheme
+        tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        found = AXE.run(tab, options=RULES).response["violations"]
+        assert [(each["id"], each["nodes"][0]["html"][:300]) for each in found] == [], scheme
+        for width in (1280, 800, 360):
+            tab.set_viewport_size({"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_keyboard_alone_reaches_and_works_every_control(open_report):
+    tab = open_report()
+    wanted = tab.locator(":is(a, button, select, input, summary):visible").count()
+    reached = set()
+    for _ in range(3 * wanted):
+        tab.keyboard.press("Tab")
+        name = tab.evaluate(
+            "(() => { const at = document.activeElement; at.dataset.at ??= String(Math.random());"
+            " return at.matches('a, button, select, input, summary') ? at.dataset.at : ''; })()"
+        )
+        reached.add(name)
+        if len(reached - {""}) == wanted:
+            break
+    assert len(reached - {""}) == wanted
+    shown = tab.locator("#instances [role=status]")
+    whole = shown.inner_text()
+    tab.get_by_role("button", name="zoom in").focus()
+    tab.keyboard.press("Enter")
+    closer = shown.inner_text()
+    assert closer != whole
+    tab.get_by_role("button", name="later").focus()
+    tab.keyboard.press("Space")
+    assert shown.inner_text() != closer
+    tab.get_by_role("button", name="show all").focus()
+    tab.keyboard.press("Enter")
+    assert shown.inner_text() == whole
+    first = tab.locator("#request table").inner_text()
+    tab.locator("#life").focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator("#request table").inner_text() != first
+    tab.locator("#lane-figure").focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator("#lane-figure").input_value() == "reserved"
+
+
+def test_colours_and_patterns_change_what_is_drawn(open_report):
+    tab = open_report()
+    picture = "document.querySelector('#seconds .chart svg').outerHTML"
+    light = tab.evaluate(picture)
+    assert "<pattern" not in light
+    tab.locator("#patterns").check()
+    assert "<pattern" in tab.evaluate(picture)
+    tab.locator("#patterns").uncheck()
+    tab.locator("#scheme").select_option("dark")
+    assert tab.evaluate(picture) != light
+    tab.locator("#scheme").select_option("light")
+    assert tab.evaluate("document.documentElement.dataset.scheme") == "light"
+
+
+def test_a_comparison_shows_differences_first_and_each_run_on_demand(open_report):
+    tab = open_report("arms.html")
+    assert tab.locator("#main > section").first.get_attribute("id") == "side"
+    table = tab.locator("#side table").first.inner_text()
+    arms = tab.evaluate("[...document.querySelectorAll('#run option')].map((each) => each.textContent)")
+    assert len(arms) == 5
+    assert all(arm in table for arm in arms)
+    assert "tokens (1.00x)" not in table
+    before = tab.locator("#short .facts").inner_text()
+    tab.locator("#run").select_option(label=arms[3])
+    assert tab.locator("#short .facts").inner_text() != before
+    assert arms[3] in tab.locator("#main > p").inner_text()
+
+
+def test_it_prints_with_its_tables(open_report):
+    tab = open_report()
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("nav").is_hidden()
+    assert tab.locator("#short table").last.is_visible()
+    assert len(tab.pdf()) > 100_000
