@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
@@ -17,6 +17,7 @@ from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_
 from seer_cli.display import Display
 from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.report.dashboard import DASHBOARD_OPTION, Dashboard
 from seer_cli.report.data import run_of
 from seer_cli.report.page import REPORT_OPTION, write_page
 from seer_cli.report.reading import RunReader
@@ -57,6 +58,7 @@ FORMS = {"acceptance_length": ".2f", "drafting_share": ".1%", "overrun_share": "
 @click.option("--resume", is_flag=True, help="Go on behind the arms in --out that have finished, or begin.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
 @REPORT_OPTION
+@DASHBOARD_OPTION
 def compare_command(
     config: Config,
     prompts: Path | None,
@@ -65,6 +67,7 @@ def compare_command(
     resume: bool,
     json_file: Path | None,
     report: Path | None,
+    dashboard_port: int | None,
 ) -> None:
     """Roll out the same prompts under the baseline and under each technique of CONFIG in turn.
 
@@ -90,8 +93,11 @@ def compare_command(
     read = read_prompts(path, config.rollout, fleet.model, fleet.tokenizer, seed=config.seer.seed)
     arms = FinishedArms(out, "" if out is None else fingerprint(config, read.groups, fleet.model.digest))
     readers: dict[str, RunReader] | None = None if report is None else {}
-    with arms.open(resume=resume) as finished:
-        results = run_async(_compare(config, assembly, read, repeat, finished, readers))
+    with arms.open(resume=resume) as finished, ExitStack() as stack:
+        dashboard = None
+        if dashboard_port is not None:
+            dashboard = stack.enter_context(Dashboard("Seer: techniques compared", dashboard_port))
+        results = run_async(_compare(config, assembly, read, repeat, finished, readers, dashboard))
     baseline = results[0]
     if json_file is not None:
         write_json(json_file, [result.to_json(baseline) for result in results])
@@ -109,6 +115,7 @@ async def _compare(
     repeat: int,
     finished: FinishedArms,
     readers: dict[str, RunReader] | None,
+    dashboard: Dashboard | None,
 ) -> list[ArmResult]:
     """Run the comparison; ``readers``, if any, gets what read each arm's first repeat."""
     count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
@@ -122,6 +129,8 @@ async def _compare(
         if readers is not None and not number:
             readers[arm.name] = RunReader()
             reading.append(Slot[Observer]("observer", CORE, readers[arm.name]))
+        if dashboard is not None:
+            reading.append(Slot[Observer]("observer", CORE, dashboard.watch(title)))
         with Display(title) as display:
             yield display.slot, *reading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +15,18 @@ import msgspec
 from seer_journal import DiskJournal, Safety
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async
+from seer_cli.controls import RunControls, watched
 from seer_cli.display import Display
 from seer_cli.installed import describe
 from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
 from seer_cli.output_dir import OutputDir
+from seer_cli.report.dashboard import DASHBOARD_OPTION
 from seer_core.errors import SeerError, printable
 from seer_core.model.results import Summary
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.kv import PoolStats
+from seer_core.ports.policy import Observer
 from seer_core.runtime.prompts import PromptsFile, read_prompts
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE
@@ -52,6 +55,7 @@ Ending = tuple[Summary, PoolStats | None, dict[str, Any]]
     help="Where tokens are before their response counts as finished: on disk, or with the operating system,"
     " which a power failure takes along; none: the run cannot be resumed.",
 )
+@DASHBOARD_OPTION
 @click.option(
     "--iteration",
     type=click.IntRange(min=0),
@@ -69,6 +73,7 @@ def run_command(
     resume: bool,
     overwrite: bool,
     safety: Safety | Literal["none"],
+    dashboard_port: int | None,
     iteration: int,
     skip_bad: bool,
     json_file: Path | None,
@@ -125,8 +130,9 @@ def run_command(
         if resume and (journal := open_journal()) is not None:
             journal.check(read.groups)
             _report_found(journal, _requested(read))
-        rolling = _roll_out(config, assembly, read, iteration, output, open_journal)
-        summary, pool_stats, document = run_async(rolling)
+        with watched(dashboard_port, out.name) as watching:
+            rolling = _roll_out(config, assembly, read, iteration, output, open_journal, *watching)
+            summary, pool_stats, document = run_async(rolling)
     if json_file is not None:
         write_json(json_file, document)
     _print(summary, pool_stats, out)
@@ -165,10 +171,12 @@ async def _roll_out(
     iteration: int,
     output: OutputDir,
     open_journal: Callable[[], DiskJournal | None],
+    observers: Sequence[Observer],
+    controls: RunControls,
 ) -> Ending:
     """Roll out, and write down what has finished and how it ended, however it ends."""
     display = Display("rollout")
-    assembly = assembly.with_observer(output.trace, display, owner=CORE)
+    assembly = assembly.with_observer(output.trace, display, *observers, owner=CORE)
     engine = " and ".join(config.seer.engines)
     click.echo(f"starting {len(assembly.fleet.engines)} {engine} instances ...", err=True)
     kv_pool = None if assembly.kv_pool is None else assembly.kv_pool.strategy
@@ -176,6 +184,7 @@ async def _roll_out(
         before = None if kv_pool is None else kv_pool.stats()
         journal = output.journal or open_journal()
         rollout = runtime.rollout(read.groups, keep=False, journal=journal)
+        controls.attach(runtime, rollout)
         output.begin(rollout.unread())
         output.status.enter("rolling out")
         wanted = _requested(read)

@@ -201,3 +201,67 @@ def test_it_prints_with_its_tables(open_report):
     assert tab.locator("nav").is_hidden()
     assert tab.locator("#short table").last.is_visible()
     assert len(tab.pdf()) > 100_000
+
+
+LIVE = """
+import sys, time
+from seer_cli.report.dashboard import Dashboard
+from seer_core.scheduling.trace import read_trace
+def control(command):
+    print(command.do, command.what, flush=True)
+    return f"did {command.do} {command.what}"
+records = list(read_trace(sys.argv[1]))
+with Dashboard("live", control=control) as dashboard:
+    observer = dashboard.watch("mine")
+    half = len(records) // 2
+    for record in records[:half]:
+        observer.observe(record.now, record.event, record.commands)
+    print(dashboard.address, flush=True)
+    sys.stdin.readline()
+    for record in records[half:]:
+        observer.observe(record.now, record.event, record.commands)
+    sys.stdin.readline()
+"""
+
+
+def test_a_live_page_follows_its_run_keeps_what_was_chosen_and_commands_it(browser, made):
+    command = [ROOT / ".venv/bin/python", "-c", LIVE, made / "run/trace.jsonl"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        try:
+            address = process.stdout.readline().strip()
+            tab, other = context.new_page(), context.new_page()
+            for each in (tab, other):
+                each.goto(address)
+                each.locator("#main section").first.wait_for()
+            count = "Number(document.querySelector('[data-figure=requests]').textContent)"
+            before = tab.evaluate(count)
+            assert 0 < before < 48
+            found = AXE.run(tab, options=RULES).response["violations"]
+            assert [(each["id"], each["nodes"][0]["html"][:300]) for each in found] == []
+            tab.locator("#life").select_option(index=5)
+            chosen = tab.locator("#life").input_value()
+            tab.locator("#short summary").last.click()
+            other.locator("#follow").uncheck()
+            groups = tab.evaluate("[...document.getElementById('give-up').options].map((each) => each.value)")
+            group = min(groups, key=len)
+            tab.locator("#give-up").select_option(group)
+            tab.get_by_role("button", name="give it up").click()
+            tab.get_by_text(f"did give_up {group}").wait_for()
+            assert process.stdout.readline() == f"give_up {group}\n"
+            tab.get_by_role("button", name="pause").focus()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            tab.locator("[data-figure=requests]").get_by_text("48", exact=True).wait_for()
+            assert tab.locator("#life").input_value() == chosen
+            assert tab.locator("#short details").last.get_attribute("open") is not None
+            assert tab.evaluate("document.activeElement.textContent") == "pause"
+            assert other.evaluate(count) == before
+            process.stdin.write("\n")
+            process.stdin.flush()
+            tab.get_by_text("the run has ended, or answers no more").wait_for()
+            assert tab.evaluate(count) == 48
+        finally:
+            process.kill()
+    context.close()

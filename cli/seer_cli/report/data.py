@@ -134,11 +134,11 @@ class RunData(msgspec.Struct, frozen=True):
 def run_of(
     reader: RunReader, name: str, summary: Mapping[str, Any] | None = None, bound_s: float | None = None
 ) -> RunData:
-    """Return what a page shows of a run; its reader has come to its end.
+    """Return what a page shows of a run, as far as its reader has come.
 
     ``summary`` are the figures of its ``Summary``, where it has one.
     """
-    reader.end()
+    reader.catch_up()
     total_s = reader.total_s
     edges_s = np.linspace(0.0, max(total_s, 1e-9), PARTS + 1)
     seconds = {lane.name: lane.seconds(total_s) for lane in reader.lanes.values()}
@@ -314,8 +314,10 @@ def _drafts(counts: Mapping[int, DraftCounts]) -> list[DraftRow]:
 
 
 def _life(reader: RunReader, request: ReadRequest) -> LifeData:
-    life = reader.life(request)
-    return LifeData(request.request_id, beginning(life), rows_of_life(life), sums(life))
+    if request.words is None:  # they do not change any more
+        life = reader.life(request)
+        request.words = beginning(life), rows_of_life(life), sums(life)
+    return LifeData(request.request_id, *request.words)
 
 
 def _rounded(values: npt.NDArray[np.float64], digits: int) -> list[float]:

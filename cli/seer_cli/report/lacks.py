@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class Lacks:
         self._times_s, self._states = array("d"), array("d")
         self._begins_s, self._ends_s = array("d"), array("d")
         self._needs, self._rows = array("d"), array("q")
+        self._known: tuple[Floats, Floats] = (np.array([]), np.array([]))
 
     def note(self, now: float, state: Cause | int) -> None:
         """Note the state from now on."""
@@ -52,16 +53,22 @@ class Lacks:
         one = self._causes_s(*(np.array([each], float) for each in (begin_s, end_s, need)))[0]
         return {cause: float(seconds) for cause, seconds in zip(CAUSES, one, strict=True) if seconds > 0}
 
-    def by_request(self, rows: int) -> Floats:
-        """Return the seconds that each request waited, as (rows, causes)."""
-        waits = self._causes_s(np.array(self._begins_s), np.array(self._ends_s), np.array(self._needs))
+    def by_request(self, rows: int, going_on: Sequence[tuple[int, float, float, int]] = ()) -> Floats:
+        """Return the seconds that each request waited, as (rows, causes).
+
+        ``going_on`` are waits that have not ended: the arguments of ``wait``, up to now.
+        """
+        own: Floats = np.array([self._rows, self._begins_s, self._ends_s, self._needs], np.float64)
+        waits = np.concatenate([own, np.array(going_on, np.float64).reshape(-1, 4).T], axis=1)
         found = np.zeros((rows, len(CAUSES)))
-        np.add.at(found, np.array(self._rows, np.int64), waits)
+        np.add.at(found, waits[0].astype(np.int64), self._causes_s(*waits[1:]))
         return found
 
     def _causes_s(self, begins_s: Floats, ends_s: Floats, needs: Floats) -> Floats:
         """Return the seconds of each wait, as (waits, causes)."""
-        times_s, states = np.array(self._times_s), np.array(self._states)
+        if len(self._known[0]) != len(self._times_s):
+            self._known = np.array(self._times_s), np.array(self._states)
+        times_s, states = self._known
         found = np.zeros((len(needs), len(CAUSES)))
         if not len(needs) or not len(times_s):
             return found

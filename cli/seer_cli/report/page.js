@@ -2,7 +2,8 @@
 // Draws the runs of the element "data".  Ids and reasons are other people's text: they only ever become text
 // nodes and labels on a canvas, never markup.
 (() => {
-  const RUNS = JSON.parse(document.getElementById("data").textContent).runs;
+  const PAGE = JSON.parse(document.getElementById("data").textContent);
+  let RUNS = PAGE.runs;
   const SECONDS = {
     decode: "decode", prefill: "prefill (estimated)", drafts: "drafts", load: "KV from the pool (estimated)",
     between: "chunks there, no step", idle: "idle", down: "down",
@@ -418,18 +419,98 @@
     if (redraw) draw();
   }
 
+  function controls() {
+    if (!PAGE.controls) return;
+    const said = element("span", {role: "status", id: "said"});
+    const send = async (command) => {
+      try {
+        const answer = await fetch("command", {method: "POST", headers: {"X-Seer-Token": token}, body: JSON.stringify(command)});
+        said.textContent = await answer.text();
+      } catch {
+        said.textContent = "the run does not answer";
+      }
+    };
+    const button = (text, command) => {
+      const made = element("button", {type: "button"}, text);
+      made.addEventListener("click", () => send(command()));
+      return made;
+    };
+    const lanes = element("select", {id: "drain"}, ...run.lanes.map((lane) => element("option", {value: lane.name}, lane.name)));
+    const open = run.groups.filter((group) => group.finished < group.n);
+    const late = element("select", {id: "give-up"}, ...open.map((group) => element("option", {value: group.id}, group.id)));
+    section("control", "Control",
+      element("div", {class: "bar"}, button("pause", () => ({do: "pause"})), button("go on", () => ({do: "resume"}))),
+      element("div", {class: "bar"}, element("label", {}, "Instance ", lanes), button("drain it", () => ({do: "drain", what: lanes.value}))),
+      open.length ? element("div", {class: "bar"}, element("label", {}, "Group ", late), button("give it up", () => ({do: "give_up", what: late.value}))) : "",
+      element("p", {}, said));
+  }
+
   function show() {
     for (const each of charts) if (each.drawn) each.drawn.dispose();
     charts.length = 0;
     groups.clear();
-    zoom = [0, 1];
     main.replaceChildren();
     if (RUNS.length > 1) sideBySide();
     if (RUNS.length > 1) main.append(element("p", {}, `What follows is of the run chosen above: ${run.name}.`));
-    for (const part of [inShort, instances, life, seconds, finishes, waits, lengths, drafts]) part();
+    for (const part of [inShort, controls, instances, life, seconds, finishes, waits, lengths, drafts]) part();
     document.getElementById("sections").replaceChildren(...[...main.querySelectorAll("section")].map((each) =>
       element("li", {}, element("a", {href: `#${each.id}`}, each.querySelector("h2").textContent))));
     draw();
+  }
+
+  function choose() {
+    const choice = document.getElementById("run"), name = run && run.name;
+    document.getElementById("run-choice").hidden = RUNS.length < 2;
+    choice.replaceChildren(...RUNS.map((each, i) => element("option", {value: i}, each.name)));
+    run = RUNS.find((each) => each.name === name) || RUNS[RUNS.length - 1];
+    choice.value = RUNS.indexOf(run);
+  }
+
+  // While a run goes on its figures come from the server, and the page keeps what the reader has chosen.
+
+  const token = new URLSearchParams(location.search).get("token");
+  const follow = document.getElementById("follow"), news = document.getElementById("news");
+
+  function showAnew(runs) {
+    const kept = Object.fromEntries([...document.querySelectorAll("main select")].map((each) => [each.id, each.value]));
+    const opened = new Set([...main.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
+    const said = document.getElementById("said"), place = scrollY;
+    const nameOf = (each) => each.tagName + (each.id || each.textContent);
+    const focused = main.contains(document.activeElement) ? nameOf(document.activeElement) : "";
+    RUNS = runs;
+    choose();
+    const wanted = marked;
+    show();
+    for (const [id, value] of Object.entries(kept)) {
+      const each = document.getElementById(id);
+      if (each && [...each.options].some((option) => option.value === value)) each.value = value;
+    }
+    if (wanted && run.lives.some((each) => each.request === wanted)) showLife(wanted, false);
+    for (const each of main.querySelectorAll("summary")) each.parentElement.open = opened.has(each.textContent);
+    if (said && document.getElementById("said")) document.getElementById("said").textContent = said.textContent;
+    const again = [...main.querySelectorAll("a, button, select, input, summary")].find((each) => nameOf(each) === focused);
+    if (again) again.focus({preventScroll: true});
+    draw();
+    scrollTo(0, place);
+  }
+
+  let last = "";
+  async function refresh() {
+    try {
+      const answer = await fetch("figures", {headers: {"X-Seer-Token": token}});
+      const text = await answer.text();
+      if (!answer.ok) throw new Error(text);
+      const busy = main.contains(document.activeElement) && document.activeElement.matches("select");
+      if (text !== last && follow.checked && !busy) {
+        last = text;
+        const {runs} = JSON.parse(text);
+        if (runs.length) showAnew(runs);
+        news.textContent = runs.length ? "" : "no groups yet";
+      }
+    } catch {
+      news.textContent = "the run has ended, or answers no more";
+    }
+    setTimeout(refresh, 2000);
   }
 
   const scheme = document.getElementById("scheme"), system = matchMedia("(prefers-color-scheme: dark)");
@@ -442,12 +523,14 @@
   document.getElementById("patterns").addEventListener("change", draw);
   addEventListener("resize", () => charts.forEach((each) => each.drawn && each.drawn.resize()));
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = each.querySelectorAll("tr").length < 60; }));
-  const chosen = document.getElementById("run");
-  if (RUNS.length > 1) {
-    document.getElementById("run-choice").hidden = false;
-    chosen.append(...RUNS.map((each, i) => element("option", {value: i}, each.name)));
-    chosen.addEventListener("change", () => { run = RUNS[chosen.value]; show(); });
-  }
+  document.getElementById("run").addEventListener("change", (event) => { run = RUNS[event.target.value]; zoom = [0, 1]; show(); });
   document.documentElement.dataset.scheme = system.matches ? "dark" : "light";
-  show();
+  if (PAGE.live) {
+    document.getElementById("follow-choice").hidden = false;
+    refresh();
+  } else {
+    run = RUNS[0];
+    choose();
+    show();
+  }
 })();

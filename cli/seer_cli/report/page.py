@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -15,9 +17,7 @@ import msgspec
 from seer_cli.output import replacing
 from seer_cli.report.data import RunData
 
-__all__ = ["REPORT_OPTION", "page_of", "write_page"]
-
-PARTS = ("page.html", "page.css", "page.js", "echarts.min.js")
+__all__ = ["REPORT_OPTION", "live_page", "page_of", "policy_of", "write_page"]
 
 REPORT_OPTION = click.option(
     "--report",
@@ -33,23 +33,45 @@ def page_of(title: str, runs: Sequence[RunData]) -> str:
     Its content security policy lets the two scripts in it run, which are named by their hashes, and nothing
     else: no other script, and no request to any address.
     """
-    parts = files(__package__)
-    text = {name: (parts / name).read_text(encoding="utf-8") for name in PARTS}
-    scripts = {"echarts": text["echarts.min.js"], "script": text["page.js"]}
-    data = msgspec.json.encode({"runs": list(runs)}).decode()
+    return _page(title, {"runs": list(runs)}, policy_of())
+
+
+def live_page(title: str, *, controls: bool) -> str:
+    """Return the page that asks its server for figures, with buttons where it takes commands."""
+    return _page(title, {"runs": [], "live": True, "controls": controls}, policy_of(live=True))
+
+
+@cache
+def policy_of(*, live: bool = False) -> str:
+    """Return the content security policy of a page; a live one may ask its own server."""
+    scripts = " ".join(f"'sha256-{_digest(_part(name))}'" for name in ("echarts.min.js", "page.js"))
+    connect = " connect-src 'self';" if live else ""
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:;{connect} script-src {scripts};"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def _page(title: str, data: Mapping[str, Any], policy: str) -> str:
     values = {
+        "policy": policy,
         "title": escape(title),
-        "css": text["page.css"],
-        "policy": " ".join(f"'sha256-{_digest(script)}'" for script in scripts.values()),
-        "data": data.replace("<", "\\u003c"),  # so that no id can end the element
-        **scripts,
+        "css": _part("page.css"),
+        "data": msgspec.json.encode(data).decode().replace("<", "\\u003c"),  # so that no id ends the element
+        "echarts": _part("echarts.min.js"),
+        "script": _part("page.js"),
     }
-    page = text["page.html"]
+    rest = _part("page.html")
     pieces = []
     for name in ("policy", "title", "css", "title", "data", "echarts", "script"):
-        before, page = page.split("{" + name + "}", 1)
+        before, rest = rest.split("{" + name + "}", 1)
         pieces += [before, values[name]]
-    return "".join([*pieces, page])
+    return "".join([*pieces, rest])
+
+
+@cache
+def _part(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def write_page(path: Path, title: str, runs: Sequence[RunData]) -> None:

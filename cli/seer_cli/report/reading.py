@@ -85,6 +85,8 @@ class ReadRequest:
     finished_s: float | None = None
     finish_reason: str | None = None
     before_it: int = 0
+    words: tuple[str, list[tuple[str, ...]], str] | None = None
+    """Its life in words, once it has been shown."""
 
 
 @attrs.define
@@ -180,6 +182,13 @@ class RunReader(Observer):
         for name in touched:
             self._load(name)
         self.lacks.note(now, self._state())
+
+    def successor(self) -> RunReader:
+        """Return a reader for the next rollout on the instances that are up."""
+        other = RunReader()
+        for place in self._follower.places.values():
+            other.read(TraceRecord(self._follower.now, InstanceStarted(place.info), []))
+        return other
 
     def life(self, request: ReadRequest) -> RequestLife:
         """Return the waits and chunks of a kept request; times are on the run's own clock."""
@@ -331,18 +340,20 @@ class RunReader(Observer):
             self.whole.add(self._since_s, self.now, (max(0, waiting), 0.0))
             self._since_s = self.now
 
-    def end(self) -> None:
-        """Count up to the end; waits that go on count up to now."""
+    def catch_up(self) -> None:
+        """Count the time up to now."""
         for lane in self.lanes.values():
             lane.advance(self.now)
         self._advance()
-        for request in self._requests.values():
-            if request.waits_since_s is not None:
-                self._end_wait(request, request.group.spec.prompt_tokens)
 
     def waited_s(self) -> np.ndarray:
-        """Return for how long each request lacked what, as (requests, causes)."""
-        return self.lacks.by_request(self.requests)
+        """Return for how long each request lacked what up to now, as (requests, causes)."""
+        going_on = [
+            (each.row, each.waits_since_s, self.now, each.group.spec.prompt_tokens)
+            for each in self._requests.values()
+            if each.waits_since_s is not None
+        ]
+        return self.lacks.by_request(self.requests, going_on)
 
 
 def _count(counts: dict[int, DraftCounts], key: int, result: ChunkFinished) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 from seer_cli.common import debugged, main_options, set_option, without_option
-from seer_cli.output import InputPath
+from seer_cli.output import InputPath, check_writable
+from seer_cli.report.dashboard import DASHBOARD_OPTION, Dashboard
 
 from seer_core.errors import ConfigError, printable
+from seer_core.ports.policy import Observer
 from seer_rl.config import load_training
 from seer_rl.display import TrainDisplay
 from seer_rl.metrics import METRICS
+from seer_rl.phases import ProgressListener
+from seer_rl.reports import LATEST, ReportWriter
 from seer_rl.start import train
 
 __all__ = ["train_command"]
@@ -22,10 +27,23 @@ __all__ = ["train_command"]
 @click.argument("config", type=InputPath())
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for the results.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out, or begin.")
+@DASHBOARD_OPTION
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page of the latest rollouts after each iteration, as `seer report` does.",
+)
 @set_option
 @without_option
 def train_command(
-    config: Path, out: Path, resume: bool, overrides: tuple[str, ...], disabled: tuple[str, ...]
+    config: Path,
+    out: Path,
+    resume: bool,
+    dashboard_port: int | None,
+    report: Path | None,
+    overrides: tuple[str, ...],
+    disabled: tuple[str, ...],
 ) -> None:
     """Train a model by GRPO on the rollouts of CONFIG, which has a [train] table beside those of `seer run`.
 
@@ -51,8 +69,17 @@ def train_command(
             raise ConfigError(f"-p {text}: only no:NAME is understood; enable plug-ins in [seer].plugins")
     without = [text.removeprefix("no:") for text in disabled]
     table, settings = load_training(config, debugged(overrides), without)
-    with TrainDisplay(table.iterations) as display:
-        latest = train(table, settings, out, display, resume=resume)
+    check_writable(report)
+    with ExitStack() as stack:
+        listener: ProgressListener = stack.enter_context(TrainDisplay(table.iterations))
+        observers: list[Observer] = []
+        if dashboard_port is not None:
+            dashboard = stack.enter_context(Dashboard(f"Seer: {out.name}", dashboard_port))
+            observers.append(dashboard.watch("rollout", LATEST))
+        if report is not None:
+            listener = ReportWriter(report, f"Seer: {out.name}", listener)
+            observers.append(listener.feed)
+        latest = train(table, settings, out, listener, observers, resume=resume)
     if latest is None:
         click.echo(f"all {table.iterations} iterations are done; give more with --set train.iterations=N")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from seer_core.errors import ConfigError, OutputError, SeerError, quote
 from seer_core.installation import how_to_install
 from seer_core.line_files import claim
 from seer_core.ports.contracts import flaw_of
+from seer_core.ports.policy import Observer
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
 from seer_rl.config import TrainTable, first_model
 from seer_rl.evaluation import Evaluation
@@ -60,11 +61,18 @@ MAY_CHANGE = (
 
 
 def train(
-    table: TrainTable, config: Config, out: Path, listener: ProgressListener, *, resume: bool = False
+    table: TrainTable,
+    config: Config,
+    out: Path,
+    listener: ProgressListener,
+    observers: Sequence[Observer] = (),
+    *,
+    resume: bool = False,
 ) -> Path | None:
     """Train as configured, into a directory; return its last checkpoint, None if nothing was left to do.
 
-    With ``resume`` go on from the last checkpoint in ``out``, or begin if there is none.
+    ``observers`` see all rollouts.  With ``resume`` go on from the last checkpoint in ``out``, or begin if
+    there is none.
 
     Raises:
         SeerError: the run cannot begin, or cannot go on.
@@ -75,7 +83,7 @@ def train(
         if start is not None and start.state.iterations >= table.iterations:
             _plot(out)
             return None
-        _train(table, config, out, listener, checkpoints, start)
+        _train(table, config, out, listener, observers, checkpoints, start)
         latest = checkpoints.latest()
         assert latest is not None
         return latest.path
@@ -86,6 +94,7 @@ def _train(
     config: Config,
     out: Path,
     listener: ProgressListener,
+    observers: Sequence[Observer],
     checkpoints: Checkpoints,
     start: Checkpoint | None,
 ) -> None:
@@ -98,7 +107,7 @@ def _train(
     with ExitStack() as stack:
         pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
         rewards = stack.enter_context(pool)
-        session = Session(config)
+        session = Session(config, observers)
         trainer = _make_trainer(table, config)
         check_model_fit(table, config, trainer.vocab_size, session.runtime.model.vocab_size)
         if isinstance(trainer, AbstractContextManager):

@@ -93,7 +93,9 @@ def fail():
 
 
 def seer_train(path, out, *overrides, resume=False):
-    options = [part for override in overrides for part in ("--set", override)]
+    """Run the command; an override that begins with a dash is an option of its own."""
+    sets = ([each] if each.startswith("-") else ["--set", each] for each in overrides)
+    options = [part for each in sets for part in each]
     arguments = ["train", str(path), "--out", str(out), *options, *(["--resume"] if resume else [])]
     return CliRunner().invoke(main, arguments)
 

@@ -1,0 +1,203 @@
+"""The page of a report while its run goes on, served to browsers on this machine.
+
+The run's own thread only puts events into a queue.  A thread of the dashboard reads them.  The page's figures
+are made when a browser asks, so seldom that this takes a hundredth of the time: any number of viewers get the
+same figures, and a page that is closed costs nothing.  All addresses need the token of the printed one.  The
+server listens on loopback, and answers only requests that name it as their host, so that no other page can
+reach it by a name of its own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import click
+import msgspec
+
+from seer_cli.report.feed import RunFeed
+from seer_cli.report.page import live_page, policy_of
+from seer_core.errors import OutputError, SeerError
+from seer_core.ports.policy import Observer
+
+__all__ = ["DASHBOARD_OPTION", "Control", "Dashboard"]
+
+HOST = "127.0.0.1"
+READ_EVERY_S = 0.5
+LEAST_AGE_S = 1.0
+COST_SHARE = 0.01
+"""Figures are made anew only after so long that making them takes this part of the time."""
+TOKEN_HEADER = "X-Seer-Token"
+LONGEST_COMMAND = 65_536
+"""Bytes of a command."""
+
+DASHBOARD_OPTION = click.option(
+    "--dashboard",
+    "dashboard_port",
+    type=click.IntRange(0, 65535),
+    is_flag=False,
+    flag_value=0,
+    metavar="[PORT]",
+    help="Show the run in a browser while it goes on; without PORT, at a free one.",
+)
+
+
+class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command from the page."""
+
+    do: str
+    """Its kind: ``pause``, ``resume``, ``drain`` or ``give_up``."""
+    what: str = ""
+    """The instance that is drained, or the group that is given up."""
+
+
+class Dashboard:
+    """Serves a page about one run or several while they go on; a context manager.
+
+    ``control`` carries a command out and returns a sentence for the viewer; it is called in a thread of the
+    server, and its ``SeerError`` is shown.  Without it the page has no buttons.
+
+    Raises:
+        OutputError: the port is taken.
+    """
+
+    def __init__(self, title: str, port: int = 0, control: Callable[[Control], str] | None = None) -> None:
+        self.title, self.control = title, control
+        self.token = secrets.token_urlsafe(24)
+        self._feeds: list[RunFeed] = []
+        self._lock = threading.Lock()
+        self._figures = b""
+        self._made_at = -1e9
+        self._cost_s = 0.0
+        self._stopped = threading.Event()
+        try:
+            self._server = ThreadingHTTPServer((HOST, port), _handler(self))
+        except OSError as error:
+            raise OutputError(
+                f"the dashboard cannot listen on port {port}: {error.strerror}; name another, or none"
+            ) from error
+        self._server.daemon_threads = True
+        self.port = self._server.server_port
+
+    @property
+    def address(self) -> str:
+        """The address of the page, with its token."""
+        return f"http://{HOST}:{self.port}/?token={self.token}"
+
+    def watch(self, name: str, rollouts: int = 1) -> Observer:
+        """Return an observer that shows a run, and of a training the latest ``rollouts``."""
+        feed = RunFeed(name, rollouts)
+        with self._lock:
+            self._feeds.append(feed)
+            self._made_at = -1e9
+        return feed
+
+    def figures(self) -> bytes:
+        """Return the page's figures as JSON, as old as the cost of making them asks for."""
+        with self._lock:
+            if time.monotonic() - self._made_at > max(LEAST_AGE_S, self._cost_s / COST_SHARE):
+                began_s = time.thread_time()
+                runs = [run for feed in self._feeds for run in feed.runs()]
+                self._figures = msgspec.json.encode({"runs": runs})
+                self._made_at, self._cost_s = time.monotonic(), time.thread_time() - began_s
+            return self._figures
+
+    def __enter__(self) -> Dashboard:
+        threading.Thread(target=self._server.serve_forever, name="seer-dashboard", daemon=True).start()
+        threading.Thread(target=self._read, name="seer-dashboard-reader", daemon=True).start()
+        click.echo(f"dashboard: {self.address}", err=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _read(self) -> None:
+        while not self._stopped.wait(READ_EVERY_S):
+            with self._lock:
+                for feed in self._feeds:
+                    feed.read()
+
+
+def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
+    """Return the class that answers the requests of one dashboard."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers a browser."""
+
+        protocol_version = "HTTP/1.1"
+        timeout = 30
+
+        def do_GET(self) -> None:
+            """Answer with the page or with its figures."""
+            parts = urlsplit(self.path)
+            token = parse_qs(parts.query).get("token", [""])[0] or self.headers.get(TOKEN_HEADER, "")
+            if not self._may(token):
+                return
+            if parts.path == "/":
+                page = live_page(dashboard.title, controls=dashboard.control is not None)
+                self._answer(200, page.encode(), "text/html; charset=utf-8")
+            elif parts.path == "/figures":
+                self._answer(200, dashboard.figures(), "application/json")
+            else:
+                self._answer(404, b"there is no such page", "text/plain")
+
+        def do_POST(self) -> None:
+            """Carry a command out."""
+            if not self._may(self.headers.get(TOKEN_HEADER, "")):  # in a header, which no other page can set
+                return
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal() or int(length) > LONGEST_COMMAND:
+                self.close_connection = True
+                return self._answer(413, b"the command has no length, or is too long", "text/plain")
+            body = self.rfile.read(int(length))
+            if urlsplit(self.path).path != "/command" or dashboard.control is None:
+                return self._answer(404, b"there is no such command", "text/plain")
+            try:
+                said = dashboard.control(msgspec.json.decode(body, type=Control))
+            except (msgspec.MsgspecError, UnicodeDecodeError, SeerError) as error:
+                return self._answer(400, str(error).encode(), "text/plain; charset=utf-8")
+            self._answer(200, said.encode(), "text/plain; charset=utf-8")
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Log nothing: viewers are no part of a run's log."""
+
+        def _may(self, token: str) -> bool:
+            """Return whether the request is one of the page's own; otherwise answer it."""
+            hosts = (f"{HOST}:{dashboard.port}", f"localhost:{dashboard.port}")
+            known = hmac.compare_digest(token.encode("utf-8", "replace"), dashboard.token.encode())
+            if known and self.headers.get("Host") in hosts:
+                return True
+            self.close_connection = True
+            self._answer(403, b"open the address that the command has printed", "text/plain")
+            return False
+
+        def _answer(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            for name, value in (
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Content-Security-Policy", policy_of(live=True)),
+                ("Referrer-Policy", "no-referrer"),
+                ("X-Content-Type-Options", "nosniff"),
+                ("X-Frame-Options", "DENY"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Handler
