@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from seer_cli.report.dashboard import Control, Dashboard
+from seer_cli.report.dashboard import Dashboard, PageCommand
 from seer_core.errors import InputError, SeerError, quote
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
@@ -33,7 +33,7 @@ class RunControls:
         """Take commands for this rollout, whose event loop is the running one."""
         self._at = asyncio.get_running_loop(), runtime, rollout
 
-    def __call__(self, control: Control) -> str:
+    def __call__(self, command: PageCommand) -> str:
         """Carry a command out, called in another thread, and return a sentence about it.
 
         Raises:
@@ -44,16 +44,16 @@ class RunControls:
         loop, runtime, rollout = self._at
         if rollout.over:
             raise SeerError("the rollout is over; nothing is left to command")
-        log.info("dashboard_command", do=control.do, what=control.what)
-        working = asyncio.run_coroutine_threadsafe(_carry_out(control, runtime, rollout), loop)
+        log.info("dashboard_command", do=command.do, what=command.what)
+        working = asyncio.run_coroutine_threadsafe(_carry_out(command, runtime, rollout), loop)
         try:
             return working.result(LONGEST_S)
         except LateError:
             return "this takes longer than a minute; it goes on"
 
 
-async def _carry_out(control: Control, runtime: Runtime, rollout: Rollout) -> str:
-    match control.do:
+async def _carry_out(command: PageCommand, runtime: Runtime, rollout: Rollout) -> str:
+    match command.do:
         case "pause":
             await rollout.pause()
             return "paused: no chunk is sent until the rollout goes on"
@@ -61,20 +61,20 @@ async def _carry_out(control: Control, runtime: Runtime, rollout: Rollout) -> st
             rollout.resume()
             return "the rollout goes on"
         case "drain":
-            if control.what not in runtime.alive:
-                raise InputError(f"no instance {quote(control.what)} is up; choose one of the list")
+            if command.what not in runtime.alive:
+                raise InputError(f"no instance {quote(command.what)} is up; choose one of the list")
             if len(runtime.alive) == 1:
-                raise InputError(f"{quote(control.what)} is the last instance; the rollout could not go on")
-            await runtime.remove(control.what)
-            return f"{control.what} is drained and ended; others take over its requests"
+                raise InputError(f"{quote(command.what)} is the last instance; the rollout could not go on")
+            await runtime.remove(command.what)
+            return f"{command.what} is drained and ended; others take over its requests"
         case "give_up":
             before = len(rollout.unfinished)
-            rollout.abort_group(control.what)
+            rollout.abort_group(command.what)
             count = before - len(rollout.unfinished)
             if not count:
-                raise InputError(f"no request of a group {quote(control.what)} is unfinished; choose another")
-            return f"{count} requests of {control.what} were given up with the tokens that they have"
-    raise InputError(f"{quote(control.do)} is no command; it may be pause, resume, drain or give_up")
+                raise InputError(f"no request of a group {quote(command.what)} is unfinished; choose another")
+            return f"{count} requests of {command.what} were given up with the tokens that they have"
+    raise InputError(f"{quote(command.do)} is no command; it may be pause, resume, drain or give_up")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from seer_cli.report.page import live_page, policy_of
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.policy import Observer
 
-__all__ = ["DASHBOARD_OPTION", "Control", "Dashboard"]
+__all__ = ["DASHBOARD_OPTION", "Dashboard", "PageCommand"]
 
 HOST = "127.0.0.1"
 READ_EVERY_S = 0.5
@@ -49,7 +49,7 @@ DASHBOARD_OPTION = click.option(
 )
 
 
-class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PageCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command from the page."""
 
     do: str
@@ -68,7 +68,9 @@ class Dashboard:
         OutputError: the port is taken.
     """
 
-    def __init__(self, title: str, port: int = 0, control: Callable[[Control], str] | None = None) -> None:
+    def __init__(
+        self, title: str, port: int = 0, control: Callable[[PageCommand], str] | None = None
+    ) -> None:
         self.title, self.control = title, control
         self.token = secrets.token_urlsafe(24)
         self._feeds: list[RunFeed] = []
@@ -167,7 +169,7 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             if urlsplit(self.path).path != "/command" or dashboard.control is None:
                 return self._answer(404, b"there is no such command", "text/plain")
             try:
-                said = dashboard.control(msgspec.json.decode(body, type=Control))
+                said = dashboard.control(msgspec.json.decode(body, type=PageCommand))
             except (msgspec.MsgspecError, UnicodeDecodeError, SeerError) as error:
                 return self._answer(400, str(error).encode(), "text/plain; charset=utf-8")
             self._answer(200, said.encode(), "text/plain; charset=utf-8")
@@ -190,7 +192,7 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             for name, value in (
                 ("Content-Type", kind),
                 ("Content-Length", str(len(body))),
-                ("Cache-Control", "no-store"),
+                ("Cache-PageCommand", "no-store"),
                 ("Content-Security-Policy", policy_of(live=True)),
                 ("Referrer-Policy", "no-referrer"),
                 ("X-Content-Type-Options", "nosniff"),
