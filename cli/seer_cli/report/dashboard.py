@@ -192,7 +192,7 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             for name, value in (
                 ("Content-Type", kind),
                 ("Content-Length", str(len(body))),
-                ("Cache-PageCommand", "no-store"),
+                ("Cache-Control", "no-store"),
                 ("Content-Security-Policy", policy_of(live=True)),
                 ("Referrer-Policy", "no-referrer"),
                 ("X-Content-Type-Options", "nosniff"),
