@@ -25,6 +25,8 @@ from seer_core.model.events import (
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
+    InstanceDegraded,
+    InstanceLeaving,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -307,3 +309,27 @@ def test_the_chart_library_is_the_published_file():
     parts = files("seer_cli.report")
     digest = hashlib.sha256((parts / "echarts.min.js").read_bytes()).hexdigest()
     assert f"SHA-256: {digest}" in (parts / "echarts.txt").read_text()
+
+
+def test_an_instance_that_loses_a_part_or_leaves_stays_as_it_is_up_or_down():
+    group = GroupSpec("a", prompt_tokens=1, n=1, max_tokens=900)
+    reader = read(
+        (0.0, started("x")),
+        (0.0, started("y")),
+        (0.0, GroupsSubmitted((group,)), sent("a/0", "x")),
+        (1.0, InstanceReported("x", 1, 0, 0.5, stepping_s=100.0)),
+        (2.0, InstanceDegraded("x", "drafting", "it is broken")),
+        (2.0, InstanceReported("x", 1, 0, 0.5, stepping_s=100.25)),
+        (3.0, InstanceLost("y", "killed")),
+        (4.0, InstanceDegraded("y", "kv_pool", "no memory")),
+        (5.0, InstanceLeaving("x", "drained")),
+        (10.0, over("a/0", "x"), Complete("a/0", "stop")),
+    )
+    x, y = run_of(reader, "x").lanes
+    assert [change.what for change in x.changes][1:] == [
+        "goes on without drafting: it is broken",
+        "leaves: drained",
+    ]
+    assert (x.seconds["down"], y.seconds["down"]) == (0.0, 7.0)
+    assert x.seconds["decode"] == pytest.approx(1.25)  # what it did before the run is not the run's
+    assert x.kv_used[60] == 0.5

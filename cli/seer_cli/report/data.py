@@ -108,8 +108,6 @@ class RunData(msgspec.Struct, frozen=True):
     bound_s: float | None
     """The least time that any order could have taken, by the simulator's cost model."""
     findings: list[Finding]
-    last: str
-    """The last response to finish."""
     edges_s: list[float]
     lanes: list[LaneData]
     all_lanes: int
@@ -167,7 +165,6 @@ def run_of(
         busy_s=busy_s,
         bound_s=bound_s,
         findings=findings_of(reader, seconds, slow),
-        last=kept[-1].request_id if kept else "",
         edges_s=_rounded(edges_s, 4),
         lanes=lanes,
         all_lanes=len(reader.lanes),

@@ -18,6 +18,7 @@ from seer_core.model.events import InstanceReported
 __all__ = ["SECONDS", "Change", "InstanceLane"]
 
 FIGURES = ("up", "busy", "running", "reserved", "kv_used", "queued")
+MOST_CHANGES = 200
 SECONDS = ("decode", "prefill", "drafts", "load", "between", "idle", "down")
 """Where an instance's time goes; the seconds of all of them add up to the run's."""
 
@@ -61,9 +62,14 @@ class InstanceLane:
         """Note that it came up or went down."""
         self.advance(now)
         self.up, self._report, self._reported_s = up, None, now
-        self.changes.append(Change(now, what))
         if not up:
             self.running = self.reserved_tokens = 0
+        self.note(now, what)
+
+    def note(self, now: float, what: str) -> None:
+        """Note what happened to it; of very many such events the first are kept."""
+        if len(self.changes) < MOST_CHANGES:
+            self.changes.append(Change(now, what))
 
     def load(self, now: float, running: int, reserved_tokens: int) -> None:
         """Note its load from now on."""

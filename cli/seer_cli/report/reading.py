@@ -40,7 +40,6 @@ __all__ = ["DraftCounts", "GroupStory", "ReadRequest", "RunReader"]
 
 MOST_CHUNKS = 10_000
 """Chunks that are kept one by one: those of the requests that finished last."""
-MOST_CHANGES = 200
 
 
 @attrs.define(eq=False)
@@ -53,7 +52,6 @@ class GroupStory:
     tokens: array[int] = attrs.Factory(lambda: array("q"))
     """The length of each finished response, in order of their finish."""
     finishes_s: array[float] = attrs.Factory(lambda: array("d"))
-    first_id: str = ""
     last_id: str = ""
 
     @property
@@ -226,23 +224,18 @@ class RunReader(Observer):
                 lane = self.lanes.setdefault(info.id, InstanceLane(info.id))
                 lane.info = info
                 lane.change(now, True, "started again" if lane.changes else "started")
-            case InstanceLost(name, reason):
-                self._changed(now, name, False, f"lost: {reason}")
-            case InstanceStopped(name):
-                self._changed(now, name, False, "ended")
-            case InstanceLeaving(name, reason):
-                self._changed(now, name, True, f"leaves: {reason}")
-            case InstanceDegraded(name, what, reason):
-                self._changed(now, name, True, f"goes on without {what}: {reason}")
+            case InstanceLost(name, reason) if name in self.lanes:
+                self.lanes[name].change(now, False, f"lost: {reason}")
+            case InstanceStopped(name) if name in self.lanes:
+                self.lanes[name].change(now, False, "ended")
+            case InstanceLeaving(name, reason) if name in self.lanes:
+                self.lanes[name].note(now, f"leaves: {reason}")
+            case InstanceDegraded(name, what, reason) if name in self.lanes:
+                self.lanes[name].note(now, f"goes on without {what}: {reason}")
             case RolloutPaused():
                 self._paused = True
             case RolloutResumed():
                 self._paused = False
-
-    def _changed(self, now: float, name: str, up: bool, what: str) -> None:
-        lane = self.lanes.get(name)
-        if lane is not None and len(lane.changes) < MOST_CHANGES:
-            lane.change(now, up, what)
 
     def _submitted(self, now: float, spec: GroupSpec) -> None:
         group = GroupStory(spec, now, self.requests)
@@ -302,7 +295,6 @@ class RunReader(Observer):
         request.before_it = len(group.tokens)
         group.tokens.append(request.tokens)
         group.finishes_s.append(self.now)
-        group.first_id = group.first_id or request_id
         group.last_id = request_id
         self.kept.append(request)
         self._kept_chunks += len(request.spans)
