@@ -26,6 +26,7 @@ PLUGINS = {
     "grouped_spec": ("", "`make setup`"),
     "mooncake": ("mooncake", "`make setup`"),
     "paced": ("paced", "`make setup`"),
+    "prometheus": ("prometheus", "`make setup`"),
     "ray": ("ray", "`make setup`"),
     "sglang": ("sglang", "`make setup-sglang`"),
     "skyrl": ("skyrl", "`make setup`"),

@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from seer_prometheus.metrics import Metrics
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -39,7 +41,6 @@ from seer_server.http import (
     refusal,
     unless_disconnected,
 )
-from seer_server.metrics import Metrics
 from seer_server.neutral import FieldError
 from seer_server.protocol import (
     ChatRequest,
@@ -110,7 +111,7 @@ def make_app(
             route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
             route("POST", "/v1/responses", service.respond, for_completions),
             route("POST", "/inference/v1/generate", service.generate, for_completions),
-            route("GET", "/metrics", metrics.expose),
+            route("GET", "/metrics", _exposing(metrics)),
             route("GET", "/version", service.version, for_completions),
             route("POST", "/tokenize", service.tokenize, for_completions),
             route("POST", "/detokenize", service.detokenize, for_completions),
@@ -347,3 +348,13 @@ def _usage(subscription: Subscription, written: int) -> dict[str, int]:
 def _event(value: dict[str, Any]) -> bytes:
     name = f"event: {value['type']}\n".encode() if "type" in value else b""
     return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def _exposing(metrics: Metrics) -> Handler:
+    """Return the handler that answers Prometheus."""
+
+    async def expose(request: Request) -> Response:
+        """Return the server's figures in the text format of Prometheus."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return expose

@@ -3,11 +3,7 @@
 from collections import defaultdict
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from seer_server.metrics import Metrics
-
-from seer_core.model.events import InstanceDegraded, InstanceLost, InstanceReported, InstanceStopped
 
 PATIENCE_S = 60
 
@@ -63,43 +59,3 @@ def test_they_need_the_server_s_token(serve_sim):
     with serve_sim(token="a-token-of-the-run") as served:
         assert httpx.get(f"{served.url}/metrics").status_code == 401
         scrape(served, Authorization="Bearer a-token-of-the-run")
-
-
-@pytest.fixture
-def figures():
-    """Metrics, and a function that returns the value of one of instance ``i``."""
-    from prometheus_client import generate_latest
-
-    metrics = Metrics()
-
-    def value(name, **more):
-        found, _ = scraped(generate_latest(metrics._registry).decode())
-        return found[f"seer_{name}"][tuple(sorted({"engine": "i", **more}.items()))]
-
-    return metrics, value
-
-
-def test_time_in_steps_counts_on_when_an_instance_begins_anew(figures):
-    metrics, value = figures
-    for event in (
-        InstanceReported("i", 3, 1, 0.5, stepping_s=10.0, drafting_s=2.0),
-        InstanceReported("i", 2, 0, 0.25, stepping_s=14.0, drafting_s=3.0),
-        InstanceLost("i", "killed"),
-        InstanceReported("i", 1, 0, 0.1, stepping_s=5.0, drafting_s=1.0),
-    ):
-        metrics.observe(1.0, event, [])
-    assert value("instance_step_seconds_total") == 19.0
-    assert value("instance_drafting_seconds_total") == 4.0
-    assert value("instance_losses_total") == 1
-    assert value("instance_running_requests") == 1
-
-
-def test_an_instance_that_is_gone_has_nothing_to_do(figures):
-    metrics, value = figures
-    metrics.observe(0.0, InstanceReported("i", 3, 1, 0.5), [])
-    metrics.observe(0.0, InstanceDegraded("i", "drafting", "it failed"), [])
-    metrics.observe(1.0, InstanceStopped("i"), [])
-    assert value("instance_up") == 0
-    assert value("instance_kv_usage_ratio") == 0
-    assert value("instance_losses_total") == 0
-    assert value("instance_degradations_total", part="drafting") == 1

@@ -1,4 +1,4 @@
-"""Figures of the server for Prometheus, counted from what the scheduler sees and does.
+"""Figures of rollouts for Prometheus, counted from what the scheduler sees and does.
 
 Names follow Prometheus: counters end in ``_total``, and units are part of the name.  An instance that is
 started again counts on.
@@ -8,22 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
-from starlette.requests import Request
-from starlette.responses import Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from seer_core.model import Completion
 from seer_core.model.events import (
     ChunkFailed,
     ChunkFinished,
     Command,
+    Complete,
     Dispatch,
     Event,
     GroupsSubmitted,
@@ -44,10 +35,11 @@ ENGINE = ("engine",)
 
 
 class Metrics(Observer):
-    """Counts events; ``expose`` answers a scrape."""
+    """Counts events, in a registry of its own."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
+        self.on_first_event: Callable[[], None] | None = None
 
         def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"seer_{name}", help, labels, registry=registry)
@@ -89,13 +81,17 @@ class Metrics(Observer):
         )
         self._spent: dict[tuple[str, str], float] = {}
         self._submitted: dict[str, tuple[float, int]] = {}
+        self._written: dict[str, int] = {}
 
     def read(self, name: str, help: str, value: Callable[[], float]) -> None:
         """Have a figure read whenever there is a scrape."""
-        Gauge(f"seer_{name}", help, registry=self._registry).set_function(value)
+        Gauge(f"seer_{name}", help, registry=self.registry).set_function(value)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count an event, and what is done about it."""
+        if self.on_first_event is not None:
+            self.on_first_event()
+            self.on_first_event = None
         match event:
             case ChunkFinished():
                 self._count_chunk(event)
@@ -103,7 +99,10 @@ class Metrics(Observer):
                 self._take_report(event)
             case GroupsSubmitted(groups):
                 self._groups.inc(len(groups))
-                self._submitted |= {group.id: (now, group.n) for group in groups}
+                for group in groups:
+                    self._submitted[group.id] = now, group.n
+                    for index, response in enumerate(group.resumed):
+                        self._written[f"{group.id}/{index}"] = response.tokens
             case ChunkFailed():
                 self._failures.labels(event.instance_id).inc()
             case InstanceStarted(info):
@@ -113,23 +112,26 @@ class Metrics(Observer):
                 self._down(event.instance_id)
             case InstanceDegraded():
                 self._degraded.labels(event.instance_id, event.what).inc()
-        self._migrations.inc(sum(isinstance(each, Dispatch) and each.migrated for each in commands))
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self._migrations.inc(command.migrated)
+                case Complete():
+                    self._complete(now, command)
 
-    def completed(self, now: float, completion: Completion) -> None:
+    def _complete(self, now: float, over: Complete) -> None:
         """Count a response that is over."""
-        self._responses.labels(completion.finish_reason).inc()
-        self._lengths.observe(len(completion.token_ids))
-        submitted_s, left = self._submitted.pop(completion.group_id, (now, 1))
+        group_id = over.request_id.rpartition("/")[0]
+        self._responses.labels(over.finish_reason).inc()
+        self._lengths.observe(self._written.pop(over.request_id, 0))
+        submitted_s, left = self._submitted.pop(group_id, (now, 1))
         self._seconds.observe(now - submitted_s)
         if left > 1:
-            self._submitted[completion.group_id] = (submitted_s, left - 1)
-
-    async def expose(self, request: Request) -> Response:
-        """Return the server's figures in the text format of Prometheus."""
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+            self._submitted[group_id] = submitted_s, left - 1
 
     def _count_chunk(self, event: ChunkFinished) -> None:
         instance = event.instance_id
+        self._written[event.request_id] = self._written.get(event.request_id, 0) + event.tokens
         self._chunks.labels(instance).inc()
         self._tokens.labels(instance).inc(event.tokens)
         self._drafted.labels(instance).inc(event.drafted)

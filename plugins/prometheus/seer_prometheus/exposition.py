@@ -1,0 +1,55 @@
+"""The address at which a process shows its figures, one for each port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.registry import Collector
+
+from seer_core.errors import ConfigError
+from seer_prometheus.metrics import Metrics
+
+__all__ = ["Exposition"]
+
+
+class Exposition(Collector):
+    """Serves the figures of the observer that has seen an event last, as long as the process lives.
+
+    A comparison makes an observer for each arm, so a port outlives them.
+    """
+
+    _served: ClassVar[dict[tuple[str, int], Exposition]] = {}
+
+    def __init__(self) -> None:
+        self._latest: Metrics | None = None
+
+    @classmethod
+    def at(cls, host: str, port: int) -> Exposition:
+        """Return what is served there, and begin to serve it if nothing is.
+
+        Raises:
+            ConfigError: the port is taken, or is no port of this machine.
+        """
+        if (host, port) not in cls._served:
+            found, registry = cls(), CollectorRegistry()
+            try:
+                start_http_server(port, host, registry)
+            except OSError as error:
+                raise ConfigError(
+                    f"[plugin.prometheus]: cannot serve figures at {host}:{port}: {error.strerror}; choose"
+                    " another port"
+                ) from error
+            registry.register(found)
+            cls._served[host, port] = found
+        return cls._served[host, port]
+
+    def add(self, metrics: Metrics) -> Metrics:
+        """Serve these figures once they have seen an event; return them."""
+        metrics.on_first_event = lambda: setattr(self, "_latest", metrics)
+        return metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the figures at present."""
+        return [] if self._latest is None else self._latest.registry.collect()

@@ -1,0 +1,160 @@
+"""Figures for Prometheus: what events count, where they are served, and the board that shows them."""
+
+import json
+import re
+import socket
+import urllib.request
+from collections import defaultdict
+from importlib.resources import files
+from itertools import combinations
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from seer_prometheus.exposition import Exposition
+from seer_prometheus.metrics import Metrics
+
+from seer_core.errors import ConfigError
+from seer_core.model.events import (
+    ChunkFinished,
+    Complete,
+    Dispatch,
+    GroupSpec,
+    GroupsSubmitted,
+    InstanceDegraded,
+    InstanceLost,
+    InstanceReported,
+    InstanceStopped,
+    ResumedResponse,
+)
+
+
+def scraped(text):
+    """Return samples by name and labels."""
+    found = defaultdict(dict)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+@pytest.fixture
+def figures():
+    """Metrics, and a function that returns the value of one of instance ``i``."""
+    metrics = Metrics()
+
+    def value(name, **more):
+        found = scraped(generate_latest(metrics.registry).decode())
+        return found[f"seer_{name}"][tuple(sorted({"engine": "i", **more}.items()))]
+
+    return metrics, value
+
+
+def test_time_in_steps_counts_on_when_an_instance_begins_anew(figures):
+    metrics, value = figures
+    for event in (
+        InstanceReported("i", 3, 1, 0.5, stepping_s=10.0, drafting_s=2.0),
+        InstanceReported("i", 2, 0, 0.25, stepping_s=14.0, drafting_s=3.0),
+        InstanceLost("i", "killed"),
+        InstanceReported("i", 1, 0, 0.1, stepping_s=5.0, drafting_s=1.0),
+    ):
+        metrics.observe(1.0, event, [])
+    assert value("instance_step_seconds_total") == 19.0
+    assert value("instance_drafting_seconds_total") == 4.0
+    assert value("instance_losses_total") == 1
+    assert value("instance_running_requests") == 1
+
+
+def test_an_instance_that_is_gone_has_nothing_to_do(figures):
+    metrics, value = figures
+    metrics.observe(0.0, InstanceReported("i", 3, 1, 0.5), [])
+    metrics.observe(0.0, InstanceDegraded("i", "drafting", "it failed"), [])
+    metrics.observe(1.0, InstanceStopped("i"), [])
+    assert value("instance_up") == 0
+    assert value("instance_kv_usage_ratio") == 0
+    assert value("instance_losses_total") == 0
+    assert value("instance_degradations_total", part="drafting") == 1
+
+
+def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_before(figures):
+    metrics, _ = figures
+    resumed = (ResumedResponse(30), ResumedResponse(0))
+    group = GroupSpec("g", prompt_tokens=4, n=2, max_tokens=100, resumed=resumed)
+    metrics.observe(10.0, GroupsSubmitted((group,)), [Dispatch("g/0", "i", 50, 64, True)])
+    metrics.observe(12.0, ChunkFinished("g/0", "i", 5, False), [])
+    metrics.observe(15.0, ChunkFinished("g/0", "i", 7, True), [Complete("g/0", "stop")])
+    metrics.observe(20.0, ChunkFinished("g/1", "i", 1, True), [Complete("g/1", "stop")])
+    found = scraped(generate_latest(metrics.registry).decode())
+    assert found["seer_response_tokens_sum"][()] == 43
+    assert found["seer_response_seconds_sum"][()] == 15
+    assert found["seer_responses_total"][("finish_reason", "stop"),] == 2
+    assert found["seer_migrations_total"][()] == 1
+    assert found["seer_generated_tokens_total"][("engine", "i"),] == 13
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def served(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        return scraped(answer.read().decode())
+
+
+def test_a_run_serves_its_figures_and_a_comparison_those_of_its_latest_arm(
+    seer, write_config, write_prompts, tmp_path, port
+):
+    config = write_config(
+        ["divided_rollout", "prometheus"],
+        f"[rollout]\nn = 2\nmax_tokens = 8\n[plugin.prometheus]\nport = {port}\n",
+    )
+    prompts = write_prompts({"prompt": "a"}, {"prompt": "b"})
+    result = seer("run", config, "--prompts", prompts, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    tokens = json.loads((tmp_path / "out/summary.json").read_text())["tokens"]
+    found = served(port)
+    assert (
+        sum(found["seer_generated_tokens_total"].values()) == found["seer_response_tokens_sum"][()] == tokens
+    )
+    assert sum(found["seer_responses_total"].values()) == 4
+    result = seer("compare", config, "--prompts", prompts)
+    assert result.exit_code == 0, result.output
+    assert sum(served(port)["seer_responses_total"].values()) == 4
+
+
+def test_a_port_that_is_taken_ends_a_run_at_its_start(seer, write_config, write_prompts, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        config = write_config(["prometheus"], f"[plugin.prometheus]\nport = {one.getsockname()[1]}\n")
+        result = seer("run", config, "--prompts", write_prompts({"prompt": "a"}), "--out", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert "choose another port" in result.stderr
+
+
+def test_an_address_that_is_none_is_named(port):
+    with pytest.raises(ConfigError, match=r"cannot serve figures at 192\.0\.2\.1:"):
+        Exposition.at("192.0.2.1", port)
+
+
+def test_the_board_shows_figures_that_there_are_and_no_panel_lies_on_another():
+    board = json.loads((files("seer_prometheus") / "grafana.json").read_text())
+    names = {sample.name for family in Metrics().registry.collect() for sample in family.samples}
+    names |= {
+        f"{family.name}{suffix}"
+        for family in Metrics().registry.collect()
+        for suffix in ("", "_total", "_bucket")
+    }
+    asked = set()
+    for panel in board["panels"]:
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            asked |= set(re.findall(r"\bseer_\w+", target["expr"]))
+    assert len(asked) > 12
+    assert asked <= names
+    places = [panel["gridPos"] for panel in board["panels"]]
+    for a, b in combinations(places, 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert beside or below
+    assert len({panel["id"] for panel in board["panels"]}) == len(places)
