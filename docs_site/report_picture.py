@@ -12,7 +12,8 @@ with sync_playwright() as playwright:
     tab.goto(report.as_uri())
     tab.locator("#main section").first.wait_for()
     tab.wait_for_timeout(500)  # charts are drawn bit by bit
-    first, last = (tab.locator(each).bounding_box() for each in ("#short .facts", "#instances .chart >> nth=1"))
+    places = ("#short .facts", "#instances .chart >> nth=1")
+    first, last = (tab.locator(each).bounding_box() for each in places)
     begin, end = first["y"] - 10, last["y"] + last["height"] + 10
     tab.screenshot(path=picture, clip={"x": 0, "y": begin, "width": 1100, "height": end - begin})
     browser.close()

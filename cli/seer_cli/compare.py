@@ -10,6 +10,8 @@ from pathlib import Path
 import attrs
 import click
 import msgspec
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from seer_cli.common import config_options, degradation_line, main_options, run_async, table_console
@@ -157,23 +159,10 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     baseline = results[0]
     requests = sum(group.n for group in read.groups)
     runs = f"; medians of {repeat} runs [least, most]" if repeat > 1 else ""
-    table = Table(title=f"{requests} responses of {len(read.groups)} groups{runs}", title_justify="left")
-    table.add_column("")
-    for result in results:
-        table.add_column(result.arm.name, justify="right", no_wrap=True)
-    drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
-    for figure, title in FIGURES.items():
-        if figure in DRAFTING and not drafted:
-            continue
-        if figure in RARE and not any(any(result.stats.values[figure]) for result in results):
-            continue
-        table.add_row(title, *(_cell(result, figure, baseline) for result in results))
-    table.add_row(
-        "same tokens",
-        *("yes" if result.tokens_equal else f"{len(result.differing)} differ" for result in results),
-    )
     console = table_console()
-    console.print(table)
+    console.print(f"{requests} responses of {len(read.groups)} groups{runs}", soft_wrap=True)
+    for table in _tables(console, results):
+        console.print(table)
     console.print(f"{baseline.summaries[0].tokens:,} tokens per arm; (x): ratio to the baseline")
     for result in results:
         for summary in result.summaries:
@@ -181,6 +170,41 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
                 console.print(
                     degradation_line(summary.degradations, f" in {result.arm.name}"), soft_wrap=True
                 )
+
+
+def _tables(console: Console, results: Sequence[ArmResult]) -> Iterator[Table]:
+    """Yield tables with as many arms side by side as the console has room for, one at least."""
+    begin = 0
+    while begin < len(results):
+        count = len(results) - begin
+        while count > 1 and _width(console, _table(results, begin, count)) > console.width:
+            count -= 1
+        yield _table(results, begin, count)
+        begin += count
+
+
+def _width(console: Console, table: Table) -> int:
+    """Return the width of a table of which no cell is cut or wrapped."""
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _table(results: Sequence[ArmResult], begin: int, count: int) -> Table:
+    """Return the table of some of the arms; all of them decide which rows there are."""
+    baseline, shown = results[0], results[begin : begin + count]
+    table = Table()
+    table.add_column("")
+    for result in shown:
+        table.add_column(result.arm.name, justify="right", no_wrap=True)
+    drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
+    for figure, title in FIGURES.items():
+        if figure in DRAFTING and not drafted:
+            continue
+        if figure in RARE and not any(any(result.stats.values[figure]) for result in results):
+            continue
+        table.add_row(title, *(_cell(result, figure, baseline) for result in shown))
+    same = ("yes" if each.tokens_equal else f"{len(each.differing)} differ" for each in shown)
+    table.add_row("same tokens", *same)
+    return table
 
 
 def _cell(result: ArmResult, figure: str, baseline: ArmResult) -> str:

@@ -45,6 +45,17 @@ def test_compare_repeats_and_takes_other_prompts(compared, write_prompts):
     ]
 
 
+def test_on_a_narrow_terminal_arms_stand_below_one_another_and_nothing_is_cut(compared, monkeypatch):
+    monkeypatch.setattr("seer_cli.common.PLAIN_WIDTH", 80)
+    result, arms = compared("--repeat", 3, "--log-level", "error")
+    assert result.exit_code == 0, result.output
+    assert "\u2026" not in result.stdout  # an ellipsis
+    assert result.stdout.count("preemptions") == result.stdout.count("recomputed tokens") > 1
+    for arm in arms:
+        assert result.stdout.count(f" {arm['name']} ") == 1
+    assert all(len(line) <= 80 for line in result.stdout.splitlines() if line[:1] in "┃│┡└├")
+
+
 def test_compare_refuses_what_cannot_be_compared(fails, write_config, prompts):
     assert "no technique to compare" in fails("compare", write_config((), SMALL))
     config = write_config(TECHNIQUES, f"{SMALL}[compare]\nbaseline = ['group_round_robn']")
