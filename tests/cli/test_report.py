@@ -166,10 +166,10 @@ def test_it_names_the_slow_instance_and_the_group_that_was_taken_for_short():
     slow = next(each for each in found if each.instance == "lame")
     assert slow.title == "Instance lame was slow"
     assert "took 2.00 times as long" in slow.text
-    short = next(each for each in found if each.title == "Group j was taken for short")
+    short = next(each for each in found if each.title == "Group j looked short")
     assert short.request == "j/1"
     assert "had 10 tokens" in short.text
-    assert "longest has 450" in short.text
+    assert "the longest has 450" in short.text
     assert short.share == pytest.approx(9 / 27, rel=0.01)  # it waited for longer than the tail took
     assert [each.share for each in found] == sorted((each.share for each in found), reverse=True)
 
@@ -188,7 +188,7 @@ def test_a_loss_costs_its_time_down_and_its_chunks_and_a_pause_is_a_wait_of_its_
     )
     shown = run_of(reader, "x")
     lost = next(each for each in shown.findings if each.instance == "y")
-    assert "at 4.0 s (lost: killed), and down for 6.0 s. 1 chunks" in lost.text
+    assert "at 4.0 s (lost: killed), and down for 6.0 s. 1 chunk " in lost.text
     assert lost.share == pytest.approx(10 / 20)
     assert shown.lanes[1].seconds["down"] == pytest.approx(6.0)
     assert shown.waited_s == {"slots": 0, "kv": 0, "turn": 1.0, "paused": 1.0, "instances": 0}

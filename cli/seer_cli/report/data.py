@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seer_cli.chunk_runs import ChunkRun
 from seer_cli.life_words import beginning, rows_of_life, sums
-from seer_cli.report.findings import Finding, findings_of, floor_s, longest_request, slowness, tail_begins_s
+from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request, slowness, tail_begins_s
 from seer_cli.report.lacks import CAUSES
 from seer_cli.report.lanes import Change, InstanceLane
 from seer_cli.report.reading import MOST_CHUNKS, DraftCounts, GroupStory, ReadRequest, RunReader
@@ -105,6 +105,8 @@ class RunData(msgspec.Struct, frozen=True):
     """The request whose chunks ran longest."""
     longest_ran_s: float
     busy_s: float
+    running: tuple[float, float]
+    """How many chunks an instance had on average: before the tail, and in it."""
     bound_s: float | None
     """The least time that any order could have taken, by the simulator's cost model."""
     findings: list[Finding]
@@ -141,7 +143,11 @@ def run_of(
     edges_s = np.linspace(0.0, max(total_s, 1e-9), PARTS + 1)
     seconds = {lane.name: lane.seconds(total_s) for lane in reader.lanes.values()}
     slow = slowness(reader.lanes)
-    longest_ran_s, busy_s = floor_s(reader, seconds)
+    row, longest = longest_request(reader) if reader.requests else (0, "")
+    tail = np.array([0.0, tail_begins_s(reader), max(total_s, 1e-9)])
+    spans = np.maximum(np.diff(tail), 1e-9) * max(1, len(reader.lanes))
+    before, after = sum(lane.bins.integrals(tail)[2] for lane in reader.lanes.values()) / spans
+    running = round(float(before), 2), round(float(after), 2)
     waiting, tokens_per_s = reader.whole.integrals(edges_s) / np.diff(edges_s)
     shown = sorted(reader.lanes.values(), key=lambda lane: -slow.get(lane.name, 0.0))[:MOST_LANES]
     order = {name: number for number, name in enumerate(reader.lanes)}
@@ -160,9 +166,10 @@ def run_of(
         total_s=total_s,
         tail_begins_s=tail_begins_s(reader),
         tail_s=tail_time_s(reader.finishes_s),
-        longest_request=longest_request(reader)[1],
-        longest_ran_s=longest_ran_s,
-        busy_s=busy_s,
+        longest_request=longest,
+        longest_ran_s=reader.rans_s[row] if reader.requests else 0.0,
+        busy_s=busy_s(seconds),
+        running=running,
         bound_s=bound_s,
         findings=findings_of(reader, seconds, slow),
         edges_s=_rounded(edges_s, 4),

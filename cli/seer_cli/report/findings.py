@@ -14,14 +14,14 @@ from seer_cli.report.reading import ReadRequest, RunReader
 from seer_core.errors import printable
 from seer_core.model.results import TAIL_FRACTION
 
-__all__ = ["Finding", "findings_of", "floor_s", "longest_request", "slowness", "tail_begins_s"]
+__all__ = ["Finding", "busy_s", "findings_of", "longest_request", "slowness", "tail_begins_s"]
 
 LEAST_SHARE = 0.005
 """A smaller share of the time is no finding."""
 SLOW = 1.2
 """An instance whose steps take so many times as long as the others' is called slow."""
 MISLED = 3.0
-"""A group whose longest response has so many times the tokens of its first one misled the scheduler."""
+"""A response with so many times the tokens of its group's first one was not foretold by it."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -47,14 +47,10 @@ def tail_begins_s(reader: RunReader) -> float:
     return times[len(times) - int(len(times) * TAIL_FRACTION) - 1]
 
 
-def floor_s(reader: RunReader, seconds: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
-    """Return how long the longest response's chunks ran, and how long an instance was busy on average.
-
-    No order of the same chunks at the same speeds could have ended before the larger of the two.
-    """
-    longest = max(reader.rans_s, default=0.0)
+def busy_s(seconds: Mapping[str, Mapping[str, float]]) -> float:
+    """Return for how long an instance had work, on average."""
     busy = [sum(each[name] for name in SECONDS if name not in ("idle", "down")) for each in seconds.values()]
-    return longest, sum(busy) / max(1, len(busy))
+    return sum(busy) / max(1, len(busy))
 
 
 def longest_request(reader: RunReader) -> tuple[int, str]:
@@ -115,8 +111,7 @@ def _slow(
         yield Finding(
             f"Instance {printable(name)} was slow",
             f"Its steps took {times:.2f} times as long as those of the others with as many requests. At their"
-            f" speed it would have done the same in {lost_s:,.1f} s less, of {everything_s:,.1f} s of all"
-            " instances. See what else runs on its node.",
+            f" speed it would have spent {lost_s:,.1f} s less in steps. See what else runs there.",
             lost_s / everything_s,
             instance=name,
         )
@@ -133,38 +128,37 @@ def _lost(
             yield Finding(
                 f"Instance {printable(name)} was lost",
                 f"It was lost {f'{times} times, first ' if times > 1 else ''}{first}, and down for"
-                f" {down_s:,.1f} s. {lane.lost_chunks:,} chunks went with it or failed, on which"
-                f" {lane.lost_s:,.1f} s had been spent.",
+                f" {down_s:,.1f} s. {_counted(lane.lost_chunks, 'chunk')} went with it or failed, on"
+                f" which {lane.lost_s:,.1f} s had been spent.",
                 (down_s + lane.lost_s / max(1, lane.slots.used)) / everything_s,
                 instance=name,
             )
 
 
 def _late(reader: RunReader, total_s: float) -> Iterator[Finding]:
-    """Yield what waited longest of the tail: of groups whose first response misled, and of all.
+    """Yield the response that ended last, if it waited.
 
-    A wait delayed the run's end by its length at most, and by no more than its response ended in the tail.
+    The wait delayed the run's end by its length at most, and by no more than the tail took.
     """
-    tail_s = tail_begins_s(reader)
-    late = [each for each in reader.kept if (each.finished_s or 0.0) >= tail_s]
-    kept_going = {id(each): min(_waited_s(each), (each.finished_s or 0.0) - tail_s) for each in late}
-    late.sort(key=lambda each: -kept_going[id(each)])
-    misled = next((each for each in late if _was_misled(each)), None)
-    if misled is not None:
-        group = misled.group
+    if not reader.kept:
+        return
+    last = reader.kept[-1]
+    group, cost_s = last.group, min(_waited_s(last), (last.finished_s or 0.0) - tail_begins_s(reader))
+    first = group.tokens[0]
+    if last.tokens >= MISLED * first and last.before_it:
         yield Finding(
-            f"Group {printable(group.spec.id)} was taken for short",
-            f"Its first response had {group.tokens[0]:,} tokens and was done at {group.finishes_s[0]:,.1f} s;"
-            f" its longest has {group.longest:,}. {_waiting(reader, misled)}",
-            kept_going[id(misled)] / total_s,
-            request=misled.request_id,
+            f"Group {printable(group.spec.id)} looked short",
+            f"Its first response had {first:,} tokens and was done at {group.finishes_s[0]:,.1f} s; the"
+            f" longest has {group.longest:,}. {_waiting(reader, last)}",
+            cost_s / total_s,
+            request=last.request_id,
         )
-    if late and late[0] is not misled:
+    else:
         yield Finding(
-            f"Group {printable(late[0].group.spec.id)} was late",
-            _waiting(reader, late[0]),
-            kept_going[id(late[0])] / total_s,
-            request=late[0].request_id,
+            f"Group {printable(group.spec.id)} was late",
+            _waiting(reader, last),
+            cost_s / total_s,
+            request=last.request_id,
         )
 
 
@@ -172,23 +166,19 @@ def _longest(
     reader: RunReader, seconds: Mapping[str, Mapping[str, float]], total_s: float
 ) -> Iterator[Finding]:
     """Yield the response whose chunks ran longest, where that is longer than instances had work for."""
-    longest_s, busy_s = floor_s(reader, seconds)
-    if longest_s <= busy_s:
-        return
     row, request_id = longest_request(reader)
+    longest_s, worked_s = reader.rans_s[row], busy_s(seconds)
+    if longest_s <= worked_s:
+        return
     tokens = next((each.tokens for each in reader.kept if each.row == row), 0)
     yield Finding(
         f"Response {printable(request_id)} was the longest",
-        f"Its {tokens:,} tokens took {longest_s:,.1f} s, and instances had work for {busy_s:,.1f} s on"
+        f"Its {tokens:,} tokens took {longest_s:,.1f} s, and instances had work for {worked_s:,.1f} s on"
         " average. No order would have ended the run before it did: only faster steps for it, with fewer"
         " requests beside it or with drafts.",
-        (longest_s - busy_s) / total_s,
+        (longest_s - worked_s) / total_s,
         request=request_id,
     )
-
-
-def _was_misled(request: ReadRequest) -> bool:
-    return len(request.group.tokens) > 1 and request.tokens >= MISLED * request.group.tokens[0]
 
 
 def _waited_s(request: ReadRequest) -> float:
@@ -201,7 +191,7 @@ def _waiting(reader: RunReader, request: ReadRequest) -> str:
     ran_s = reader.rans_s[request.row]
     return (
         f"Response {printable(request.request_id)} was done at {request.finished_s or 0.0:,.1f} s: its"
-        f" {request.tokens:,} tokens took {ran_s:,.1f} s, and before and between them it waited"
+        f" {request.tokens:,} tokens took {ran_s:,.1f} s of chunks, and it waited"
         f" {sum(waited.values()):,.1f} s" + (f" ({lacks(waited)})." if waited else ".")
     )
 
@@ -254,3 +244,7 @@ def _overheads(
             " tokens in each step of a request.",
             sums["drafts"] / everything_s,
         )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

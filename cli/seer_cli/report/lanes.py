@@ -145,6 +145,6 @@ class InstanceLane:
             "drafts": drafts_s,
             "load": load_s,
             "between": busy_s - stepping_s - load_s,
-            "idle": up_s - busy_s,
-            "down": total_s - up_s,
+            "idle": max(0.0, up_s - busy_s),
+            "down": max(0.0, total_s - up_s),
         }

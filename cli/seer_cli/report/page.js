@@ -6,7 +6,7 @@
   let RUNS = PAGE.runs;
   const SECONDS = {
     decode: "decode", prefill: "prefill (estimated)", drafts: "drafts", load: "KV from the pool (estimated)",
-    between: "chunks there, no step", idle: "idle", down: "down",
+    between: "work, but no step", idle: "idle", down: "down",
   };
   const CAUSES = {
     slots: "for a slot", kv: "for KV", turn: "for their turn", paused: "while paused", instances: "for an instance",
@@ -97,19 +97,16 @@
     for (const [key, title, digits] of FIGURES.slice(0, 6)) {
       figures.append(element("div", {}, element("dt", {}, title), element("dd", {"data-figure": key}, number(run.figures[key], digits))));
     }
-    const floor = Math.max(run.longest_ran_s, run.busy_s);
     const sentences = [element("p", {},
       `${number(run.figures.requests)} responses of ${number(run.all_groups)} groups on ${run.all_lanes} instances`
       + (run.whole ? "" : ", not all of which were over when the trace ended")
       + `. The last tenth took ${number(run.tail_s, 1)} s of ${number(run.total_s, 1)} s`
       + ` (${percent(run.tail_s / Math.max(run.total_s, 1e-9))}).`)];
     sentences.push(element("p", {},
-      `With the same work at the same speeds no order could have ended before ${number(floor, 1)} s: the chunks of`
-      + ` ${run.longest_request} ran for ${number(run.longest_ran_s, 1)} s, and an instance was busy for ${number(run.busy_s, 1)} s on`
-      + ` average. The run took ${number(run.total_s / Math.max(floor, 1e-9), 2)} times that. Speed that was lost, on a slow`
-      + " instance or with few requests at a time, comes on top."));
+      `An instance had work for ${number(run.busy_s, 1)} s on average, with ${number(run.running[0], 1)} chunks at a time before the tail`
+      + ` and ${number(run.running[1], 1)} in it. The chunks of ${run.longest_request} alone ran for ${number(run.longest_ran_s, 1)} s.`));
     if (run.bound_s !== null) sentences.push(element("p", {},
-      `No schedule could have taken less than ${number(run.bound_s, 1)} s by the simulator's cost model:`
+      `By the simulator's cost model no schedule ${run.drafts_by_siblings.length ? "with" : "without"} drafts takes less than ${number(run.bound_s, 1)} s:`
       + ` the run took ${number(run.total_s / run.bound_s, 2)} times its bound.`));
     if (run.figures.engine) sentences.push(element("p", {},
       `Engine ${run.figures.engine}, KV pool ${run.figures.kv_pool ? run.figures.kv_pool.name : "none"}, seed ${run.figures.seed}, plug-ins `
@@ -147,7 +144,13 @@
         const value = each.figures[key], base = first.figures[key];
         return number(value, digits) + (each !== first && base && value !== undefined ? ` (${number(value / base, 2)}x)` : "");
       })]);
-    rows.push(["least time at measured speeds, s", ...RUNS.map((each) => number(Math.max(each.longest_ran_s, each.busy_s), 1))]);
+    rows.push(["longest response's own chunks, s", ...RUNS.map((each) => number(each.longest_ran_s, 1))]);
+    rows.push(["chunks at a time, before the tail", ...RUNS.map((each) => number(each.running[0], 1))]);
+    rows.push(["chunks at a time, in the tail", ...RUNS.map((each) => number(each.running[1], 1))]);
+    if (RUNS.some((each) => each.bound_s !== null)) {
+      rows.push(["least time of any schedule, s", ...RUNS.map((each) => number(each.bound_s, 1))]);
+      rows.push(["over that", ...RUNS.map((each) => each.bound_s ? `${number(each.total_s / each.bound_s, 2)}x` : "")]);
+    }
     for (const [kind, title] of Object.entries(SECONDS)) rows.push([`instances: ${title}`, ...RUNS.map(
       (each) => percent(mean(each.lanes.map((lane) => lane.seconds[kind] / Math.max(each.total_s, 1e-9)))))]);
     const ends = RUNS.map((each) => new Map(each.groups.map((group) => [group.id, group])));
@@ -173,7 +176,7 @@
 
   function instances() {
     const figures = {
-      running: ["chunks running", (lane) => lane.running, 1], reserved: ["KV reserved, %", (lane) => lane.reserved.map((each) => 100 * each), 0],
+      running: ["chunks there, running or queued", (lane) => lane.running, 1], reserved: ["KV reserved, %", (lane) => lane.reserved.map((each) => 100 * each), 0],
       kv_used: ["KV in use, %", (lane) => lane.kv_used.map((each) => 100 * each), 0],
       queued: ["requests in the engine's own queue", (lane) => lane.queued, 1],
       idle: ["idle, %", (lane) => lane.idle.map((each) => 100 * each), 0],
@@ -206,8 +209,8 @@
         run.lanes.map((lane) => [lane.name, lane.node, number(lane.chunks), number(lane.tokens), number(lane.max_running), number(lane.kv_capacity_tokens),
           lane.slowness === null ? "" : `${number(lane.slowness, 2)}x`, number(mean(lane.running), 1), percent(mean(lane.reserved)),
           percent(mean(lane.idle)), number(lane.seconds.down, 1)]), 2));
-    if (slowest && slowest.slowness !== null) made.append(element("p", {},
-      `Under as many requests, steps took longest on ${slowest.name}: ${number(slowest.slowness, 2)} times as long as on the others.`));
+    if (slowest && slowest.slowness > 1.05) made.append(element("p", {},
+      `With as many requests beside them, steps took ${number(slowest.slowness, 2)} times as long on ${slowest.name} as on the others.`));
     if (changes.length) made.append(element("h3", {}, "What happened to instances"),
       table("what happened to instances", ["instance", "what", "at, s"], changes.slice(0, 200).map(([name, what, at]) => [name, what, number(at, 1)]), 2));
     bars();
@@ -332,10 +335,12 @@
   function waits() {
     const kinds = Object.keys(CAUSES).filter((kind) => run.waited_s[kind] > 0);
     const all = kinds.reduce((sum, kind) => sum + run.waited_s[kind], 0);
+    const queued = run.lanes.reduce((sum, lane) => sum + mean(lane.queued) * run.total_s, 0);
     section("waits", "For what requests waited",
       element("p", {}, kinds.length ? `All requests together waited ${number(all, 1)} s. A wait is for a slot while every instance runs as many`
         + " requests as it may, for KV while no instance with a free slot has room for the next chunk, and for its turn while one has: others were preferred."
-        : "No request waited."),
+        : "No request waited for an instance.",
+        queued > 0.05 * run.total_s ? ` In the engines' own queues they waited ${number(queued, 1)} s more.` : ""),
       kinds.length ? chart(`Seconds that requests waited: ${kinds.map((kind) => `${CAUSES[kind]} ${number(run.waited_s[kind], 1)}`).join(", ")}.`, () => ({
         tooltip: tooltip(), grid: {left: 130, right: 60, top: 10, bottom: 40}, xAxis: {type: "value", name: "s", axisLabel: {hideOverlap: true}},
         yAxis: {type: "category", data: kinds.map((kind) => CAUSES[kind]), inverse: true},
@@ -350,7 +355,7 @@
     const late = done.slice(0, 40);
     section("groups", "Groups and their lengths",
       element("p", {}, "A group's first finished response is the probe from which the scheduler learns how long the others will be."
-        + (worst ? ` The longest exceeds it most in group ${worst.id}: ${number(worst.first_tokens)} tokens, and then ${number(worst.longest_tokens)}.` : "")
+        + (worst ? ` The most tokens came after it in group ${worst.id}: first ${number(worst.first_tokens)}, longest ${number(worst.longest_tokens)}.` : "")
         + " In the picture red dots are groups that ended late; on the dashed line the longest response is no longer than the first."
         + (run.all_groups > run.groups.length ? ` Shown are the ${number(run.groups.length)} groups that ended last, of ${number(run.all_groups)}.` : "")),
       chart(`The longest response of each group against its first. ${worst ? `In ${worst.id} the first had ${worst.first_tokens} tokens and the longest ${worst.longest_tokens}.` : ""}`, () => ({
