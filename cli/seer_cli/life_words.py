@@ -8,7 +8,7 @@ from seer_cli.chunk_runs import ChunkRun
 from seer_cli.request_life import Cause, RequestLife, Wait
 from seer_core.errors import printable
 
-__all__ = ["COLUMNS_OF_LIFE", "beginning", "lacks", "rows_of_life", "sums"]
+__all__ = ["COLUMNS_OF_LIFE", "beginning", "counted", "lacks", "rows_of_life", "sums"]
 
 COLUMNS_OF_LIFE = ("at", "for", "where", "what", "KV of the context", "drafts")
 
@@ -69,11 +69,10 @@ def sums(life: RequestLife) -> str:
     waited = life.waited_s()
     ran_s = sum(each.end_s - each.begin_s for each in life.chunks)
     instances = len({each.instance_id for each in life.chunks})
-    plural = "" if instances == 1 else "s"
     parts = (
         f"waited {sum(waited.values()):.2f} s"
         + (f" ({lacks(waited)})" if waited else "")
-        + f", ran {ran_s:.2f} s in {len(life.chunks)} chunks on {instances} instance{plural}"
+        + f", ran {ran_s:.2f} s in {len(life.chunks)} chunks on {counted(instances, 'instance')}"
     )
     if life.finished_s is None:
         return f"{life.tokens:,} tokens so far, as the trace ends before the response; {parts}"
@@ -87,3 +86,8 @@ def lacks(causes: Mapping[Cause, float]) -> str:
     """Return how long a request waited for what, the longest first."""
     longest = sorted(causes.items(), key=lambda each: -each[1])
     return ", ".join(f"{seconds:.2f} s {LACKS[cause]}" for cause, seconds in longest)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number and its noun, in the plural where it is not 1."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seer_cli.chunk_runs import ChunkRun
 from seer_cli.life_words import beginning, rows_of_life, sums
-from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request, slowness, tail_begins_s
+from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request, slowness
 from seer_cli.report.lacks import CAUSES
 from seer_cli.report.lanes import Change, InstanceLane
 from seer_cli.report.reading import MOST_CHUNKS, DraftCounts, GroupStory, ReadRequest, RunReader
@@ -78,7 +78,6 @@ class GroupRow(msgspec.Struct, frozen=True):
     submitted_s: float
     first_s: float
     last_s: float
-    last_request: str
 
 
 class LifeData(msgspec.Struct, frozen=True):
@@ -144,7 +143,9 @@ def run_of(
     seconds = {lane.name: lane.seconds(total_s) for lane in reader.lanes.values()}
     slow = slowness(reader.lanes)
     row, longest = longest_request(reader) if reader.requests else (0, "")
-    tail = np.array([0.0, tail_begins_s(reader), max(total_s, 1e-9)])
+    tail_s = tail_time_s(reader.finishes_s)
+    tail_begins_s = max(reader.finishes_s, default=0.0) - tail_s
+    tail = np.array([0.0, tail_begins_s, max(total_s, 1e-9)])
     spans = np.maximum(np.diff(tail), 1e-9) * max(1, len(reader.lanes))
     before, after = sum(lane.bins.integrals(tail)[2] for lane in reader.lanes.values()) / spans
     running = round(float(before), 2), round(float(after), 2)
@@ -162,16 +163,16 @@ def run_of(
     return RunData(
         name=name,
         whole=not reader.open_requests,
-        figures=_figures(reader) | summary,
+        figures=_figures(reader, tail_s) | summary,
         total_s=total_s,
-        tail_begins_s=tail_begins_s(reader),
-        tail_s=tail_time_s(reader.finishes_s),
+        tail_begins_s=tail_begins_s,
+        tail_s=tail_s,
         longest_request=longest,
         longest_ran_s=reader.rans_s[row] if reader.requests else 0.0,
         busy_s=busy_s(seconds),
         running=running,
         bound_s=bound_s,
-        findings=findings_of(reader, seconds, slow),
+        findings=findings_of(reader, seconds, slow, tail_begins_s),
         edges_s=_rounded(edges_s, 4),
         lanes=lanes,
         all_lanes=len(reader.lanes),
@@ -191,7 +192,7 @@ def run_of(
     )
 
 
-def _figures(reader: RunReader) -> dict[str, Any]:
+def _figures(reader: RunReader, tail_s: float) -> dict[str, Any]:
     """Return those fields of ``Summary`` that follow from a trace."""
     tokens, total_s = reader.tokens, reader.total_s
     requests = len(reader.finishes_s)
@@ -200,7 +201,7 @@ def _figures(reader: RunReader) -> dict[str, Any]:
         "groups": sum(len(group.tokens) == group.spec.n for group in reader.groups),
         "tokens": tokens,
         "total_time_s": total_s,
-        "tail_time_s": tail_time_s(reader.finishes_s),
+        "tail_time_s": tail_s,
         "throughput_tokens_per_s": tokens / total_s if total_s else 0.0,
         "max_tokens": max((group.longest for group in reader.groups), default=0),
         "chunks": reader.chunks,
@@ -298,7 +299,6 @@ def _group(group: GroupStory) -> GroupRow:
         submitted_s=round(group.submitted_s, 3),
         first_s=round(min(group.finishes_s, default=0.0), 3),
         last_s=round(max(group.finishes_s, default=0.0), 3),
-        last_request=group.last_id,
     )
 
 

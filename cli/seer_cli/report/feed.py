@@ -25,8 +25,7 @@ class RunFeed(Observer):
         self.name = name
         self._splits = rollouts > 1
         self._records: deque[TraceRecord] = deque()
-        self._readers: deque[tuple[str, RunReader]] = deque([(name, RunReader())], rollouts)
-        self._number = 1
+        self._readers: deque[tuple[int, RunReader]] = deque([(1, RunReader())], rollouts)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Keep an event until it is read."""
@@ -36,17 +35,18 @@ class RunFeed(Observer):
         """Read what has happened."""
         while self._records:
             record = self._records.popleft()
-            _, reader = self._readers[-1]
-            if self._splits and isinstance(record.event, GroupsSubmitted):
-                if reader.requests and not reader.open_requests:
-                    reader = reader.successor()
-                    self._number += 1
-                    self._readers.append((f"{self.name} {self._number}", reader))
-                elif not reader.requests:
-                    self._readers[-1] = f"{self.name} {self._number}", reader
+            number, reader = self._readers[-1]
+            begins = self._splits and isinstance(record.event, GroupsSubmitted)
+            if begins and reader.requests and not reader.open_requests:
+                reader = reader.successor()
+                self._readers.append((number + 1, reader))
             reader.read(record)
 
     def runs(self) -> list[RunData]:
         """Return what a page shows of the rollouts, the latest last."""
         self.read()
-        return [run_of(reader, name) for name, reader in self._readers if reader.requests]
+        return [
+            run_of(reader, f"{self.name} {number}" if self._splits else self.name)
+            for number, reader in self._readers
+            if reader.requests
+        ]

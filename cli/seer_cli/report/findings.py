@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 
-from seer_cli.life_words import lacks
+from seer_cli.life_words import counted, lacks
 from seer_cli.report.lanes import SECONDS, InstanceLane
-from seer_cli.report.reading import ReadRequest, RunReader
+from seer_cli.report.reading import RunReader
 from seer_core.errors import printable
-from seer_core.model.results import TAIL_FRACTION
 
-__all__ = ["Finding", "busy_s", "findings_of", "longest_request", "slowness", "tail_begins_s"]
+__all__ = ["Finding", "busy_s", "findings_of", "longest_request", "slowness"]
 
 LEAST_SHARE = 0.005
 """A smaller share of the time is no finding."""
@@ -39,14 +38,6 @@ class Finding(msgspec.Struct, frozen=True):
     """An instance that shows it."""
 
 
-def tail_begins_s(reader: RunReader) -> float:
-    """Return when only the last tenth of the responses was left, in seconds since the run's start."""
-    times = sorted(reader.finishes_s)
-    if not times:
-        return 0.0
-    return times[len(times) - int(len(times) * TAIL_FRACTION) - 1]
-
-
 def busy_s(seconds: Mapping[str, Mapping[str, float]]) -> float:
     """Return for how long an instance had work, on average."""
     busy = [sum(each[name] for name in SECONDS if name not in ("idle", "down")) for each in seconds.values()]
@@ -65,14 +56,16 @@ def slowness(lanes: Mapping[str, InstanceLane]) -> dict[str, float]:
 
     A step's time is that of a chunk over its steps, so it has the chunk's way and its prefill in it.
     """
+    sums: dict[int, tuple[float, float]] = {}
+    for lane in lanes.values():
+        for load, (seconds, steps) in lane.speeds.items():
+            all_s, all_steps = sums.get(load, (0.0, 0.0))
+            sums[load] = all_s + seconds, all_steps + steps
     found = {}
     for name, lane in lanes.items():
         own = expected = 0.0
         for load, (seconds, steps) in lane.speeds.items():
-            others = [
-                other.speeds[load] for other in lanes.values() if other is not lane and load in other.speeds
-            ]
-            their_s, their_steps = (sum(each) for each in zip(*others, strict=True)) if others else (0.0, 0.0)
+            their_s, their_steps = sums[load][0] - seconds, sums[load][1] - steps
             if their_steps and steps:
                 own += seconds
                 expected += steps * their_s / their_steps
@@ -82,7 +75,10 @@ def slowness(lanes: Mapping[str, InstanceLane]) -> dict[str, float]:
 
 
 def findings_of(
-    reader: RunReader, seconds: Mapping[str, Mapping[str, float]], slow: Mapping[str, float]
+    reader: RunReader,
+    seconds: Mapping[str, Mapping[str, float]],
+    slow: Mapping[str, float],
+    tail_begins_s: float,
 ) -> list[Finding]:
     """Return what cost time, the most costly first; ``seconds`` are each instance's, by kind."""
     total_s = reader.total_s
@@ -92,9 +88,9 @@ def findings_of(
     found = [
         *_slow(seconds, slow, everything_s),
         *_lost(reader, seconds, everything_s),
-        *_late(reader, total_s),
+        *_late(reader, total_s, tail_begins_s),
         *_longest(reader, seconds, total_s),
-        *_idle(reader, total_s, everything_s),
+        *_idle(reader, total_s, tail_begins_s),
         *_overheads(reader, seconds, everything_s),
     ]
     return sorted((each for each in found if each.share >= LEAST_SHARE), key=lambda each: -each.share)
@@ -128,14 +124,14 @@ def _lost(
             yield Finding(
                 f"Instance {printable(name)} was lost",
                 f"It was lost {f'{times} times, first ' if times > 1 else ''}{first}, and down for"
-                f" {down_s:,.1f} s. {_counted(lane.lost_chunks, 'chunk')} went with it or failed, on"
+                f" {down_s:,.1f} s. {counted(lane.lost_chunks, 'chunk')} went with it or failed, on"
                 f" which {lane.lost_s:,.1f} s had been spent.",
                 (down_s + lane.lost_s / max(1, lane.slots.used)) / everything_s,
                 instance=name,
             )
 
 
-def _late(reader: RunReader, total_s: float) -> Iterator[Finding]:
+def _late(reader: RunReader, total_s: float, tail_begins_s: float) -> Iterator[Finding]:
     """Yield the response that ended last, if it waited.
 
     The wait delayed the run's end by its length at most, and by no more than the tail took.
@@ -143,23 +139,24 @@ def _late(reader: RunReader, total_s: float) -> Iterator[Finding]:
     if not reader.kept:
         return
     last = reader.kept[-1]
-    group, cost_s = last.group, min(_waited_s(last), (last.finished_s or 0.0) - tail_begins_s(reader))
-    first = group.tokens[0]
-    if last.tokens >= MISLED * first and last.before_it:
-        yield Finding(
-            f"Group {printable(group.spec.id)} looked short",
-            f"Its first response had {first:,} tokens and was done at {group.finishes_s[0]:,.1f} s; the"
-            f" longest has {group.longest:,}. {_waiting(reader, last)}",
-            cost_s / total_s,
-            request=last.request_id,
+    group, finished_s = last.group, last.finished_s or 0.0
+    waited = reader.life(last).waited_s()
+    waited_s = sum(waited.values())
+    title, text = "was late", ""
+    if last.before_it and last.tokens >= MISLED * group.tokens[0]:
+        title = "looked short"
+        text = (
+            f"Its first response had {group.tokens[0]:,} tokens and was done at {group.finishes_s[0]:,.1f} s;"
+            f" the longest has {group.longest:,}. "
         )
-    else:
-        yield Finding(
-            f"Group {printable(group.spec.id)} was late",
-            _waiting(reader, last),
-            cost_s / total_s,
-            request=last.request_id,
-        )
+    yield Finding(
+        f"Group {printable(group.spec.id)} {title}",
+        f"{text}Response {printable(last.request_id)} was done at {finished_s:,.1f} s: its {last.tokens:,}"
+        f" tokens took {reader.rans_s[last.row]:,.1f} s of chunks, and it waited {waited_s:,.1f} s"
+        + (f" ({lacks(waited)})." if waited else "."),
+        min(waited_s, finished_s - tail_begins_s) / total_s,
+        request=last.request_id,
+    )
 
 
 def _longest(
@@ -181,38 +178,23 @@ def _longest(
     )
 
 
-def _waited_s(request: ReadRequest) -> float:
-    return sum(span[1] - span[0] for span in request.spans if len(span) == 3)
-
-
-def _waiting(reader: RunReader, request: ReadRequest) -> str:
-    """Say how long one of the last requests waited, for what, and when it ended."""
-    waited = reader.life(request).waited_s()
-    ran_s = reader.rans_s[request.row]
-    return (
-        f"Response {printable(request.request_id)} was done at {request.finished_s or 0.0:,.1f} s: its"
-        f" {request.tokens:,} tokens took {ran_s:,.1f} s of chunks, and it waited"
-        f" {sum(waited.values()):,.1f} s" + (f" ({lacks(waited)})." if waited else ".")
-    )
-
-
-def _idle(reader: RunReader, total_s: float, everything_s: float) -> Iterator[Finding]:
-    tail_s = min(tail_begins_s(reader), total_s)
-    edges = np.array([0.0, tail_s, total_s])
+def _idle(reader: RunReader, total_s: float, tail_begins_s: float) -> Iterator[Finding]:
+    edges = np.array([0.0, tail_begins_s, total_s])
     integrals = [lane.bins.integrals(edges)[:2].tolist() for lane in reader.lanes.values()]
     before_s, after_s = (sum(up[part] - busy[part] for up, busy in integrals) for part in (0, 1))
-    tail_time_s = (total_s - tail_s) * len(integrals)
-    if tail_time_s:
+    everything_s, tail_s = total_s * len(integrals), total_s - tail_begins_s
+    if tail_s:
+        idle_share = after_s / (tail_s * len(integrals))
         yield Finding(
             "Instances were idle in the tail",
-            f"From {tail_s:,.1f} s on only the last tenth of the responses was under way, for"
-            f" {total_s - tail_s:,.1f} s; instances had nothing to do in {after_s / tail_time_s:.0%} of it."
+            f"From {tail_begins_s:,.1f} s on only the last tenth of the responses was under way, for"
+            f" {tail_s:,.1f} s; instances had nothing to do in {idle_share:.0%} of it."
             " Try other policies on these lengths with seer sim.",
             after_s / everything_s,
         )
     yield Finding(
         "Instances were idle before the tail",
-        f"In the first {tail_s:,.1f} s instances had nothing to do for {before_s:,.1f} s in all.",
+        f"In the first {tail_begins_s:,.1f} s instances had nothing to do for {before_s:,.1f} s in all.",
         before_s / everything_s,
     )
 
@@ -244,7 +226,3 @@ def _overheads(
             " tokens in each step of a request.",
             sums["drafts"] / everything_s,
         )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

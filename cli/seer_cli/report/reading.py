@@ -52,7 +52,6 @@ class GroupStory:
     tokens: array[int] = attrs.Factory(lambda: array("q"))
     """The length of each finished response, in order of their finish."""
     finishes_s: array[float] = attrs.Factory(lambda: array("d"))
-    last_id: str = ""
 
     @property
     def longest(self) -> int:
@@ -128,8 +127,8 @@ class RunReader(Observer):
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
     _kept_chunks: int = 0
     _paused: bool = False
-    _free: list[int] = attrs.Factory(list)
-    _free_of: dict[str, int] = attrs.Factory(dict)
+    _free: dict[str, int] = attrs.Factory(dict)
+    """The KV for one more request of each instance that was up; -1 for one without a free slot."""
     _since_s: float = 0.0
 
     @property
@@ -197,9 +196,8 @@ class RunReader(Observer):
                 parts.append(span[0])
             else:
                 begin_s, end_s, need = span
-                if end_s > begin_s:
-                    causes_s = self.lacks.causes_s(begin_s, end_s, need)
-                    parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
+                causes_s = self.lacks.causes_s(begin_s, end_s, need)
+                parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
         finished_s = None if request.finished_s is None else request.finished_s + start_s
         return RequestLife(
             request.request_id,
@@ -295,7 +293,6 @@ class RunReader(Observer):
         request.before_it = len(group.tokens)
         group.tokens.append(request.tokens)
         group.finishes_s.append(self.now)
-        group.last_id = request_id
         self.kept.append(request)
         self._kept_chunks += len(request.spans)
         while self._kept_chunks > 2 * MOST_CHUNKS and len(self.kept) > 1:
@@ -313,17 +310,14 @@ class RunReader(Observer):
         place, lane = self._follower.places.get(name), self.lanes.get(name)
         if lane is not None:
             lane.load(self.now, *((0, 0) if place is None else (len(place.sent), place.reserved_tokens)))
-        number = self._free_of.setdefault(name, len(self._free))
-        if number == len(self._free):
-            self._free.append(-1)
-        self._free[number] = place.free_kv_tokens if place is not None and place.has_slot else -1
+        self._free[name] = place.free_kv_tokens if place is not None and place.has_slot else -1
 
     def _state(self) -> Cause | int:
         if self._paused:
             return "paused"
         if not self._follower.places:
             return "instances"
-        most = max(self._free, default=-1)
+        most = max(self._free.values(), default=-1)
         return most if most >= 0 else "slots"
 
     def _advance(self) -> None:
