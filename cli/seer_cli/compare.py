@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -19,16 +20,17 @@ from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_
 from seer_cli.display import Display
 from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.output import InputPath, check_writable, write_json
-from seer_cli.report.dashboard import DASHBOARD_OPTION, Dashboard
-from seer_cli.report.data import run_of
-from seer_cli.report.page import REPORT_OPTION, write_page
-from seer_cli.report.reading import RunReader
+from seer_cli.report.options import DASHBOARD_OPTION, REPORT_OPTION
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
 from seer_core.ports.policy import Observer
 from seer_core.runtime.prompts import PromptsFile, read_prompts
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE, Policies, Slot
+
+if TYPE_CHECKING:
+    from seer_cli.report.dashboard import Dashboard
+    from seer_cli.report.reading import RunReader
 
 __all__ = ["compare_command"]
 
@@ -94,17 +96,19 @@ def compare_command(
     fleet = assembly.fleet
     read = read_prompts(path, config.rollout, fleet.model, fleet.tokenizer, seed=config.seer.seed)
     arms = FinishedArms(out, "" if out is None else fingerprint(config, read.groups, fleet.model.digest))
-    readers: dict[str, RunReader] | None = None if report is None else {}
+    readers = {} if report is None else _readers(config)
     with arms.open(resume=resume) as finished, ExitStack() as stack:
         dashboard = None
         if dashboard_port is not None:
+            from seer_cli.report.dashboard import Dashboard
+
             dashboard = stack.enter_context(Dashboard("Seer: techniques compared", dashboard_port))
         results = run_async(_compare(config, assembly, read, repeat, finished, readers, dashboard))
     baseline = results[0]
     if json_file is not None:
         write_json(json_file, [result.to_json(baseline) for result in results])
     _print(results, read, repeat)
-    if report is not None and readers is not None:
+    if report is not None:
         _write_report(report, results, readers)
     if not all(result.tokens_equal for result in results):
         sys.exit(1)
@@ -116,10 +120,10 @@ async def _compare(
     read: PromptsFile,
     repeat: int,
     finished: FinishedArms,
-    readers: dict[str, RunReader] | None,
+    readers: Mapping[str, RunReader],
     dashboard: Dashboard | None,
 ) -> list[ArmResult]:
-    """Run the comparison; ``readers``, if any, gets what read each arm's first repeat."""
+    """Run the comparison; an arm's reader, if there is one, reads its first repeat."""
     count, engine = len(assembly.fleet.engines), " and ".join(config.seer.engines)
     click.echo(f"starting {count} {engine} instances ...", err=True)
     assembly = attrs.evolve(assembly, strategies=Strategies(Policies()))
@@ -128,8 +132,7 @@ async def _compare(
     def watch(arm: Arm, number: int) -> Iterator[Sequence[Slot[Observer]]]:
         title = arm.name if repeat == 1 else f"{arm.name} ({number + 1}/{repeat})"
         reading = []
-        if readers is not None and not number:
-            readers[arm.name] = RunReader()
+        if readers and not number:
             reading.append(Slot[Observer]("observer", CORE, readers[arm.name]))
         if dashboard is not None:
             reading.append(Slot[Observer]("observer", CORE, dashboard.watch(title)))
@@ -140,18 +143,29 @@ async def _compare(
         return await compare(runtime, config, read.groups, repeat=repeat, watch=watch, finished=finished)
 
 
+def _readers(config: Config) -> dict[str, RunReader]:
+    """Return what reads each arm for a report; it brings numpy."""
+    from seer_cli.report.reading import RunReader
+
+    return {arm.name: RunReader() for arm in arms_of(config)}
+
+
 def _write_report(path: Path, results: Sequence[ArmResult], readers: Mapping[str, RunReader]) -> None:
     """Write a page of the arms' first repeats, but for those that an earlier command had finished."""
-    runs = [
-        run_of(readers[result.arm.name], result.arm.name, msgspec.to_builtins(result.summaries[0]))
-        for result in results
-        if result.arm.name in readers
-    ]
+    from seer_cli.report.data import run_of
+    from seer_cli.report.page import write_page
+
+    runs, left = [], []
+    for result in results:
+        name, reader = result.arm.name, readers[result.arm.name]
+        if reader.requests:
+            runs.append(run_of(reader, name, msgspec.to_builtins(result.summaries[0])))
+        else:
+            left.append(name)
     if not runs:
         click.echo(f"{path}: not written, as an earlier command had finished all arms", err=True)
         return
     write_page(path, "Seer: techniques compared", runs)
-    left = [result.arm.name for result in results if result.arm.name not in readers]
     click.echo(f"{path}: a page of {len(runs)} arms" + (f", without {', '.join(left)}" if left else ""))
 
 

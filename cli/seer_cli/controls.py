@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 
-from seer_cli.report.dashboard import Dashboard, PageCommand
 from seer_core.errors import InputError, SeerError, quote
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from seer_cli.report.dashboard import PageCommand
 
 __all__ = ["RunControls", "watched"]
 
@@ -90,5 +93,7 @@ def watched(port: int | None, name: str) -> Iterator[tuple[Sequence[Observer], R
     if port is None:
         yield (), controls
         return
+    from seer_cli.report.dashboard import Dashboard  # it brings numpy and a server
+
     with Dashboard(f"Seer: {name}", port, controls) as dashboard:
         yield (dashboard.watch(name),), controls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "InputPath",
     "check_apart",
     "check_writable",
+    "names_of_runs",
     "replacing",
     "unwritable",
     "write_json",
@@ -79,6 +80,12 @@ def check_writable(*outputs: Path | None, inputs: Iterable[Path] = ()) -> None:
                 new_beside(Path(os.path.realpath(path))).unlink()
         except OSError as error:
             raise unwritable(path, error) from error
+
+
+def names_of_runs(directories: Sequence[Path]) -> list[str]:
+    """Return what to call runs: the names of their directories, or the paths where names are equal."""
+    names = [each.resolve().name for each in directories]
+    return names if len(set(names)) == len(names) else [str(each) for each in directories]
 
 
 def _inputs_of_command() -> list[Path]:

@@ -20,7 +20,7 @@ from seer_cli.display import Display
 from seer_cli.installed import describe
 from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
 from seer_cli.output_dir import OutputDir
-from seer_cli.report.dashboard import DASHBOARD_OPTION
+from seer_cli.report.options import DASHBOARD_OPTION
 from seer_core.errors import SeerError, printable
 from seer_core.model.results import Summary
 from seer_core.plugins.config import Config

@@ -14,7 +14,8 @@ from seer_cli.common import debugged, main_options, table_console
 from seer_cli.display import Display
 from seer_cli.output import check_writable, write_json
 from seer_cli.report.data import RunData, run_of
-from seer_cli.report.page import REPORT_OPTION, write_page
+from seer_cli.report.options import REPORT_OPTION
+from seer_cli.report.page import write_page
 from seer_cli.report.reading import RunReader
 from seer_sim.plugin import Settings
 

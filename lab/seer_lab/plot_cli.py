@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 from seer_cli.common import main_options
-from seer_cli.output import check_writable
+from seer_cli.output import check_writable, names_of_runs
 
 from seer_core.scheduling.trace import read_trace
 from seer_lab.chunk_bars import bars_of
@@ -40,9 +40,6 @@ def plot_command(directories: tuple[Path, ...], out: Path) -> None:
     with importing_to_draw(out, "--out", "`seer plot`"):
         from seer_lab.rollout_picture import draw_rollouts
     check_writable(out, inputs=directories)
-    names = [directory.resolve().name for directory in directories]
-    if len(set(names)) < len(names):
-        names = [str(directory) for directory in directories]
     traces = [read_trace(directory / "trace.jsonl") for directory in directories]
-    draw_rollouts(out, dict(zip(names, map(bars_of, traces), strict=True)))
+    draw_rollouts(out, dict(zip(names_of_runs(directories), map(bars_of, traces), strict=True)))
     click.echo(f"picture in {out}")

@@ -6,18 +6,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from seer_cli.common import main_options
-from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, write_json
-from seer_cli.report.data import RunData, run_of
-from seer_cli.report.page import write_page
-from seer_cli.report.reading import RunReader
+from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, names_of_runs, write_json
 from seer_core.errors import InputError, printable
 from seer_core.json_files import JsonFormat
 from seer_core.scheduling.trace import TraceRecord, read_trace
+
+if TYPE_CHECKING:
+    from seer_cli.report.data import RunData
 
 __all__ = ["report_command"]
 
@@ -52,8 +52,10 @@ def report_command(directories: tuple[Path, ...], out: Path | None, json_file: P
       seer report out/verl out/seer --out both.html
     """
     page = out if out is not None else directories[0] / "report.html"
-    check_writable(page, json_file, inputs=[each / name for each in directories for name in (TRACE, SUMMARY)])
-    names = _names(directories)
+    check_writable(page, json_file)
+    from seer_cli.report.page import write_page
+
+    names = names_of_runs(directories)
     runs = [_run(directory, name) for directory, name in zip(directories, names, strict=True)]
     write_page(page, f"Seer: {' and '.join(names)}", runs)
     if json_file is not None:
@@ -65,13 +67,10 @@ def report_command(directories: tuple[Path, ...], out: Path | None, json_file: P
     click.echo(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 
 
-def _names(directories: tuple[Path, ...]) -> list[str]:
-    """Return what the runs are called: the directories' names, or their paths where names are equal."""
-    names = [each.resolve().name for each in directories]
-    return names if len(set(names)) == len(names) else [str(each) for each in directories]
-
-
 def _run(directory: Path, name: str) -> RunData:
+    from seer_cli.report.data import run_of  # numpy, which no other command needs at its start
+    from seer_cli.report.reading import RunReader
+
     reader = RunReader()
     for record in _with_progress(read_trace(directory / TRACE), name):
         reader.read(record)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,7 +26,7 @@ from seer_cli.report.page import live_page, policy_of
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.policy import Observer
 
-__all__ = ["DASHBOARD_OPTION", "Dashboard", "PageCommand"]
+__all__ = ["Dashboard", "PageCommand"]
 
 HOST = "127.0.0.1"
 READ_EVERY_S = 0.5
@@ -37,16 +36,6 @@ COST_SHARE = 0.01
 TOKEN_HEADER = "X-Seer-Token"
 LONGEST_COMMAND = 65_536
 """Bytes of a command."""
-
-DASHBOARD_OPTION = click.option(
-    "--dashboard",
-    "dashboard_port",
-    type=click.IntRange(0, 65535),
-    is_flag=False,
-    flag_value=0,
-    metavar="[PORT]",
-    help="Show the run in a browser while it goes on; without PORT, at a free one.",
-)
 
 
 class PageCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,12 +106,7 @@ class Dashboard:
         click.echo(f"dashboard: {self.address}", err=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._server.shutdown()
         self._server.server_close()

@@ -11,20 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 
 from seer_cli.output import replacing
 from seer_cli.report.data import RunData
 
-__all__ = ["REPORT_OPTION", "live_page", "page_of", "policy_of", "write_page"]
-
-REPORT_OPTION = click.option(
-    "--report",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write a page that shows them side by side, as `seer report` does.",
-)
+__all__ = ["live_page", "page_of", "policy_of", "write_page"]
 
 
 def page_of(title: str, runs: Sequence[RunData]) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 from seer_cli.common import debugged, main_options, set_option, without_option
 from seer_cli.output import InputPath, check_writable
-from seer_cli.report.dashboard import DASHBOARD_OPTION, Dashboard
+from seer_cli.report.dashboard import Dashboard
+from seer_cli.report.options import DASHBOARD_OPTION
 
 from seer_core.errors import ConfigError, printable
 from seer_core.ports.policy import Observer
