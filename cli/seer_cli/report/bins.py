@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ __all__ = ["TimeBins"]
 
 BINS = 1024
 FIRST_WIDTH_S = 1e-3
+ROWS_AT_ONCE = 512
+"""Calls of ``add`` that are worked off together."""
+
+Floats = npt.NDArray[np.float64]
 
 
 class TimeBins:
@@ -23,51 +27,65 @@ class TimeBins:
     def __init__(self, count: int) -> None:
         self.width_s = FIRST_WIDTH_S
         self._end_s = 0.0
-        # Of each figure: integrals of parts of bins, and by how much its value in whole bins changes at each.
-        self._figures = [([0.0] * BINS, [0.0] * BINS) for _ in range(count)]
+        self._rows = array("d")
+        self._full = ROWS_AT_ONCE * (2 + count)
+        self._count = count
+        # Integrals of parts of bins, and by how much a figure's value in whole bins changes at each.
+        self._parts, self._changes = np.zeros((count, BINS)), np.zeros((count, BINS))
 
     def add(self, begin_s: float, end_s: float, values: Sequence[float]) -> None:
         """Add figures that had these values from ``begin_s``, 0 at least, to ``end_s``, in seconds."""
         if end_s <= begin_s:
             return
-        while end_s > self.width_s * BINS:
-            self._widen()
-        if end_s > self._end_s:
-            self._end_s = end_s
-        width = self.width_s
-        last = min(int(end_s / width), BINS - 1)
-        first = min(int(begin_s / width), last)
-        if first == last:
-            for (parts, _), value in zip(self._figures, values, strict=True):
-                parts[first] += value * (end_s - begin_s)
-            return
-        head, rest = (first + 1) * width - begin_s, end_s - last * width
-        for (parts, changes), value in zip(self._figures, values, strict=True):
-            if value:
-                parts[first] += value * head
-                parts[last] += value * rest
-                changes[first + 1] += value
-                changes[last] -= value
+        rows = self._rows
+        rows.append(begin_s)
+        rows.append(end_s)
+        rows.extend(values)
+        if len(rows) >= self._full:
+            self._take_rows()
 
-    def integrals(self, edges_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def integrals(self, edges_s: Floats) -> Floats:
         """Return each figure's integral between every two edges, in seconds, as (count, edges - 1)."""
+        self._take_rows()
         used = min(int(self._end_s / self.width_s), BINS - 1) + 1
         own = np.minimum(np.arange(used + 1) * self.width_s, self._end_s)
-        begun = np.zeros((len(self._figures), 1))
+        begun = np.zeros((self._count, 1))
         sums = np.concatenate([begun, np.cumsum(self._sums(), axis=1)[:, :used]], axis=1)
         return np.diff([np.interp(edges_s, own, each) for each in sums], axis=1)
 
-    def _sums(self) -> list[list[float]]:
+    def _take_rows(self) -> None:
+        """Add the rows that have come."""
+        if not self._rows:
+            return
+        table = np.array(self._rows).reshape(-1, 2 + self._count).T
+        del self._rows[:]
+        begins_s, ends_s, values = table[0], table[1], table[2:]
+        self._end_s = max(self._end_s, float(ends_s.max()))
+        while self._end_s > self.width_s * BINS:
+            self._widen()
+        width = self.width_s
+        last = np.minimum((ends_s / width).astype(np.int64), BINS - 1)
+        first = np.minimum((begins_s / width).astype(np.int64), last)
+        crosses = first < last
+        heads_s = np.where(crosses, (first + 1) * width, ends_s) - begins_s
+        rests_s = np.where(crosses, ends_s - last * width, 0.0)
+        after = np.minimum(first + 1, BINS - 1)
+        self._parts += self._by_bin(first, values * heads_s) + self._by_bin(last, values * rests_s)
+        self._changes += self._by_bin(after, values * crosses) - self._by_bin(last, values * crosses)
+
+    def _by_bin(self, bins: npt.NDArray[np.int64], values: Floats) -> Floats:
+        """Return the sums of each figure's values, (count, rows), by bin."""
+        at = bins + BINS * np.arange(self._count)[:, np.newaxis]
+        sums = np.bincount(at.ravel(), values.ravel(), self._count * BINS)
+        return sums.reshape(self._count, BINS)
+
+    def _sums(self) -> Floats:
         """Return each figure's integral over each bin."""
-        return [
-            [part + value * self.width_s for part, value in zip(parts, accumulate(changes), strict=True)]
-            for parts, changes in self._figures
-        ]
+        sums: Floats = self._parts + np.cumsum(self._changes, axis=1) * self.width_s
+        return sums
 
     def _widen(self) -> None:
-        half = [0.0] * (BINS // 2)
-        self._figures = [
-            ([*(sums[i] + sums[i + 1] for i in range(0, BINS, 2)), *half], [0.0] * BINS)
-            for sums in self._sums()
-        ]
+        halves = self._sums().reshape(self._count, BINS // 2, 2).sum(axis=2)
+        self._parts = np.concatenate([halves, np.zeros_like(halves)], axis=1)
+        self._changes = np.zeros_like(self._parts)
         self.width_s *= 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import log2
-
 import attrs
 import msgspec
 import numpy as np
@@ -87,7 +85,7 @@ class InstanceLane:
         self._report, self._reported_s = report, now
 
     def finish(self, chunk: ChunkRun, beside: int) -> None:
-        """Add a chunk that is over; ``beside`` chunks were running with it when it ended."""
+        """Add a chunk that is over, when ``beside`` chunks were running, this one included."""
         result, took_s = chunk.result, chunk.end_s - chunk.begin_s
         if result is None:
             self.lost_chunks += 1
@@ -96,7 +94,7 @@ class InstanceLane:
         self.chunks += 1
         self.tokens += result.tokens
         steps = result.steps or result.tokens
-        load = int(log2(max(beside, 1)))
+        load = beside.bit_length() - 1
         seconds, before = self.speeds.get(load, (0.0, 0.0))
         self.speeds[load] = seconds + took_s, before + steps
         if self.info is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
-from math import log2
 from statistics import median
 
 import attrs
@@ -15,6 +14,7 @@ from seer_cli.chunk_runs import ChunkFollower, ChunkRun
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import InstanceLane
+from seer_cli.report.most_free import MostFree
 from seer_cli.request_life import Cause, RequestLife, Wait
 from seer_core.model.events import (
     ChunkFinished,
@@ -127,8 +127,7 @@ class RunReader(Observer):
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
     _kept_chunks: int = 0
     _paused: bool = False
-    _free: dict[str, int] = attrs.Factory(dict)
-    """The KV for one more request of each instance that was up; -1 for one without a free slot."""
+    _free: MostFree = attrs.Factory(MostFree)
     _since_s: float = 0.0
 
     @property
@@ -278,7 +277,7 @@ class RunReader(Observer):
         begin_s = chunk.begin_s - (self.start_s or 0.0)
         self.whole.add(begin_s, self.now, (0.0, result.tokens / max(self.now - begin_s, 1e-9)))
         _count(self.by_siblings, request.siblings, result)
-        _count(self.by_age, int(log2(request.tokens)) if request.tokens else -1, result)
+        _count(self.by_age, request.tokens.bit_length() - 1, result)
         request.tokens += result.tokens
 
     def _completed(self, request_id: str, reason: str) -> None:
@@ -310,14 +309,14 @@ class RunReader(Observer):
         place, lane = self._follower.places.get(name), self.lanes.get(name)
         if lane is not None:
             lane.load(self.now, *((0, 0) if place is None else (len(place.sent), place.reserved_tokens)))
-        self._free[name] = place.free_kv_tokens if place is not None and place.has_slot else -1
+        self._free.note(name, place.free_kv_tokens if place is not None and place.has_slot else -1)
 
     def _state(self) -> Cause | int:
         if self._paused:
             return "paused"
         if not self._follower.places:
             return "instances"
-        most = max(self._free.values(), default=-1)
+        most = self._free.most()
         return most if most >= 0 else "slots"
 
     def _advance(self) -> None:
