@@ -10,7 +10,7 @@ from seer_core.errors import printable
 
 __all__ = ["COLUMNS_OF_LIFE", "beginning", "counted", "lacks", "rows_of_life", "sums"]
 
-COLUMNS_OF_LIFE = ("at", "for", "where", "what", "KV of the context", "drafts")
+COLUMNS_OF_LIFE = ("at", "for", "where", "what", "group's longest so far", "KV of the context", "drafts")
 
 LACKS: dict[Cause, str] = {
     "slots": "for a slot",
@@ -36,9 +36,11 @@ def rows_of_life(life: RequestLife) -> list[tuple[str, ...]]:
     for part in life.parts:
         times = f"{part.begin_s - life.submitted_s:.2f} s", f"{part.end_s - part.begin_s:.2f} s"
         if isinstance(part, Wait):
-            rows.append((*times, "", f"waits {lacks(part.causes_s)}", "", ""))
+            where, what, kv, drafts = "", f"waits {lacks(part.causes_s)}", "", ""
         else:
-            rows.append((*times, *_chunk(part)))
+            where, what, kv, drafts = _chunk(part)
+        longest = life.estimate_at(part.begin_s)
+        rows.append((*times, where, what, "none done" if longest is None else f"{longest:,}", kv, drafts))
     return rows
 
 
@@ -78,7 +80,7 @@ def sums(life: RequestLife) -> str:
         return f"{life.tokens:,} tokens so far, as the trace ends before the response; {parts}"
     return (
         f"{life.tokens:,} tokens in {life.finished_s - life.submitted_s:.2f} s, finish reason"
-        f" {life.finish_reason}, number {life.before_it + 1} of its group to finish; {parts}"
+        f" {life.finish_reason}, number {len(life.siblings_done) + 1} of its group to finish; {parts}"
     )
 
 

@@ -54,8 +54,8 @@ class RequestLife(msgspec.Struct):
     """When the response was complete."""
     finish_reason: str | None = None
     """Why it was over."""
-    before_it: int = 0
-    """How many responses of its group were complete before it."""
+    siblings_done: list[tuple[float, int]] = []
+    """When each response of its group was complete that was so before it, and its tokens."""
 
     @property
     def chunks(self) -> list[ChunkRun]:
@@ -66,6 +66,13 @@ class RequestLife(msgspec.Struct):
     def tokens(self) -> int:
         """The tokens that its chunks brought."""
         return sum(each.result.tokens for each in self.chunks if each.result is not None)
+
+    def estimate_at(self, at_s: float) -> int | None:
+        """Return the longest response of its group that was complete then, None if none was.
+
+        By it the paper's scheduler estimates the others of the group (arXiv 2511.14617, Algorithm 2).
+        """
+        return max((tokens for done_s, tokens in self.siblings_done if done_s <= at_s), default=None)
 
     def waited_s(self) -> dict[Cause, float]:
         """Return how long it lacked what, in all."""
@@ -88,7 +95,8 @@ class _LifeReader:
     waits_since: float | None = None
     moments: list[tuple[float, Cause | int]] = attrs.Factory(list)
     """Seconds, and what lacked in them; a number is the most KV that an instance with a free slot had."""
-    complete: int = 0
+    tokens: dict[str, int] = attrs.Factory(dict)
+    """What each response of the group has so far."""
 
     def read(self, record: TraceRecord) -> None:
         """Apply an event and its commands."""
@@ -121,6 +129,7 @@ class _LifeReader:
         for group in groups:
             if name == group.id and self.life is None and index.isdecimal() and int(index) < group.n:
                 self.life = RequestLife(self.request_id, group, self.follower.now, [])
+                self.tokens = {f"{name}/{i}": each.tokens for i, each in enumerate(group.resumed or ())}
                 self.waits_since = self.follower.now
 
     def _lack(self) -> Cause | int:
@@ -134,21 +143,27 @@ class _LifeReader:
         return max(free) if free else "slots"
 
     def _ended(self, chunks: Iterable[ChunkRun]) -> None:
-        """Note the request's own among chunks that are over."""
+        """Note the request's own among chunks that are over, and the tokens of all of its group."""
         for chunk in chunks:
+            if chunk.result is not None and self._of_group(chunk.request_id):
+                before = self.tokens.get(chunk.request_id, 0)
+                self.tokens[chunk.request_id] = before + chunk.result.tokens
             if chunk.request_id == self.request_id:
                 assert self.life is not None
                 self.life.parts.append(chunk)
                 self.waits_since = chunk.end_s
 
     def _completed(self, request_id: str, reason: str) -> None:
-        if self.life is None or request_id.rpartition("/")[0] != self.life.group.id:
+        if self.life is None or not self._of_group(request_id):
             return
         if request_id == self.request_id:
             self._end_wait(self.life.group.prompt_tokens)
             self.life.finished_s, self.life.finish_reason = self.follower.now, reason
-            self.life.before_it = self.complete
-        self.complete += 1
+        elif self.life.finished_s is None:
+            self.life.siblings_done.append((self.follower.now, self.tokens.get(request_id, 0)))
+
+    def _of_group(self, request_id: str) -> bool:
+        return self.life is not None and request_id.rpartition("/")[0] == self.life.group.id
 
     def _end_wait(self, needed: int) -> None:
         """Note the wait that ends now, if it took any time; the request then needed so much KV."""

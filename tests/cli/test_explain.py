@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 from seer_cli.chunk_runs import ChunkRun
+from seer_cli.life_words import rows_of_life
 from seer_cli.request_life import Wait, life_of
 
 from seer_core.errors import InputError
@@ -62,7 +63,20 @@ def test_a_request_waits_for_a_slot_for_kv_and_for_its_turn():
         "x",
         "the model ended the response",
     )
-    assert (found.tokens, found.finished_s, found.finish_reason, found.before_it) == (50, 9.0, "stop", 0)
+    assert (found.tokens, found.finished_s, found.finish_reason, found.siblings_done) == (50, 9.0, "stop", [])
+
+
+def test_each_row_has_the_estimate_that_the_group_gave_then():
+    found = life(
+        (0.0, started(slots=2, kv=100)),
+        (0.0, GroupsSubmitted((GROUP,)), sent("a/1")),
+        (1.0, over("a/1", tokens=5), sent("a/1"), sent("a/0")),
+        (2.0, over("a/0", tokens=30, stopped=True), Complete("a/0", "stop")),
+        (3.0, over("a/1", tokens=40), sent("a/1")),
+        (4.0, over("a/1", tokens=40, stopped=True), Complete("a/1", "stop")),
+    )
+    assert [found.estimate_at(at_s) for at_s in (0.0, 1.9, 2.0, 3.0)] == [None, None, 30, 30]
+    assert [row[4] for row in rows_of_life(found)] == ["none done", "none done", "30"]
 
 
 def test_a_lack_of_kv_is_measured_by_what_its_chunk_got_in_the_end():
@@ -73,7 +87,7 @@ def test_a_lack_of_kv_is_measured_by_what_its_chunk_got_in_the_end():
         (5.0, over("z/0"), sent("a/1", kv=30)),
     )
     assert found.parts[0] == Wait(0.0, 5.0, {"kv": 4.0, "turn": 1.0})
-    assert found.before_it == 0
+    assert found.siblings_done == [(4.0, 0)]
     assert found.parts[1].end == "under way when the trace ended"
 
 
@@ -110,7 +124,7 @@ def test_an_aborted_chunk_is_over_at_once():
         (2.0, RequestsAborted(("a/1",)), Abort("a/1", "x"), Complete("a/1", "aborted")),
     )
     [chunk] = found.parts
-    assert (chunk.end, chunk.end_s, found.before_it) == ("aborted", 2.0, 1)
+    assert (chunk.end, chunk.end_s, found.siblings_done) == ("aborted", 2.0, [(1.0, 50)])
 
 
 @pytest.mark.parametrize("request_id", ["a/2", "a", "c/0", "a/x", "", "/"])

@@ -76,7 +76,7 @@ class TimeBins:
     def _by_bin(self, bins: npt.NDArray[np.int64], values: Floats) -> Floats:
         """Return the sums of each figure's values, (count, rows), by bin."""
         at = bins + BINS * np.arange(self._count)[:, np.newaxis]
-        sums = np.bincount(at.ravel(), values.ravel(), self._count * BINS)
+        sums: Floats = np.bincount(at.ravel(), values.ravel(), self._count * BINS).astype(np.float64)
         return sums.reshape(self._count, BINS)
 
     def _sums(self) -> Floats:

@@ -73,6 +73,10 @@ class GroupRow(msgspec.Struct, frozen=True):
     prompt_tokens: int
     first_tokens: int
     """The length of its first finished response, the probe under context-aware scheduling."""
+    estimates: list[tuple[float, int]]
+    """When the longest finished response became another one, and its tokens: what context-aware scheduling
+    estimates the others by from then on.
+    """
     median_tokens: float
     longest_tokens: int
     submitted_s: float
@@ -294,6 +298,7 @@ def _group(group: GroupStory) -> GroupRow:
         finished=len(group.tokens),
         prompt_tokens=group.spec.prompt_tokens,
         first_tokens=group.tokens[0] if group.tokens else 0,
+        estimates=[(round(at_s, 2), tokens) for at_s, tokens in group.estimates],
         median_tokens=group.median,
         longest_tokens=group.longest,
         submitted_s=round(group.submitted_s, 3),

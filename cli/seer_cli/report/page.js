@@ -373,9 +373,10 @@
         series: [["first", "first_tokens", "circle"], ["median", "median_tokens", "diamond"], ["longest", "longest_tokens", "triangle"]].map(
           ([name, key, symbol]) => ({type: "scatter", name, symbol, symbolSize: 9, data: late.map((group) => group[key])})),
       }), 360),
-      numbers("groups", ["group", "responses", "prompt", "first", "median", "longest", "submitted, s", "first done, s", "all done, s"],
+      numbers("groups", ["group", "responses", "prompt", "first", "median", "longest", "submitted, s", "first done, s", "all done, s", "estimates: longest so far"],
         run.groups.map((group) => [group.id, `${group.finished} of ${group.n}`, number(group.prompt_tokens), number(group.first_tokens), number(group.median_tokens),
-          number(group.longest_tokens), number(group.submitted_s, 1), number(group.first_s, 1), number(group.last_s, 1)])));
+          number(group.longest_tokens), number(group.submitted_s, 1), number(group.first_s, 1), number(group.last_s, 1),
+          group.estimates.map(([at, tokens]) => `${number(tokens)} from ${number(at, 1)} s`).join(", ")])));
   }
 
   function drafts() {
@@ -420,7 +421,7 @@
     marked = request;
     lifeChoice.value = request;
     lifePlace.replaceChildren(element("p", {}, each.beginning), element("p", {}, `${each.end}.`),
-      table("waits and chunks of the request", ["at", "for", "where", "what", "KV of the context", "drafts"], each.rows, 6));
+      table("waits and chunks of the request", ["at", "for", "where", "what", "group's longest so far", "KV of the context", "drafts"], each.rows, 7));
     if (redraw) draw();
   }
 

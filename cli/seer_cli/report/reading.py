@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import islice
 from statistics import median
 
 import attrs
@@ -52,6 +53,15 @@ class GroupStory:
     tokens: array[int] = attrs.Factory(lambda: array("q"))
     """The length of each finished response, in order of their finish."""
     finishes_s: array[float] = attrs.Factory(lambda: array("d"))
+
+    @property
+    def estimates(self) -> list[tuple[float, int]]:
+        """When a response was done that is longer than all before it, in order, and its tokens."""
+        found: list[tuple[float, int]] = []
+        for at_s, tokens in zip(self.finishes_s, self.tokens, strict=True):
+            if not found or tokens > found[-1][1]:
+                found.append((at_s, tokens))
+        return found
 
     @property
     def longest(self) -> int:
@@ -205,7 +215,12 @@ class RunReader(Observer):
             parts,
             finished_s,
             request.finish_reason,
-            request.before_it,
+            [
+                (done_s + start_s, tokens)
+                for done_s, tokens in islice(
+                    zip(request.group.finishes_s, request.group.tokens, strict=True), request.before_it
+                )
+            ],
         )
 
     def _event(self, now: float, event: Event) -> None:
