@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from seer_cli.controls import RunCommand
 from seer_client import State
 from seer_server.batches import AbortRequest, BatchRequest
 from seer_server.control import LoadWeightsRequest, SleepRequest, UpdateRequest
@@ -19,6 +20,7 @@ __all__ = ["LINES", "OPERATIONS", "STATUSES", "Operation"]
 
 JSON = "application/json"
 INTEGER: dict[str, Any] = {"type": "integer"}
+STRING: dict[str, Any] = {"type": "string"}
 
 
 @attrs.frozen
@@ -150,6 +152,9 @@ OPERATIONS = {
         None,
         "The state, with the fields of `seer_client.State`.",
         msgspec.json.schema_components([State])[1]["State"],
+    ),
+    ("POST", "/v1/command"): Operation(
+        RunCommand, "`done`: what was done, in a sentence.", record(done=STRING)
     ),
     ("POST", "/v1/rows"): Operation(
         RowRequest, "A stream of `progress` lines and one `completion`; it ends with `done`.", LINE, NDJSON

@@ -14,6 +14,7 @@ from seer_core.model.events import (
     ChunkFinished,
     Dispatch,
     InstanceLeaving,
+    InstanceLimited,
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
@@ -89,6 +90,9 @@ class ChunkFollower:
             case InstanceLeaving(instance_id):
                 if instance_id in self.places:
                     self.places[instance_id].leaving = True
+            case InstanceLimited(instance_id, max_running):
+                if (limited := self.places.get(instance_id)) is not None:
+                    limited.info = msgspec.structs.replace(limited.info, max_running=max_running)
             case InstanceLost(instance_id, reason):
                 self._gone(instance_id, f"lost with its instance: {reason}")
             case InstanceStopped(instance_id):

@@ -1,4 +1,4 @@
-"""Commands from a page on a rollout that goes on: pause, go on, drain an instance, give up a group."""
+"""Commands on a rollout that goes on: pause, go on, drain or limit an instance, give up a group."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
+import msgspec
 import structlog
+from msgspec import Meta
 
 from seer_core.errors import InputError, SeerError, quote
 from seer_core.ports.policy import Observer
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
 
-if TYPE_CHECKING:
-    from seer_cli.report.dashboard import PageCommand
-
-__all__ = ["RunControls", "watched"]
+__all__ = ["RunCommand", "RunControls", "carry_out", "watched"]
 
 log = structlog.get_logger("seer")
 
@@ -26,64 +25,97 @@ LONGEST_S = 60.0
 """How long a viewer waits for a command to be carried out."""
 
 
+class RunCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command on a rollout that goes on."""
+
+    do: Literal["pause", "resume", "drain", "limit", "give_up"]
+    """Its kind."""
+    what: str = ""
+    """The instance that is drained or limited, or the group that is given up."""
+    max_running: Annotated[int, Meta(ge=1)] | None = None
+    """The most chunks that a limited instance gets at once."""
+    by: Annotated[str, Meta(max_length=200)] = ""
+    """The person or program that asks for it; it is noted in the trace."""
+
+
 class RunControls:
     """Carries commands out in the event loop of the rollout, which ``attach`` gives it."""
 
     def __init__(self) -> None:
-        self._at: tuple[asyncio.AbstractEventLoop, Runtime, Rollout] | None = None
+        self._at: tuple[asyncio.AbstractEventLoop, Runtime] | None = None
 
-    def attach(self, runtime: Runtime, rollout: Rollout) -> None:
-        """Take commands for this rollout, whose event loop is the running one."""
-        self._at = asyncio.get_running_loop(), runtime, rollout
+    def attach(self, runtime: Runtime) -> None:
+        """Take commands for the rollouts of this runtime, whose event loop is the running one."""
+        self._at = asyncio.get_running_loop(), runtime
 
-    def __call__(self, command: PageCommand) -> str:
+    def __call__(self, command: RunCommand) -> str:
         """Carry a command out, called in another thread, and return a sentence about it.
 
         Raises:
-            SeerError: the rollout has not begun, or cannot do that.
+            SeerError: no rollout goes on, or it cannot do that.
         """
         if self._at is None:
             raise SeerError("the rollout has not begun; wait until its instances have started")
-        loop, runtime, rollout = self._at
-        if rollout.over:
-            raise SeerError("the rollout is over; nothing is left to command")
-        log.info("dashboard_command", do=command.do, what=command.what)
-        working = asyncio.run_coroutine_threadsafe(_carry_out(command, runtime, rollout), loop)
+        loop, runtime = self._at
+        by = f"{command.by} (dashboard)" if command.by else "dashboard"
+        working = asyncio.run_coroutine_threadsafe(
+            carry_out(msgspec.structs.replace(command, by=by), runtime), loop
+        )
         try:
             return working.result(LONGEST_S)
         except LateError:
             return "this takes longer than a minute; it goes on"
 
 
-async def _carry_out(command: PageCommand, runtime: Runtime, rollout: Rollout) -> str:
+async def carry_out(command: RunCommand, runtime: Runtime) -> str:
+    """Carry a command out on the rollout under way, and return a sentence about it.
+
+    Raises:
+        SeerError: no rollout goes on, or it cannot do that.
+    """
+    rollout = runtime.current
+    if rollout is None or rollout.over:
+        raise SeerError("no rollout goes on; nothing is there to command")
+    log.info("run_command", do=command.do, what=command.what, by=command.by)
     match command.do:
         case "pause":
-            await rollout.pause()
+            await rollout.pause(by=command.by)
             return "paused: no chunk is sent until the rollout goes on"
         case "resume":
-            rollout.resume()
+            rollout.resume(by=command.by)
             return "the rollout goes on"
         case "drain":
             if command.what not in runtime.alive:
-                raise InputError(f"no instance {quote(command.what)} is up; choose one of the list")
+                raise InputError(f"no instance {quote(command.what)} is up; choose another")
             if len(runtime.alive) == 1:
                 raise InputError(f"{quote(command.what)} is the last instance; the rollout could not go on")
-            await runtime.remove(command.what)
+            await runtime.remove(command.what, command.by)
             return f"{command.what} is drained and ended; others take over its requests"
+        case "limit":
+            if command.max_running is None:
+                raise InputError("a limit needs max_running, the most chunks at once")
+            runtime.limit(command.what, command.max_running, command.by)
+            return f"{command.what} gets no chunk while {command.max_running} run there"
         case "give_up":
-            before = len(rollout.unfinished)
-            rollout.abort_group(command.what)
-            count = before - len(rollout.unfinished)
-            if not count:
-                raise InputError(f"no request of a group {quote(command.what)} is unfinished; choose another")
-            return f"{count} requests of {command.what} were given up with the tokens that they have"
-    raise InputError(f"{quote(command.do)} is no command; it may be pause, resume, drain or give_up")
+            return _give_up(rollout, command)
+
+
+def _give_up(rollout: Rollout, command: RunCommand) -> str:
+    before = len(rollout.unfinished)
+    rollout.abort_group(command.what, command.by)
+    count = before - len(rollout.unfinished)
+    if not count:
+        raise InputError(f"no request of a group {quote(command.what)} is unfinished; choose another")
+    return f"{count} requests of {command.what} were given up with the tokens that they have"
 
 
 @contextmanager
-def watched(port: int | None, name: str) -> Iterator[tuple[Sequence[Observer], RunControls]]:
+def watched(
+    port: int | None, name: str, window_s: float | None = None
+) -> Iterator[tuple[Sequence[Observer], RunControls]]:
     """Serve the page of a run on this port, 0 for a free one; nothing on None.
 
+    With ``window_s`` the page has the latest seconds alone, so many at least and twice as many at most.
     Yields the observers that the run needs for it, and what carries its commands out.
 
     Raises:
@@ -96,4 +128,4 @@ def watched(port: int | None, name: str) -> Iterator[tuple[Sequence[Observer], R
     from seer_cli.report.dashboard import Dashboard  # it brings numpy and a server
 
     with Dashboard(f"Seer: {name}", port, controls) as dashboard:
-        yield (dashboard.watch(name),), controls
+        yield (dashboard.watch(name, window_s=window_s),), controls

@@ -184,7 +184,7 @@ async def _roll_out(
         before = None if kv_pool is None else kv_pool.stats()
         journal = output.journal or open_journal()
         rollout = runtime.rollout(read.groups, keep=False, journal=journal)
-        controls.attach(runtime, rollout)
+        controls.attach(runtime)
         output.begin(rollout.unread())
         output.status.enter("rolling out")
         wanted = _requested(read)

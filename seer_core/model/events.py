@@ -26,6 +26,7 @@ __all__ = [
     "InstanceDegraded",
     "InstanceFailed",
     "InstanceLeaving",
+    "InstanceLimited",
     "InstanceLost",
     "InstanceReported",
     "InstanceStarted",
@@ -118,6 +119,22 @@ class InstanceLeaving(msgspec.Struct, frozen=True, tag=True):
     """The instance that leaves."""
     reason: str
     """The reason, in words."""
+    by: str = ""
+    """The person or program that asked for it, if one is named."""
+
+
+class InstanceLimited(msgspec.Struct, frozen=True, tag=True):
+    """An instance is sent chunks only while fewer than ``max_running`` run there, until it starts anew.
+
+    Chunks beyond that which run already go on to their ends.
+    """
+
+    instance_id: str
+    """The instance."""
+    max_running: int
+    """The most chunks from now on: one at least, and no more than its engine runs at once."""
+    by: str = ""
+    """The person or program that asked for it, if one is named."""
 
 
 class InstanceStopped(msgspec.Struct, frozen=True, tag=True):
@@ -211,20 +228,29 @@ class RequestsAborted(msgspec.Struct, frozen=True, tag=True):
 
     request_ids: tuple[str, ...]
     """The requests, as ``GROUP/INDEX``."""
+    by: str = ""
+    """The person or program that asked for it, if one is named."""
 
 
 class RolloutPaused(msgspec.Struct, frozen=True, tag=True):
     """No chunk is sent until ``RolloutResumed``; those in flight are ended early."""
 
+    by: str = ""
+    """The person or program that asked for it, if one is named."""
+
 
 class RolloutResumed(msgspec.Struct, frozen=True, tag=True):
     """Chunks are sent again."""
+
+    by: str = ""
+    """The person or program that asked for it, if one is named."""
 
 
 Event = (
     GroupsSubmitted
     | InstanceStarted
     | InstanceLeaving
+    | InstanceLimited
     | InstanceStopped
     | InstanceLost
     | InstanceFailed

@@ -163,17 +163,17 @@ class RolloutController:
         with memory.named():
             return [memory.strategy.recall(group.prompt_token_ids) for group in groups]
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], by: str = "") -> None:
         """Abort requests; each completes at once."""
-        self.apply_guarded(RequestsAborted(tuple(request_ids)))
+        self.apply_guarded(RequestsAborted(tuple(request_ids), by))
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
         """Send no more chunks, and end those under way."""
-        self.apply_guarded(RolloutPaused())
+        self.apply_guarded(RolloutPaused(by))
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
         """Send chunks again."""
-        self.apply_guarded(RolloutResumed())
+        self.apply_guarded(RolloutResumed(by))
 
     def closed(self, rollout: Rollout) -> None:
         """Count a rollout that takes no more groups."""

@@ -9,13 +9,14 @@ from typing import Protocol, cast
 
 import structlog
 
-from seer_core.errors import EngineError, NoPlaceError, SeerError
+from seer_core.errors import EngineError, NoPlaceError, SeerError, quote
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Event,
     InstanceDegraded,
     InstanceFailed,
     InstanceLeaving,
+    InstanceLimited,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -210,7 +211,28 @@ class Fleet:
             self.lost(info.id, reason)
         return info
 
-    async def remove(self, name: str) -> None:
+    def limit(self, name: str, max_running: int, by: str = "") -> None:
+        """Send an instance no chunk while so many run there, until it starts anew.
+
+        Raises:
+            EngineError: no such instance is up, or its engine cannot run so many.
+        """
+        info = self.alive.get(name)
+        if info is None:
+            raise self._no_instance(name, self.alive)
+        if not 1 <= max_running <= info.max_running:
+            raise EngineError(
+                f"{quote(name)} runs 1 to {info.max_running} requests at once (max_running), and"
+                f" {max_running} is outside that"
+            )
+        log.info("instance_limited", instance=name, max_running=max_running, by=by)
+        self._listener.apply_guarded(InstanceLimited(name, max_running, by))
+
+    @staticmethod
+    def _no_instance(name: str, names: Iterable[str]) -> EngineError:
+        return EngineError(f"there is no instance {quote(name)}; there are {', '.join(names) or 'none'}")
+
+    async def remove(self, name: str, by: str = "") -> None:
         """End an instance for good, also while a rollout runs; others take over its chunks.
 
         Raises:
@@ -218,13 +240,13 @@ class Fleet:
         """
         engine = self.engines.get(name)
         if engine is None:
-            raise EngineError(f"there is no instance {name!r}; there are {', '.join(self.engines) or 'none'}")
+            raise self._no_instance(name, self.engines)
         restart = self._restarts.get(name)
         if restart is not None:
             restart.cancel()
             await asyncio.gather(restart, return_exceptions=True)
         if self.alive.pop(name, None) is not None:
-            self._leave(name, "it is removed")
+            self._leave(name, "it is removed", by)
         await self._left(name)
         self.engines.pop(name, None)
         for table in (self.failed, self.reports, self.degradations, self._lost_early):
@@ -517,10 +539,10 @@ class Fleet:
         self._leave(instance_id, reason)
         self._begin_restart(self.engines[instance_id], reason, planned=True)
 
-    def _leave(self, name: str, reason: str) -> None:
+    def _leave(self, name: str, reason: str, by: str = "") -> None:
         """Give an instance no more chunks, and end those that it has."""
         self._leaving.add(name)
-        self._listener.apply_guarded(InstanceLeaving(name, reason))
+        self._listener.apply_guarded(InstanceLeaving(name, reason, by))
 
     async def _left(self, name: str) -> None:
         """Wait, within a limit, until the chunks of an instance that leaves have ended; others are void."""

@@ -33,15 +33,15 @@ class Controller(Protocol):
         """Roll out these groups as well."""
         ...
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], by: str = "") -> None:
         """Abort these requests; each completes at once."""
         ...
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
         """Send no more chunks, and end those under way."""
         ...
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
         """Send chunks again."""
         ...
 
@@ -95,6 +95,7 @@ class Rollout:
         self._ready: deque[Completion] = deque()
         self._completions: list[Completion] | None = [] if keep else None
         self._error: BaseException | None = None
+        self._paused = False
         self._waiters: set[asyncio.Event] = set()
         self._line: deque[object] = deque()
 
@@ -198,7 +199,7 @@ class Rollout:
         try:
             if await self._clock.advance(changed):
                 return
-            if self.unfinished:
+            if self.unfinished and not self._paused:
                 raise EngineError(
                     f"{len(self.unfinished)} requests are unfinished and no engine will ever answer"
                 )
@@ -257,30 +258,34 @@ class Rollout:
 
     # Pauses and aborts.
 
-    async def pause(self, limit_s: float = END_CHUNKS_S) -> None:
+    async def pause(self, limit_s: float = END_CHUNKS_S, by: str = "") -> None:
         """Send no more chunks until ``resume``, and let those under way end with the tokens that they have.
 
         Returns once they have ended, or after ``limit_s`` seconds; then they go on, as on instances that
         cannot end a chunk early.  Responses are the same as without a pause.  Does not raise: an error of
-        the rollout is raised by the iterator.
+        the rollout is raised by the iterator.  ``by``, here and below, names the person or program that asked
+        for it, in the trace.
         """
         if self.over:
             return
-        self._controller.pause()
+        self._paused = True
+        self._controller.pause(by)
         await self._controller.chunks_ended(limit_s)
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
         """Send chunks again after a ``pause``."""
         if not self.over:
-            self._controller.resume()
+            self._paused = False
+            self._controller.resume(by)
+            self._wake()  # a virtual clock has something to do again
 
     def abort_request(self, request_id: str) -> None:
         """Abort one request; it completes at once, with reason ``aborted`` and the tokens that it has."""
         self._abort([request_id] if request_id in self.unfinished else [])
 
-    def abort_group(self, group_id: str) -> None:
+    def abort_group(self, group_id: str, by: str = "") -> None:
         """Abort all unfinished requests of a group."""
-        self._abort(self._transcripts.unfinished_of(group_id))
+        self._abort(self._transcripts.unfinished_of(group_id), by)
 
     def leave_group(self, group_id: str) -> None:
         """Abort all unfinished requests of a group; in a journal they stay unfinished."""
@@ -300,9 +305,9 @@ class Rollout:
         self._abort(list(self.unfinished))
         return await self.wait()
 
-    def _abort(self, request_ids: Sequence[str]) -> None:
+    def _abort(self, request_ids: Sequence[str], by: str = "") -> None:
         if request_ids and self._error is None:
-            self._controller.abort(request_ids)
+            self._controller.abort(request_ids, by)
 
     # Calls from the controller.
 

@@ -216,13 +216,26 @@ class Runtime:
             raise SeerError("the runtime has not been started; enter it before adding an instance")
         return await self._fleet.add(engine)
 
-    async def remove(self, instance_id: str) -> None:
+    async def remove(self, instance_id: str, by: str = "") -> None:
         """End an instance for good, also while a rollout runs; others take over its chunks.
+
+        ``by`` names the person or program that asked for it, in the trace.
 
         Raises:
             EngineError: there is no such instance.
         """
-        await self._fleet.remove(instance_id)
+        await self._fleet.remove(instance_id, by)
+
+    def limit(self, instance_id: str, max_running: int, by: str = "") -> None:
+        """Send an instance no chunk while so many run there, also while a rollout runs, until it starts anew.
+
+        Placers that fill engines' own queues, as veRL's does, do not heed it.  ``by`` names the person or
+        program that asked for it, in the trace.
+
+        Raises:
+            EngineError: no such instance is up, or its engine cannot run so many.
+        """
+        self._fleet.limit(instance_id, max_running, by)
 
     async def reset_caches(self) -> None:
         """Let every engine, and the pool, forget all KV, so that the next rollout starts cold.

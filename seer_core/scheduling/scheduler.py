@@ -18,6 +18,7 @@ from operator import index
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import attrs
+import msgspec
 
 from seer_core.error_origin import describe_error, one_line
 from seer_core.errors import PluginError, SeerError, StalledError, TransitionError
@@ -35,6 +36,7 @@ from seer_core.model.events import (
     InstanceDegraded,
     InstanceFailed,
     InstanceLeaving,
+    InstanceLimited,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -175,6 +177,7 @@ class Scheduler:
             GroupsSubmitted: self._groups_submitted,
             InstanceStarted: self._instance_started,
             InstanceLeaving: self._instance_leaving,
+            InstanceLimited: self._instance_limited,
             InstanceStopped: self._instance_lost,
             InstanceLost: self._instance_lost,
             InstanceReported: self._instance_reported,
@@ -332,6 +335,11 @@ class Scheduler:
         self._retire(instance)
         self.buffer.forget_instance(instance.id)
         self._end_chunks(instance.id, "instance_leaves", commands)
+
+    def _instance_limited(self, event: InstanceLimited, commands: list[Command]) -> None:
+        instance = self._instance(event.instance_id)
+        instance.info = msgspec.structs.replace(instance.info, max_running=event.max_running)
+        self._notify("instance_changed", instance)
 
     def _instance_lost(self, event: InstanceLost | InstanceStopped, commands: list[Command]) -> None:
         if event.instance_id in self._leaving:

@@ -151,7 +151,8 @@ def test_commands_are_carried_out_or_refused_with_a_reason(dashboard):
     viewer = Viewer(dashboard.address)
     assert viewer.command(do="pause", what="x") == (200, "paused")
     assert [(each.do, each.what) for each in dashboard.commands] == [("pause", "x")]
-    assert viewer.command(do="stop") == (400, "no such command")
+    assert viewer.command(do="drain") == (400, "no such command")
+    assert viewer.command(do="stop")[0] == 400
     assert viewer.command(undo="pause")[0] == 400
     assert viewer.ask("/command", "POST", b"\xff{")[0].status == 400
     assert viewer.ask("/command", "POST", b"x" * 100_000)[0].status == 413
@@ -184,6 +185,30 @@ def test_a_feed_keeps_the_latest_rollouts_of_a_training_on_the_same_instances():
     assert [(run.name, run.all_groups) for run in feed.runs()] == [("rollout 3", 1), ("rollout 4", 2)]
 
 
+def test_a_run_without_an_end_is_read_in_windows_and_open_requests_go_on_in_the_next():
+    feed, whole = RunFeed("served", window_s=60.0), RunFeed("served")
+    for each in (feed, whole):
+        each.observe(0.0, started(), [])
+        show_rollout(each, 1.0, "a")
+        show_rollout(each, 50.0, "b", open_requests=1)
+        show_rollout(each, 70.0, "c")  # beyond the first window
+        each.observe(90.0, ChunkFinished("b/0", "x", 30, True), [Complete("b/0", "stop")])
+        show_rollout(each, 95.0, "d")
+    before, now = feed.runs()
+    [everything] = whole.runs()
+    assert (before.name, now.name) == ("before", "now")
+    assert before.figures["tokens"] + now.figures["tokens"] == everything.figures["tokens"]
+    assert before.figures["requests"] + now.figures["requests"] == everything.figures["requests"] == 8
+    assert [(row.id, row.n, row.finished, row.longest_tokens) for row in now.groups if row.id == "b"] == [
+        ("b", 2, 2, 30)
+    ]
+    assert sum(lane.chunks for run in (before, now) for lane in run.lanes) == 8
+    assert now.lanes[0].running[0] > 0  # b/0 was there from the window's begin
+    for number in range(10):
+        show_rollout(feed, 200.0 + 100 * number, f"later{number}")
+    assert [run.all_groups for run in feed.runs()] == [1, 1]
+
+
 def test_a_run_is_paused_drained_and_given_up_from_its_page(start_seer, trickling, tmp_path):
     process = start_seer(*trickling(instances=2), "--dashboard")
     errors = []
@@ -198,6 +223,11 @@ def test_a_run_is_paused_drained_and_given_up_from_its_page(start_seer, tricklin
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert viewer.command(do="drain", what="trickle-9")[0] == 400
+        assert viewer.command(do="limit", what="trickle-0")[0] == 400
+        assert viewer.command(do="limit", what="trickle-0", max_running=1, by="Ada") == (
+            200,
+            "trickle-0 gets no chunk while 1 run there",
+        )
         assert viewer.command(do="drain", what="trickle-1") == (
             200,
             "trickle-1 is drained and ended; others take over its requests",
@@ -222,6 +252,14 @@ def test_a_run_is_paused_drained_and_given_up_from_its_page(start_seer, tricklin
     assert responses == {
         f"{group}/{index}": ("stop", "aborted")[index] for group in (1, 2, 3) for index in (0, 1)
     }
-    kinds = [line["event"]["type"] for line in lines_of(tmp_path / "out/trace.jsonl")]
+    events = [line["event"] for line in lines_of(tmp_path / "out/trace.jsonl")]
+    kinds = [event["type"] for event in events]
+    asked = {(event["type"], event["by"]) for event in events if event.get("by")}
+    assert asked == {
+        ("InstanceLimited", "Ada (dashboard)"),
+        ("InstanceLeaving", "dashboard"),
+        ("RolloutResumed", "dashboard"),
+        ("RequestsAborted", "dashboard"),
+    }
     assert kinds.count("RequestsAborted") == 3
-    assert sum("dashboard_command" in line for line in errors) == 8
+    assert sum("run_command" in line for line in errors) == 10

@@ -129,6 +129,21 @@ def test_an_instance_that_leaves_and_does_not_answer_is_waited_for_within_a_limi
     play(run())
 
 
+def test_a_paused_rollout_of_simulated_engines_waits_for_its_resume(simulated, some_groups):
+    async def run():
+        async with simulated(divided(), instances=1) as runtime:
+            rollout = runtime.rollout(some_groups(1, 2, max_tokens=400))
+            await rollout.pause()
+            reading = asyncio.ensure_future(anext(rollout))
+            await turns(1000)
+            assert not reading.done()
+            rollout.resume()
+            assert (await reading).request_id in ("a/0", "a/1")
+            await rollout.wait()
+
+    play(run())
+
+
 def test_pauses_and_departures_change_no_token_of_simulated_engines(simulated, some_groups):
     async def run(disturb):
         async with simulated(divided(), instances=3) as runtime:

@@ -21,12 +21,13 @@ from urllib.parse import parse_qs, urlsplit
 import click
 import msgspec
 
+from seer_cli.controls import RunCommand
 from seer_cli.report.feed import RunFeed
 from seer_cli.report.page import live_page, policy_of
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.policy import Observer
 
-__all__ = ["Dashboard", "PageCommand"]
+__all__ = ["Dashboard"]
 
 HOST = "127.0.0.1"
 READ_EVERY_S = 0.5
@@ -36,15 +37,6 @@ COST_SHARE = 0.01
 TOKEN_HEADER = "X-Seer-Token"
 LONGEST_COMMAND = 65_536
 """Bytes of a command."""
-
-
-class PageCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command from the page."""
-
-    do: str
-    """Its kind: ``pause``, ``resume``, ``drain`` or ``give_up``."""
-    what: str = ""
-    """The instance that is drained, or the group that is given up."""
 
 
 class Dashboard:
@@ -57,9 +49,7 @@ class Dashboard:
         OutputError: the port is taken.
     """
 
-    def __init__(
-        self, title: str, port: int = 0, control: Callable[[PageCommand], str] | None = None
-    ) -> None:
+    def __init__(self, title: str, port: int = 0, control: Callable[[RunCommand], str] | None = None) -> None:
         self.title, self.control = title, control
         self.token = secrets.token_urlsafe(24)
         self._feeds: list[RunFeed] = []
@@ -82,9 +72,11 @@ class Dashboard:
         """The address of the page, with its token."""
         return f"http://{HOST}:{self.port}/?token={self.token}"
 
-    def watch(self, name: str, rollouts: int = 1) -> Observer:
-        """Return an observer that shows a run, and of a training the latest ``rollouts``."""
-        feed = RunFeed(name, rollouts)
+    def watch(self, name: str, rollouts: int = 1, window_s: float | None = None) -> Observer:
+        """Return an observer that shows a run: of a training the latest ``rollouts``, and of a run without an
+        end the latest ``window_s`` seconds.
+        """
+        feed = RunFeed(name, rollouts, window_s)
         with self._lock:
             self._feeds.append(feed)
             self._made_at = -1e9
@@ -153,7 +145,7 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
             if urlsplit(self.path).path != "/command" or dashboard.control is None:
                 return self._answer(404, b"there is no such command", "text/plain")
             try:
-                said = dashboard.control(msgspec.json.decode(body, type=PageCommand))
+                said = dashboard.control(msgspec.json.decode(body, type=RunCommand))
             except (msgspec.MsgspecError, UnicodeDecodeError, SeerError) as error:
                 return self._answer(400, str(error).encode(), "text/plain; charset=utf-8")
             self._answer(200, said.encode(), "text/plain; charset=utf-8")

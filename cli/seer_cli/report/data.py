@@ -116,6 +116,8 @@ class RunData(msgspec.Struct, frozen=True):
     edges_s: list[float]
     lanes: list[LaneData]
     all_lanes: int
+    changes: list[Change]
+    """What happened to the run as a whole."""
     waiting: list[float]
     tokens_per_s: list[float]
     finishes: list[tuple[float, int]]
@@ -180,6 +182,7 @@ def run_of(
         edges_s=_rounded(edges_s, 4),
         lanes=lanes,
         all_lanes=len(reader.lanes),
+        changes=reader.changes,
         waiting=_rounded(waiting, 2),
         tokens_per_s=_rounded(tokens_per_s, 1),
         finishes=_finishes(reader),

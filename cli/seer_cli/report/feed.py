@@ -13,19 +13,24 @@ from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["RunFeed"]
 
+MOST_REQUESTS = 20_000
+"""Requests after which another window begins, however short the last one was."""
+
 
 class RunFeed(Observer):
     """An observer that only keeps events; ``read`` and ``runs`` are for one other thread at a time.
 
     With ``rollouts`` above 1 groups that come when all others are over begin another rollout, as iterations
-    of training do, and so many of the latest are kept.
+    of training do, and so many of the latest are kept.  With ``window_s`` a run has no end: it is read in
+    windows of so many seconds, of which the present one and the one before it are kept.
     """
 
-    def __init__(self, name: str, rollouts: int = 1) -> None:
+    def __init__(self, name: str, rollouts: int = 1, window_s: float | None = None) -> None:
         self.name = name
-        self._splits = rollouts > 1
+        self._splits, self._window_s = rollouts > 1, window_s
         self._records: deque[TraceRecord] = deque()
-        self._readers: deque[tuple[int, RunReader]] = deque([(1, RunReader())], rollouts)
+        kept = rollouts if window_s is None else 2
+        self._readers: deque[tuple[int, RunReader]] = deque([(1, RunReader())], kept)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Keep an event until it is read."""
@@ -36,17 +41,27 @@ class RunFeed(Observer):
         while self._records:
             record = self._records.popleft()
             number, reader = self._readers[-1]
-            begins = self._splits and isinstance(record.event, GroupsSubmitted)
-            if begins and reader.requests and not reader.open_requests:
+            if reader.requests and self._begins_anew(reader, record):
                 reader = reader.successor()
                 self._readers.append((number + 1, reader))
             reader.read(record)
 
+    def _begins_anew(self, reader: RunReader, record: TraceRecord) -> bool:
+        if self._window_s is not None:
+            return record.now - (reader.start_s or 0.0) > self._window_s or reader.requests > MOST_REQUESTS
+        return self._splits and isinstance(record.event, GroupsSubmitted) and not reader.open_requests
+
     def runs(self) -> list[RunData]:
-        """Return what a page shows of the rollouts, the latest last."""
+        """Return what a page shows of the rollouts, or of the windows, the latest last."""
         self.read()
+        latest = self._readers[-1][0]
         return [
-            run_of(reader, f"{self.name} {number}" if self._splits else self.name)
+            run_of(reader, self._name_of(number, latest))
             for number, reader in self._readers
             if reader.requests
         ]
+
+    def _name_of(self, number: int, latest: int) -> str:
+        if self._window_s is not None:
+            return "now" if number == latest else "before"
+        return f"{self.name} {number}" if self._splits else self.name

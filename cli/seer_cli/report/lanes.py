@@ -13,7 +13,7 @@ from seer_cli.report.bins import TimeBins
 from seer_core.model import InstanceInfo
 from seer_core.model.events import InstanceReported
 
-__all__ = ["SECONDS", "Change", "InstanceLane"]
+__all__ = ["MOST_CHANGES", "SECONDS", "Change", "InstanceLane"]
 
 FIGURES = ("up", "busy", "running", "reserved", "kv_used", "queued")
 MOST_CHANGES = 200
@@ -22,7 +22,7 @@ SECONDS = ("decode", "prefill", "drafts", "load", "between", "idle", "down")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """An instance came up, left, was lost or lost a part."""
+    """Something that happened to an instance or to the run."""
 
     at_s: float
     """When, in seconds since the run's start."""
@@ -63,6 +63,10 @@ class InstanceLane:
         if not up:
             self.running = self.reserved_tokens = 0
         self.note(now, what)
+
+    def go_on(self, before: InstanceLane) -> None:
+        """Count from the last report of the same instance on."""
+        self._report = before._report
 
     def note(self, now: float, what: str) -> None:
         """Note what happened to it; of very many such events the first are kept."""

@@ -200,7 +200,8 @@
       };
     }, height, "canvas");
     choice.addEventListener("change", draw);
-    const changes = run.lanes.flatMap((lane) => lane.changes.map((each) => [lane.name, each.what, each.at_s]))
+    const changes = [["", run.changes], ...run.lanes.map((lane) => [lane.name, lane.changes])]
+      .flatMap(([name, all]) => all.map((each) => [name, each.what, each.at_s]))
       .filter(([, what, at]) => !(what === "started" && at === 0) && what !== "ended").sort((a, b) => a[2] - b[2]);
     const made = section("instances", "Instances over time",
       run.all_lanes > names.length ? element("p", {}, `The ${names.length} slowest of ${run.all_lanes} instances.`) : "",
@@ -211,8 +212,8 @@
           percent(mean(lane.idle)), number(lane.seconds.down, 1)]), 2));
     if (slowest && slowest.slowness > 1.05) made.append(element("p", {},
       `With as many requests beside them, steps took ${number(slowest.slowness, 2)} times as long on ${slowest.name} as on the others.`));
-    if (changes.length) made.append(element("h3", {}, "What happened to instances"),
-      table("what happened to instances", ["instance", "what", "at, s"], changes.slice(0, 200).map(([name, what, at]) => [name, what, number(at, 1)]), 2));
+    if (changes.length) made.append(element("h3", {}, "What happened to instances and to the run"),
+      table("what happened to instances and to the run", ["instance", "what", "at, s"], changes.slice(0, 200).map(([name, what, at]) => [name, what, number(at, 1)]), 2));
     bars();
   }
 
@@ -425,12 +426,14 @@
     if (redraw) draw();
   }
 
+  let asker = "", most = 1;
   function controls() {
     if (!PAGE.controls) return;
     const said = element("span", {role: "status", id: "said"});
     const send = async (command) => {
       try {
-        const answer = await fetch("command", {method: "POST", headers: {"X-Seer-Token": token}, body: JSON.stringify(command)});
+        const body = JSON.stringify({...command, by: asker});
+        const answer = await fetch("command", {method: "POST", headers: {"X-Seer-Token": token}, body});
         said.textContent = await answer.text();
       } catch {
         said.textContent = "the run does not answer";
@@ -444,9 +447,15 @@
     const lanes = element("select", {id: "drain"}, ...run.lanes.map((lane) => element("option", {value: lane.name}, lane.name)));
     const open = run.groups.filter((group) => group.finished < group.n);
     const late = element("select", {id: "give-up"}, ...open.map((group) => element("option", {value: group.id}, group.id)));
+    const limited = element("input", {type: "number", id: "limit", min: "1", value: most, size: "6"});
+    limited.addEventListener("input", () => { most = Number(limited.value); });
+    const name = element("input", {type: "text", id: "asker", maxlength: "100", value: asker, autocomplete: "name"});
+    name.addEventListener("input", () => { asker = name.value; });
     section("control", "Control",
+      element("div", {class: "bar"}, element("label", {}, "Your name, for the trace ", name)),
       element("div", {class: "bar"}, button("pause", () => ({do: "pause"})), button("go on", () => ({do: "resume"}))),
-      element("div", {class: "bar"}, element("label", {}, "Instance ", lanes), button("drain it", () => ({do: "drain", what: lanes.value}))),
+      element("div", {class: "bar"}, element("label", {}, "Instance ", lanes), button("drain it", () => ({do: "drain", what: lanes.value})),
+        element("label", {}, "Chunks at once ", limited), button("limit it", () => ({do: "limit", what: lanes.value, max_running: Number(limited.value)}))),
       open.length ? element("div", {class: "bar"}, element("label", {}, "Group ", late), button("give it up", () => ({do: "give_up", what: late.value}))) : "",
       element("p", {}, said));
   }
@@ -506,7 +515,7 @@
       const answer = await fetch("figures", {headers: {"X-Seer-Token": token}});
       const text = await answer.text();
       if (!answer.ok) throw new Error(text);
-      const busy = main.contains(document.activeElement) && document.activeElement.matches("select");
+      const busy = main.contains(document.activeElement) && document.activeElement.matches("select, input");
       if (text !== last && follow.checked && !busy) {
         last = text;
         const {runs} = JSON.parse(text);

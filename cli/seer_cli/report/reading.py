@@ -14,7 +14,7 @@ import numpy as np
 from seer_cli.chunk_runs import ChunkFollower, ChunkRun
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.lacks import Lacks
-from seer_cli.report.lanes import InstanceLane
+from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
 from seer_cli.report.most_free import MostFree
 from seer_cli.request_life import Cause, RequestLife, Wait
 from seer_core.model.events import (
@@ -27,10 +27,12 @@ from seer_core.model.events import (
     GroupsSubmitted,
     InstanceDegraded,
     InstanceLeaving,
+    InstanceLimited,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
     InstanceStopped,
+    RequestsAborted,
     RolloutPaused,
     RolloutResumed,
 )
@@ -123,6 +125,8 @@ class RunReader(Observer):
     kept: deque[ReadRequest] = attrs.Factory(deque)
     reasons: Counter[str] = attrs.Factory(Counter)
     tokens: int = 0
+    changes: list[Change] = attrs.Factory(list)
+    """Pauses, and requests that were given up."""
     chunks: int = 0
     migrations: int = 0
     cached_tokens: int = 0
@@ -181,7 +185,7 @@ class RunReader(Observer):
                     self._completed(request_id, reason)
         if isinstance(event, InstanceStarted):
             touched.add(event.info.id)
-        elif isinstance(event, InstanceLeaving | InstanceLost | InstanceStopped):
+        elif isinstance(event, InstanceLeaving | InstanceLimited | InstanceLost | InstanceStopped):
             touched.add(event.instance_id)
         elif not touched and not isinstance(event, RolloutPaused | RolloutResumed):
             return
@@ -190,11 +194,33 @@ class RunReader(Observer):
         self.lacks.note(now, self._state())
 
     def successor(self) -> RunReader:
-        """Return a reader for the next rollout on the instances that are up."""
-        other = RunReader()
-        for place in self._follower.places.values():
-            other.read(TraceRecord(self._follower.now, InstanceStarted(place.info), []))
+        """Return a reader for what comes next on the instances that are up, with open requests."""
+        other, now = RunReader(), self._follower.now
+        for name, place in self._follower.places.items():
+            other.read(TraceRecord(now, InstanceStarted(place.info), []))
+            other._follower.places[name].leaving = place.leaving
+            other.lanes[name].go_on(self.lanes[name])
+        if self._requests:
+            other._go_on(self)
         return other
+
+    def _go_on(self, before: RunReader) -> None:
+        """Take over the requests that are open, and their chunks, as if they had come now."""
+        groups = {request.group.spec.id: request.group for request in before._requests.values()}
+        sent: list[Command] = [
+            each for place in before._follower.places.values() for _, each in place.sent.values()
+        ]
+        specs = tuple(group.spec for group in groups.values())
+        self.read(TraceRecord(before._follower.now, GroupsSubmitted(specs), sent))
+        for name in self._requests.keys() - before._requests.keys():
+            del self._requests[name]
+        for name, request in self._requests.items():
+            request.tokens = before._requests[name].tokens
+        for story in self.groups:
+            old = groups[story.spec.id]
+            story.submitted_s = old.submitted_s - before.now
+            story.tokens = old.tokens[:]
+            story.finishes_s = array("d", [at_s - before.now for at_s in old.finishes_s])
 
     def life(self, request: ReadRequest) -> RequestLife:
         """Return the waits and chunks of a kept request; times are on the run's own clock."""
@@ -240,14 +266,25 @@ class RunReader(Observer):
                 self.lanes[name].change(now, False, f"lost: {reason}")
             case InstanceStopped(name) if name in self.lanes:
                 self.lanes[name].change(now, False, "ended")
-            case InstanceLeaving(name, reason) if name in self.lanes:
-                self.lanes[name].note(now, f"leaves: {reason}")
+            case InstanceLeaving(name, reason, by) if name in self.lanes:
+                self.lanes[name].note(now, f"leaves: {reason}{_asked(by)}")
+            case InstanceLimited(name, most, by) if name in self.lanes:
+                self.lanes[name].note(now, f"takes at most {most} chunks at once{_asked(by)}")
             case InstanceDegraded(name, what, reason) if name in self.lanes:
                 self.lanes[name].note(now, f"goes on without {what}: {reason}")
-            case RolloutPaused():
+            case RolloutPaused(by):
                 self._paused = True
-            case RolloutResumed():
+                self._note(now, f"the rollout paused{_asked(by)}")
+            case RolloutResumed(by):
                 self._paused = False
+                self._note(now, f"the rollout went on{_asked(by)}")
+            case RequestsAborted(requests, by):
+                more = f" and {len(requests) - 1} more" if len(requests) > 1 else ""
+                self._note(now, f"{requests[0] if requests else 'nothing'}{more} given up{_asked(by)}")
+
+    def _note(self, now: float, what: str) -> None:
+        if len(self.changes) < MOST_CHANGES:
+            self.changes.append(Change(now, what))
 
     def _submitted(self, now: float, spec: GroupSpec) -> None:
         group = GroupStory(spec, now, self.requests)
@@ -354,6 +391,10 @@ class RunReader(Observer):
             if each.waits_since_s is not None
         ]
         return self.lacks.by_request(self.requests, going_on)
+
+
+def _asked(by: str) -> str:
+    return f", as asked by {by}" if by else ""
 
 
 def _count(counts: dict[int, DraftCounts], key: int, result: ChunkFinished) -> None:

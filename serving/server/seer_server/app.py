@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from seer_cli.controls import RunControls
 from seer_prometheus.metrics import Metrics
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -70,6 +71,8 @@ def make_app(
     open_completions: bool = False,
     weight_roots: Sequence[Path] | None = None,
     journal: Journal | None = None,
+    observers: Sequence[Observer] = (),
+    controls: RunControls | None = None,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
@@ -77,9 +80,10 @@ def make_app(
     ``open_completions`` not for completions, chats and the name of the model.  Weights are loaded from
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
     unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
+    ``observers`` see the rollouts, and ``controls``, if any, may command them.
     """
     metrics = Metrics()
-    broker = RolloutBroker(make_runtime, most_requests, journal, [metrics])
+    broker = RolloutBroker(make_runtime, most_requests, journal, [metrics, *observers])
     metrics.read("unfinished_requests", "Responses that are not over", lambda: broker.unfinished)
     metrics.read("weight_version", "The weights that are loaded", lambda: broker.runtime.weight_version)
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
@@ -94,6 +98,8 @@ def make_app(
     @asynccontextmanager
     async def live(app: Starlette) -> AsyncIterator[None]:
         async with broker.runtime:
+            if controls is not None:
+                controls.attach(broker.runtime)
             serving = asyncio.create_task(broker.serve())
             try:
                 yield
@@ -124,6 +130,7 @@ def make_app(
             route("POST", "/v1/sleep", control.sleep),
             route("POST", "/v1/wake", control.wake),
             route("GET", "/v1/state", control.state),
+            route("POST", "/v1/command", control.command),
             route("POST", "/v1/rows", reservations.stream_row),
             Route("/health", service.health),
         ],

@@ -12,7 +12,9 @@ from pathlib import Path
 import click
 import uvicorn
 from seer_cli.common import config_options, main_options
+from seer_cli.controls import watched
 from seer_cli.output import InputPath
+from seer_cli.report.options import DASHBOARD_OPTION
 from seer_journal import DiskJournal
 
 from seer_core.errors import ConfigError
@@ -24,6 +26,9 @@ from seer_server.process import OrderlyServer, allow_files
 from seer_server.tokens import own_token, read_token
 
 __all__ = ["serve_command"]
+
+WINDOW_S = 600.0
+"""The page has the latest seconds: so many at least, and twice as many at most."""
 
 
 @click.command("serve")
@@ -74,6 +79,7 @@ __all__ = ["serve_command"]
     show_default=True,
     help="Seconds that responses have to end in, once the server was asked to end.",
 )
+@DASHBOARD_OPTION
 def serve_command(
     config: Config,
     host: str,
@@ -85,6 +91,7 @@ def serve_command(
     journal_dir: Path | None,
     most_requests: int,
     drain_s: int,
+    dashboard_port: int | None,
 ) -> None:
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
 
@@ -108,7 +115,9 @@ def serve_command(
     sockets = _bind(host, port)
     any_port = port == 0
     file = None
+    watching = ExitStack()
     try:
+        observers, controls = watching.enter_context(watched(dashboard_port, model, WINDOW_S))
         port = sockets[0].getsockname()[1]
         if token_file is not None:
             token = read_token(token_file)
@@ -123,6 +132,8 @@ def serve_command(
             open_completions=open_completions,
             weight_roots=weight_roots,
             journal=journal,
+            observers=observers,
+            controls=controls,
         )
         settings = uvicorn.Config(app, access_log=False, lifespan="on")
         place = f"[{host}]" if ":" in host else host
@@ -135,6 +146,7 @@ def serve_command(
         with suppress(KeyboardInterrupt):
             server.run(sockets)
     finally:
+        watching.close()
         for each in sockets:
             each.close()
         if journal is not None:

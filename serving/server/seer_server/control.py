@@ -1,4 +1,4 @@
-"""Routes for trainers: update the weights, put the engines to sleep, wake them, read their state."""
+"""Routes for trainers: weights, sleep, the engines' state, and commands on the rollout."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Annotated
 import attrs
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
+from seer_cli.controls import RunCommand, carry_out
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from seer_core.errors import QUOTED, EngineError, OutputError, PromptError, printable
+from seer_core.errors import QUOTED, EngineError, OutputError, PromptError, SeerError, printable
 from seer_core.ports.weights import WeightSpec, directory
 from seer_core.runtime.runtime import Runtime
 from seer_core.weights.shared import TensorSlice
@@ -168,6 +170,16 @@ class Control:
             async with self.broker.exclusive() as runtime:
                 await runtime.wake()
         return JSONResponse({})
+
+    async def command(self, request: Request) -> Response:
+        """Pause the rollout, let it go on, drain or limit an instance, or give up a group."""
+        asked = await read_json(request, RunCommand)
+        self.broker.require_rollout()
+        by = asked.by or "a client of the server"
+        try:
+            return JSONResponse({"done": await carry_out(replace(asked, by=by), self.broker.runtime)})
+        except SeerError as error:
+            raise Refused(400, str(error)) from error
 
     async def state(self, request: Request) -> Response:
         """Report the loaded version, the unfinished responses and the model's limits."""

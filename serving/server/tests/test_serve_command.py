@@ -49,6 +49,8 @@ def start(tmp_path):
         process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
         processes.append(process)
         for line in process.stderr:
+            if line.startswith("dashboard: "):
+                process.dashboard = line.split()[1]
             found = re.search(r"running on (http://\S+)", line)
             if found:
                 return process, found[1]
@@ -278,3 +280,21 @@ def test_a_token_that_others_can_read_is_refused(runtime_dir):
     runtime_dir.chmod(0o777)
     with pytest.raises(ConfigError, match="can be read or changed by others"):
         own_token(4711)
+
+
+def test_its_page_shows_what_it_serves_and_ends_with_it(start):
+    process, url = start("--port", "0", "--open-completions", "--dashboard")
+    page = re.fullmatch(r"(http://[^/]*)/\?token=(.*)", process.dashboard)
+    body = {"prompt": "how far", "n": 3, "max_tokens": 20}
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    deadline = time.monotonic() + 60
+    runs = []
+    while not runs or runs[0]["figures"]["requests"] < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        runs = httpx.get(f"{page[1]}/figures", headers={"X-Seer-Token": page[2]}).json()["runs"]
+    assert [run["name"] for run in runs] == ["now"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{page[1]}/figures")
