@@ -126,7 +126,6 @@ class RunReader(Observer):
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
     _kept_chunks: int = 0
-    _paused: bool = False
     _free: dict[str, int] = attrs.Factory(dict)
     """The KV for one more request of each instance that was up; -1 for one without a free slot."""
     _since_s: float = 0.0
@@ -230,10 +229,6 @@ class RunReader(Observer):
                 self.lanes[name].note(now, f"leaves: {reason}")
             case InstanceDegraded(name, what, reason) if name in self.lanes:
                 self.lanes[name].note(now, f"goes on without {what}: {reason}")
-            case RolloutPaused():
-                self._paused = True
-            case RolloutResumed():
-                self._paused = False
 
     def _submitted(self, now: float, spec: GroupSpec) -> None:
         group = GroupStory(spec, now, self.requests)
@@ -313,7 +308,7 @@ class RunReader(Observer):
         self._free[name] = place.free_kv_tokens if place is not None and place.has_slot else -1
 
     def _state(self) -> Cause | int:
-        if self._paused:
+        if self._follower.paused:
             return "paused"
         if not self._follower.places:
             return "instances"
