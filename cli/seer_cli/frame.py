@@ -103,7 +103,8 @@ def _waiting(progress: RunProgress) -> list[str]:
     counts = progress.waiting
     if not counts:
         return []
-    return [f"waiting {sum(counts.values()):,}:", lacking(counts)]
+    total = f" {sum(counts.values()):,}" if len(counts) > 1 else ""
+    return [f"waiting{total}:", lacking(counts)]
 
 
 def _flow(pieces: Sequence[str], width: int, gap: str = " ") -> list[str]:

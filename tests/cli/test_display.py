@@ -117,7 +117,7 @@ def test_a_file_gets_lines_without_escapes_that_say_tail_kv_and_waiting(seer, mo
     lines = result.stderr.splitlines()
     assert result.stderr.replace("\n", "").isprintable()
     assert all(line.startswith("divided: groups ") and " reserved, running " in line for line in lines[:-1])
-    assert any(re.search(r"waiting [\d,]+: .*for KV", line) for line in lines)
+    assert any(re.search(r"waiting.*: .*for KV", line) for line in lines)
     assert any("tail: the last 25 of 256 responses, for " in line for line in lines)
     assert max(map(len, lines)) > 130
 
@@ -158,7 +158,7 @@ def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
     )
     assert "KV 0% used, 50% reserved" in lines[1]
     assert lines[2].startswith("run: groups 0/1  requests 1/2  tokens 50  25 tok/s  left 0:00")
-    assert lines[3].endswith("waiting 1: 1 for an instance  x lost, restarting")
+    assert lines[3].endswith("waiting: 1 for an instance  x lost, restarting")
     assert len(lines) == 4
 
 
