@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import attrs
 import msgspec
@@ -13,15 +14,23 @@ from seer_core.model.events import (
     ChunkFailed,
     ChunkFinished,
     Dispatch,
+    GroupsSubmitted,
     InstanceLeaving,
     InstanceLimited,
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
+    RolloutPaused,
+    RolloutResumed,
 )
 from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["ChunkFollower", "ChunkRun", "InstanceLoad", "chunks_of"]
+__all__ = ["Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "chunks_of", "group_of"]
+
+Cause = Literal["slots", "kv", "turn", "paused", "instances"]
+"""What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
+slot; nothing but its turn, for other requests were preferred or its instance was another one; a rollout that
+is not paused; any instance at all."""
 
 
 class ChunkRun(msgspec.Struct, frozen=True, tag=True):
@@ -56,8 +65,10 @@ class InstanceLoad:
     info: InstanceInfo
     sent: dict[str, tuple[float, Dispatch]] = attrs.Factory(dict)
     reserved_tokens: int = 0
-    """The KV that is reserved for the chunks in flight."""
+    """The KV that is reserved for the chunks in flight, a prompt that siblings share counted once."""
     leaving: bool = False
+    _siblings: dict[str, int] = attrs.Factory(dict)
+    """How many chunks of each group are in flight, where siblings share their prompt."""
 
     @property
     def has_slot(self) -> bool:
@@ -69,6 +80,35 @@ class InstanceLoad:
         """The KV that is left."""
         return self.info.kv_capacity_tokens - self.reserved_tokens
 
+    def add(self, now: float, sent: Dispatch, prompt_tokens: int) -> None:
+        """Note a chunk that is sent here, of a group with such a prompt."""
+        self.sent[sent.request_id] = now, sent
+        self.reserved_tokens += sent.kv_tokens
+        if self.info.shares_prompts:
+            group = group_of(sent.request_id)
+            count = self._siblings.get(group, 0)
+            self._siblings[group] = count + 1
+            self.reserved_tokens -= self._shared(prompt_tokens) if count else 0
+
+    def remove(self, request_id: str, prompt_tokens: int) -> tuple[float, Dispatch] | None:
+        """Note that a chunk is over; return when and how it was sent, or None if it was not here."""
+        found = self.sent.pop(request_id, None)
+        if found is None:
+            return None
+        self.reserved_tokens -= found[1].kv_tokens
+        if self.info.shares_prompts:
+            group = group_of(request_id)
+            count = self._siblings.pop(group) - 1
+            if count:
+                self._siblings[group] = count
+                self.reserved_tokens += self._shared(prompt_tokens)
+        return found
+
+    def _shared(self, prompt_tokens: int) -> int:
+        """Return the KV of a prompt that siblings hold once: its full blocks, but for the last token."""
+        block = self.info.block_tokens
+        return max(0, prompt_tokens - 1) // block * block
+
 
 @attrs.define
 class ChunkFollower:
@@ -79,12 +119,22 @@ class ChunkFollower:
     """The instances that are up, by id."""
     running: int = 0
     """How many chunks are in flight."""
+    paused: bool = False
+    """Whether no chunk is sent."""
+    _prompts: dict[str, int] = attrs.Factory(dict)
+    """The tokens of each group's prompt."""
     _over: list[ChunkRun] = attrs.Factory(list)
 
     def read(self, record: TraceRecord) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
         self.now, self._over = record.now, []
         match record.event:
+            case GroupsSubmitted(groups):
+                self._prompts |= {group.id: group.prompt_tokens for group in groups}
+            case RolloutPaused():
+                self.paused = True
+            case RolloutResumed():
+                self.paused = False
             case InstanceStarted(info):
                 self.places[info.id] = InstanceLoad(info)
             case InstanceLeaving(instance_id):
@@ -106,8 +156,7 @@ class ChunkFollower:
                 case Dispatch():
                     place = self.places.get(command.instance_id)
                     if place is not None:
-                        place.sent[command.request_id] = self.now, command
-                        place.reserved_tokens += command.kv_tokens
+                        place.add(self.now, command, self._prompt_of(command.request_id))
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
@@ -120,6 +169,18 @@ class ChunkFollower:
             self._gone(instance_id, "under way when the trace ended")
         return self._over
 
+    def lack(self) -> Cause | int:
+        """Return what no waiting request has now, or the most KV that an instance with a free slot has."""
+        if self.paused:
+            return "paused"
+        if not self.places:
+            return "instances"
+        free = [each.free_kv_tokens for each in self.places.values() if each.has_slot]
+        return max(free) if free else "slots"
+
+    def _prompt_of(self, request_id: str) -> int:
+        return self._prompts.get(group_of(request_id), 0)
+
     def _gone(self, instance_id: str, how: str) -> None:
         place = self.places.get(instance_id)
         for request_id in [] if place is None else list(place.sent):
@@ -129,12 +190,10 @@ class ChunkFollower:
     def _end(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
         place = self.places.get(instance_id)
-        found = None if place is None else place.sent.pop(request_id, None)
+        found = None if place is None else place.remove(request_id, self._prompt_of(request_id))
         if found is None:
             return
-        assert place is not None
         begin_s, sent = found
-        place.reserved_tokens -= sent.kv_tokens
         self.running -= 1
         if result is not None:
             short = "ended early" if result.tokens < sent.max_tokens else "whole"
@@ -153,6 +212,11 @@ class ChunkFollower:
                 result,
             )
         )
+
+
+def group_of(request_id: str) -> str:
+    """Return the group of a request, ``GROUP/INDEX``."""
+    return request_id.rpartition("/")[0]
 
 
 def chunks_of(records: Iterable[TraceRecord]) -> Iterator[ChunkRun]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import click
 import structlog
-from rich.console import Console
 
 from seer_cli.output import InputPath
 from seer_core.errors import ConfigError, EngineError, SeerError, printable
@@ -33,11 +32,8 @@ __all__ = [
     "main_options",
     "run_async",
     "set_option",
-    "table_console",
     "without_option",
 ]
-
-PLAIN_WIDTH = 130
 
 PACE = "pace"
 """The part that fails when an emulated accelerator is faster than the machine: times mean nothing then."""
@@ -196,13 +192,6 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         for number, handler in before.items():
             signal.signal(number, handler)  # the loop leaves the system's default
         main.close()  # it was never started if a signal came first
-
-
-def table_console() -> Console:
-    """Return a console for tables on standard output, wide where no terminal sets a width."""
-    return Console(
-        highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH
-    )
 
 
 def _harmless(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

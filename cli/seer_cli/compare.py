@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 import msgspec
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
-from seer_cli.common import config_options, degradation_line, main_options, run_async, table_console
+from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.comparison import FIGURES, Arm, ArmResult, arms_of, compare, left_out
 from seer_cli.display import Display
 from seer_cli.finished_arms import FinishedArms, fingerprint
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.report.options import DASHBOARD_OPTION, REPORT_OPTION
+from seer_cli.tables import print_table, table_console
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, Strategies, assemble, fill_slots
 from seer_core.ports.policy import Observer
@@ -174,49 +173,30 @@ def _print(results: Sequence[ArmResult], read: PromptsFile, repeat: int) -> None
     requests = sum(group.n for group in read.groups)
     runs = f"; medians of {repeat} runs [least, most]" if repeat > 1 else ""
     console = table_console()
-    console.print(f"{requests} responses of {len(read.groups)} groups{runs}", soft_wrap=True)
-    for table in _tables(console, results):
-        console.print(table)
+    console.print(f"{requests} responses of {len(read.groups)} groups{runs}")
+    print_table(_table(results))
     console.print(f"{baseline.summaries[0].tokens:,} tokens per arm; (x): ratio to the baseline")
     for result in results:
         for summary in result.summaries:
             if summary.degradations:
-                console.print(
-                    degradation_line(summary.degradations, f" in {result.arm.name}"), soft_wrap=True
-                )
+                console.print(degradation_line(summary.degradations, f" in {result.arm.name}"))
 
 
-def _tables(console: Console, results: Sequence[ArmResult]) -> Iterator[Table]:
-    """Yield tables with as many arms side by side as the console has room for, one at least."""
-    begin = 0
-    while begin < len(results):
-        count = len(results) - begin
-        while count > 1 and _width(console, _table(results, begin, count)) > console.width:
-            count -= 1
-        yield _table(results, begin, count)
-        begin += count
-
-
-def _width(console: Console, table: Table) -> int:
-    """Return the width of a table of which no cell is cut or wrapped."""
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-
-
-def _table(results: Sequence[ArmResult], begin: int, count: int) -> Table:
-    """Return the table of some of the arms; all of them decide which rows there are."""
-    baseline, shown = results[0], results[begin : begin + count]
+def _table(results: Sequence[ArmResult]) -> Table:
+    """Return the table of the arms, side by side."""
+    baseline = results[0]
     table = Table()
     table.add_column("")
-    for result in shown:
-        table.add_column(result.arm.name, justify="right", no_wrap=True)
+    for result in results:
+        table.add_column(result.arm.name, justify="right")
     drafted = any(summary.drafted_tokens for result in results for summary in result.summaries)
     for figure, title in FIGURES.items():
         if figure in DRAFTING and not drafted:
             continue
         if figure in RARE and not any(any(result.stats.values[figure]) for result in results):
             continue
-        table.add_row(title, *(_cell(result, figure, baseline) for result in shown))
-    same = ("yes" if each.tokens_equal else f"{len(each.differing)} differ" for each in shown)
+        table.add_row(title, *(_cell(result, figure, baseline) for result in results))
+    same = ("yes" if each.tokens_equal else f"{len(each.differing)} differ" for each in results)
     table.add_row("same tokens", *same)
     return table
 

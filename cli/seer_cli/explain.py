@@ -8,10 +8,11 @@ import click
 import msgspec
 from rich.table import Table
 
-from seer_cli.common import main_options, table_console
+from seer_cli.common import main_options
 from seer_cli.life_words import COLUMNS_OF_LIFE, beginning, rows_of_life, sums
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, write_json
 from seer_cli.request_life import life_of
+from seer_cli.tables import print_table, prose
 from seer_core.scheduling.trace import read_trace
 
 __all__ = ["explain_command"]
@@ -40,8 +41,9 @@ def explain_command(directory: Path, request: str, json_file: Path | None) -> No
             json_file, {**msgspec.to_builtins(life), "tokens": life.tokens, "waited_s": life.waited_s()}
         )
     click.echo(beginning(life))
-    table = Table(*COLUMNS_OF_LIFE)
+    at, for_, *others = COLUMNS_OF_LIFE
+    table = Table(at, for_, *map(prose, others))
     for row in rows_of_life(life):
         table.add_row(*row)
-    table_console().print(table)
+    print_table(table, keys=2)
     click.echo(sums(life))

@@ -11,11 +11,12 @@ import click
 import msgspec
 from rich.table import Table
 
-from seer_cli.common import config_options, load, main_options, table_console
+from seer_cli.common import config_options, load, main_options
 from seer_cli.comparison import plugins_of
 from seer_cli.doctor import examine
 from seer_cli.installed import describe, offers, slots_of, tier_of
 from seer_cli.output import JSON_OPTION, InputPath, check_writable, write_json
+from seer_cli.tables import print_table, prose
 from seer_core.errors import printable
 from seer_core.plugins.config import Config, SlotsTable
 from seer_core.plugins.loading import fill_slots, installed, load_enabled
@@ -59,13 +60,13 @@ def plugins_command(config: Path | None, json_file: Path | None) -> None:
     ]
     if json_file is not None:
         write_json(json_file, rows)
-    table = Table("plug-in", "distribution", "version", "tier", "enabled", "slots")
+    table = Table("plug-in", "distribution", "version", "tier", "enabled", prose("slots"))
     for row in rows:
         enabled = "yes" if row["enabled"] else ("no" if config is not None else "")
         slots = [*row["slots"], *(f"not {slot}: passed over" for slot in row["passed_over"])]
         cells = (row["name"], row["distribution"], row["version"], row["tier"], enabled, ", ".join(slots))
         table.add_row(*cells)
-    table_console().print(table)
+    print_table(table)
 
 
 @click.command("config")
@@ -94,14 +95,14 @@ def config_command(config: Config, json_file: Path | None) -> None:
     ]
     if json_file is not None:
         write_json(json_file, rows)
-    table = Table("key", "value", "origin")
+    table = Table(prose("key"), prose("value"), prose("origin"))
     for row in rows:
         value = msgspec.json.encode(row["value"]).decode()
         if "passed_over" in row:
             value += f" (passed over: {', '.join(row['passed_over'])})"
         cells = (row["key"], value, row["origin"])
         table.add_row(*(printable(cell, SHOWN) for cell in cells))
-    table_console().print(table)
+    print_table(table)
 
 
 @click.command("doctor")
@@ -122,11 +123,11 @@ def doctor_command(config: Path | None, json_file: Path | None) -> None:
     checks = examine(load(config) if config is not None else None)
     if json_file is not None:
         write_json(json_file, msgspec.to_builtins(checks))
-    table = Table("part", "", "finding", "remedy")
+    table = Table("part", "", prose("finding"), prose("remedy"))
     for check in checks:
         finding, remedy = (printable(text, keep="\n") for text in (check.finding, check.remedy))
         table.add_row(check.part, "ok" if check.ok else "MISSING", finding, remedy)
-    table_console().print(table)
+    print_table(table)
     if not all(check.ok for check in checks):
         sys.exit(1)
 

@@ -8,7 +8,7 @@ from seer_cli.chunk_runs import ChunkRun
 from seer_cli.request_life import Cause, RequestLife, Wait
 from seer_core.errors import printable
 
-__all__ = ["COLUMNS_OF_LIFE", "beginning", "counted", "lacks", "rows_of_life", "sums"]
+__all__ = ["COLUMNS_OF_LIFE", "beginning", "counted", "lacking", "lacks", "rows_of_life", "sums"]
 
 COLUMNS_OF_LIFE = ("at", "for", "where", "what", "group's longest so far", "KV of the context", "drafts")
 
@@ -19,6 +19,8 @@ LACKS: dict[Cause, str] = {
     "paused": "while the rollout was paused",
     "instances": "for an instance",
 }
+
+LACKED_NOW: dict[Cause, str] = {**LACKS, "turn": "for their turn", "paused": "for the rollout to go on"}
 
 
 def beginning(life: RequestLife) -> str:
@@ -88,6 +90,11 @@ def lacks(causes: Mapping[Cause, float]) -> str:
     """Return how long a request waited for what, the longest first."""
     longest = sorted(causes.items(), key=lambda each: -each[1])
     return ", ".join(f"{seconds:.2f} s {LACKS[cause]}" for cause, seconds in longest)
+
+
+def lacking(counts: Mapping[Cause, int]) -> str:
+    """Return how many requests wait for what now, in the order given."""
+    return ", ".join(f"{count:,} {LACKED_NOW[cause]}" for cause, count in counts.items())
 
 
 def counted(count: int, what: str) -> str:

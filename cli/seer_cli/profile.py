@@ -10,9 +10,10 @@ import click
 import msgspec
 from rich.table import Table
 
-from seer_cli.common import config_options, main_options, run_async, table_console
+from seer_cli.common import config_options, main_options, run_async
 from seer_cli.output import check_writable, write_json
 from seer_cli.profiles import Profile, make_profile, measure_tables
+from seer_cli.tables import print_table
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
 from seer_core.plugins.loading import Assembly, assemble
@@ -119,4 +120,4 @@ def _print(times: StepTimes) -> None:
     table = Table("batch", *(f"{tokens} drafted" for tokens in times.draft_tokens), title=context)
     for batch, row in zip(times.batch, times.seconds, strict=True):
         table.add_row(str(batch), *(f"{seconds * 1e3:.2f}" for seconds in row))
-    table_console().print(table)
+    print_table(table)

@@ -1,19 +1,21 @@
-"""Progress: what a rollout has done, is doing and may still need, from its events alone."""
+"""Progress: the work of a rollout that is done, under way, waiting and left, from its events alone."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
+from seer_cli.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
 from seer_core.model.events import (
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
     Event,
+    GroupSpec,
     GroupsSubmitted,
     InstanceDegraded,
     InstanceFailed,
@@ -23,9 +25,11 @@ from seer_core.model.events import (
     InstanceStopped,
     InstanceWaiting,
 )
+from seer_core.model.results import tail_requests
 from seer_core.ports.policy import Observer
+from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["InstanceLine", "RunProgress"]
+__all__ = ["InstanceLine", "RunProgress", "Tail"]
 
 WINDOW_S = 20.0
 """Tokens per second are averaged over this long."""
@@ -42,7 +46,8 @@ class InstanceLine:
 
     id: str
     node: str = ""
-    alive: bool = True
+    place: InstanceLoad | None = None
+    """Its limits and what it has been sent; None while it is down."""
     failed: bool = False
     missing: str = ""
     running: int = 0
@@ -51,9 +56,42 @@ class InstanceLine:
     stepping_s: float = 0.0
     drafting_s: float = 0.0
 
+    @property
+    def alive(self) -> bool:
+        """Whether it is up."""
+        return self.place is not None
+
+    @property
+    def max_running(self) -> int:
+        """The most requests that it runs at a time; 0 while it is down."""
+        return 0 if self.place is None else self.place.info.max_running
+
+    @property
+    def kv_reserved(self) -> float:
+        """The share of its KV that is reserved for the chunks in flight."""
+        if self.place is None or not self.place.info.kv_capacity_tokens:
+            return 0.0
+        return self.place.reserved_tokens / self.place.info.kv_capacity_tokens
+
+
+@attrs.frozen
+class Tail:
+    """The last tenth of the responses, while they are under way."""
+
+    left: int
+    """How many are not over."""
+    requests: int
+    """How many responses the run has in all."""
+    for_s: float
+    """How long the tail has lasted, in seconds on the run's clock."""
+    longest_id: str
+    """The request of the longest of them so far."""
+    longest_tokens: int
+    """The tokens that it has; those of its present chunk are estimated."""
+
 
 class RunProgress(Observer):
-    """Observer that counts."""
+    """Observer that counts; figures that take more than a sum are computed where they are read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,26 +106,32 @@ class RunProgress(Observer):
         self.accepted = 0
         self.degradations = 0
         self.instances: dict[str, InstanceLine] = {}
+        self._follower = ChunkFollower()
         self._left: dict[str, int] = {}
-        self._limits: dict[str, int] = {}
+        self._specs: dict[str, GroupSpec] = {}
+        self._unbegun: dict[str, int] = {}
+        """How many requests of each group have not been sent anywhere."""
         self._generated: dict[str, int] = {}
-        self._sent: dict[str, float] = {}
+        """The tokens of each response that has begun and is not over."""
+        self._reserves = 0
+        """The tokens of the chunk sent last that KV was reserved for, beside its context."""
+        self._tail_since_s: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._pace = 0.0
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count what happened and what was decided."""
         self.now = now
+        over = self._follower.read(TraceRecord(now, event, list(commands)))
         match event:
             case GroupsSubmitted():
                 if self.requests == self.requests_done:
                     self.started_s = now
-                self.groups += len(event.groups)
-                self.requests += sum(group.n for group in event.groups)
-                self._left |= {group.id: group.n for group in event.groups}
-                self._limits |= {group.id: group.max_tokens for group in event.groups}
-            case InstanceStarted():
-                self.instances[event.info.id] = InstanceLine(event.info.id, event.info.node)
+                for group in event.groups:
+                    self._submitted(group)
+                self._note_tail()
+            case InstanceStarted(info):
+                self.instances[info.id] = InstanceLine(info.id, info.node, self._follower.places[info.id])
             case InstanceLost():
                 self._down(event.instance_id)
             case InstanceFailed():
@@ -103,12 +147,16 @@ class RunProgress(Observer):
                 line.running, line.waiting, line.kv_usage = event.running, event.waiting, event.kv_usage
                 line.stepping_s, line.drafting_s = event.stepping_s, event.drafting_s
             case ChunkFinished():
-                self._finished(now, event)
+                self._finished(now, event, over)
         for command in commands:
             if isinstance(command, Complete):
                 self._completed(command.request_id)
             elif isinstance(command, Dispatch):
-                self._sent[command.request_id] = now
+                if command.request_id not in self._generated:
+                    self._generated[command.request_id] = 0
+                    self._unbegun[group_of(command.request_id)] -= 1
+                reserved = command.reserved_tokens
+                self._reserves = command.max_tokens if reserved is None else reserved
 
     @property
     def tokens_per_s(self) -> float:
@@ -131,60 +179,115 @@ class RunProgress(Observer):
         if not self.requests_done or self.started_s is None or not self.tokens:
             return None
         mean = self.tokens / self.requests_done  # of a Geometric variable, those not over yet included
-        started = {name: self._room(name) for name in {*self._generated, *self._sent}}
-        waiting = dict(self._left)
-        for name in started:
-            waiting[_group_of(name)] -= 1
-        missing = sum(min(mean, room) for room in started.values())
-        missing += sum(count * min(mean, self._limits[group]) for group, count in waiting.items())
+        specs = self._specs
+        rooms = [specs[group_of(name)].max_tokens - tokens for name, tokens in self._written()]
+        missing = sum(min(mean, room) for room in rooms)
+        missing += sum(count * min(mean, specs[group].max_tokens) for group, count in self._unbegun.items())
         together = missing * (self.now - self.started_s) / self.tokens
-        count = len(self._sent)
+        count = self._follower.running
         if not count or not self._pace:
             return together
         # The expected maximum of so many memoryless lengths: the mean times the harmonic number.
         longest = mean * (math.log(count) + EULER_GAMMA + 1 / (2 * count))
-        return max(together, min(longest, max(started.values())) / self._pace)
+        return max(together, min(longest, max(rooms)) / self._pace)
 
-    def _down(self, name: str) -> InstanceLine:
-        """Return the line of an instance that is down, which may never have been up."""
-        line = self.instances.get(name)
-        if line is None or line.alive:
-            line = self.instances[name] = InstanceLine(name, alive=False)
-        return line
+    @property
+    def waiting(self) -> dict[Cause, int]:
+        """How many requests wait for what.
 
-    def _room(self, request_id: str) -> float:
-        """Return how many tokens a request under way may still generate, by its pace since it was sent."""
-        since = self.now - self._sent.get(request_id, self.now)
-        tokens = self._generated.get(request_id, 0) + since * self._pace
-        return max(0.0, self._limits[_group_of(request_id)] - tokens)
+        A request is taken to need its context and as much more as the chunk sent last had reserved.
+        """
+        count = self.requests - self.requests_done - self._follower.running
+        if count <= 0:
+            return {}
+        lack = self._follower.lack()
+        if not isinstance(lack, int):
+            return {lack: count}
+        sent = self._sent()
+        begun = [name for name in self._generated if name not in sent]
+        short = sum(self._need(group_of(name), self._generated[name]) > lack for name in begun)
+        short += sum(unsent for group, unsent in self._unbegun.items() if self._need(group, 0) > lack)
+        found: dict[Cause, int] = {"kv": short, "turn": count - short}
+        return {cause: number for cause, number in found.items() if number > 0}
+
+    @property
+    def tail(self) -> Tail | None:
+        """The tail, once it has begun and until it is over."""
+        left = self.requests - self.requests_done
+        if self._tail_since_s is None or not left:
+            return None
+        longest, tokens = max(self._written(), key=lambda each: each[1], default=("", 0.0))
+        return Tail(left, self.requests, self.now - self._tail_since_s, longest, round(tokens))
 
     @property
     def acceptance_length(self) -> float | None:
         """Tokens per request and step so far; None while nothing was drafted."""
         return 1 + self.accepted / self.steps if self.drafted else None
 
-    def _finished(self, now: float, event: ChunkFinished) -> None:
+    def _submitted(self, group: GroupSpec) -> None:
+        self.groups += 1
+        self.requests += group.n
+        self._left[group.id] = group.n
+        self._specs[group.id] = group
+        resumed = {f"{group.id}/{index}": each.tokens for index, each in enumerate(group.resumed)}
+        begun = {name: tokens for name, tokens in resumed.items() if tokens}
+        self._generated |= begun
+        self._unbegun[group.id] = group.n - len(begun)
+
+    def _down(self, name: str) -> InstanceLine:
+        """Return the line of an instance that is down, which may never have been up."""
+        line = self.instances.get(name)
+        if line is None or line.alive:
+            line = self.instances[name] = InstanceLine(name)
+        return line
+
+    def _sent(self) -> dict[str, float]:
+        """Return when each chunk in flight was sent, by its request."""
+        places = self._follower.places.values()
+        return {name: begin_s for place in places for name, (begin_s, _) in place.sent.items()}
+
+    def _need(self, group: str, tokens: int) -> int:
+        """Return the KV that a request with so many tokens is taken to need for its next chunk."""
+        spec = self._specs[group]
+        return spec.prompt_tokens + tokens + min(self._reserves, spec.max_tokens - tokens)
+
+    def _written(self) -> Iterator[tuple[str, float]]:
+        """Yield the tokens of each response under way, by its pace since its chunk was sent."""
+        sent = self._sent()
+        for name, tokens in self._generated.items():
+            begin_s = sent.get(name)
+            if begin_s is None:
+                yield name, tokens
+            else:
+                most = self._specs[group_of(name)].max_tokens
+                yield name, min(most, tokens + (self.now - begin_s) * self._pace)
+
+    def _finished(self, now: float, event: ChunkFinished, over: Sequence[ChunkRun]) -> None:
         self.tokens += event.tokens
         self.steps += event.steps
         self.drafted += event.drafted
         self.accepted += event.accepted
-        self._generated[event.request_id] = self._generated.get(event.request_id, 0) + event.tokens
-        span = now - self._sent.pop(event.request_id, now)
-        pace = event.tokens / span if span > 0 else 0.0
+        self._generated[event.request_id] += event.tokens
         self._recent.append((now, event.tokens))
+        span = now - over[0].begin_s if over else 0.0
+        pace = event.tokens / span if span > 0 else 0.0
         if pace:
             self._pace += (pace - self._pace) * (PACE_SHARE if self._pace else 1.0)
 
     def _completed(self, request_id: str) -> None:
-        self._generated.pop(request_id, None)
-        self._sent.pop(request_id, None)
+        group_id = group_of(request_id)
+        if self._generated.pop(request_id, None) is None:
+            self._unbegun[group_id] -= 1
         self.requests_done += 1
-        group_id = _group_of(request_id)
         self._left[group_id] -= 1
         if not self._left[group_id]:
-            del self._left[group_id], self._limits[group_id]
+            del self._left[group_id], self._specs[group_id], self._unbegun[group_id]
             self.groups_done += 1
+        self._note_tail()
 
-
-def _group_of(request_id: str) -> str:
-    return request_id.rpartition("/")[0]
+    def _note_tail(self) -> None:
+        """Note when the tail begins; requests that come later may end it."""
+        if self.requests - self.requests_done > tail_requests(self.requests):
+            self._tail_since_s = None
+        elif self._tail_since_s is None:
+            self._tail_since_s = self.now

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import attrs
 import msgspec
 
-from seer_cli.chunk_runs import ChunkFollower, ChunkRun
+from seer_cli.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_core.errors import InputError, quote
 from seer_core.model.events import (
     Complete,
     Dispatch,
     GroupSpec,
     GroupsSubmitted,
-    RolloutPaused,
-    RolloutResumed,
 )
 from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["Cause", "RequestLife", "Wait", "life_of"]
-
-Cause = Literal["slots", "kv", "turn", "paused", "instances"]
-"""What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
-slot; nothing but its turn, for other requests were preferred or its instance was another one; a rollout that
-is not paused; any instance at all."""
 
 
 class Wait(msgspec.Struct, frozen=True, tag=True):
@@ -91,7 +83,6 @@ class _LifeReader:
     request_id: str
     life: RequestLife | None = None
     follower: ChunkFollower = attrs.Factory(ChunkFollower)
-    paused: bool = False
     waits_since: float | None = None
     moments: list[tuple[float, Cause | int]] = attrs.Factory(list)
     """Seconds, and what lacked in them; a number is the most KV that an instance with a free slot had."""
@@ -101,15 +92,11 @@ class _LifeReader:
     def read(self, record: TraceRecord) -> None:
         """Apply an event and its commands."""
         if self.waits_since is not None:
-            self.moments.append((record.now - self.follower.now, self._lack()))
+            self.moments.append((record.now - self.follower.now, self.follower.lack()))
         self._ended(self.follower.read(record))
         match record.event:
             case GroupsSubmitted(groups):
                 self._submitted(groups)
-            case RolloutPaused():
-                self.paused = True
-            case RolloutResumed():
-                self.paused = False
         for command in record.commands:
             match command:
                 case Dispatch(request_id) if request_id == self.request_id:
@@ -131,16 +118,6 @@ class _LifeReader:
                 self.life = RequestLife(self.request_id, group, self.follower.now, [])
                 self.tokens = {f"{name}/{i}": each.tokens for i, each in enumerate(group.resumed or ())}
                 self.waits_since = self.follower.now
-
-    def _lack(self) -> Cause | int:
-        """Return what a waiting request lacks now, or the KV that it may have."""
-        if self.paused:
-            return "paused"
-        places = self.follower.places.values()
-        if not places:
-            return "instances"
-        free = [each.free_kv_tokens for each in places if each.has_slot]
-        return max(free) if free else "slots"
 
     def _ended(self, chunks: Iterable[ChunkRun]) -> None:
         """Note the request's own among chunks that are over, and the tokens of all of its group."""
@@ -183,8 +160,8 @@ class _LifeReader:
 def life_of(request_id: str, records: Iterable[TraceRecord]) -> RequestLife:
     """Return the life of a request, ``GROUP/INDEX``.
 
-    KV counts as reserved as long as the chunk does for which it was: where siblings share a prompt, its part
-    is counted for the first of them only, so a lack of KV may be taken for a wait for the request's turn.
+    Where siblings share a prompt, the KV that a request lacked is that of one without siblings in flight, so
+    a wait for its turn may be taken for a lack of KV.
 
     Raises:
         InputError: the trace has no such request.

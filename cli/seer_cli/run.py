@@ -17,6 +17,7 @@ from seer_journal import DiskJournal, Safety
 from seer_cli.common import config_options, degradation_line, main_options, run_async
 from seer_cli.controls import RunControls, watched
 from seer_cli.display import Display
+from seer_cli.frame import standing
 from seer_cli.installed import describe
 from seer_cli.output import RUN_FILES, InputPath, check_apart, check_writable, write_json
 from seer_cli.output_dir import OutputDir
@@ -190,7 +191,8 @@ async def _roll_out(
         wanted = _requested(read)
 
         def progress() -> str:
-            return f"{wanted - len(rollout.unfinished)} of {wanted} responses"
+            done = f"{wanted - len(rollout.unfinished)} of {wanted} responses"
+            return "; ".join([done, *standing(display.progress)])
 
         def finish(ended: str, error: str | None = None) -> Ending:
             for completion in rollout.unread():

@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 import msgspec
-from seer_cli.common import debugged, main_options, table_console
+from seer_cli.common import debugged, main_options
 from seer_cli.display import Display
 from seer_cli.output import check_writable, write_json
 from seer_cli.report.data import RunData, run_of
 from seer_cli.report.options import REPORT_OPTION
 from seer_cli.report.page import write_page
 from seer_cli.report.reading import RunReader
+from seer_cli.tables import print_table, table_console
 from seer_sim.plugin import Settings
 
 from seer_core.plugins.config import structure
@@ -144,18 +145,15 @@ def sim_command(
     if repeat > 1:
         title += f"; medians of {repeat} runs [least, most]"
     console = table_console()
-    console.print(title, soft_wrap=True)
-    console.print(table_of(rows))
+    console.print(title)
+    print_table(table_of(rows))
     console.print(
         f"ratio: to {chosen[0].name}; tail: time spent solely on the last tenth of responses; {TIMES[engine]}"
     )
     if bounded:
-        console.print(
-            "over bound: total time over the least that any schedule takes (docs/explain/bound.md)",
-            soft_wrap=True,
-        )
+        console.print("over bound: total time over the least that any schedule takes (docs/explain/bound.md)")
         if shares := share_rows(rows):
-            console.print(share_table(shares))
+            print_table(share_table(shares))
             console.print("shares of all instances' time, idle time included")
     is_assumed = (
         workload not in WORKLOADS
@@ -165,7 +163,7 @@ def sim_command(
     if is_assumed:
         console.print(f"pressure {PRESSURE:g} is assumed; give that of your engines with --pressure")
     for note in _notes(load, seed, repeat, size["pressure"], pressures):
-        console.print(note, soft_wrap=True)
+        console.print(note)
     for policy in chosen:
         if policy.over_issue > 1:
             console.print(

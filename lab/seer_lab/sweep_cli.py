@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from seer_cli.common import debugged, main_options, table_console
+from seer_cli.common import debugged, main_options
 from seer_cli.output import check_writable, write_json
+from seer_cli.tables import print_table, table_console
 
 from seer_core.errors import ConfigError
 from seer_lab.drawing import importing_to_draw
@@ -83,17 +85,16 @@ def sweep_command(
     names = [policy.name for policy in chosen]
     console = table_console()
     seeds = "" if repeat == 1 else f"; medians of {repeat} seeds [least, most]"
-    console.print(
-        f"{workloads[0].workload.name}: tokens per second, over those of {names[0]}{seeds}", soft_wrap=True
-    )
+    console.print(f"{workloads[0].workload.name}: tokens per second, over those of {names[0]}{seeds}")
     for table in tables_of(found, points, names[1:]):
-        console.print(table)
+        print_table(table)
     console.print("times are simulated")
 
 
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    is_file = not sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=is_file)
 
 
 def tables_of(

@@ -10,11 +10,12 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from seer_cli.common import config_options, main_options, table_console
+from seer_cli.common import config_options, main_options
 from seer_cli.comparison import arms_of
 from seer_cli.output import InputPath, check_writable, write_json
 from seer_cli.profiles import read_profile
 from seer_cli.stats import Stats
+from seer_cli.tables import print_table, table_console
 
 from seer_core.errors import ConfigError, quote
 from seer_core.json_files import JsonFormat
@@ -254,7 +255,7 @@ def _print(rows: Sequence[Mapping[str, Any]], about: str) -> None:
                     cells.append(f"{over[kind]:.2f}x" if kind in over else "")
             table.add_row(row["name"] if kind == "predicted" else "", kind, *cells)
     console = table_console()
-    console.print(table)
+    print_table(table, keys=2)
     console.print(about)
     if has_bounds:
         _print_shares(rows, console)
@@ -269,5 +270,5 @@ def _print_shares(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         if "shares" in row
     ]
     bounds = ([msgspec.convert(row["bound"], Bound)] for row in rows if "bound" in row)
-    console.print(share_table([*shares, *bound_rows(bounds)], first="arm"))
+    print_table(share_table([*shares, *bound_rows(bounds)], first="arm"))
     console.print("shares of all instances' time, idle time included")

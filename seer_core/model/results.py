@@ -22,7 +22,7 @@ from seer_core.model.events import (
 )
 from seer_core.model.requests import Completion
 
-__all__ = ["RolloutResult", "Summary", "Tally", "tail_time_s"]
+__all__ = ["RolloutResult", "Summary", "Tally", "tail_requests", "tail_time_s"]
 
 TAIL_FRACTION = 0.1
 """Share of requests, last to finish, that make the tail (paper, evaluation)."""
@@ -118,12 +118,17 @@ class RolloutResult(msgspec.Struct, frozen=True):
         return f"<RolloutResult of {len(self.completions)} completions>"
 
 
+def tail_requests(requests: int) -> int:
+    """Return how many of so many requests, the last to finish, are the tail."""
+    return int(requests * TAIL_FRACTION)
+
+
 def tail_time_s(finish_times_s: Sequence[float]) -> float:
     """Return the time spent solely on the last tenth of the requests to finish."""
     times = sorted(finish_times_s)
     if not times:
         return 0.0
-    early = len(times) - int(len(times) * TAIL_FRACTION)
+    early = len(times) - tail_requests(len(times))
     return times[-1] - times[early - 1]
 
 

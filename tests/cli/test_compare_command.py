@@ -46,7 +46,7 @@ def test_compare_repeats_and_takes_other_prompts(compared, write_prompts):
 
 
 def test_on_a_narrow_terminal_arms_stand_below_one_another_and_nothing_is_cut(compared, monkeypatch):
-    monkeypatch.setattr("seer_cli.common.PLAIN_WIDTH", 80)
+    monkeypatch.setattr("seer_cli.tables.PLAIN_WIDTH", 80)
     result, arms = compared("--repeat", 3, "--log-level", "error")
     assert result.exit_code == 0, result.output
     assert "\u2026" not in result.stdout  # an ellipsis

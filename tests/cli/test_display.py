@@ -1,18 +1,22 @@
 """The display and the log on a terminal and without one."""
 
+import codecs
 import fcntl
 import io
 import os
 import pty
+import re
 import select
+import struct
+import subprocess
 import termios
 
 import pytest
 import structlog
-from rich.console import Console
 from seer_cli import display
 from seer_cli.common import _configure_logs
 from seer_cli.display import Display
+from seer_cli.frame import frame_of
 from seer_cli.progress import RunProgress
 
 from seer_core.model import InstanceInfo
@@ -51,7 +55,8 @@ def test_a_terminal_shows_a_live_display_and_gets_its_cursor_back(start_seer, tr
     assert process.wait(BOUND_S) == 130
     assert "rollout: groups 0/3" in text
     assert "trickle-0" in text
-    assert "running 0" in text
+    assert "running" in text
+    assert "0/8" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
     assert text.endswith("interrupted; what had finished is kept\r\n")
     assert len(lines_of(tmp_path / "out" / "completions.jsonl")) <= 3
@@ -59,14 +64,73 @@ def test_a_terminal_shows_a_live_display_and_gets_its_cursor_back(start_seer, tr
 
 def read_terminal(terminal, until=None):
     """Read what is shown, until some text of it or the end."""
-    shown = ""
+    shown, decode = "", codecs.getincrementaldecoder("utf-8")().decode
     while until is None or until not in shown:
         assert select.select([terminal], [], [], BOUND_S)[0], f"shown so far: {shown!r}"
         try:
-            shown += terminal.read(4096).decode()
+            shown += decode(terminal.read(4096))
         except OSError:  # EIO: no process holds the terminal any more
             break
     return shown
+
+
+def test_a_terminal_that_is_resized_gets_frames_that_fit_it(start_seer):
+    master, slave = pty.openpty()
+    _resize(slave, 100, 30)
+    sizes = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = start_seer(
+        *("sim", "synthetic", "--policy", "divided", "--lengths", "groups=96", "--instances", "24"),
+        stdin=slave,
+        stdout=subprocess.DEVNULL,
+        stderr=slave,
+        text=False,
+        env={**sizes, "TERM": "xterm"},
+    )
+    with os.fdopen(master, "r+b", buffering=0) as terminal:
+        shown = read_terminal(terminal, until="running")
+        _resize(slave, 44, 12)
+        os.close(slave)
+        shown += read_terminal(terminal)
+    assert process.wait(BOUND_S) == 0
+    assert "Traceback" not in shown
+    frames = [
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", each) for each in re.split(r"(?:\x1b\[2K|\x1b\[1A)+", shown)
+    ]
+    last = [each for each in frames if "instance" in each][-1].strip().splitlines()
+    assert max(map(len, last)) <= 44
+    assert len(last) <= 12
+    assert last[0].startswith("divided: groups ")
+    assert "reserved" in last[-1]
+    assert any(line.startswith("and ") for line in last)
+
+
+def _resize(terminal, columns, rows):
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def test_a_file_gets_lines_without_escapes_that_say_tail_kv_and_waiting(seer, monkeypatch):
+    monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    result = seer("sim", "synthetic", "--policy", "divided", "--lengths", "groups=32", "--instances", "2")
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    assert result.stderr.replace("\n", "").isprintable()
+    assert all(line.startswith("divided: groups ") and " reserved, running " in line for line in lines[:-1])
+    assert any(re.search(r"waiting.*: .*for KV", line) for line in lines)
+    assert any("tail: the last 25 of 256 responses, for " in line for line in lines)
+    assert max(map(len, lines)) > 130
+
+
+def test_a_terminal_that_obeys_no_escapes_gets_lines(monkeypatch):
+    monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
+    monkeypatch.setenv("TERM", "dumb")
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    with Display("run", stream) as view:
+        view.observe(0.0, InstanceStarted(InstanceInfo("x", 64, 16, 4, 64)), [])
+    assert stream.getvalue().startswith("run: groups 0/0")
+    assert stream.getvalue().replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize("nodes", [("a-1", "a-1"), ("a-1", "b-2")])
@@ -75,7 +139,7 @@ def test_a_terminal_shows_the_node_of_each_instance_where_there_are_several(node
     for number, node in enumerate(nodes):
         view.observe(0.0, InstanceStarted(InstanceInfo(f"x-{number}", 64, 16, 4, 64, node=node)), [])
     shown = "".join(_shown(view))
-    assert [f"on {node}" in shown for node in nodes] == [len(set(nodes)) > 1] * 2
+    assert [node in shown for node in nodes] == [len(set(nodes)) > 1] * 2
 
 
 def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
@@ -83,13 +147,18 @@ def test_without_a_terminal_a_line_appears_now_and_then(monkeypatch):
     stream = io.StringIO()
     with Display("run", stream) as view:
         view.observe(0.0, InstanceStarted(InstanceInfo("x", 64, 16, 4, 64)), [])
-        view.observe(0.0, GroupsSubmitted((GroupSpec("a", 4, 2, 64),)), [])
+        sent = [Dispatch(f"a/{number}", "x", 60, 16, False) for number in (0, 1)]
+        view.observe(0.0, GroupsSubmitted((GroupSpec("a", 4, 2, 64),)), sent)
         view.observe(2.0, ChunkFinished("a/0", "x", 50, True), [Complete("a/0", "stop")])
         view.observe(3.0, InstanceLost("x", "gone"), [])
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "run: groups 0/0  requests 0/0  tokens 0  0 tok/s  left ?  x kv 0% run 0 queue 0"
+    assert lines[0] == (
+        "run: groups 0/0  requests 0/0  tokens 0  0 tok/s  left ?"
+        "  x: KV 0% used, 0% reserved, running 0/4, queued 0"
+    )
+    assert "KV 0% used, 50% reserved" in lines[1]
     assert lines[2].startswith("run: groups 0/1  requests 1/2  tokens 50  25 tok/s  left 0:00")
-    assert lines[3].endswith("x lost, restarting")
+    assert lines[3].endswith("waiting: 1 for an instance  x lost, restarting")
     assert len(lines) == 4
 
 
@@ -103,17 +172,15 @@ def test_an_instance_without_a_place_says_what_is_missing_and_a_new_one_says_so_
         "x  waits: 1 GPU wanted, 0 of 8 free",
         "y  waits: none of the 2 nodes has 1 GPU",
     ]
-    assert view._instance_notes()[0] == "x waits: 1 GPU wanted, 0 of 8 free"
     view.observe(3.0, InstanceFailed("y", "lost too often"), [])
     view.observe(3.0, InstanceStarted(InstanceInfo("x", 64, 16, 4, 64)), [])
-    assert _shown(view)[1:] == ["y  given up"]
+    assert _shown(view)[0] == "y  given up"
+    assert _shown(view)[2].startswith("x ")
 
 
 def _shown(view):
-    """Return the lines of the terminal, but for the headline."""
-    shown = io.StringIO()
-    Console(file=shown, width=200).print(view._render())
-    return [line.rstrip() for line in shown.getvalue().splitlines() if line][1:]
+    """Return the lines of the terminal, but for the headline and the bar below."""
+    return [line.plain for line in frame_of("run", view.progress, None, 200, 24)][2:]
 
 
 def test_no_escape_of_a_file_reaches_the_screen_and_no_message_is_endless(

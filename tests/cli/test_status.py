@@ -40,6 +40,18 @@ def test_a_run_that_is_alive_says_what_it_does(start_seer, seer, trickling, tmp_
     assert not (out / "status.json").exists()
 
 
+def test_the_status_says_how_many_requests_wait_for_what(start_seer, seer, trickle, write_prompts, tmp_path):
+    prompts = write_prompts({"prompt_token_ids": [5], "n": 12})
+    out = tmp_path / "out"
+    process = start_seer("run", trickle(), "--prompts", prompts, "--out", out)
+    deadline = time.monotonic() + BOUND_S
+    while "1 of 12 responses; waiting: 3 for a slot; process" not in (result := seer("status", out)).output:
+        assert process.poll() is None
+        assert time.monotonic() < deadline, result.output
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=BOUND_S)
+
+
 def test_a_run_that_was_killed_is_called_dead(start_seer, seer, trickling, tmp_path):
     process = start_seer(*trickling(signal=int(signal.SIGKILL), signal_after=3))
     process.communicate(timeout=BOUND_S)

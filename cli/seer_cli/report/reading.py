@@ -140,7 +140,6 @@ class RunReader(Observer):
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
     _kept_chunks: int = 0
-    _paused: bool = False
     _free: MostFree = attrs.Factory(MostFree)
     _since_s: float = 0.0
 
@@ -273,10 +272,8 @@ class RunReader(Observer):
             case InstanceDegraded(name, what, reason) if name in self.lanes:
                 self.lanes[name].note(now, f"goes on without {what}: {reason}")
             case RolloutPaused(by):
-                self._paused = True
                 self._note(now, f"the rollout paused{_asked(by)}")
             case RolloutResumed(by):
-                self._paused = False
                 self._note(now, f"the rollout went on{_asked(by)}")
             case RequestsAborted(requests, by):
                 more = f" and {len(requests) - 1} more" if len(requests) > 1 else ""
@@ -364,7 +361,7 @@ class RunReader(Observer):
         self._free.note(name, place.free_kv_tokens if place is not None and place.has_slot else -1)
 
     def _state(self) -> Cause | int:
-        if self._paused:
+        if self._follower.paused:
             return "paused"
         if not self._follower.places:
             return "instances"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
-from seer_cli.common import main_options, table_console
+from seer_cli.common import main_options
 from seer_cli.output import check_writable, write_json
+from seer_cli.tables import print_table, table_console
 
 from seer_core.errors import ConfigError, OutputError
 from seer_core.plugins.config import nearest
@@ -91,7 +92,7 @@ def reproduce_command(
         draw(plots, outcomes, runs)
     console = table_console()
     for table in tables_of(outcomes):
-        console.print(table)
+        print_table(table, keys=2)
     console.print(summary_of(outcomes))
 
 

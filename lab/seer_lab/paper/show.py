@@ -68,7 +68,7 @@ def tables_of(outcomes: Sequence[Outcome]) -> list[Table]:
     for name, here in by_table(outcomes):
         table = Table(title=f"{name}: {TABLES[name]}", title_justify="left", caption=summary_of(here))
         table.add_column("workload", no_wrap=True)
-        table.add_column("")
+        table.add_column("", overflow="fold")
         for title in ("paper", "here", "error"):
             table.add_column(title, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 from rich.table import Table
-from seer_cli.common import main_options, table_console
+from seer_cli.common import main_options
 from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.tables import print_table
 
 from seer_core.errors import quote
 from seer_grouped_spec.replay import Recording, ReplayError, ReplayRow, Siblings, load, replay
@@ -140,4 +141,4 @@ def _print(rows: Sequence[ReplayRow], file: Path) -> None:
             f"{row.responses:,}",
             f"{row.tokens:,}",
         )
-    table_console().print(table)
+    print_table(table)
