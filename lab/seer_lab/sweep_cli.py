@@ -88,7 +88,8 @@ def sweep_command(
     )
     for table in tables_of(found, points, names[1:]):
         console.print(table)
-    console.print("times are simulated")
+    for note in ("times are simulated", *workloads[0].workload.notes):
+        console.print(note, soft_wrap=True)
 
 
 def _progress() -> Progress:

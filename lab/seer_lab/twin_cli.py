@@ -161,7 +161,7 @@ def predict(
     ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.
 
     Raises:
-        ConfigError, PromptError: see ``make_twin``.
+        ConfigError, InputError, PromptError: see ``make_twin``.
     """
     twin, fitted = make_twin(config, read_profile(profile), lengths)
     if drafts is not None:
@@ -201,6 +201,7 @@ def predict(
         about += f"; lengths are the recorded run's, and drafts are worth what a replay of {drafts} says"
     if calibrate:
         about += f"; all are slowed by {factor:.3f}, so that the recorded run takes as long as it did"
+    about = "; ".join((about, *twin.notes))
     return rows, about
 
 
