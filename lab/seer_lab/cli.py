@@ -35,6 +35,7 @@ from seer_lab.options import (
     keys_of,
     workload_options,
 )
+from seer_lab.recorded import log_files
 from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, share_rows, share_table, table_of, to_json
@@ -110,7 +111,7 @@ def sim_command(
       seer sim out/first --policy verl --policy seer --drafts out/first
       seer sim rollouts --tokenizer my_model --repeat 3 --report would_have.html
     """
-    check_writable(json_file, plot, report, inputs=[Path(workload)])
+    check_writable(json_file, plot, report, inputs=[Path(workload), *log_files(Path(workload))])
     overrides = debugged(overrides)
     chosen = choose_policies(policies, oracles)
     check_once(overrides, size)

@@ -19,7 +19,7 @@ from seer_lab.foreign.token_counts import CHARACTERS, estimate, token_counter
 from seer_lab.lengths import GroupLengths
 from seer_lab.traces import read_lengths
 
-__all__ = ["RecordedLengths", "read_recorded"]
+__all__ = ["RecordedLengths", "log_files", "read_recorded"]
 
 SUFFIXES = (".jsonl", ".pt")
 """Of the files of a directory that count."""
@@ -48,7 +48,9 @@ def read_recorded(
         InputError: the file of another system is damaged.
     """
     path = Path(path)
-    files, evaluations = _files(path)
+    written = log_files(path)
+    files = [each for each in written if each == path or not EVALUATION.search(each.name)]
+    evaluations = len(written) - len(files)
     found = _format_of(files[0]) if files else None
     if tokenizer is not None and not (found and found.has_text):
         raise ConfigError(f"--tokenizer does not go with {path}, whose lengths are in tokens; leave it out")
@@ -78,21 +80,19 @@ def read_recorded(
     return RecordedLengths(group_responses(finished), tuple(notes))
 
 
-def _files(path: Path) -> tuple[list[Path], int]:
-    """Return the files that another system may have written, and how many are of evaluations.
+def log_files(path: Path) -> list[Path]:
+    """Return the files of a workload that another system may have written.
 
     Pipes are not among them, as they can be read only once.
     """
     if os.path.isfile(path):  # Path's raises for a name that is too long
-        return [path], 0
+        return [path]
     if not os.path.isdir(path) or os.path.lexists(path / TRACE):
-        return [], 0
+        return []
     try:
-        found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
+        return sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
     except OSError as error:
         raise InputError(f"cannot read {path}: {describe_flaw(error)}; mend its permissions") from error
-    files = [each for each in found if not EVALUATION.search(each.name)]
-    return files, len(found) - len(files)
 
 
 def _format_of(file: Path) -> Format | None:

@@ -16,6 +16,7 @@ from seer_cli.output import check_writable, write_json
 from seer_core.errors import ConfigError
 from seer_lab.drawing import importing_to_draw
 from seer_lab.options import POLICY_HELP, choose_policies, workload_options
+from seer_lab.recorded import log_files
 from seer_lab.sweep import SweptPoint, Value, parse_axis, sweep, swept_workloads
 
 __all__ = ["sweep_command"]
@@ -57,7 +58,7 @@ def sweep_command(
       seer sweep synthetic --over pressure=1,2,4 --over sigma=0.3,0.9,1.5 --repeat 3
       seer sweep lengths.jsonl --over plugin.divided_rollout.chunk_tokens=512,2048
     """
-    check_writable(json_file, plot, inputs=[Path(workload)])
+    check_writable(json_file, plot, inputs=[Path(workload), *log_files(Path(workload))])
     found = dict(map(parse_axis, axes))
     if len(found) < len(axes) or len(found) > 2:
         raise ConfigError("give --over once, or twice with two keys")

@@ -25,6 +25,7 @@ from seer_lab.bound import Bound, bounds_of
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.options import check_unbounded, drafts_option
 from seer_lab.policies import PolicySet
+from seer_lab.recorded import log_files
 from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.shares import Shares
 from seer_lab.simulate import ENGINES, simulate
@@ -124,7 +125,7 @@ def twin_command(
       seer run CONFIG --prompts prompts.jsonl --out out/first
       seer twin CONFIG --profile profile.json --lengths out/first
     """
-    check_writable(json_file)
+    check_writable(json_file, inputs=log_files(lengths))
     check_unbounded(drafts_file, bounded=bounded)
     measured = None if measured_file is None else _read_measured(config, measured_file)
     rows, about = predict(

@@ -257,6 +257,16 @@ def test_a_log_becomes_a_table_and_a_page(seer, write, tmp_path, source):
     assert "<html" in (tmp_path / "out.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("command", [("sim",), ("sweep", "--over", "pressure=1")])
+def test_a_file_of_the_log_is_never_written(seer, tmp_path, command):
+    path = Path(shutil.copytree(DATA / "verl", tmp_path / "verl")) / "2.jsonl"
+    name, *options = command
+    result = seer(name, path.parent, *options, "--json", path)
+    assert result.exit_code == 2
+    assert "this command reads it" in " ".join(result.output.split())
+    assert path.read_bytes() == (DATA / "verl/2.jsonl").read_bytes()
+
+
 def test_a_sweep_reads_a_log_and_says_what_was_guessed(seer):
     result = seer("sweep", DATA / "verl", "--over", "pressure=1,2")
     assert result.exit_code == 0, result.output

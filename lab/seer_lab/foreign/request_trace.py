@@ -1,4 +1,4 @@
-"""Traces of requests as Mooncake published them and ``vllm bench serve --dataset-name timed-trace`` reads.
+"""Traces of requests as Mooncake published them and ``vllm bench serve --dataset-name timed_trace`` reads.
 
 A line has ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``, the blocks of the prompt.
 """

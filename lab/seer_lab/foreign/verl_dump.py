@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from sys import intern
 
 import msgspec
 
@@ -38,6 +39,7 @@ def responses(path: Path, count: Callable[[str], int]) -> Iterator[LoggedRespons
     """
     prompts: dict[str, int] = {}
     for line in read_lines(path, _VerlLine, KIND):
-        if line.input not in prompts:
-            prompts[line.input] = max(1, count(line.input))
-        yield LoggedResponse(line.step, line.input, prompts[line.input], max(1, count(line.output)))
+        prompt = intern(line.input)  # kept once, for all its responses
+        if prompt not in prompts:
+            prompts[prompt] = max(1, count(prompt))
+        yield LoggedResponse(line.step, prompt, prompts[prompt], max(1, count(line.output)))
