@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,15 @@ from typing import Any
 import click
 import msgspec
 
-from seer_cli.chunk_runs import ChunkRun, chunks_of
+from seer_cli.chunk_runs import chunks_of
+from seer_cli.chunk_tables import check_parquet, write_csv, write_parquet
 from seer_cli.common import main_options
 from seer_cli.output import TRACE, InputPath, check_writable, replacing
-from seer_cli.perfetto import FIGURES, trace_events
+from seer_cli.perfetto import trace_events
 from seer_core.errors import InputError
 from seer_core.scheduling.trace import read_trace
 
-__all__ = ["COLUMNS", "export_command"]
-
-COLUMNS = (
-    "request_id",
-    "instance_id",
-    "begin_s",
-    "end_s",
-    "end",
-    "max_tokens",
-    *FIGURES,
-    "kv_tokens",
-    "migrated",
-    "why",
-)
-"""The columns of the table of chunks; times are seconds on the run's clock."""
+__all__ = ["export_command"]
 
 
 @click.command("export")
@@ -51,7 +37,16 @@ COLUMNS = (
     metavar="FILE",
     help="Write a table with a row for each chunk.",
 )
-def export_command(directory: Path, perfetto_file: Path | None, csv_file: Path | None) -> None:
+@click.option(
+    "--parquet",
+    "parquet_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the same table as Parquet, with types; needs pyarrow.",
+)
+def export_command(
+    directory: Path, perfetto_file: Path | None, csv_file: Path | None, parquet_file: Path | None
+) -> None:
     """Write the run of DIRECTORY for other tools.
 
     In a viewer of traces each instance is a process, its slots are lanes, a chunk is
@@ -60,17 +55,23 @@ def export_command(directory: Path, perfetto_file: Path | None, csv_file: Path |
     \b
     Example:
       seer export out/first --perfetto first.json --csv chunks.csv
+      seer export out/first --parquet chunks.parquet
     """
-    if perfetto_file is None and csv_file is None:
-        raise InputError("nothing to write: name a file with --perfetto or --csv")
-    check_writable(perfetto_file, csv_file)
+    if perfetto_file is None and csv_file is None and parquet_file is None:
+        raise InputError("nothing to write: name a file with --perfetto, --csv or --parquet")
+    check_writable(perfetto_file, csv_file, parquet_file)
+    if parquet_file is not None:
+        check_parquet()
     trace = directory / TRACE
     if perfetto_file is not None:
         events = _write_events(perfetto_file, trace_events(read_trace(trace)))
         click.echo(f"{perfetto_file}: {events:,} events")
     if csv_file is not None:
-        chunks = _write_table(csv_file, chunks_of(read_trace(trace)))
+        chunks = write_csv(csv_file, chunks_of(read_trace(trace)))
         click.echo(f"{csv_file}: {chunks:,} chunks")
+    if parquet_file is not None:
+        chunks = write_parquet(parquet_file, chunks_of(read_trace(trace)))
+        click.echo(f"{parquet_file}: {chunks:,} chunks")
 
 
 def _write_events(path: Path, events: Iterable[Mapping[str, Any]]) -> int:
@@ -82,18 +83,4 @@ def _write_events(path: Path, events: Iterable[Mapping[str, Any]]) -> int:
             file.write((b",\n" if count else b"\n") + encoder.encode(event))
             count += 1
         file.write(b"\n]}\n")
-    return count
-
-
-def _write_table(path: Path, chunks: Iterable[ChunkRun]) -> int:
-    """Write chunks as CSV, and return how many."""
-    count = 0
-    with replacing(path) as new, new.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for chunk in chunks:
-            count += 1
-            result = {} if chunk.result is None else msgspec.structs.asdict(chunk.result)
-            row = result | msgspec.structs.asdict(chunk)
-            writer.writerow([row.get(name, "") for name in COLUMNS])
     return count

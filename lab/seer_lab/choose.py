@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from seer_core.errors import ConfigError, quote
 from seer_core.json_files import UNREADABLE, is_text
 from seer_core.plugins.config import nearest, structure
 from seer_lab.lengths import DrawnLengths
-from seer_lab.traces import read_lengths
+from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
 
 __all__ = ["PRESSURE", "choose_workload"]
@@ -34,15 +34,18 @@ def choose_workload(
     on: str | None = None,
     instances: int | None = None,
     pressure: float | None = None,
+    tokenizer: Path | None = None,
+    read: Callable[..., RecordedLengths] = read_recorded,
 ) -> Workload:
     """Return the workload of that name, ``synthetic``, or one of recorded lengths from a file.
 
     ``lengths`` are KEY=VALUE for ``DrawnLengths``; ``on``, ``instances`` and ``pressure`` are for workloads
-    that bring no engines of their own, ``scale`` is for those that do.
+    that bring no engines of their own, ``scale`` is for those that do.  ``read`` reads a file, and gets
+    ``where`` and ``tokenizer``.
 
     Raises:
         ConfigError: something is not known, or does not go together.
-        PromptError: the file cannot be used.
+        InputError, PromptError: the file cannot be used.
     """
     if name in WORKLOADS:
         _not_for(
@@ -52,7 +55,7 @@ def choose_workload(
             instances=instances,
             pressure=pressure,
         )
-        _not_for(name, "is drawn, not recorded", where=where)
+        _not_for(name, "is drawn, not recorded", where=where, tokenizer=tokenizer)
         workload = WORKLOADS[name]
         drawn = _changed(workload.lengths, lengths)
         workload = msgspec.structs.replace(workload, lengths=drawn)
@@ -65,12 +68,15 @@ def choose_workload(
         raise ConfigError(f"--on {on}: no such engines{nearest(on, CLUSTERS)}")
     cluster = CLUSTERS[on or "qwen2-vl-72b"]
     if name == "synthetic":
-        _not_for(name, "is drawn, not recorded", where=where)
+        _not_for(name, "is drawn, not recorded", where=where, tokenizer=tokenizer)
         drawn = _changed(SYNTHETIC, lengths)
         return crowded(name, drawn, cluster, instances or INSTANCES, pressure or PRESSURE)
     _not_for(name, "has lengths of its own", lengths=lengths)
-    recorded = read_lengths(name, where)
-    return crowded(Path(name).name, recorded, cluster, instances or INSTANCES, pressure or PRESSURE)
+    recorded = read(name, where, tokenizer)
+    found = crowded(
+        Path(name).name, recorded.iterations, cluster, instances or INSTANCES, pressure or PRESSURE
+    )
+    return msgspec.structs.replace(found, notes=recorded.notes)
 
 
 def _exists(name: str) -> bool:

@@ -36,6 +36,7 @@ from seer_lab.options import (
     keys_of,
     workload_options,
 )
+from seer_lab.recorded import log_files
 from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.simulate import ENGINES, SimulatedIteration, simulate
 from seer_lab.table import rows_of, share_rows, share_table, table_of, to_json
@@ -98,8 +99,9 @@ def sim_command(
     """Roll out WORKLOAD on simulated engines under each policy, and compare.
 
     WORKLOAD is one of the paper's, moonlight, qwen2-vl-72b or kimi-k2; synthetic; a file with lengths of
-    yours, JSON lines of {"group", "prompt_tokens", "output_tokens": [...]}; or the directory of a finished
-    `seer run`.  --scale is for the paper's, --on, --instances and --pressure are for the others.
+    yours, JSON lines of {"group", "prompt_tokens", "output_tokens": [...]}; the directory of a finished
+    `seer run`; or the log of another system: a file or a directory that verl or slime dumped rollouts to, or
+    a trace of requests.  --scale is for the paper's, --on, --instances and --pressure are for the others.
 
     \b
     Example:
@@ -108,8 +110,9 @@ def sim_command(
       seer sim synthetic --engine paced --policy verl --policy context
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy seer --bound
       seer sim out/first --policy verl --policy seer --drafts out/first
+      seer sim rollouts --tokenizer my_model --repeat 3 --report would_have.html
     """
-    check_writable(json_file, plot, report, inputs=[Path(workload)])
+    check_writable(json_file, plot, report, inputs=[Path(workload), *log_files(Path(workload))])
     overrides = debugged(overrides)
     chosen = choose_policies(policies, oracles)
     check_once(overrides, size)
@@ -203,6 +206,7 @@ def _notes(
     workload: Workload, seed: int, repeat: int, pressure: float | None, pressures: Sequence[float]
 ) -> Iterator[str]:
     """Yield what a reader of the table may take for granted and should not."""
+    yield from workload.notes
     if pressure is not None and max(pressures) < LEAST_MET * pressure:
         yield (
             f"pressure {pressure:g} was asked for, and is {max(pressures):.1f}: an instance has room for the"

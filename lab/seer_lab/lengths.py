@@ -14,7 +14,12 @@ from seer_sim.lengths import Lengths, Sigma, normal_of
 from seer_core.plugins.config_types import MOST, Share
 from seer_core.ports.engine import ChunkJob
 
-__all__ = ["DrawnLengths", "GroupLengths", "TrueLengths", "last_epoch"]
+__all__ = ["LONGEST", "DrawnLengths", "GroupLengths", "Tokens", "TrueLengths", "last_epoch"]
+
+LONGEST = 10_000_000
+"""Tokens of a prompt or a response; more than any model takes."""
+
+Tokens = Annotated[int, Meta(ge=1, le=LONGEST)]
 
 _NORMAL = NormalDist()
 

@@ -95,6 +95,12 @@ OPTIONS = (
     ),
     click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only lines of a trace that say so."),
     click.option(
+        "--tokenizer",
+        type=InputPath(),
+        metavar="DIR",
+        help="A model's directory: its tokenizer.json counts the tokens of logs that hold texts.",
+    ),
+    click.option(
         "--on",
         type=click.Choice(list(CLUSTERS)),
         help="Model and GPUs of the instances.  [default: qwen2-vl-72b]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from seer_core.errors import ConfigError, quote
 from seer_lab.choose import choose_workload
 from seer_lab.options import SIZES, check_once, check_policies, check_repeats, keys_of
 from seer_lab.policies import PolicySet
+from seer_lab.recorded import read_recorded
 from seer_lab.simulate import simulate
 from seer_lab.workloads import Workload
 
@@ -78,13 +80,14 @@ def swept_workloads(
 
     Raises:
         ConfigError: a key or a value is not known, or a key is among ``size`` or ``overrides`` too.
-        PromptError: the file of a recorded workload cannot be used.
+        InputError, PromptError: the file of a recorded workload cannot be used.
     """
     given = keys_of((*size.get("lengths", ()), *overrides))
     for key in axes:
         if key in given or size.get(key) is not None:
             raise ConfigError(f"{key} is swept and given; leave one of the two out")
     found = []
+    read = cache(read_recorded)
     for values in product(*axes.values()):
         at = dict(zip(axes, values, strict=True))
         settings = [f"{key}={value}" for key, value in at.items() if "." in key]
@@ -92,7 +95,7 @@ def swept_workloads(
         sizes = {key: _sized(key, value) for key, value in at.items() if key in SIZES}
         changed = {**size, **sizes, "lengths": (*size.get("lengths", ()), *lengths)}
         check_once((*overrides, *settings), changed)
-        found.append(SweptWorkload(at, choose_workload(name, **changed), (*overrides, *settings)))
+        found.append(SweptWorkload(at, choose_workload(name, read=read, **changed), (*overrides, *settings)))
     return found
 
 

@@ -18,6 +18,7 @@ from seer_cli.tables import print_table, table_console
 from seer_core.errors import ConfigError
 from seer_lab.drawing import importing_to_draw
 from seer_lab.options import POLICY_HELP, choose_policies, workload_options
+from seer_lab.recorded import log_files
 from seer_lab.sweep import SweptPoint, Value, parse_axis, sweep, swept_workloads
 
 __all__ = ["sweep_command"]
@@ -59,7 +60,7 @@ def sweep_command(
       seer sweep synthetic --over pressure=1,2,4 --over sigma=0.3,0.9,1.5 --repeat 3
       seer sweep lengths.jsonl --over plugin.divided_rollout.chunk_tokens=512,2048
     """
-    check_writable(json_file, plot, inputs=[Path(workload)])
+    check_writable(json_file, plot, inputs=[Path(workload), *log_files(Path(workload))])
     found = dict(map(parse_axis, axes))
     if len(found) < len(axes) or len(found) > 2:
         raise ConfigError("give --over once, or twice with two keys")
@@ -88,7 +89,8 @@ def sweep_command(
     console.print(f"{workloads[0].workload.name}: tokens per second, over those of {names[0]}{seeds}")
     for table in tables_of(found, points, names[1:]):
         print_table(table)
-    console.print("times are simulated")
+    for note in ("times are simulated", *workloads[0].workload.notes):
+        console.print(note)
 
 
 def _progress() -> Progress:

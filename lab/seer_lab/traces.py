@@ -14,16 +14,13 @@ from seer_core.errors import PromptError, quote
 from seer_core.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_core.model.events import ChunkFinished, Complete, GroupSpec, GroupsSubmitted
 from seer_core.scheduling.trace import read_trace
-from seer_lab.lengths import GroupLengths
+from seer_lab.lengths import GroupLengths, Tokens
 
 __all__ = ["read_lengths"]
 
 SHOWN_PROBLEMS = 10
 
 EXAMPLE = 'such as {"group": "a", "prompt_tokens": 300, "output_tokens": [1107, 398]}'
-
-Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
-"""Of a prompt or a response; more than any model takes."""
 
 
 class LengthsLine(msgspec.Struct, frozen=True):
@@ -51,7 +48,7 @@ def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[Group
     """
     path = Path(path)
     path = path / "trace.jsonl" if path.is_dir() else path
-    remedy = "name a workload, a JSON-lines file or a run's directory"
+    remedy = "name a workload, a JSON-lines file, a run's directory or a trainer's dump"
     lines = read_bytes(path, remedy, PromptError).split(b"\n")
     first = next((line for line in lines if line.strip()), b"")
     if b'"event":' in first:

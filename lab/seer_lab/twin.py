@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from seer_cli.output import TRACE
 from seer_cli.profiles import Profile
 from seer_sim.acceptance import POSITIONS
 from seer_sim.drafts import Drafts
@@ -24,8 +25,8 @@ from seer_core.model.events import InstanceReported, InstanceStarted
 from seer_core.plugins.config import Config
 from seer_core.scheduling.trace import read_trace
 from seer_lab.fit import Fit, fit
+from seer_lab.recorded import read_recorded
 from seer_lab.texts import RecordedText
-from seer_lab.traces import read_lengths
 from seer_lab.workloads import Workload
 
 __all__ = ["Twin", "make_twin", "recorded_drafts"]
@@ -60,7 +61,7 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
 
     Raises:
         ConfigError: the profile is another engine's, or says too little.
-        PromptError: the run cannot be read, or has not finished.
+        InputError, PromptError: the run cannot be read, or has not finished.
     """
     name = " and ".join(config.seer.engines)
     if profile.engine and profile.engine != name:
@@ -71,8 +72,10 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     fitted = fit(profile)
     info = profile.info
     assert info is not None, "fit has refused it"
-    groups = read_lengths(run)[0]
-    if run.is_dir():
+    recorded = read_recorded(run)
+    groups = recorded.iterations[0]
+    is_run = (run / TRACE).exists()
+    if is_run:
         _same_engine(info, run)
     engine = config.engine.get(name, {})
     sim: dict[str, Any] = {
@@ -87,8 +90,8 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
     }
     if engine.get("max_batched_tokens"):
         sim["max_batched_tokens"] = engine["max_batched_tokens"]
-    drafts = recorded_drafts(run, selective=name != "sim") if run.is_dir() else None
-    text = _text(run) if run.is_dir() else None
+    drafts = recorded_drafts(run, selective=name != "sim") if is_run else None
+    text = _text(run) if is_run else None
     if text is not None:
         sim["vocab_size"] = max(LEAST_VOCABULARY, *map(max, text.responses.values())) + 1
     worth = {} if drafts is None else msgspec.to_builtins(drafts)
@@ -99,7 +102,7 @@ def make_twin(config: Config, profile: Profile, run: Path) -> tuple[Twin, Fit]:
         "kv_pool": {"sim_pool": _pool(config, info)},
         "engine": {"sim": sim},
     }
-    return Twin(run.name, [groups], tables, text, base_dir=config.base_dir), fitted
+    return Twin(run.name, [groups], tables, text, recorded.notes, config.base_dir), fitted
 
 
 def _text(run: Path) -> RecordedText:
@@ -114,7 +117,7 @@ def _text(run: Path) -> RecordedText:
 
 def _same_engine(info: InstanceInfo, run: Path) -> None:
     """Refuse a run on instances that hold more or less than those of the profile."""
-    for record in read_trace(run / "trace.jsonl"):
+    for record in read_trace(run / TRACE):
         if isinstance(record.event, InstanceStarted):
             for limit in ("kv_capacity_tokens", "block_tokens", "max_running", "max_model_tokens"):
                 mine, theirs = getattr(info, limit), getattr(record.event.info, limit)
@@ -269,7 +272,7 @@ def _rows(completions: Sequence[Completion]) -> Iterator[tuple[int, int, _Row]]:
 def _drafting_s(run: Path) -> float:
     """Return the seconds that all instances spent on drafts."""
     spent: dict[str, float] = {}
-    for record in read_trace(run / "trace.jsonl"):
+    for record in read_trace(run / TRACE):
         if isinstance(record.event, InstanceReported):
             spent[record.event.instance_id] = record.event.drafting_s
     return sum(spent.values())

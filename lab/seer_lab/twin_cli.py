@@ -26,6 +26,7 @@ from seer_lab.bound import Bound, bounds_of
 from seer_lab.calibrate import calibrated, plugins_of
 from seer_lab.options import check_unbounded, drafts_option
 from seer_lab.policies import PolicySet
+from seer_lab.recorded import log_files
 from seer_lab.replayed import read_replayed, with_replayed
 from seer_lab.shares import Shares
 from seer_lab.simulate import ENGINES, simulate
@@ -125,7 +126,7 @@ def twin_command(
       seer run CONFIG --prompts prompts.jsonl --out out/first
       seer twin CONFIG --profile profile.json --lengths out/first
     """
-    check_writable(json_file)
+    check_writable(json_file, inputs=log_files(lengths))
     check_unbounded(drafts_file, bounded=bounded)
     measured = None if measured_file is None else _read_measured(config, measured_file)
     rows, about = predict(
@@ -162,7 +163,7 @@ def predict(
     ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.
 
     Raises:
-        ConfigError, PromptError: see ``make_twin``.
+        ConfigError, InputError, PromptError: see ``make_twin``.
     """
     twin, fitted = make_twin(config, read_profile(profile), lengths)
     if drafts is not None:
@@ -202,6 +203,7 @@ def predict(
         about += f"; lengths are the recorded run's, and drafts are worth what a replay of {drafts} says"
     if calibrate:
         about += f"; all are slowed by {factor:.3f}, so that the recorded run takes as long as it did"
+    about = "; ".join((about, *twin.notes))
     return rows, about
 
 

@@ -93,13 +93,14 @@ class Workload(msgspec.Struct, frozen=True):
 
     ``lengths`` are drawn anew for each seed, or recorded: one list of groups per iteration, which seeds
     take in turn.  ``tables`` are those of a config file and describe the engines.  ``text`` is what is said,
-    where an engine reads it.
+    where an engine reads it.  ``notes`` are sentences about what was guessed.
     """
 
     name: str
     lengths: DrawnLengths | Sequence[Sequence[GroupLengths]]
     tables: Mapping[str, Any]
     text: RecordedText | None = None
+    notes: tuple[str, ...] = ()
 
     def groups(self, seed: int, later: int = 0) -> Sequence[GroupLengths]:
         """Return the groups of one iteration, or of one ``later``."""

@@ -294,3 +294,9 @@ def test_drafts_are_separated_by_what_is_written_in_the_middle_of_a_chunk(sittin
     (tmp_path / "trace.jsonl").write_text("")
     drafts = recorded_drafts(tmp_path, selective=True)
     assert (drafts.tokens, drafts.rates) == ((0, 1024), ((0.1,), (0.9,)))
+
+
+def test_lengths_may_be_those_of_a_trainer_s_dump(seer, sitting):
+    result = twin(seer, sitting, lengths=ROOT / "lab/tests/data/verl")
+    assert result.exit_code == 0, result.output
+    assert "lengths are estimated" in " ".join(result.stdout.split())

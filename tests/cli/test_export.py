@@ -2,12 +2,17 @@
 
 import csv
 import json
+import sys
 from collections import defaultdict
 from itertools import pairwise
 
+import pyarrow.parquet
 import pytest
+from seer_cli.chunk_runs import ChunkRun
+from seer_cli.chunk_tables import write_parquet
 from seer_cli.perfetto import trace_events
 
+from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     ChunkFinished,
@@ -52,6 +57,63 @@ def test_the_chunks_of_a_table_add_up_to_the_responses(seer, run, tmp_path):
         tokens[row["request_id"]] += int(row["tokens"])
         assert float(row["begin_s"]) < float(row["end_s"])
     assert tokens == {name: len(each["token_ids"]) for name, each in responses.items()}
+
+
+def test_a_parquet_file_has_the_rows_of_the_table_with_types(seer, run, tmp_path):
+    out, _ = run
+    result = seer("export", out, "--csv", tmp_path / "chunks.csv", "--parquet", tmp_path / "chunks.parquet")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "chunks.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert f"chunks.parquet: {len(rows) - 1:,} chunks" in result.output
+    table = pyarrow.parquet.read_table(tmp_path / "chunks.parquet")
+    assert table.column_names == rows[0]
+    assert {str(field.type) for field in table.schema} == {"string", "double", "int64", "bool"}
+    read = [["" if value is None else str(value) for value in row.values()] for row in table.to_pylist()]
+    assert read == rows[1:]
+
+
+def chunk(**changes):
+    fields = {
+        "request_id": "a/0",
+        "begin_s": 0.0,
+        "end_s": 1.0,
+        "instance_id": "x",
+        "max_tokens": 9,
+        "kv_tokens": 9,
+        "why": "",
+        "migrated": False,
+        "end": "aborted",
+    }
+    return ChunkRun(**fields | changes)
+
+
+def test_the_figures_of_a_chunk_that_brought_nothing_are_null(tmp_path):
+    assert write_parquet(tmp_path / "chunks.parquet", [chunk()]) == 1
+    (row,) = pyarrow.parquet.read_table(tmp_path / "chunks.parquet").to_pylist()
+    assert (row["request_id"], row["tokens"], row["migrated"]) == ("a/0", None, False)
+
+
+def test_chunks_beyond_one_batch_are_all_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("seer_cli.chunk_tables.ROWS", 2)
+    assert write_parquet(tmp_path / "chunks.parquet", [chunk(kv_tokens=n) for n in range(5)]) == 5
+    table = pyarrow.parquet.read_table(tmp_path / "chunks.parquet")
+    assert table["kv_tokens"].to_pylist() == list(range(5))
+
+
+def test_a_number_that_parquet_has_no_room_for_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"the trace holds what Parquet cannot: .*; use --csv"):
+        write_parquet(tmp_path / "chunks.parquet", [chunk(kv_tokens=2**64)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_without_its_library_is_one_sentence(seer, run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    result = seer("export", run[0], "--parquet", tmp_path / "chunks.parquet")
+    assert result.exit_code == 2
+    assert "--parquet needs the library pyarrow" in result.output
+    assert "make setup" in result.output
 
 
 def test_slices_of_a_lane_follow_each_other_and_bring_all_tokens(seer, run, tmp_path):
@@ -101,9 +163,10 @@ def test_a_chunk_lost_with_its_instance_ends_there_and_an_arrow_leads_on():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "name a file with --perfetto or --csv"),
+        ([], "name a file with --perfetto, --csv or --parquet"),
         (["--csv", "out/trace.jsonl"], "this command reads it"),
         (["--csv", "one", "--perfetto", "one"], "writes it already"),
+        (["--csv", "one", "--parquet", "one"], "writes it already"),
     ],
 )
 def test_what_cannot_be_written_is_one_sentence(seer, tmp_path, monkeypatch, options, words):

@@ -120,6 +120,11 @@ LENGTHS = [
     {"group": group, "prompt_tokens": 3, "output_tokens": [5, 9], "max_tokens": 20, "iteration": group % 2}
     for group in range(4)
 ]
+LOGS = (
+    [{"input": "a", "output": "b" * each, "gts": None, "score": 1.0, "step": 1} for each in range(3)],
+    [{"timestamp": each, "input_length": 9, "output_length": each, "hash_ids": [1]} for each in range(3)],
+)
+"""Of verl, and of requests."""
 RECORDED = [{"group": "a", "prompt_token_ids": [1, 2], "responses": [[3, 4, 5], [3, 4]]}] + [
     {"group_id": "b", "index": index, "token_ids": [7, 8, index]} for index in range(3)
 ]
@@ -304,6 +309,10 @@ def _try_lengths(path: Path) -> None:
     choose_workload(str(path))
 
 
+def _try_log(path: Path) -> None:
+    choose_workload(str(path))
+
+
 def _try_drawn(workspace: Workspace, data: bytes) -> None:
     workload = choose_workload("synthetic", lengths=os.fsdecode(data).split("\n"))
     workload.groups(0)
@@ -419,6 +428,7 @@ TARGETS = (
     Target("set", lambda workspace: [text.encode() for text in SETS], _try_set),
     Target("prompts", lambda workspace: [_lines(PROMPTS).encode()], _file("f.jsonl", _try_prompts)),
     Target("lengths", lambda workspace: [_lines(LENGTHS).encode()], _file("f.jsonl", _try_lengths)),
+    Target("logs", lambda workspace: [_lines(each).encode() for each in LOGS], _file("f.jsonl", _try_log)),
     Target("drawn-lengths", lambda workspace: [DRAWN.encode()], _try_drawn),
     Target("trace", _there("run/trace.jsonl"), _file("run/trace.jsonl", _try_trace)),
     Target(
