@@ -11,11 +11,10 @@ from statistics import median
 import attrs
 import numpy as np
 
-from seer_cli.chunk_runs import ChunkFollower, ChunkRun
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import InstanceLane
-from seer_cli.request_life import Cause, RequestLife, Wait
+from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
 from seer_core.model.events import (
     ChunkFinished,
     Command,
@@ -33,6 +32,7 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
+from seer_core.model.request_life import Cause, RequestLife, Wait
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.trace import TraceRecord
 
@@ -158,7 +158,7 @@ class RunReader(Observer):
         now = self.now = 0.0 if self.start_s is None else record.now - self.start_s
         self._advance()
         follower = self._follower
-        over = follower.read(record)
+        over = follower.read(record.now, event, record.commands)
         touched = {chunk.instance_id for chunk in over}
         self._event(now, event)
         for chunk in over:

@@ -1,26 +1,27 @@
-"""The chunks of a run, read from a trace: where each ran, from when to when, and what it brought."""
+"""The chunks of a run, read from its events: where each ran, from when to when, and what it brought."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import attrs
 import msgspec
 
-from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Abort,
     ChunkFailed,
     ChunkFinished,
+    Command,
     Dispatch,
+    Event,
     InstanceLeaving,
     InstanceLost,
     InstanceStarted,
     InstanceStopped,
 )
-from seer_core.scheduling.trace import TraceRecord
+from seer_core.model.requests import InstanceInfo
 
-__all__ = ["ChunkFollower", "ChunkRun", "InstanceLoad", "chunks_of"]
+__all__ = ["ChunkFollower", "ChunkRun", "InstanceLoad"]
 
 
 class ChunkRun(msgspec.Struct, frozen=True, tag=True):
@@ -46,6 +47,8 @@ class ChunkRun(msgspec.Struct, frozen=True, tag=True):
     """How it was over, in words."""
     result: ChunkFinished | None = None
     """What it brought, unless it failed or was lost."""
+    node: str = ""
+    """The instance's node, if it says which."""
 
 
 @attrs.define
@@ -71,7 +74,7 @@ class InstanceLoad:
 
 @attrs.define
 class ChunkFollower:
-    """Follows a trace, record by record."""
+    """Follows a run, event by event."""
 
     now: float = 0.0
     places: dict[str, InstanceLoad] = attrs.Factory(dict)
@@ -80,10 +83,10 @@ class ChunkFollower:
     """How many chunks are in flight."""
     _over: list[ChunkRun] = attrs.Factory(list)
 
-    def read(self, record: TraceRecord) -> list[ChunkRun]:
+    def read(self, now: float, event: Event, commands: Iterable[Command]) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
-        self.now, self._over = record.now, []
-        match record.event:
+        self.now, self._over = now, []
+        match event:
             case InstanceStarted(info):
                 self.places[info.id] = InstanceLoad(info)
             case InstanceLeaving(instance_id):
@@ -97,7 +100,7 @@ class ChunkFollower:
                 self._end(chunk.request_id, chunk.instance_id, "", chunk)
             case ChunkFailed(request_id, instance_id, reason):
                 self._end(request_id, instance_id, f"failed: {reason}")
-        for command in record.commands:
+        for command in commands:
             match command:
                 case Dispatch():
                     place = self.places.get(command.instance_id)
@@ -110,7 +113,7 @@ class ChunkFollower:
         return self._over
 
     def rest(self) -> list[ChunkRun]:
-        """Return the chunks that the trace's end left open."""
+        """Return the chunks that the end of the trace, or of the run, left open."""
         self._over = []
         for instance_id in list(self.places):
             self._gone(instance_id, "under way when the trace ended")
@@ -147,13 +150,6 @@ class ChunkFollower:
                 sent.migrated,
                 how,
                 result,
+                place.info.node,
             )
         )
-
-
-def chunks_of(records: Iterable[TraceRecord]) -> Iterator[ChunkRun]:
-    """Yield all chunks of a trace, each when it is over."""
-    follower = ChunkFollower()
-    for record in records:
-        yield from follower.read(record)
-    yield from follower.rest()
