@@ -12,9 +12,9 @@ import msgspec
 
 from seer_cli.common import main_options
 from seer_cli.output import TRACE, InputPath, check_writable, replacing
-from seer_cli.perfetto import FIGURES, trace_events
+from seer_cli.perfetto import trace_events
 from seer_core.errors import InputError
-from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
+from seer_core.model.chunk_runs import FIGURES, ChunkFollower, ChunkRun
 from seer_core.scheduling.trace import TraceRecord, read_trace
 
 __all__ = ["COLUMNS", "export_command"]

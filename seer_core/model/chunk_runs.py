@@ -21,7 +21,10 @@ from seer_core.model.events import (
 )
 from seer_core.model.requests import InstanceInfo
 
-__all__ = ["ChunkFollower", "ChunkRun", "InstanceLoad"]
+__all__ = ["FIGURES", "ChunkFollower", "ChunkRun", "InstanceLoad"]
+
+FIGURES = ("tokens", "steps", "drafted", "accepted", "cached_tokens", "pool_tokens", "prefilled_tokens")
+"""The figures of a chunk, as ``ChunkFinished`` has them."""
 
 
 class ChunkRun(msgspec.Struct, frozen=True, tag=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import attrs
@@ -79,42 +81,96 @@ class RequestLife(msgspec.Struct):
         return found
 
 
+Lack = Cause | int
+"""A cause, or else the most KV that an instance with a free slot has, in tokens."""
+
+BLOCK = 128
+"""Changes that are summed up together: a wait that spans them all costs two look-ups."""
+
+
+@attrs.frozen(eq=False)
+class _LackBlock:
+    """Changes of what requests lack, from one time to another, and their sums."""
+
+    times_s: list[float]
+    """The time of each change, and at the end that of the next one."""
+    lacks: list[Lack]
+    named_s: dict[Cause, float]
+    """The seconds of each lack that is a cause."""
+    free_tokens: list[int]
+    """The other lacks in ascending order."""
+    less_s: list[float]
+    """The seconds in which there was less free KV than each of them, and at the end of them all."""
+
+    @classmethod
+    def of(cls, times_s: list[float], lacks: list[Lack]) -> _LackBlock:
+        named_s: dict[Cause, float] = {}
+        free = []
+        for lack, begin_s, end_s in zip(lacks, times_s, times_s[1:], strict=False):
+            if isinstance(lack, int):
+                free.append((lack, end_s - begin_s))
+            else:
+                named_s[lack] = named_s.get(lack, 0.0) + end_s - begin_s
+        free.sort()
+        less_s = [0.0, *accumulate(seconds for _, seconds in free)]
+        return cls(times_s, lacks, named_s, [lack for lack, _ in free], less_s)
+
+    def add_all(self, needed: int, found: dict[Cause, float]) -> None:
+        """Add the seconds of all changes for a request that needs so much KV, in tokens."""
+        kv_s = self.less_s[bisect_left(self.free_tokens, needed)]
+        for cause, seconds in (*self.named_s.items(), ("kv", kv_s), ("turn", self.less_s[-1] - kv_s)):
+            if seconds > 0.0:
+                found[cause] = found.get(cause, 0.0) + seconds
+
+
 @attrs.define(eq=False)
 class _LackLog:
-    """The lack of waiting requests over time; a number is the KV that an instance with a free slot has."""
+    """For how long requests lacked what: whole blocks of changes, and those since."""
 
+    blocks: deque[_LackBlock] = attrs.Factory(deque)
     times_s: list[float] = attrs.Factory(list)
-    lacks: list[Cause | int] = attrs.Factory(list)
+    lacks: list[Lack] = attrs.Factory(list)
 
-    def note(self, now: float, lack: Cause | int) -> None:
-        """Note what is lacking from now on."""
-        if not self.lacks or self.lacks[-1] != lack:
-            self.times_s.append(now)
-            self.lacks.append(lack)
+    def note(self, now: float, lack: Lack) -> bool:
+        """Note what is lacking from now on, and return whether that completed a block."""
+        if self.lacks and self.lacks[-1] == lack:
+            return False
+        self.times_s.append(now)
+        self.lacks.append(lack)
+        if len(self.lacks) <= BLOCK:
+            return False
+        self.blocks.append(_LackBlock.of(self.times_s, self.lacks[:BLOCK]))
+        self.times_s, self.lacks = self.times_s[BLOCK:], self.lacks[BLOCK:]
+        return True
 
     def forget(self, before_s: float) -> None:
         """Drop what no wait that began at ``before_s`` or later needs."""
-        first = self._at(before_s)
-        del self.times_s[:first], self.lacks[:first]
+        while self.blocks and self.blocks[0].times_s[-1] <= before_s:
+            self.blocks.popleft()
 
     def causes_s(self, begin_s: float, end_s: float, needed: int) -> dict[Cause, float]:
-        """Return for how long a request that needed so much KV, in tokens, lacked what."""
+        """Return for how long a request that needed so much KV, in tokens, lacked what up to now."""
         found: dict[Cause, float] = {}
-        first = self._at(begin_s)
-        ends_s = [*self.times_s[first + 1 :], end_s]
-        for until_s, lack in zip(ends_s, self.lacks[first:], strict=True):
-            if until_s > begin_s:
-                cause: Cause = ("turn" if lack >= needed else "kv") if isinstance(lack, int) else lack
-                found[cause] = found.get(cause, 0.0) + until_s - begin_s
-                begin_s = until_s
+        for block in reversed(self.blocks):
+            if block.times_s[0] < begin_s:
+                if block.times_s[-1] > begin_s:
+                    _add_each(block.times_s, block.lacks, begin_s, needed, found)
+                break
+            block.add_all(needed, found)
+        _add_each([*self.times_s, end_s], self.lacks, begin_s, needed, found)
         return found
 
-    def _at(self, time_s: float) -> int:
-        return max(0, bisect_right(self.times_s, time_s) - 1)
 
-
-LOGGED = 4096
-"""Changes of what is lacking that are kept before those are dropped that nothing needs any more."""
+def _add_each(
+    times_s: list[float], lacks: list[Lack], begin_s: float, needed: int, found: dict[Cause, float]
+) -> None:
+    """Add the seconds of each change since ``begin_s``."""
+    first = max(0, bisect_right(times_s, begin_s) - 1)
+    for at in range(first, len(lacks)):
+        seconds, lack = times_s[at + 1] - max(times_s[at], begin_s), lacks[at]
+        if seconds > 0.0:
+            cause: Cause = ("turn" if lack >= needed else "kv") if isinstance(lack, int) else lack
+            found[cause] = found.get(cause, 0.0) + seconds
 
 
 @attrs.define(eq=False)
@@ -132,7 +188,6 @@ class LifeReader:
     _groups_left: dict[str, int] = attrs.Factory(dict)
     """How many responses each group still lacks."""
     _lacks: _LackLog = attrs.Factory(_LackLog)
-    _most_logged: int = LOGGED
     _paused: bool = False
 
     def read(self, now: float, event: Event, commands: Sequence[Command]) -> list[RequestLife]:
@@ -155,6 +210,11 @@ class LifeReader:
         if commands or not isinstance(event, InstanceReported):
             self._note_lack()
         return over
+
+    @property
+    def now(self) -> float:
+        """The time of the last event, in seconds on the run's clock."""
+        return self._follower.now
 
     def rest(self) -> list[RequestLife]:
         """Return the lives that the end of the trace, or of the run, left open; nothing more is read then."""
@@ -206,12 +266,10 @@ class LifeReader:
         if not self._waits_since:
             self._lacks = _LackLog()
             return
-        self._lacks.note(self._follower.now, self._lack())
-        if len(self._lacks.lacks) > self._most_logged:
+        if self._lacks.note(self._follower.now, self._lack()):
             self._lacks.forget(min(self._waits_since.values()))
-            self._most_logged = max(LOGGED, 2 * len(self._lacks.lacks))
 
-    def _lack(self) -> Cause | int:
+    def _lack(self) -> Lack:
         """Return what a waiting request lacks now, or the KV that it may have."""
         if self._paused:
             return "paused"
