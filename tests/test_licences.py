@@ -33,7 +33,9 @@ def installed():
         if name in STUBS or name.startswith(("seer-", *NVIDIA)):
             continue
         classifiers = metadata.get_all("Classifier", [])
-        licence = licence_of(name, metadata["License-Expression"], metadata["License"], classifiers)
+        # ``get``: the finder of ``importlib_metadata``, which MLflow imports, raises where a key is missing.
+        expression, text = metadata.get("License-Expression"), metadata.get("License")
+        licence = licence_of(name, expression, text, classifiers)
         yield name, each.version.partition("+")[0], licence
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,11 +12,13 @@ from rich.table import Table
 from seer_cli.common import main_options
 from seer_cli.life_words import COLUMNS_OF_LIFE, beginning, rows_of_life, sums
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, write_json
-from seer_cli.request_life import life_of
 from seer_cli.tables import print_table, prose
-from seer_core.scheduling.trace import read_trace
+from seer_core.errors import InputError, quote
+from seer_core.model.events import GroupsSubmitted
+from seer_core.model.request_life import LifeReader, RequestLife
+from seer_core.scheduling.trace import TraceRecord, read_trace
 
-__all__ = ["explain_command"]
+__all__ = ["explain_command", "life_of"]
 
 
 @click.command("explain")
@@ -47,3 +50,25 @@ def explain_command(directory: Path, request: str, json_file: Path | None) -> No
         table.add_row(*row)
     print_table(table, keys=2)
     click.echo(sums(life))
+
+
+def life_of(request_id: str, records: Iterable[TraceRecord]) -> RequestLife:
+    """Return the life of a request, ``GROUP/INDEX``.
+
+    Raises:
+        InputError: the trace has no such request.
+    """
+    reader = LifeReader(only=request_id)
+    groups: list[str] = []
+    for record in records:
+        if isinstance(record.event, GroupsSubmitted):
+            groups += [each.id for each in record.event.groups[: max(0, 3 - len(groups))]]
+        for life in reader.read(record.now, record.event, record.commands):
+            return life
+    for life in reader.rest():
+        return life
+    named = ", ".join(quote(f"{each}/0") for each in groups)
+    raise InputError(
+        f"the trace has no request {quote(request_id)}; name one as GROUP/INDEX"
+        + (f", like {named}" if named else "")
+    )

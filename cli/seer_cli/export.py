@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from seer_cli.chunk_runs import chunks_of
 from seer_cli.chunk_tables import check_parquet, write_csv, write_parquet
 from seer_cli.common import main_options
 from seer_cli.output import TRACE, InputPath, check_writable, replacing
 from seer_cli.perfetto import trace_events
 from seer_core.errors import InputError
-from seer_core.scheduling.trace import read_trace
+from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
+from seer_core.scheduling.trace import TraceRecord, read_trace
 
 __all__ = ["export_command"]
 
@@ -67,10 +67,10 @@ def export_command(
         events = _write_events(perfetto_file, trace_events(read_trace(trace)))
         click.echo(f"{perfetto_file}: {events:,} events")
     if csv_file is not None:
-        chunks = write_csv(csv_file, chunks_of(read_trace(trace)))
+        chunks = write_csv(csv_file, _chunks_of(read_trace(trace)))
         click.echo(f"{csv_file}: {chunks:,} chunks")
     if parquet_file is not None:
-        chunks = write_parquet(parquet_file, chunks_of(read_trace(trace)))
+        chunks = write_parquet(parquet_file, _chunks_of(read_trace(trace)))
         click.echo(f"{parquet_file}: {chunks:,} chunks")
 
 
@@ -84,3 +84,11 @@ def _write_events(path: Path, events: Iterable[Mapping[str, Any]]) -> int:
             count += 1
         file.write(b"\n]}\n")
     return count
+
+
+def _chunks_of(records: Iterable[TraceRecord]) -> Iterator[ChunkRun]:
+    """Yield all chunks of a trace, each when it is over."""
+    follower = ChunkFollower()
+    for record in records:
+        yield from follower.read(record.now, record.event, record.commands)
+    yield from follower.rest()

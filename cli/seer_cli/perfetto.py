@@ -13,15 +13,12 @@ from typing import Any
 
 import attrs
 
-from seer_cli.chunk_runs import ChunkFollower, ChunkRun
 from seer_cli.chunk_slots import ChunkSlots
+from seer_core.model.chunk_runs import FIGURES, ChunkFollower, ChunkRun
 from seer_core.model.events import Complete, Dispatch, GroupsSubmitted
 from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["FIGURES", "trace_events"]
-
-FIGURES = ("tokens", "steps", "drafted", "accepted", "cached_tokens", "pool_tokens", "prefilled_tokens")
-"""The figures of a chunk, as ``ChunkFinished`` has them."""
+__all__ = ["trace_events"]
 
 ROLLOUT = 0
 """The process of what belongs to no instance."""
@@ -77,7 +74,7 @@ def trace_events(records: Iterable[TraceRecord]) -> Iterator[TraceEvent]:
     yield _named("process_name", ROLLOUT, "rollout")
     for record in records:
         touched = set()
-        for chunk in follower.read(record):
+        for chunk in follower.read(record.now, record.event, record.commands):
             touched.add(chunk.instance_id)
             yield from drawing.slice_of(chunk)
         if isinstance(record.event, GroupsSubmitted):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from seer_cli.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
+from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun, InstanceLoad, group_of
 from seer_core.model.events import (
     ChunkFinished,
     Command,
@@ -27,7 +27,6 @@ from seer_core.model.events import (
 )
 from seer_core.model.results import tail_requests
 from seer_core.ports.policy import Observer
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["InstanceLine", "RunProgress", "Tail"]
 
@@ -122,7 +121,7 @@ class RunProgress(Observer):
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count what happened and what was decided."""
         self.now = now
-        over = self._follower.read(TraceRecord(now, event, list(commands)))
+        over = self._follower.read(now, event, commands)
         match event:
             case GroupsSubmitted():
                 if self.requests == self.requests_done:

@@ -4,12 +4,12 @@ import json
 
 import msgspec
 import pytest
-from seer_cli.chunk_runs import ChunkRun
+from seer_cli.explain import life_of
 from seer_cli.life_words import rows_of_life
-from seer_cli.request_life import Wait, life_of
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
+from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import (
     Abort,
     ChunkFailed,
@@ -25,7 +25,8 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.scheduling.trace import TraceRecord
+from seer_core.model.request_life import LifeReader, Wait
+from seer_core.scheduling.trace import TraceRecord, read_trace
 
 GROUP = GroupSpec("a", prompt_tokens=10, n=2, max_tokens=100)
 
@@ -157,6 +158,11 @@ def test_every_request_of_a_run_adds_up(seer, write_config, write_prompts, tmp_p
             if isinstance(part, Wait):
                 assert sum(part.causes_s.values()) == pytest.approx(part.end_s - part.begin_s)
     assert any("waits" in seer("explain", out, each["request_id"]).output for each in responses)
+    records = [*read_trace(out / "trace.jsonl")]
+    reader = LifeReader()
+    lives = [life for each in records for life in reader.read(each.now, each.event, each.commands)]
+    assert lives == [life_of(life.request_id, records) for life in lives]
+    assert (len(lives), reader.rest()) == (12, [])
 
 
 def test_a_run_without_a_trace_is_one_sentence(seer, tmp_path):

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pyarrow.parquet
 import pytest
-from seer_cli.chunk_runs import ChunkRun
 from seer_cli.chunk_tables import write_parquet
 from seer_cli.perfetto import trace_events
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
+from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import (
     ChunkFinished,
     Complete,

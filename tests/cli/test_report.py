@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seer_cli.explain import life_of
 from seer_cli.report import data, reading
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.data import run_of
 from seer_cli.report.lacks import CAUSES, Lacks
 from seer_cli.report.lanes import SECONDS
 from seer_cli.report.reading import RunReader
-from seer_cli.request_life import life_of
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (

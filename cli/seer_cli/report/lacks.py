@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from seer_cli.request_life import Cause
+from seer_core.model.chunk_runs import Cause
 
 __all__ = ["CAUSES", "Lacks"]
 

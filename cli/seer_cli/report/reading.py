@@ -11,12 +11,11 @@ from statistics import median
 import attrs
 import numpy as np
 
-from seer_cli.chunk_runs import ChunkFollower, ChunkRun
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
 from seer_cli.report.most_free import MostFree
-from seer_cli.request_life import Cause, RequestLife, Wait
+from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_core.model.events import (
     ChunkFinished,
     Command,
@@ -36,6 +35,7 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
+from seer_core.model.request_life import RequestLife, Wait
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.trace import TraceRecord
 
@@ -170,7 +170,7 @@ class RunReader(Observer):
         now = self.now = 0.0 if self.start_s is None else record.now - self.start_s
         self._advance()
         follower = self._follower
-        over = follower.read(record)
+        over = follower.read(record.now, event, record.commands)
         touched = {chunk.instance_id for chunk in over}
         self._event(now, event)
         for chunk in over:

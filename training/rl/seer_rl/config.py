@@ -125,6 +125,8 @@ class TrackingTable(Struct, frozen=True):
     """Whether event files are written into ``tensorboard/``."""
     wandb: str = ""
     """The project of Weights & Biases; empty for none."""
+    mlflow: str = ""
+    """The experiment of MLflow, where ``MLFLOW_TRACKING_URI`` says; empty for none."""
 
 
 class MegatronTable(Struct, frozen=True):

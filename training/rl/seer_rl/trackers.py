@@ -1,4 +1,4 @@
-"""Where metrics go beside ``metrics.jsonl``: TensorBoard's event files, and Weights & Biases.
+"""Where metrics go beside ``metrics.jsonl``: TensorBoard's event files, Weights & Biases, and MLflow.
 
 A tracker that fails once training has begun is logged and dropped; training goes on.
 """
@@ -23,7 +23,8 @@ __all__ = ["Trackers", "points", "tracking"]
 
 EVENTS = "tensorboard"
 KINDS = ("train", "evaluation")
-RUN = "wandb-run"
+WANDB_RUN = "wandb-run"
+MLFLOW_RUN = "mlflow-run"
 
 log = structlog.get_logger("seer")
 
@@ -96,6 +97,8 @@ def tracking(table: TrainTable, out: Path, records: Iterable[Mapping[str, Any]])
         opened.append(TensorBoard(out / EVENTS))
     if table.tracking.wandb:
         opened.append(WeightsAndBiases(table, out))
+    if table.tracking.mlflow:
+        opened.append(MLflow(table, out))
     trackers = Trackers(opened)
     try:
         for record in records:
@@ -103,6 +106,14 @@ def tracking(table: TrainTable, out: Path, records: Iterable[Mapping[str, Any]])
         yield trackers
     finally:
         trackers.close()
+
+
+def _by_kind(values: Mapping[str, float]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each kind that is among the values, with its own."""
+    for kind in KINDS:
+        own = {name: value for name, value in values.items() if name.startswith(f"{kind}/")}
+        if own:
+            yield kind, own
 
 
 class TensorBoard:
@@ -149,7 +160,7 @@ class WeightsAndBiases:
             raise ConfigError(
                 f"[train.tracking].wandb needs Weights & Biases ({error}); pip install wandb"
             ) from error
-        id_file = out / RUN
+        id_file = out / WANDB_RUN
         again = {"id": id_file.read_text("utf-8"), "resume": "allow"} if id_file.exists() else {}
         try:
             self._run: Any = wandb.init(
@@ -170,12 +181,81 @@ class WeightsAndBiases:
 
         Evaluations are of weights that are trained further only later, so each kind has steps of its own.
         """
-        for kind in KINDS:
-            new = {name: value for name, value in values.items() if name.startswith(f"{kind}/")}
+        for kind, new in _by_kind(values):
             axis = f"{kind}/iteration"
-            if new and step > self._run.summary.get(axis, -1):
+            if step > self._run.summary.get(axis, -1):
                 self._run.log(new | {axis: step})
 
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow, the same one when training goes on; ``MLFLOW_TRACKING_URI`` says where."""
+
+    def __init__(self, table: TrainTable, out: Path) -> None:
+        try:
+            from mlflow.entities import Metric, Param
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ConfigError(
+                f"[train.tracking].mlflow needs MLflow ({error}); pip install mlflow-skinny"
+            ) from error
+        self._metric: Any = Metric
+        id_file = out / MLFLOW_RUN
+        try:
+            self._client: Any = MlflowClient()
+            if id_file.exists():
+                self._run_id = id_file.read_text("utf-8")
+                self._client.update_run(self._run_id, status="RUNNING")
+            else:
+                self._run_id = self._create_run(table.tracking.mlflow)
+                settings = [Param(*each) for each in _leaves(msgspec.to_builtins(table))]
+                self._client.log_batch(self._run_id, params=settings)
+            self._last_steps = {kind: self._last_step(kind) for kind in KINDS}
+        except Exception as error:
+            raise ConfigError(
+                f"MLflow does not begin: {error}; set MLFLOW_TRACKING_URI to the address of a server, and"
+                f" if the run was deleted there, remove {id_file}"
+            ) from error
+        with replacing(id_file) as new:
+            new.write_text(self._run_id, "utf-8")
+
+    def _create_run(self, name: str) -> str:
+        """Begin a run of the experiment of this name."""
+        experiment = self._client.get_experiment_by_name(name)
+        found = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        return str(self._client.create_run(found).info.run_id)
+
+    def _last_step(self, kind: str) -> int:
+        """Return the last step of this kind that the run has; -1 for none."""
+        names = self._client.get_run(self._run_id).data.metrics
+        histories = [
+            self._client.get_metric_history(self._run_id, name)
+            for name in names
+            if name.startswith(f"{kind}/")
+        ]
+        return max((point.step for history in histories for point in history), default=-1)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values, except of steps that were logged before a resume: they were the same."""
+        now_ms = round(time.time() * 1000)
+        for kind, new in _by_kind(values):
+            if step > self._last_steps[kind]:
+                metrics = [self._metric(name, value, now_ms, step) for name, value in new.items()]
+                self._client.log_batch(self._run_id, metrics=metrics)
+                self._last_steps[kind] = step
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._client.set_terminated(self._run_id)
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each setting, as ``torch.device``."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)

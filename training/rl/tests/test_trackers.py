@@ -1,9 +1,10 @@
-"""Metrics beside ``metrics.jsonl``: TensorBoard's own reader reads them, Weights & Biases gets them."""
+"""Metrics beside ``metrics.jsonl``: TensorBoard's and MLflow's own readers read them, wandb gets them."""
 
 import sys
 
 import pytest
 import training_runs
+from mlflow.tracking import MlflowClient
 from seer_rl.trackers import points
 
 from seer_core.errors import ConfigError
@@ -79,6 +80,55 @@ def test_weights_and_biases_gets_every_iteration_once_also_after_going_on(config
     assert project.finished == 2
 
 
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """MLflow's client, on a store in files."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    return MlflowClient()
+
+
+def mlflow_run(client):
+    """Return the only run of the experiment ``ring``."""
+    [found] = client.search_runs([client.get_experiment_by_name("ring").experiment_id])
+    return found
+
+
+def test_all_trackers_get_the_same_points_also_after_going_on(config, tmp_path, monkeypatch, mlflow):
+    project = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", project)
+    path, out = config(), tmp_path / "out"
+    names = ("tensorboard=true", "wandb=ring", "mlflow=ring")
+    settings = (*(f"train.tracking.{each}" for each in names), *EVALUATED)
+    run(path, out, *settings, "train.iterations=2")
+    lines = run(path, out, *settings, resume=True)
+    assert mlflow_run(mlflow).info.status == "FINISHED"
+    run_id = mlflow_run(mlflow).info.run_id
+    histories = {
+        name: [(point.step, point.value) for point in mlflow.get_metric_history(run_id, name)]
+        for name in mlflow_run(mlflow).data.metrics
+    }
+    assert histories["train/loss"] == [(each["iteration"], each["loss"]) for each in lines]
+    assert [step for step, _ in histories["evaluation/reward_mean"]] == [0, 2, 3]
+    assert histories == {name: project.logged(name) for name in project.summary if "/iteration" not in name}
+    assert {name: dict(points) for name, points in events(out).items()} == {
+        name: pytest.approx(dict(points), rel=1e-6) for name, points in histories.items()
+    }
+
+
+def test_a_run_of_mlflow_has_the_settings_of_the_training(config, tmp_path, mlflow):
+    run(config(), tmp_path / "out", "train.tracking.mlflow=ring", "train.iterations=1")
+    found = mlflow_run(mlflow).data.params
+    assert (found["groups"], found["torch.micro_tokens"]) == ("3", "128")
+
+
+def test_a_store_of_mlflow_that_is_not_there_ends_training_before_it_begins(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://")
+    with pytest.raises(ConfigError, match=r"MLflow does not begin: .*set MLFLOW_TRACKING_URI"):
+        run(config(), tmp_path / "out", "train.tracking.mlflow=ring")
+
+
 class Wandb:
     """As much of wandb as is used, also as its run."""
 
@@ -109,6 +159,7 @@ class Wandb:
     ("module", "setting", "remedy"),
     [
         ("wandb", "train.tracking.wandb=ring", "pip install wandb"),
+        ("mlflow.tracking", "train.tracking.mlflow=ring", "pip install mlflow-skinny"),
         ("tensorboard.compat.proto", "train.tracking.tensorboard=true", r"run `make setup`"),
     ],
 )

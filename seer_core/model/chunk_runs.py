@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Literal
 
 import attrs
 import msgspec
 
-from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Abort,
     ChunkFailed,
     ChunkFinished,
+    Command,
+    Complete,
     Dispatch,
+    Event,
     GroupsSubmitted,
     InstanceLeaving,
     InstanceLimited,
@@ -23,9 +25,12 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
-from seer_core.scheduling.trace import TraceRecord
+from seer_core.model.requests import InstanceInfo
 
-__all__ = ["Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "chunks_of", "group_of"]
+__all__ = ["FIGURES", "Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "group_of"]
+
+FIGURES = ("tokens", "steps", "drafted", "accepted", "cached_tokens", "pool_tokens", "prefilled_tokens")
+"""The figures of a chunk, as ``ChunkFinished`` has them."""
 
 Cause = Literal["slots", "kv", "turn", "paused", "instances"]
 """What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
@@ -56,6 +61,8 @@ class ChunkRun(msgspec.Struct, frozen=True, tag=True):
     """How it was over, in words."""
     result: ChunkFinished | None = None
     """What it brought, unless it failed or was lost."""
+    node: str = ""
+    """The instance's node, if it says which."""
 
 
 @attrs.define
@@ -122,15 +129,18 @@ class ChunkFollower:
     paused: bool = False
     """Whether no chunk is sent."""
     _prompts: dict[str, int] = attrs.Factory(dict)
-    """The tokens of each group's prompt."""
+    """The tokens of the prompt of each group that is not over."""
+    _left: dict[str, int] = attrs.Factory(dict)
+    """How many responses each of them lacks."""
     _over: list[ChunkRun] = attrs.Factory(list)
 
-    def read(self, record: TraceRecord) -> list[ChunkRun]:
+    def read(self, now: float, event: Event, commands: Iterable[Command]) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
-        self.now, self._over = record.now, []
-        match record.event:
+        self.now, self._over = now, []
+        match event:
             case GroupsSubmitted(groups):
-                self._prompts |= {group.id: group.prompt_tokens for group in groups}
+                for group in groups:
+                    self._prompts[group.id], self._left[group.id] = group.prompt_tokens, group.n
             case RolloutPaused():
                 self.paused = True
             case RolloutResumed():
@@ -151,7 +161,7 @@ class ChunkFollower:
                 self._end(chunk.request_id, chunk.instance_id, "", chunk)
             case ChunkFailed(request_id, instance_id, reason):
                 self._end(request_id, instance_id, f"failed: {reason}")
-        for command in record.commands:
+        for command in commands:
             match command:
                 case Dispatch():
                     place = self.places.get(command.instance_id)
@@ -160,6 +170,8 @@ class ChunkFollower:
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
+                case Complete(request_id):
+                    self._completed(group_of(request_id))
         return self._over
 
     def rest(self) -> list[ChunkRun]:
@@ -178,6 +190,13 @@ class ChunkFollower:
         free = [each.free_kv_tokens for each in self.places.values() if each.has_slot]
         return max(free) if free else "slots"
 
+    def _completed(self, group_id: str) -> None:
+        left = self._left.pop(group_id, 1) - 1
+        if left:
+            self._left[group_id] = left
+        else:
+            self._prompts.pop(group_id, None)
+
     def _prompt_of(self, request_id: str) -> int:
         return self._prompts.get(group_of(request_id), 0)
 
@@ -191,7 +210,7 @@ class ChunkFollower:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
         place = self.places.get(instance_id)
         found = None if place is None else place.remove(request_id, self._prompt_of(request_id))
-        if found is None:
+        if place is None or found is None:
             return
         begin_s, sent = found
         self.running -= 1
@@ -210,6 +229,7 @@ class ChunkFollower:
                 sent.migrated,
                 how,
                 result,
+                place.info.node,
             )
         )
 
@@ -217,11 +237,3 @@ class ChunkFollower:
 def group_of(request_id: str) -> str:
     """Return the group of a request, ``GROUP/INDEX``."""
     return request_id.rpartition("/")[0]
-
-
-def chunks_of(records: Iterable[TraceRecord]) -> Iterator[ChunkRun]:
-    """Yield all chunks of a trace, each when it is over."""
-    follower = ChunkFollower()
-    for record in records:
-        yield from follower.read(record)
-    yield from follower.rest()
