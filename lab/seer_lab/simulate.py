@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from statistics import fmean
 from typing import Protocol, runtime_checkable
 
 import attrs
 import msgspec
+from seer_cli.garbage import no_collections
 from seer_sim.account import StepAccount
 from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
@@ -84,18 +84,6 @@ class SimulatedIteration(msgspec.Struct, frozen=True):
         return (self.summary.tokens + self.deferred_tokens) / self.summary.total_time_s
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keep the collector from walking what lives to the end; a rollout makes no cycles worth finding."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 @runtime_checkable
 class _Timed(Protocol):
     """An engine that says when the first step of each request there began."""
@@ -146,7 +134,7 @@ def simulate(
     ]
     accounts = _keep_accounts(assembly.fleet) if shares else []
     began_s = time.monotonic()
-    with nullcontext() if engine in SCHEDULERS else _no_collections():
+    with nullcontext() if engine in SCHEDULERS else no_collections():
         kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
     tally = Tally(started_s)
     for completion in kept:

@@ -138,6 +138,8 @@ class ChunkFollower:
         """Apply an event and its commands; return the chunks that are over with it."""
         self.now, self._over = now, []
         match event:
+            case ChunkFinished():
+                self._end(event.request_id, event.instance_id, "", event)
             case GroupsSubmitted(groups):
                 for group in groups:
                     self._prompts[group.id], self._left[group.id] = group.prompt_tokens, group.n
@@ -157,8 +159,6 @@ class ChunkFollower:
                 self._gone(instance_id, f"lost with its instance: {reason}")
             case InstanceStopped(instance_id):
                 self._gone(instance_id, "given back, as its instance ended")
-            case ChunkFinished() as chunk:
-                self._end(chunk.request_id, chunk.instance_id, "", chunk)
             case ChunkFailed(request_id, instance_id, reason):
                 self._end(request_id, instance_id, f"failed: {reason}")
         for command in commands:

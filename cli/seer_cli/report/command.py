@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from seer_cli.common import main_options
+from seer_cli.garbage import no_collections
 from seer_cli.output import JSON_OPTION, TRACE, InputPath, check_writable, names_of_runs, write_json
 from seer_core.errors import InputError, printable
 from seer_core.json_files import JsonFormat
@@ -72,8 +73,9 @@ def _run(directory: Path, name: str) -> RunData:
     from seer_cli.report.reading import RunReader
 
     reader = RunReader()
-    for record in _with_progress(read_trace(directory / TRACE), name):
-        reader.read(record)
+    with no_collections():
+        for record in _with_progress(read_trace(directory / TRACE), name):
+            reader.read(record)
     if not reader.requests:
         raise InputError(f"the trace in {directory} has no groups yet; wait until the run has begun")
     path = directory / SUMMARY

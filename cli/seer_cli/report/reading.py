@@ -55,6 +55,16 @@ class GroupStory:
     tokens: array[int] = attrs.Factory(lambda: array("q"))
     """The length of each finished response, in order of their finish."""
     finishes_s: array[float] = attrs.Factory(lambda: array("d"))
+    unbegun: int = attrs.field(init=False)
+    """The indices of the requests that were sent nowhere and are not over, a bit for each."""
+
+    def __attrs_post_init__(self) -> None:
+        self.unbegun = (1 << self.spec.n) - 1
+
+    @property
+    def unbegun_rows(self) -> list[int]:
+        """The rows of those requests."""
+        return [self.first_row + index for index in range(self.spec.n) if self.unbegun >> index & 1]
 
     @property
     def estimates(self) -> list[tuple[float, int]]:
@@ -138,7 +148,11 @@ class RunReader(Observer):
     by_age: dict[int, DraftCounts] = attrs.Factory(dict)
     """By the power of two of the tokens that the response had."""
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
+    open_requests: int = 0
+    """The requests that are not over."""
+    _open_groups: dict[str, GroupStory] = attrs.Factory(dict)
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
+    """The requests that have begun and are not over."""
     _kept_chunks: int = 0
     _free: MostFree = attrs.Factory(MostFree)
     _since_s: float = 0.0
@@ -151,12 +165,7 @@ class RunReader(Observer):
     @property
     def total_s(self) -> float:
         """From the first groups to the last response that finished, or to now while some are under way."""
-        return max(self.finishes_s, default=self.now) if not self._requests else self.now
-
-    @property
-    def open_requests(self) -> int:
-        """The requests that are not over."""
-        return len(self._requests)
+        return max(self.finishes_s, default=self.now) if not self.open_requests else self.now
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Read an event as it happens."""
@@ -172,7 +181,8 @@ class RunReader(Observer):
         follower = self._follower
         over = follower.read(record.now, event, record.commands)
         touched = {chunk.instance_id for chunk in over}
-        self._event(now, event)
+        if not isinstance(event, ChunkFinished):  # most are
+            self._event(now, event)
         for chunk in over:
             self._over(chunk)
         for command in record.commands:
@@ -199,24 +209,25 @@ class RunReader(Observer):
             other.read(TraceRecord(now, InstanceStarted(place.info), []))
             other._follower.places[name].leaving = place.leaving
             other.lanes[name].go_on(self.lanes[name])
-        if self._requests:
+        if self.open_requests:
             other._go_on(self)
         return other
 
     def _go_on(self, before: RunReader) -> None:
         """Take over the requests that are open, and their chunks, as if they had come now."""
-        groups = {request.group.spec.id: request.group for request in before._requests.values()}
         sent: list[Command] = [
             each for place in before._follower.places.values() for _, each in place.sent.values()
         ]
-        specs = tuple(group.spec for group in groups.values())
+        specs = tuple(group.spec for group in before._open_groups.values())
         self.read(TraceRecord(before._follower.now, GroupsSubmitted(specs), sent))
-        for name in self._requests.keys() - before._requests.keys():
-            del self._requests[name]
-        for name, request in self._requests.items():
-            request.tokens = before._requests[name].tokens
+        self.open_requests = before.open_requests
+        for name, old_request in before._requests.items():
+            request = self._request(name)
+            assert request is not None
+            request.tokens = old_request.tokens
         for story in self.groups:
-            old = groups[story.spec.id]
+            old = before._open_groups[story.spec.id]
+            story.unbegun = old.unbegun
             story.submitted_s = old.submitted_s - before.now
             story.tokens = old.tokens[:]
             story.finishes_s = array("d", [at_s - before.now for at_s in old.finishes_s])
@@ -286,14 +297,28 @@ class RunReader(Observer):
     def _submitted(self, now: float, spec: GroupSpec) -> None:
         group = GroupStory(spec, now, self.requests)
         self.groups.append(group)
-        for index in range(spec.n):
-            name = f"{spec.id}/{index}"
-            resumed = spec.resumed[index].tokens if spec.resumed else 0
-            self._requests[name] = ReadRequest(name, group.first_row + index, group, now, resumed)
-            self.rans_s.append(0.0)
+        self._open_groups[spec.id] = group
+        self.open_requests += spec.n
+        self.rans_s.extend([0.0] * spec.n)
+
+    def _request(self, request_id: str) -> ReadRequest | None:
+        """Return a request that is not over; it has begun from now on."""
+        found = self._requests.get(request_id)
+        if found is not None:
+            return found
+        name, _, number = request_id.rpartition("/")
+        group = self._open_groups.get(name)
+        index = int(number) if number.isdecimal() else -1
+        if group is None or index < 0 or not group.unbegun >> index & 1:
+            return None
+        group.unbegun &= ~(1 << index)
+        resumed = group.spec.resumed[index].tokens if group.spec.resumed else 0
+        row, since_s = group.first_row + index, group.submitted_s
+        found = self._requests[request_id] = ReadRequest(request_id, row, group, since_s, resumed)
+        return found
 
     def _dispatched(self, sent: Dispatch) -> None:
-        request, lane = self._requests.get(sent.request_id), self.lanes.get(sent.instance_id)
+        request, lane = self._request(sent.request_id), self.lanes.get(sent.instance_id)
         if lane is not None:
             lane.slots.take(sent.request_id)
         if request is not None:
@@ -330,9 +355,11 @@ class RunReader(Observer):
         request.tokens += result.tokens
 
     def _completed(self, request_id: str, reason: str) -> None:
-        request = self._requests.pop(request_id, None)
+        request = self._request(request_id)
         if request is None:
             return
+        del self._requests[request_id]
+        self.open_requests -= 1
         group = request.group
         self._end_wait(request, group.spec.prompt_tokens)
         self.finishes_s.append(self.now)
@@ -341,6 +368,8 @@ class RunReader(Observer):
         request.before_it = len(group.tokens)
         group.tokens.append(request.tokens)
         group.finishes_s.append(self.now)
+        if len(group.tokens) == group.spec.n:
+            del self._open_groups[group.spec.id]
         self.kept.append(request)
         self._kept_chunks += len(request.spans)
         while self._kept_chunks > 2 * MOST_CHUNKS and len(self.kept) > 1:
@@ -370,7 +399,7 @@ class RunReader(Observer):
 
     def _advance(self) -> None:
         if self.now > self._since_s:
-            waiting = len(self._requests) - self._follower.running
+            waiting = self.open_requests - self._follower.running
             self.whole.add(self._since_s, self.now, (max(0, waiting), 0.0))
             self._since_s = self.now
 
@@ -386,6 +415,10 @@ class RunReader(Observer):
             (each.row, each.waits_since_s, self.now, each.group.spec.prompt_tokens)
             for each in self._requests.values()
             if each.waits_since_s is not None
+        ] + [
+            (row, group.submitted_s, self.now, group.spec.prompt_tokens)
+            for group in self._open_groups.values()
+            for row in group.unbegun_rows
         ]
         return self.lacks.by_request(self.requests, going_on)
 
