@@ -39,6 +39,7 @@ CASES = (
     "draft_prediction",
     "draft_step",
     "epochs",
+    "viewers",
     "server",
     "chunk_overhead",
     "journal",
