@@ -1,10 +1,10 @@
 """What do a run's page and its viewers cost the run?
 
-`seer run` of the demo's prompts on its two vLLM engines: without a page, with a page that nobody opens, with
-ten viewers that ask for its figures every two seconds, and with ten that have stopped to read.  The cost is
-the driver's own processor time, which is steadier than the run's time: the page and its server are threads of
-the driver, and workers are other processes.  It is given as a part of the run's time, the start of the engines
-included, in which viewers ask too.
+`seer run` of the demo's prompts on its two vLLM engines: without a page, with a page that is never opened,
+with ten viewers that ask for its figures every two seconds, and with ten that have stopped to read.  The cost
+is the driver's own processor time, which is steadier than the run's: the page and its server are threads of
+the driver, and workers are other processes.  It is given as a part of the run's time, the start of the
+engines included, in which viewers ask too.
 """
 
 from __future__ import annotations
@@ -171,13 +171,7 @@ def _processor_s(pid: int) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """Return one line for each arm."""
-    columns = [
-        "arm",
-        "answers",
-        "run, s",
-        "driver's processor time, s",
-        "more than without, of the run's time",
-    ]
+    columns = ["arm", "answers", "rollout, s", "run, s", "driver's processor time, s", "more than without"]
     lines = [
         [
             row["arm"],
