@@ -11,9 +11,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 from seer_cli.common import config_options, main_options
-from seer_cli.comparison import arms_of
-from seer_cli.output import InputPath, check_writable, write_json
+from seer_cli.comparison import Arm, arms_of
+from seer_cli.output import TRACE, InputPath, check_writable, write_json
 from seer_cli.profiles import read_profile
+from seer_cli.report.command import read_run
+from seer_cli.report.data import RunData, run_of
+from seer_cli.report.options import REPORT_OPTION
+from seer_cli.report.page import write_page
+from seer_cli.report.reading import RunReader
 from seer_cli.stats import Stats
 from seer_cli.tables import print_table, table_console
 
@@ -103,6 +108,7 @@ _MEASURED = JsonFormat[list[_MeasuredArm]](
     " time on.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write one object per arm.")
+@REPORT_OPTION
 def twin_command(
     config: Config,
     profile: Path,
@@ -113,22 +119,26 @@ def twin_command(
     engine: str,
     bounded: bool,
     json_file: Path | None,
+    report: Path | None,
 ) -> None:
     """Predict what `seer compare CONFIG` would show, from measured step times and recorded lengths.
 
     Fits the simulator's cost model to the profile, and rolls the recorded lengths out under every arm.  With
     --drafts the worth of drafts follows from recorded text, which may have been written without drafts.
-    Otherwise it is the recorded run's: an input, not a prediction.
+    Otherwise it is the recorded run's: an input, not a prediction.  With --bound the page of --report says
+    how far the recorded run itself was from its bound.
 
     \b
     Example:
       seer profile CONFIG --together --context 64 --context 1024 --out profile.json
       seer run CONFIG --prompts prompts.jsonl --out out/first
       seer twin CONFIG --profile profile.json --lengths out/first
+      seer twin CONFIG --profile profile.json --lengths out/first --bound --report could_have.html
     """
-    check_writable(json_file, inputs=log_files(lengths))
+    check_writable(json_file, report, inputs=log_files(lengths))
     check_unbounded(drafts_file, bounded=bounded)
     measured = None if measured_file is None else _read_measured(config, measured_file)
+    pages: list[RunData] = []
     rows, about = predict(
         config,
         profile,
@@ -138,9 +148,14 @@ def twin_command(
         engine=engine,
         bounded=bounded,
         drafts=drafts_file,
+        pages=None if report is None else pages,
     )
     if json_file is not None:
         write_json(json_file, rows)
+    if report is not None:
+        if (lengths / TRACE).exists():
+            pages.insert(0, read_run(lengths, "recorded", _bound_of_recorded(config, lengths, rows)))
+        write_page(report, f"Seer: the twin of {lengths.name}", pages)
     _print(rows, about)
 
 
@@ -154,13 +169,15 @@ def predict(
     engine: str = "sim",
     bounded: bool = False,
     drafts: Path | None = None,
+    pages: list[RunData] | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
     """Return one object per arm, with figures predicted, measured and the error, and a line on the fit.
 
     With ``calibrate`` the total time of the recorded run's own arm is no prediction any more: it says so.
     With ``bounded`` an arm has its ``bound``, and what times are over it, and on simulated engines ``shares``
     of instances' time and ``kv_by_tenths``.
-    ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.
+    ``measured`` holds figures by name, by arm.  ``error`` is predicted over measured, less 1.  To ``pages``,
+    if it is given, is added what a page shows of each arm.
 
     Raises:
         ConfigError, InputError, PromptError: see ``make_twin``.
@@ -171,19 +188,20 @@ def predict(
     factor = 1.0
     if calibrate:
         twin, factor = calibrated(twin, lengths)
-    recorded = set(plugins_of(lengths)) if calibrate else set()
     arms = arms_of(config)
     for arm in arms:
         fill_slots(twin.config(arm.plugins))
     rows: list[dict[str, Any]] = []
     for arm in arms:
         policy = PolicySet(arm.name, arm.plugins, has_lengths=arm.has_lengths, shares_kv=arm.shares_kv)
-        run = simulate(twin, policy, engine=engine, shares=bounded)
+        reader = RunReader()
+        watching = [] if pages is None else [reader]
+        run = simulate(twin, policy, observers=watching, engine=engine, shares=bounded)
         predicted = {name: float(getattr(run.summary, name)) for name in FIGURES}
         row: dict[str, Any] = {"name": arm.name, "plugins": list(arm.plugins), "predicted": predicted}
         if calibrate:
             row["slowed_by"] = factor
-            row["is_recorded_run"] = set(arm.plugins) == recorded.difference(arm.observers)
+            row["is_recorded_run"] = _is_of(lengths, arm)
         if measured is not None and arm.name in measured:
             row["measured"] = {name: measured[arm.name][name] for name in FIGURES}
             found = _of_one_run(predicted).ratios(_of_one_run(row["measured"]))
@@ -193,6 +211,9 @@ def predict(
         if run.shares is not None:
             row |= {"shares": msgspec.to_builtins(run.shares), "kv_by_tenths": run.kv_by_tenths}
         rows.append(row)
+        if pages is not None:
+            least_s = row["bound"]["total_time_s"] if "bound" in row else None
+            pages.append(run_of(reader, arm.name, msgspec.to_builtins(run.summary), least_s))
     about = (
         f"fitted step times are {fitted.median_error:.1%} off the profile's in the median,"
         f" {fitted.worst_error:.1%} at worst"
@@ -215,6 +236,18 @@ def _bound_of(twin: Twin, policy: PolicySet, row: Mapping[str, Any]) -> dict[str
     least_s = bounds[0].total_time_s
     over = {kind: row[kind][TOTAL_TIME] / least_s for kind in ("predicted", "measured") if kind in row}
     return {"bound": msgspec.to_builtins(bounds[0]), "over_bound": over}
+
+
+def _is_of(run: Path, arm: Arm) -> bool:
+    """Return whether a recorded run had the plug-ins of this arm."""
+    return set(arm.plugins) == set(plugins_of(run)).difference(arm.observers)
+
+
+def _bound_of_recorded(config: Config, run: Path, rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the bound of the arm that was recorded, if it is among them."""
+    least_s = {row["name"]: row["bound"]["total_time_s"] for row in rows if "bound" in row}
+    found = [least_s[arm.name] for arm in arms_of(config) if arm.name in least_s and _is_of(run, arm)]
+    return found[0] if found else None
 
 
 def _of_one_run(figures: Mapping[str, float]) -> Stats:

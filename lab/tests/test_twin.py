@@ -1,6 +1,7 @@
 """The twin of a simulated engine predicts it, and what does not go together is named."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -123,6 +124,20 @@ def test_without_a_comparison_only_predictions_are_shown(seer, sitting):
     assert result.exit_code == 0, result.output
     assert "predicted" in result.stdout
     assert "measured" not in result.stdout.partition("fitted")[0]
+
+
+def test_its_page_says_how_far_the_recorded_run_was_from_its_bound(seer, sitting, tmp_path):
+    page, rows = tmp_path / "page.html", tmp_path / "rows.json"
+    arguments = (sitting / "config.toml", "--profile", sitting / "profile.json", "--lengths", sitting / "run")
+    result = seer("twin", *arguments, "--bound", "--report", page, "--json", rows)
+    assert result.exit_code == 0, result.output
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+    recorded, *arms = json.loads(data[1])["runs"]
+    bounds = {row["name"]: row["bound"]["total_time_s"] for row in json.loads(rows.read_text())}
+    assert recorded["name"] == "recorded"
+    assert recorded["bound_s"] == bounds["+ grouped_spec"]
+    assert 1 <= recorded["total_s"] / recorded["bound_s"] < 2
+    assert {run["name"]: run["bound_s"] for run in arms} == bounds
 
 
 def test_a_calibrated_twin_takes_as_long_as_the_recorded_run(seer, sitting, tmp_path, changed_file):

@@ -20,7 +20,7 @@ from seer_core.scheduling.trace import TraceRecord, read_trace
 if TYPE_CHECKING:
     from seer_cli.report.data import RunData
 
-__all__ = ["report_command"]
+__all__ = ["read_run", "report_command"]
 
 SUMMARY = "summary.json"
 PROGRESS_EVERY_S = 5.0
@@ -57,7 +57,7 @@ def report_command(directories: tuple[Path, ...], out: Path | None, json_file: P
     from seer_cli.report.page import write_page
 
     names = names_of_runs(directories)
-    runs = [_run(directory, name) for directory, name in zip(directories, names, strict=True)]
+    runs = [read_run(directory, name) for directory, name in zip(directories, names, strict=True)]
     write_page(page, f"Seer: {' and '.join(names)}", runs)
     if json_file is not None:
         write_json(json_file, runs)
@@ -68,7 +68,12 @@ def report_command(directories: tuple[Path, ...], out: Path | None, json_file: P
     click.echo(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 
 
-def _run(directory: Path, name: str) -> RunData:
+def read_run(directory: Path, name: str, bound_s: float | None = None) -> RunData:
+    """Return what a page shows of the run of a directory.
+
+    Raises:
+        InputError: it has no trace, or one without groups.
+    """
     from seer_cli.report.data import run_of  # numpy, which no other command needs at its start
     from seer_cli.report.reading import RunReader
 
@@ -80,7 +85,7 @@ def _run(directory: Path, name: str) -> RunData:
         raise InputError(f"the trace in {directory} has no groups yet; wait until the run has begun")
     path = directory / SUMMARY
     summary = _SUMMARIES.read(path) if path.exists() else {}
-    return run_of(reader, name, summary)
+    return run_of(reader, name, summary, bound_s)
 
 
 def _with_progress(records: Iterator[TraceRecord], name: str) -> Iterator[TraceRecord]:
