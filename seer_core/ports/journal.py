@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
 from seer_core.model.requests import ChunkRecord, FinishReason, PromptGroup
 
 __all__ = ["Journal", "WrittenResponse"]
@@ -26,10 +26,13 @@ class WrittenResponse(msgspec.Struct):
     chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
     """The finished chunks, in order."""
     finish_reason: FinishReason | None = None
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each, where the prompt asks for them."""
 
     def copy(self) -> WrittenResponse:
         """Return the same response, to be written on."""
-        return WrittenResponse(self.token_ids[:], self.logprobs[:], self.chunks[:], self.finish_reason)
+        tops = None if self.top_logprobs is None else self.top_logprobs[:]
+        return WrittenResponse(self.token_ids[:], self.logprobs[:], self.chunks[:], self.finish_reason, tops)
 
 
 class Journal(Protocol):
@@ -59,8 +62,12 @@ class Journal(Protocol):
         logprobs: Logprobs,
         stopped: bool,
         record: ChunkRecord,
+        top_logprobs: TopLogprobs | None = None,
     ) -> None:
-        """Keep a chunk of a response, whose tokens from ``start`` on these are; they do not change."""
+        """Keep a chunk of a response, whose tokens from ``start`` on these are; they do not change.
+
+        ``top_logprobs`` are the most probable tokens at their places, where the prompt asks for them.
+        """
         ...
 
     def aborted(self, request_id: str) -> None:

@@ -2,10 +2,11 @@
 
 import math
 
+import msgspec
 import pytest
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.model import PromptGroup
+from seer_core.model import PromptGroup, Sampling
 from seer_core.model.arrays import Tokens
 from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch
 from seer_core.ports.engine import ChunkOutput
@@ -96,6 +97,10 @@ def test_what_no_engine_may_answer_raises():
         book.finished("x", answer(send(book), [5], version=2), 1.0)
     with pytest.raises(TransitionError, match="2 tokens but 1 log-probs"):
         book.finished("x", answer(send(book), [5, 6], logprobs=[-1.0], version=3), 1.0)
+    wanting = msgspec.structs.replace(group("b"), sampling=Sampling(top_logprobs=3))
+    book.add(wanting)
+    with pytest.raises(TransitionError, match="without the 3 most probable tokens for each of its 2"):
+        book.finished("x", answer(send(book, "b/0"), [5, 6], version=3), 1.0)
     with pytest.raises(PluginError, match="ended at its limit of 8 tokens with 0"):
         book.complete(Complete("a/0", "length"), 1.0)
 

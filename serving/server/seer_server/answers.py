@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from secrets import token_hex
 from typing import Any
 
 import attrs
 
+from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import Tokenizer
 from seer_core.text import REPLACEMENT
 from seer_server.protocol import ChatRequest, GenerationRequest
 
-__all__ = ["Answer", "Part", "usage"]
+__all__ = ["LEAST", "Answer", "Part", "usage"]
+
+LEAST = -9999.0
+"""Stands in answers for the log-prob of a token that is impossible, as vLLM has it: JSON has no infinity."""
 
 
 @attrs.frozen
@@ -29,6 +33,7 @@ class Part:
     finish_reason: str | None
     prompt_token_ids: Sequence[int] | None
     stop_reason: str | int | None = None
+    tops: TopLogprobs | None = None
 
 
 class Answer:
@@ -94,31 +99,49 @@ class Answer:
                 choice["prompt_token_ids"] = list(part.prompt_token_ids)
         return choice
 
-    def _words(self, part: Part) -> list[str]:
-        if self._tokenizer is None:
-            return [f"token_id:{token}" for token in part.token_ids]
-        return [self._tokenizer.decode([token]) for token in part.token_ids]
+    def _word(self, token: int) -> str:
+        return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.decode([token])
 
     def _logprobs(self, part: Part) -> dict[str, Any]:
         if self._chat:
             return {**self.chat_logprobs(part), "refusal": None}
-        words, scores = self._words(part), list(part.logprobs)
+        words, scores = list(map(self._word, part.token_ids)), list(part.logprobs)
         offsets = list(accumulate(map(len, words), initial=self._offsets[part.index]))
         self._offsets[part.index] = offsets.pop()
-        return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": offsets}
+        tops = None
+        if part.tops is not None:
+            tops = list(map(self._most_probable, words, scores, part.tops))
+        return {"tokens": words, "token_logprobs": scores, "top_logprobs": tops, "text_offset": offsets}
+
+    def _most_probable(self, word: str, score: float, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """Return log-probs of the most probable tokens and of the sampled one, by their words.
+
+        Of tokens with one word the most probable is there.
+        """
+        found: dict[str, float] = {}
+        for token, logprob in top:
+            found.setdefault(self._word(token), max(logprob, LEAST))
+        found.setdefault(word, score)
+        return found
 
     def chat_logprobs(self, part: Part) -> dict[str, Any]:
         """Return log-probs as a chat has them."""
-        content = [
-            {
-                "token": word,
-                "logprob": score,
-                "bytes": None if REPLACEMENT in word else list(word.encode()),  # a part of a character
-                "top_logprobs": [],
-            }
-            for word, score in zip(self._words(part), part.logprobs, strict=True)
-        ]
-        return {"content": content}
+        tops = repeat(()) if part.tops is None else part.tops
+        return {
+            "content": [
+                {**self._scored(token, score), "top_logprobs": [self._scored(*each) for each in top]}
+                for token, score, top in zip(part.token_ids, part.logprobs, tops, strict=False)
+            ]
+        }
+
+    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+        word = self._word(token)
+        inside = REPLACEMENT in word  # a part of a character
+        return {
+            "token": word,
+            "logprob": max(logprob, LEAST),
+            "bytes": None if inside else list(word.encode()),
+        }
 
     def _prompt(self, part: Part) -> dict[str, Any]:
         """Return the prompt's tokens where a chat has them: it has one prompt, for all its choices."""

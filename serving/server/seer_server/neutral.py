@@ -56,7 +56,6 @@ IN_CHATS: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
 }
 """Further fields of chats."""
 

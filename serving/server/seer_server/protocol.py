@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
 from seer_core.model import SamplingChoice, StructuredOutputs
+from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
 from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 
 __all__ = [
@@ -113,6 +114,10 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
 
+    def tops(self, controls: Collection[str]) -> int | None:
+        """Return how many of the most probable tokens are wanted for each token, of engines with these."""
+        return self.top_logprobs
+
     def prompts(self) -> list[dict[str, Any]]:
         """Return the part of each record that is the prompt, as ``Runtime.groups`` takes it.
 
@@ -132,8 +137,24 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     prompt: str | list[Any]
     """Text, a list of token ids, or a list of either."""
-    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
-    """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """Log-probs of the sampled tokens, and of so many of the most probable ones in the place of each. With 1,
+    an engine that has no ``top_logprobs`` answers with those of the sampled tokens alone.
+    """
+
+    def tops(self, controls: Collection[str]) -> int | None:
+        """Return ``top_logprobs``, or else ``logprobs``.
+
+        Raises:
+            FieldError: the engines have log-probs of sampled tokens alone.
+        """
+        if self.top_logprobs is None and "top_logprobs" in controls:
+            return self.logprobs
+        if "top_logprobs" not in controls and (self.logprobs or 0) > 1:
+            raise FieldError(
+                "this engine has log-probs of sampled tokens alone; give 0 for logprobs", "logprobs"
+            )
+        return self.top_logprobs
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return text or token ids of each prompt."""
@@ -157,7 +178,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     """The most tokens of each response; it goes before ``max_tokens``, its old name."""
     logprobs: bool | None = None
-    """Whether the answer has log-probs, of the sampled tokens alone."""
+    """Whether the answer has log-probs of the sampled tokens, and of as many others as ``top_logprobs`` says.
+    """
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the messages, which the model's template makes one prompt of."""
@@ -221,6 +243,10 @@ def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]
         raise FieldError(fault, found and found[1]) from None
     if getattr(asked, "stream_options", None) is not None and not getattr(asked, "stream", None):
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
+    if getattr(asked, "top_logprobs", None) and getattr(asked, "logprobs", None) in (None, False):
+        raise FieldError(
+            "top_logprobs is for log-probs; set logprobs as well, or leave it out", "top_logprobs"
+        )
     return asked
 
 
@@ -240,17 +266,22 @@ def skipped_tokens(asked: GenerationRequest, choices: int) -> list[int]:
     return skip
 
 
-def records(asked: GenerationRequest, group: str) -> list[dict[str, Any]]:
+def records(
+    asked: GenerationRequest, group: str, controls: Collection[str] = CONTROLS
+) -> list[dict[str, Any]]:
     """Return a record for each prompt, as ``Runtime.groups`` takes them; ``group`` names it, or each in turn.
 
+    ``controls`` are the fields of sampling that the engines have.
+
     Raises:
-        PromptError: there is no prompt.
+        PromptError: there is no prompt, or the engines do not have what is asked for.
     """
     prompts = asked.prompts()
     common: dict[str, Any] = {
         name: getattr(asked, name) for name in ("n", "seed", "timeout_s", *SamplingChoice.__struct_fields__)
     }
     common["max_tokens"] = asked.most_tokens
+    common["top_logprobs"] = asked.tops(controls)
     if asked.response_format is not None and (form := asked.response_format.form) is not None:
         if asked.structured_outputs is not None:
             raise FieldError("give response_format or structured_outputs, and not both", "response_format")

@@ -84,6 +84,8 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """The group's label ``priority``, which strategies see. The header ``X-Seer-Priority`` gives it where
     this is absent.
     """
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    """0, or absent: this answer has no log-probs."""
     timeout_s: float | None = None
     """The response is aborted if it is not over so long after its submission; a field of Seer's."""
 

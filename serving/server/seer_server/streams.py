@@ -85,7 +85,10 @@ async def results(
 
 
 def _plain(completion: Completion, encoding: Encoding) -> dict[str, Any]:
+    tops = completion.top_logprobs
+    more = {} if tops is None else {"top_logprobs": list(tops)}
     return {
+        **more,
         "request_id": completion.request_id,
         "group_id": completion.group_id,
         "index": completion.index,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from seer_core.model import SamplingChoice
+from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
-from seer_server.answers import Answer, Part
+from seer_server.answers import LEAST, Answer, Part
 from seer_server.neutral import own_fields
 from seer_server.protocol import CompletionRequest, StreamOptions, convert
 
@@ -42,6 +44,7 @@ NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "skip_clone": (False, True),
     "skip_reading_prefix_cache": (False,),
     "thinking_token_budget": (),
+    "top_logprobs": (0,),
 }
 """Further fields of sampling parameters, and their values that change nothing."""
 
@@ -55,8 +58,12 @@ class TokensSampling(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw
     """The most tokens of each response."""
     seed: int | None = None
     """The group's seed."""
-    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
-    """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """Log-probs of the sampled tokens, and from 2 on of the most probable ones in the place of each, so many
+    with the sampled one.
+    """
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    """0, or absent: ``logprobs`` says how many."""
 
 
 class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +97,8 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         names = ("model", "stream", "stream_options", "group", "priority", "timeout_s")
         fields = {name: getattr(self, name) for name in names}
         sampling = {name: getattr(self.sampling_params, name) for name in TokensSampling.__struct_fields__}
+        if sampling["logprobs"] is not None:
+            sampling["top_logprobs"] = sampling["logprobs"] if sampling["logprobs"] > 1 else 0
         return CompletionRequest(prompt=self.token_ids, **fields, **sampling)
 
 
@@ -160,9 +169,18 @@ class TokensAnswer(Answer):
 
 
 def _logprobs_by_id(part: Part) -> dict[str, Any]:
-    """Return the log-prob of each token, by its id; its rank is not computed."""
+    """Return the log-prob of each token, by its id, and the most probable ones, of which it is the first.
+
+    No rank is computed.
+    """
     content = []
-    for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):
-        sampled = {"token_id": token_id, "logprob": logprob, "rank": None}
-        content.append({**sampled, "top_logprobs": [sampled]})
+    tops = repeat(()) if part.tops is None else part.tops
+    for token_id, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=False):
+        sampled = (token_id, logprob)
+        others = [each for each in top if each[0] != token_id][: max(len(top) - 1, 0)]
+        content.append({**_scored(*sampled), "top_logprobs": [_scored(*each) for each in (sampled, *others)]})
     return {"content": content}
+
+
+def _scored(token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token_id": token_id, "logprob": max(logprob, LEAST), "rank": None}
