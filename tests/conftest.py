@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import InstanceDegraded
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
@@ -46,7 +46,9 @@ def local_plugin(distribution):
 class Hands:
     engines: list
     clock: object = attrs.Factory(RealClock)
-    model: ModelInfo = attrs.Factory(lambda: ModelInfo(1000, 512, controls=("top_logprobs",)))
+    model: ModelInfo = attrs.Factory(
+        lambda: ModelInfo(1000, 512, controls=("top_logprobs", "prompt_logprobs"))
+    )
     tokenizer: object = None
 
 
@@ -143,6 +145,7 @@ class Hand:
                 weight_version=job.weight_version if version is None else version,
                 pool_tokens=pool,
                 top_logprobs=most_probable(job, token_ids, logprob),
+                prompt_logprobs=of_prompt(job),
                 **dict(zip(("steps", "drafted_at", "accepted_at"), drafts, strict=False)),
             ),
         )
@@ -174,6 +177,15 @@ def most_probable(job, token_ids, logprob):
     if not width:
         return None
     return TopLogprobs.of([[(token + rank, logprob - rank) for rank in range(width)] for token in token_ids])
+
+
+def of_prompt(job):
+    """Log-probs of -2, -3 and so on, and as the most probable tokens 1, 2 and so on, for a first chunk."""
+    width, places = job.sampling.prompt_logprobs, job.prompt_tokens - 1
+    if width is None or len(job.token_ids) > job.prompt_tokens:
+        return None
+    tops = TopLogprobs.of([[(1 + rank, -0.25 - rank) for rank in range(width)]] * places)
+    return PromptLogprobs(Logprobs(-2.0 - place for place in range(places)), tops if width else None)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,19 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+import msgspec
+
 if TYPE_CHECKING:
     Ints = array[int]
     Floats = array[float]
 else:
     Ints = Floats = array
 
-__all__ = ["Logprobs", "Tokens", "TopLogprobs", "packed", "unpacked"]
+__all__ = ["LEAST_LOGPROB", "Logprobs", "PromptLogprobs", "Tokens", "TopLogprobs", "packed", "unpacked"]
+
+
+LEAST_LOGPROB = -9999.0
+"""Stands for the log-prob of a token that is impossible, as at vLLM's server: JSON has no infinity."""
 
 
 class _Like:
@@ -129,6 +135,20 @@ class TopLogprobs:
 
     def __repr__(self) -> str:
         return f"TopLogprobs.of({list(self)})"
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """The log-probs of a prompt's tokens; its first token, which nothing comes before, has none."""
+
+    logprobs: Logprobs
+    """The log-prob of each of the others, in nats."""
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens in the place of each of them, where the prompt asks for them."""
+
+    def fits(self, width: int, prompt_tokens: int) -> bool:
+        """Return whether they are of a prompt of so many tokens, with so many others for each."""
+        places, tops = prompt_tokens - 1, self.top_logprobs
+        return len(self.logprobs) == places and (tops.fits(width, places) if tops else not (width and places))
 
 
 def packed(value: object) -> bytes | tuple[int, bytes, bytes]:

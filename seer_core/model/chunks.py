@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.sampling import Sampling
 
 __all__ = ["ChunkJob", "ChunkOutput", "ChunkPiece"]
@@ -82,6 +82,8 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     pool_tokens: int = 0
     top_logprobs: TopLogprobs | None = None
     """The most probable tokens at the place of each new token, where the sampling asks for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, from a request's first chunk, where the sampling asks for them."""
 
 
 class ChunkPiece(msgspec.Struct, frozen=True, gc=False):

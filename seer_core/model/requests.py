@@ -10,7 +10,7 @@ from typing import Any, Literal
 import attrs
 import msgspec
 
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.sampling import Sampling
 
 __all__ = [
@@ -370,6 +370,10 @@ class Completion(msgspec.Struct, frozen=True):
     """For each token of the response the most probable tokens in its place, with their log-probs under the
     same distribution, the most probable first: pairs of token id and log-prob. None where the prompt asks for
     none.
+    """
+    prompt_logprobs: PromptLogprobs | None = None
+    """The same of the prompt's tokens but its first: ``logprobs`` and ``top_logprobs``. None where the prompt
+    does not ask for them, or the response has no token.
     """
 
     @property

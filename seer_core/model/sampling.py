@@ -111,6 +111,8 @@ class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Whether the text keeps the stop string or stop token at which it ends; the tokens always have it."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     """The response has so many of the most probable tokens for each of its tokens, with their log-probs."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """The completion has log-probs of the prompt's tokens, and of so many of the most probable ones."""
 
     def sampling_over(self, defaults: SamplingChoice) -> dict[str, Any]:
         """Return the fields that are given here, or else in ``defaults``."""
@@ -160,6 +162,8 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Whether the text keeps the stop string or stop token at which it ends; the tokens always have it."""
     top_logprobs: int = 0
     """The response has so many of the most probable tokens for each of its tokens, with their log-probs."""
+    prompt_logprobs: int | None = None
+    """The completion has log-probs of the prompt's tokens, and of so many of the most probable ones."""
 
     @classmethod
     def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
@@ -229,9 +233,10 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             return f"logit_bias goes beyond {-MOST_BIAS:g} to {MOST_BIAS:g}"
         if self.min_tokens < 0:
             return f"min_tokens is {quote(self.min_tokens)}; it must be at least 0"
-        if not 0 <= self.top_logprobs <= min(MOST_TOP_LOGPROBS, vocab_size):
-            most = min(MOST_TOP_LOGPROBS, vocab_size)
-            return f"top_logprobs is {quote(self.top_logprobs)}; it must be 0 to {most}"
+        most = min(MOST_TOP_LOGPROBS, vocab_size)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            if not 0 <= (getattr(self, name) or 0) <= most:
+                return f"{name} is {quote(getattr(self, name))}; it must be 0 to {most}"
         form = None if self.structured_outputs is None else self.structured_outputs.flaw
         return form or self._flaw_of_tokens(vocab_size) or self._flaw_of_stops()
 
@@ -267,7 +272,9 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 DEFAULTS = msgspec.structs.asdict(Sampling())
-UNSHAPING = ("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "top_logprobs")
+ENDS = ("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")
+REPORTS = ("top_logprobs", "prompt_logprobs")
+UNSHAPING = (*ENDS, *REPORTS)
 """The fields that decide where a response ends or what is reported of it, and nothing else."""
 
 SHAPING = tuple(name for name in DEFAULTS if name not in UNSHAPING)

@@ -237,7 +237,14 @@ class RolloutController:
         ):
             tokens, logprobs = Tokens(output.token_ids), Logprobs(output.logprobs)
             rollout.journal.chunk(
-                event.request_id, start, tokens, logprobs, output.stopped, record, output.top_logprobs
+                event.request_id,
+                start,
+                tokens,
+                logprobs,
+                output.stopped,
+                record,
+                output.top_logprobs,
+                output.prompt_logprobs,
             )
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:

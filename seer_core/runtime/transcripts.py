@@ -12,7 +12,7 @@ import msgspec
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec, ResumedResponse
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
@@ -48,7 +48,8 @@ class Transcript:
     """A response so far; ``job_id`` names the chunk under way.
 
     An earlier process has written its first ``resumed_tokens``.  ``streamed`` holds the tokens and log-probs
-    of the chunk's pieces.  ``top_logprobs`` and ``streamed_tops`` are there where the sampling asks for them.
+    of the chunk's pieces.  ``top_logprobs``, ``streamed_tops`` and ``prompt_logprobs`` are there where the
+    sampling asks for them.
     """
 
     siblings: Siblings
@@ -62,6 +63,7 @@ class Transcript:
     streamed: tuple[Tokens, Logprobs] | None = None
     top_logprobs: TopLogprobs | None = None
     streamed_tops: TopLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class InFlightChunk(msgspec.Struct):
@@ -153,6 +155,7 @@ class Transcripts:
                 response = written[index]
                 transcript.token_ids, transcript.logprobs = response.token_ids, response.logprobs
                 transcript.chunks, transcript.resumed_tokens = response.chunks, len(response.token_ids)
+                transcript.prompt_logprobs = response.prompt_logprobs
                 if response.top_logprobs is not None:
                     transcript.top_logprobs = response.top_logprobs
                 if self._sharing:
@@ -285,8 +288,8 @@ class Transcripts:
 
         Raises:
             WeightVersionError: it was computed with other weights.
-            TransitionError: its tokens and its log-probs are not of one number, or the most probable tokens
-                lack.
+            TransitionError: its tokens and its log-probs are not of one number, or it lacks others that its
+                sampling asks for.
         """
         chunk = self._in_flight.get(output.job_id)
         if chunk is None:
@@ -315,6 +318,13 @@ class Transcripts:
                 )
             wanted.extend(tops)
         continued = bool(transcript.chunks)
+        if (asked := transcript.siblings.group.sampling.prompt_logprobs) is not None and not continued:
+            found = transcript.prompt_logprobs = output.prompt_logprobs
+            if found is None or not found.fits(asked, len(transcript.siblings.prompt)):
+                raise TransitionError(
+                    f"instance {instance_id!r} answered chunk {output.job_id!r} without the log-probs of its"
+                    " prompt; its engine broke the contract"
+                )
         transcript.token_ids = _joined(transcript.token_ids, output.token_ids)
         transcript.logprobs = _joined(transcript.logprobs, output.logprobs)
         transcript.chunks.append(
@@ -437,6 +447,7 @@ class Transcripts:
             metadata=siblings.group.metadata,
             stop_reason=ending.stop_reason,
             top_logprobs=transcript.top_logprobs,
+            prompt_logprobs=transcript.prompt_logprobs,
         )
         instances = () if siblings.left else tuple(siblings.instances)
         return ClosedRequest(

@@ -94,6 +94,7 @@ def test_bad_words_are_tokens_at_the_beginning_of_a_text_and_within_it():
         ),
         ({"min_tokens": -1}, "min_tokens is -1; it must be at least 0"),
         ({"top_logprobs": 21}, "top_logprobs is 21; it must be 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1; it must be 0 to 20"),
         ({"min_tokens": 9}, "min_tokens is 9, max_tokens 8; lower min_tokens"),
     ],
 )
@@ -107,6 +108,7 @@ def test_a_group_made_by_hand_is_held_to_the_ranges(fields, fact):
 def test_a_control_that_the_engines_do_not_have_is_refused_by_its_name(name):
     values = {"logit_bias": {5: 1.0}, "allowed_token_ids": [5], "bad_words": ["a"], "stop": "a"}
     values |= {"stop_token_ids": [5], "ignore_eos": True, "min_tokens": 3, "top_logprobs": 3}
+    values["prompt_logprobs"] = 3
     values |= {"structured_outputs": {"json": {"type": "object"}}}
     record, others = {name: values.get(name, 0.5)}, tuple(each for each in CONTROLS if each != name)
     assert getattr(sampling(record), name)
@@ -121,6 +123,7 @@ def test_only_fields_that_shape_tokens_set_a_sampling_apart_from_the_model_s_dis
         ignore_eos=True,
         include_stop_str_in_output=True,
         top_logprobs=5,
+        prompt_logprobs=0,
     )
     assert ends.raw
     assert not ends.changes_logits

@@ -27,7 +27,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
-from seer_core.model.arrays import TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
@@ -121,6 +121,7 @@ class VllmCore:
         tokens, logprobs = self.written(job_id, 0)
         tops = self.top_logprobs(job_id, 0, len(tokens))
         state = self.engine.output_processor.request_states[self._requests[job_id]]
+        assert state.logprobs_processor is not None
         [account] = self._leave([job_id])
         return EndedChunk(
             job_id,
@@ -131,6 +132,7 @@ class VllmCore:
             preemptions=account.request.num_preemptions,
             account=account,
             top_logprobs=tops,
+            prompt_logprobs=_of_prompt(state.logprobs_processor.prompt_logprobs),
         )
 
     def step(self) -> list[EndedChunk]:
@@ -286,6 +288,7 @@ class VllmCore:
             account=account,
             failure=None if reason in ("stop", "length") else f"vLLM ended the chunk: {reason}",
             top_logprobs=_most_probable(logprobs, 0, len(tokens)),
+            prompt_logprobs=_of_prompt(result.prompt_logprobs),
         )
 
 
@@ -348,6 +351,7 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
         top_k=job.sampling.top_k,
         max_tokens=job.max_tokens,
         logprobs=job.sampling.top_logprobs,
+        prompt_logprobs=job.sampling.prompt_logprobs if job.prompt_tokens == len(job.token_ids) else None,
         flat_logprobs=True,
         ignore_eos=job.sampling.ignore_eos,
         stop_token_ids=list(job.sampling.stop_token_ids),
@@ -373,12 +377,13 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
 
 
 def _width(logprobs: FlatLogprobs) -> int:
-    """Return how many tokens have a log-prob at each place: the chosen one, and the most probable ones."""
-    return logprobs.end_indices[0] if logprobs.end_indices else 1
+    """Return how many tokens have a log-prob at each place: the one there, and the most probable ones."""
+    places = zip(logprobs.start_indices[-1:], logprobs.end_indices[-1:], strict=True)
+    return max((end - start for start, end in places), default=0) or 1
 
 
 def _chosen(logprobs: FlatLogprobs, start: int = 0) -> list[float]:
-    """Return the log-probs of the tokens that were chosen, from place ``start`` on."""
+    """Return the log-probs of the tokens themselves, from place ``start`` on."""
     width = _width(logprobs)
     return logprobs.logprobs[start * width :: width]
 
@@ -392,6 +397,14 @@ def _most_probable(logprobs: FlatLogprobs, start: int, end: int) -> TopLogprobs 
     return TopLogprobs(
         width - 1, [logprobs.token_ids[at] for at in kept], [logprobs.logprobs[at] for at in kept]
     )
+
+
+def _of_prompt(logprobs: Any) -> PromptLogprobs | None:
+    """Return what vLLM has of a prompt, in whose first place there is nothing."""
+    if not isinstance(logprobs, FlatLogprobs):
+        return None
+    tops = _most_probable(logprobs, 0, len(logprobs) - 1)
+    return PromptLogprobs(Logprobs(_chosen(logprobs)), tops)
 
 
 def _joined(fingerprints: list[Any]) -> str:

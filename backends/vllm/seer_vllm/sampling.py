@@ -11,7 +11,8 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
   included, are in ``input_ids.np`` by then;
 - ``input_batch.num_tokens_no_spec[i]`` counts prompt and output tokens, also after a preemption.  It is
   advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away;
-- ``input_batch.token_ids_cpu[i]`` has these tokens, and behind them the request's drafts of the step.
+- ``input_batch.token_ids_cpu[i]`` has these tokens, and behind them the request's drafts of the step;
+- ``sampler.gather_logprobs(logprobs, num_logprobs, token_ids)`` is called for the log-probs of prompts.
 
 ``internals.check_runner`` checks what can be checked of this.
 """
@@ -29,6 +30,8 @@ from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
+
+from seer_core.model.arrays import LEAST_LOGPROB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +75,7 @@ class VllmSampler:
         logprobs = None
         if width is not None:
             asking = np.flatnonzero(self._asking[owner])
-            logprobs = _logprobs_tensors(tokens.flatten(), places, logits, asking, width)
+            logprobs = _logprobs_tensors(tokens.flatten(), places, logits.log_softmax(-1), asking, width)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
 
     def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Ints]:
@@ -157,32 +160,40 @@ class VllmSampler:
         return torch.from_numpy(counts.astype(np.int64)).to(device)
 
 
-def _logprobs_tensors(tokens: Tensor, places: Tensor, logits: Tensor, asking: Ints, width: int) -> Any:
-    """Return vLLM's ``LogprobsTensors`` [len(tokens), 1 + width] of raw log-probs; every rank is 0.
+def _logprobs_tensors(tokens: Tensor, places: Tensor, logprobs: Tensor, asking: Ints, width: int) -> Any:
+    """Return vLLM's ``LogprobsTensors`` [len(tokens), 1 + width]; every rank is 0.
 
     vLLM's own way would rank the token too, in a function compiled by inductor: three seconds of a first
     step, and a C++ compiler at run time.
 
     Args:
-        tokens: the tokens of the step, [most tokens of a request x requests].
+        tokens: the tokens, in a step [most tokens of a request x requests].
         places: where among them there are some.
-        logits: a row for each of these places.
+        logprobs: a row for each of these places.
         asking: the rows whose requests ask for the most probable tokens too.
         width: the most that one asks for.
     """
     from vllm.v1.outputs import LogprobsTensors
 
-    logprobs = logits.log_softmax(dim=-1)
     ids = tokens.new_zeros(len(tokens), 1 + width)
     values = logprobs.new_zeros(len(tokens), 1 + width)
     ids[:, 0] = tokens
     values[places, 0] = logprobs.gather(1, tokens[places, None])[:, 0]
     if width:
-        rows = torch.from_numpy(asking).to(logits.device)
+        rows = torch.from_numpy(asking).to(logprobs.device)
         top = logprobs[rows].topk(width)
         ids[places[rows], 1:] = top.indices
-        values[places[rows], 1:] = top.values
+        values[places[rows], 1:] = top.values.clamp(min=LEAST_LOGPROB)
     return LogprobsTensors(ids.to(torch.int32), values, torch.zeros_like(tokens))
+
+
+def gather_prompt_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
+    """Stand in for vLLM's ``Sampler.gather_logprobs``, which here is called for prompts alone."""
+    every = np.arange(len(token_ids))
+    places = torch.from_numpy(every).to(logprobs.device)
+    found = _logprobs_tensors(token_ids.long(), places, logprobs, every, num_logprobs)
+    found.logprobs.clamp_(min=LEAST_LOGPROB)
+    return found
 
 
 class StepDrafts:
@@ -228,6 +239,7 @@ def install(runner: Any) -> VllmSampler:
         install_drafts(runner)
     sampler = VllmSampler(runner, _end_tokens(runner.model_config))
     runner._sample = sampler.sample
+    runner.sampler.gather_logprobs = gather_prompt_logprobs
     return sampler
 
 

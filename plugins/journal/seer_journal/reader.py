@@ -85,6 +85,12 @@ class Contents:
         limit, tops = group.max_tokens, chunk.top_logprobs
         if len(chunk.token_ids) != len(chunk.logprobs) or chunk.start + len(chunk.token_ids) > limit:
             return
+        asked = group.sampling.prompt_logprobs
+        if asked is not None and not chunk.start:
+            found = chunk.prompt_logprobs
+            if found is None or not found.fits(asked, len(group.prompt_token_ids)):
+                return
+            response.prompt_logprobs = found
         if width := group.sampling.top_logprobs:
             if tops is None or not tops.fits(width, len(chunk.token_ids)):
                 return
@@ -103,8 +109,12 @@ class Contents:
 
 def _pairs(written: WrittenChunk | WrittenResponse) -> int:
     """Return how many tokens with log-probs are kept of a response, the most probable ones included."""
-    tops = written.top_logprobs
-    return len(written.token_ids) + (0 if tops is None else len(tops.token_ids))
+    tops, prompt = written.top_logprobs, written.prompt_logprobs
+    pairs = len(written.token_ids) + (0 if tops is None else len(tops.token_ids))
+    if prompt is not None:
+        pairs += len(prompt.logprobs)
+        pairs += 0 if prompt.top_logprobs is None else len(prompt.top_logprobs.token_ids)
+    return pairs
 
 
 def read(directory: Path) -> Contents:

@@ -15,7 +15,7 @@ from seer_journal import DiskJournal
 
 from seer_core.errors import InputError, OutputError
 from seer_core.model import ChunkRecord, PromptGroup, Sampling
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 
 GROUPS = [PromptGroup("a", (1, 2, 3), 2, 6, seed=5), PromptGroup("b", (4,), 1, 4)]
 
@@ -86,6 +86,21 @@ def test_the_most_probable_tokens_are_kept_and_a_chunk_without_them_is_written_a
     fewer = msgspec.structs.replace(group, sampling=Sampling(top_logprobs=1))
     with DiskJournal(tmp_path / "j") as journal, pytest.raises(InputError, match="its sampling was"):
         journal.begin([fewer], 0, {})
+
+
+def test_the_log_probs_of_a_prompt_are_kept_with_its_first_chunk(tmp_path):
+    group = PromptGroup("a", (1, 2, 3), 1, 6, sampling=Sampling(prompt_logprobs=1), seed=5)
+    prompt = PromptLogprobs(Logprobs([-1.0, -2.0]), TopLogprobs.of([[(7, -0.5)], [(8, -0.5)]]))
+    record = ChunkRecord("x", 1, 0.0, 1.0, 0, 3, 0, 0, 0)
+    for start, answered in ((0, None), (0, prompt), (1, None)):
+        with DiskJournal(tmp_path / "j") as journal:
+            found = journal.begin([group], 0, {})[0]
+            assert sum(len(each.token_ids) for each in found) == start
+            tokens, logprobs = Tokens([7]), Logprobs([-1.0])
+            journal.chunk("a/0", start, tokens, logprobs, False, record, None, answered)
+    with DiskJournal(tmp_path / "j") as journal:
+        [[found]] = journal.begin([group], 0, {})
+        assert (found.token_ids, found.prompt_logprobs) == ([7, 7], prompt)
 
 
 def test_counts_and_accounts_of_what_was_found(directory):

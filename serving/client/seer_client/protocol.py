@@ -67,6 +67,8 @@ class Completion:
     """For each token the most probable tokens in its place, pairs of token id and log-prob, where the prompt
     asks for them.
     """
+    prompt_logprobs: Mapping[str, Any] | None = None
+    """The same of the prompt's tokens but its first: ``logprobs``, and ``top_logprobs`` or None."""
 
 
 @dataclass(frozen=True)

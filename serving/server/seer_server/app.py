@@ -241,6 +241,7 @@ class _Service:
                 prompt_of[each.group_id],
                 each.stop_reason,
                 each.top_logprobs,
+                each.prompt_logprobs,
             )
             for number, each in enumerate(completions)
         ]

@@ -131,6 +131,11 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
         """Tokens that a response may have; None where the request has no bound."""
         return self.max_tokens
 
+    @property
+    def of_prompt(self) -> int | None:
+        """How many of the most probable tokens are wanted with each of the prompt's; None without any."""
+        return self.prompt_logprobs
+
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/completions``."""
@@ -141,6 +146,24 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Log-probs of the sampled tokens, and of so many of the most probable ones in the place of each. With 1,
     an engine that has no ``top_logprobs`` answers with those of the sampled tokens alone.
     """
+
+    echo: bool = False
+    """Whether text and log-probs begin with those of the prompt. Then ``max_tokens`` may be 0."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that a response may have: one where none is wanted besides the prompt."""
+        return 1 if self.echoes_alone else self.max_tokens
+
+    @property
+    def echoes_alone(self) -> bool:
+        """Whether the answer has the prompt, and nothing of a response."""
+        return self.echo and self.max_tokens == 0
+
+    @property
+    def of_prompt(self) -> int | None:
+        """``prompt_logprobs``, or else ``logprobs`` if there is an echo."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     def tops(self, controls: Collection[str]) -> int | None:
         """Return ``top_logprobs``, or else ``logprobs``.
@@ -281,7 +304,11 @@ def records(
         name: getattr(asked, name) for name in ("n", "seed", "timeout_s", *SamplingChoice.__struct_fields__)
     }
     common["max_tokens"] = asked.most_tokens
-    common["top_logprobs"] = asked.tops(controls)
+    common["top_logprobs"], common["prompt_logprobs"] = asked.tops(controls), asked.of_prompt
+    if asked.stream:
+        for name in ("echo", "prompt_logprobs"):
+            if getattr(asked, name, None) not in (None, False):
+                raise FieldError(f"{name} is not for streams; leave stream out", name)
     if asked.response_format is not None and (form := asked.response_format.form) is not None:
         if asked.structured_outputs is not None:
             raise FieldError("give response_format or structured_outputs, and not both", "response_format")

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from seer_core.model import SamplingChoice
+from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
-from seer_server.answers import LEAST, Answer, Part
+from seer_server.answers import Answer, Part
 from seer_server.neutral import own_fields
 from seer_server.protocol import CompletionRequest, StreamOptions, convert
 
@@ -25,6 +26,7 @@ IGNORED = ("cache_salt", "request_id")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "content_parts": ([],),
     "ec_transfer_params": ({},),
+    "echo": (False,),
     "features": (),
     "kv_transfer_params": ({},),
     "reasoning_ended": (),
@@ -150,6 +152,8 @@ class TokensAnswer(Answer):
         prompt = parts[0].prompt_token_ids if parts else None
         if self._tokens.return_token_ids and prompt is not None:
             body["prompt_token_ids"] = list(prompt)
+        if parts and parts[0].prompt_logprobs is not None:
+            body["prompt_logprobs"] = self.prompt_logprobs(parts[0])
         return body
 
     def _tokens_choice(self, part: Part) -> dict[str, Any]:
@@ -183,4 +187,4 @@ def _logprobs_by_id(part: Part) -> dict[str, Any]:
 
 
 def _scored(token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token_id": token_id, "logprob": max(logprob, LEAST), "rank": None}
+    return {"token_id": token_id, "logprob": max(logprob, LEAST_LOGPROB), "rank": None}

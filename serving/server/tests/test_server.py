@@ -263,7 +263,7 @@ def test_who_says_no_number_of_tokens_gets_as_many_as_fit(serve_by_hand, playing
         ({"prompt": "a", "logit_bias": {"7": 101}}, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": "a", "stop_token_ids": [10**9]}, "stop_token_ids names token 1000000000"),
-        ({"prompt": "a", "echo": True}, "echo is not supported"),
+        ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
         ({"prompt": "a", "group": "x" * 300}, "group_id"),
     ],
 )

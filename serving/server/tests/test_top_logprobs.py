@@ -16,6 +16,9 @@ PROMPT = [5, 6]
 class Letters:
     """A tokenizer of one letter for each token, of which 8 and 9 have the same one."""
 
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
     def encode_chat(self, messages, template_kwargs=None):
         return PROMPT
 
@@ -28,7 +31,8 @@ def ask(serve_by_hand, playing):
     """Return a function: the choices of an answer, or of a stream's pieces, that has three tokens.
 
     In each place its token and those of the next higher ids are the most probable ones, at -0.5, -1.5 and so
-    on.
+    on.  Those of prompts are tokens 1, 2 and so on, at -0.25, -1.25 and so on; the second token has -2, the
+    third -3.
     """
 
     def post(path, tokenizer=None, **body):
@@ -37,10 +41,10 @@ def ask(serve_by_hand, playing):
             url = f"{served.url}/{path}"
             waiting = pool.submit(httpx.post, url, json=body, timeout=PATIENCE_S)
             served.until(lambda: engine.jobs or waiting.done())
-            if engine.jobs:
+            for job in list(engine.jobs.values()):
                 if body.get("stream"):
                     served.do(lambda: engine.grow(tokens=2))
-                served.do(lambda: engine.finish(tokens=3))
+                served.do(lambda job=job: engine.finish(tokens=min(3, job.max_tokens)))
             answer = waiting.result(PATIENCE_S)
         assert answer.status_code == 200, answer.text
         if not body.get("stream"):
@@ -136,3 +140,66 @@ def test_an_engine_without_them_answers_1_with_the_sampled_tokens_alone_and_refu
     assert wanted(ChatRequest(messages=[], logprobs=True, top_logprobs=4), ()) == 4
     tokens = parse_tokens(b'{"token_ids": [5], "sampling_params": {"logprobs": 1}}')
     assert wanted(tokens.completion(), ("top_logprobs",)) == 0
+
+
+# Log-probs of prompts.
+
+
+@pytest.mark.parametrize("prompt", [[7, 3, 4], "hde"])
+def test_an_echo_has_the_prompt_before_the_response_and_no_log_prob_of_its_first_token(ask, prompt):
+    [choice] = ask("v1/completions", prompt=prompt, echo=True, logprobs=1, max_tokens=8)
+    assert choice["text"] == "hdefgh"
+    assert choice["logprobs"] == {
+        "tokens": ["h", "d", "e", "f", "g", "h"],
+        "token_logprobs": [None, -2.0, -3.0, -0.5, -0.5, -0.5],
+        "top_logprobs": [
+            None,
+            {"b": -0.25, "d": -2.0},
+            {"b": -0.25, "e": -3.0},
+            {"f": -0.5},
+            {"g": -0.5},
+            {"h": -0.5},
+        ],
+        "text_offset": [0, 1, 2, 3, 4, 5],
+    }
+    assert "prompt_logprobs" not in choice
+
+
+def test_an_echo_without_a_response_is_the_prompt_alone(ask):
+    asked = {"prompt": [[7, 3], [4]], "echo": True, "logprobs": 2, "max_tokens": 0}
+    first, second = ask("v1/completions", **asked)
+    assert (first["text"], first["logprobs"]["tokens"]) == ("hd", ["h", "d"])
+    assert first["logprobs"]["token_logprobs"] == [None, -2.0]
+    assert first["logprobs"]["top_logprobs"] == [None, {"b": -0.25, "c": -1.25, "d": -2.0}]
+    assert (second["text"], second["logprobs"]["token_logprobs"]) == ("e", [None])
+    [choice] = ask("v1/completions", prompt="hd", echo=True, max_tokens=0)
+    assert (choice["text"], choice["logprobs"]) == ("hd", None)
+
+
+def test_prompt_logprobs_are_in_the_form_of_vllm(ask):
+    def scored(logprob, word):
+        return {"logprob": logprob, "rank": None, "decoded_token": word}
+
+    wanted = [None, {"3": scored(-2.0, "d"), "1": scored(-0.25, "b")}]
+    [choice] = ask("v1/completions", prompt=[7, 3], prompt_logprobs=1)
+    assert (choice["text"], choice["prompt_logprobs"]) == ("fgh", wanted)
+    [choice] = ask("v1/completions", prompt=[7, 3], prompt_logprobs=0)
+    assert choice["prompt_logprobs"] == [None, {"3": scored(-2.0, "d")}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"echo": True, "stream": True}, "echo is not for streams"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs is not for streams"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs is not supported by this engine"),
+        ({"echo": True, "logprobs": 1}, "prompt_logprobs is not supported by this engine"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_had_of_a_prompt_is_refused(serve_sim, asked, words):
+    with serve_sim() as served:
+        answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "a", **asked}, timeout=PATIENCE_S)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.sampling import StructuredOutputs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput
@@ -80,6 +80,8 @@ class EndedChunk:
     """The tokens that its last step wrote behind a stop string; they are no longer among its tokens."""
     top_logprobs: TopLogprobs | None = None
     """The most probable tokens at the place of each, where its sampling asks for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, where its sampling asks for them and it is the first chunk."""
 
 
 class DraftControl(Protocol):
@@ -586,6 +588,7 @@ class CoreAdapter:
                 accepted_at=account.accepted_at,
                 pool_tokens=account.pool_tokens,
                 top_logprobs=ended.top_logprobs,
+                prompt_logprobs=ended.prompt_logprobs,
             )
         )
 

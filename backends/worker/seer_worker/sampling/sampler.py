@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.ports.engine import ChunkJob
 from seer_worker.process.instance import LogitRow
 from seer_worker.sampling.controls import Controlled, control
@@ -97,7 +98,8 @@ class Sampler:
         asking = self._column([row for row, width in enumerate(widths) if width])
         top = logits[asking].to(torch.float32).log_softmax(-1).topk(max(widths))
         found: list[list[tuple[int, float]]] = [[] for _ in jobs]
-        for row, *pairs in zip(asking.tolist(), top.indices.tolist(), top.values.tolist(), strict=True):
+        values = top.values.clamp(min=LEAST_LOGPROB)
+        for row, *pairs in zip(asking.tolist(), top.indices.tolist(), values.tolist(), strict=True):
             found[row] = list(zip(*pairs, strict=True))[: widths[row]]
         return found
 
