@@ -296,6 +296,11 @@ class Harness:
             assert sent < len(output.token_ids) if job.streams else sent == 0
             assert token_ids == output.token_ids[:sent]
             assert logprobs == output.logprobs[:sent]
+            if width := job.sampling.top_logprobs:
+                assert output.top_logprobs is not None
+                assert output.top_logprobs.fits(width, len(output.token_ids))
+                pieces = [piece.top_logprobs for piece in self.pieces.get(job.id, ())]
+                assert [top for piece in pieces if piece for top in piece] == list(output.top_logprobs[:sent])
         return outputs
 
     def streamed(self, job: ChunkJob) -> tuple[Tokens, Logprobs]:

@@ -33,6 +33,13 @@ UNITS = {
 }
 """Units by the end of a name, which has its unit in it."""
 
+ARRAYS = {
+    "Tokens": "list of integers",
+    "Logprobs": "list of numbers",
+    "TopLogprobs": "list of lists of pairs: an integer, a number",
+}
+"""What arrays are called in files."""
+
 
 @attrs.frozen
 class Field:
@@ -170,7 +177,7 @@ def describe(kind: types.Type) -> tuple[str, str]:
         case types.NamedTupleType(fields=fields):
             return f"list of {len(fields)}: {', '.join(f'`{each.name}`' for each in fields)}", ""
         case types.CustomType(cls=array):
-            return {"Tokens": "list of integers", "Logprobs": "list of numbers"}[array.__name__], ""
+            return ARRAYS[array.__name__], ""
         case types.AnyType():
             return "any value", ""
     raise TypeError(f"no words for {kind!r}: add them in reference.fields.describe")

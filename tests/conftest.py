@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from seer_core.model import InstanceInfo, PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import InstanceDegraded
 from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
@@ -46,7 +46,9 @@ def local_plugin(distribution):
 class Hands:
     engines: list
     clock: object = attrs.Factory(RealClock)
-    model: ModelInfo = attrs.Factory(lambda: ModelInfo(vocab_size=1000, max_model_tokens=512))
+    model: ModelInfo = attrs.Factory(
+        lambda: ModelInfo(1000, 512, controls=("top_logprobs", "prompt_logprobs"))
+    )
     tokenizer: object = None
 
 
@@ -128,11 +130,12 @@ class Hand:
         """Answer a job, by default the oldest, with ``tokens`` tokens that count up from 5."""
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
         start = len(job.token_ids) - job.prompt_tokens
+        token_ids = [5 + start + number for number in range(tokens)]
         self.sink.chunk_finished(
             self.id,
             ChunkOutput(
                 job_id=job.id,
-                token_ids=[5 + start + number for number in range(tokens)],
+                token_ids=token_ids,
                 logprobs=[logprob] * (tokens if logprobs is None else logprobs),
                 stopped=stopped,
                 cached_tokens=0,
@@ -141,6 +144,8 @@ class Hand:
                 preemptions=0,
                 weight_version=job.weight_version if version is None else version,
                 pool_tokens=pool,
+                top_logprobs=most_probable(job, token_ids, logprob),
+                prompt_logprobs=of_prompt(job),
                 **dict(zip(("steps", "drafted_at", "accepted_at"), drafts, strict=False)),
             ),
         )
@@ -149,8 +154,10 @@ class Hand:
         """Stream so many tokens of a running job, by default the oldest, as ``finish`` will have them."""
         job = self.jobs[job_id or next(iter(self.jobs))]
         first = 5 + len(job.token_ids) - job.prompt_tokens + start
-        told = Tokens(range(first, first + tokens)), Logprobs([logprob] * tokens)
-        self.sink.chunk_streamed(self.id, ChunkPiece(job.id, start, *told))
+        token_ids = range(first, first + tokens)
+        tops = most_probable(job, token_ids, logprob)
+        piece = ChunkPiece(job.id, start, Tokens(token_ids), Logprobs([logprob] * tokens), tops)
+        self.sink.chunk_streamed(self.id, piece)
 
     def fail(self, job_id=None):
         job = self.jobs.pop(job_id or next(iter(self.jobs)))
@@ -162,6 +169,23 @@ class Hand:
     def die(self):
         self.jobs.clear()
         self.sink.lost(self.id, "the test killed it")
+
+
+def most_probable(job, token_ids, logprob):
+    """Each token and those after it, with less and less of a probability, if the job asks for them."""
+    width = job.sampling.top_logprobs
+    if not width:
+        return None
+    return TopLogprobs.of([[(token + rank, logprob - rank) for rank in range(width)] for token in token_ids])
+
+
+def of_prompt(job):
+    """Log-probs of -2, -3 and so on, and as the most probable tokens 1, 2 and so on, for a first chunk."""
+    width, places = job.sampling.prompt_logprobs, job.prompt_tokens - 1
+    if width is None or len(job.token_ids) > job.prompt_tokens:
+        return None
+    tops = TopLogprobs.of([[(1 + rank, -0.25 - rank) for rank in range(width)]] * places)
+    return PromptLogprobs(Logprobs(-2.0 - place for place in range(places)), tops if width else None)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from msgspec import structs
 from seer_core.model import Sampling, StructuredOutputs
 
 EOS, TOKENS = 2, 60
+WIDTHS = (5, 0, 20, 1, 7)
+"""How many of the most probable tokens the responses of a batch ask for."""
 
 
 def joined(response):
@@ -17,6 +19,41 @@ def joined(response):
 
 def text_of(response):
     return " ".join(f"w{token}" for token in response if token > 2)
+
+
+def expect_same_tops(ours, theirs, within=2e-5):
+    """Log-probs are as near as those of chosen tokens; tokens that are as probable may change places."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [each for _, each in one] == pytest.approx([each for _, each in other], abs=within)
+        both = dict(one).keys() & dict(other).keys()
+        assert len(both) >= len(one) - 1
+        assert all(dict(one)[token] == pytest.approx(dict(other)[token], abs=within) for token in both)
+
+
+def with_tops(harness, prompts, sampling, tokens, chunk_tokens):
+    """Return token ids, log-probs and most probable tokens of responses in chunks, a batch in each round."""
+    found = [([], [], []) for _ in prompts]
+    going = dict(enumerate(prompts))
+    while going:
+        jobs = [
+            harness.job(
+                [*prompt, *found[seed][0]],
+                min(chunk_tokens, tokens - len(found[seed][0])),
+                seed,
+                structs.replace(sampling, top_logprobs=WIDTHS[seed % len(WIDTHS)]),
+                len(prompt),
+            )
+            for seed, prompt in going.items()
+        ]
+        for job, output in zip(jobs, harness.run(harness.chunks(jobs)), strict=True):
+            for kept, new in zip(
+                found[job.seed], (output.token_ids, output.logprobs, output.top_logprobs or ()), strict=True
+            ):
+                kept.extend(new)
+            if output.stopped or len(found[job.seed][0]) == tokens:
+                del going[job.seed]
+    return found
 
 
 class SamplingControls:
@@ -77,6 +114,33 @@ class SamplingControls:
         assert max(output.logprobs) < -0.5  # under the mask it would be 0: there is one token
         [plain] = roomy.run(roomy.chunks([roomy.job(prompt, 1, 3, Sampling(0.0, allowed_token_ids=(17,)))]))
         assert plain.logprobs == pytest.approx(output.logprobs[:1], abs=1e-4)
+
+    @pytest.mark.parametrize(
+        "sampling",
+        [Sampling(0.0), Sampling(1.0, presence_penalty=1.0, min_p=0.1, stop=("3 w4", "w50"))],
+        ids=["greedy", "drawn, penalized, stopped"],
+    )
+    def test_the_most_probable_tokens_are_the_model_s_own_however_the_work_is_cut(
+        self, roomy, prompts, sampling
+    ):
+        some, tokens = prompts(10), 45
+        whole = with_tops(roomy, some, sampling, tokens, tokens)
+        assert [ids for ids, _, _ in whole] == roomy.whole(some, sampling, tokens)
+        for number, (ids, logprobs, tops) in enumerate(whole):
+            width = WIDTHS[number % len(WIDTHS)]
+            assert len(tops) == (len(ids) if width else 0)
+            for token, logprob, top in zip(ids, logprobs, tops, strict=False):
+                assert len(dict(top)) == width
+                assert [each for _, each in top] == sorted((each for _, each in top), reverse=True)
+                if token in dict(top):
+                    assert dict(top)[token] == logprob
+                else:
+                    assert logprob <= top[-1][1]
+                assert sampling.temperature or top[0][1] == logprob
+        cut = with_tops(roomy, some, sampling, tokens, 11)
+        assert [ids for ids, _, _ in cut] == [ids for ids, _, _ in whole]
+        for (_, _, ours), (_, _, theirs) in zip(cut, whole, strict=True):
+            expect_same_tops(ours, theirs)
 
     def test_a_grammar_that_is_none_fails_its_own_chunk_alone(self, roomy, prompts):
         [prompt] = prompts(1)

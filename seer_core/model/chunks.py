@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.sampling import Sampling
 
 __all__ = ["ChunkJob", "ChunkOutput", "ChunkPiece"]
@@ -80,6 +80,10 @@ class ChunkOutput(msgspec.Struct, frozen=True, gc=False):
     drafted_at: list[int] = []
     accepted_at: list[int] = []
     pool_tokens: int = 0
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each new token, where the sampling asks for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, from a request's first chunk, where the sampling asks for them."""
 
 
 class ChunkPiece(msgspec.Struct, frozen=True, gc=False):
@@ -95,3 +99,5 @@ class ChunkPiece(msgspec.Struct, frozen=True, gc=False):
     """The tokens."""
     logprobs: Logprobs
     """The log-prob of each, in nats."""
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each, where the sampling asks for them."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import attrs
 import msgspec
 
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.sampling import Sampling
 
 __all__ = [
@@ -366,6 +366,15 @@ class Completion(msgspec.Struct, frozen=True):
     """The prompt's own data."""
     stop_reason: str | int | None = None
     """The stop string or the stop token of its prompt's at which it ended."""
+    top_logprobs: TopLogprobs | None = None
+    """For each token of the response the most probable tokens in its place, with their log-probs under the
+    same distribution, the most probable first: pairs of token id and log-prob. None where the prompt asks for
+    none.
+    """
+    prompt_logprobs: PromptLogprobs | None = None
+    """The same of the prompt's tokens but its first: ``logprobs`` and ``top_logprobs``. None where the prompt
+    does not ask for them, or the response has no token.
+    """
 
     @property
     def whole(self) -> bool:

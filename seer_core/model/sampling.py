@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from seer_core.errors import quote
 
-__all__ = ["CONTROLS", "MOST_TOP_K", "Sampling", "SamplingChoice", "StructuredOutputs"]
+__all__ = ["CONTROLS", "MOST_TOP_K", "MOST_TOP_LOGPROBS", "Sampling", "SamplingChoice", "StructuredOutputs"]
 
 MOST = 1e100
 """Stands for no bound; see ``seer_core.plugins.config_types``."""
@@ -29,6 +29,9 @@ MOST_BAD_WORDS = 1000
 
 MOST_PENALTY = 2.0
 """OpenAI's bound of presence and frequency penalties, both ways."""
+
+MOST_TOP_LOGPROBS = 20
+"""The most that OpenAI and vLLM have."""
 
 MOST_BIAS = 100.0
 """OpenAI's bound of a logit's bias, both ways."""
@@ -106,6 +109,10 @@ class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Whether the response goes on after a token that the model's files name as its end."""
     include_stop_str_in_output: bool | None = None
     """Whether the text keeps the stop string or stop token at which it ends; the tokens always have it."""
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """The response has so many of the most probable tokens for each of its tokens, with their log-probs."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """The completion has log-probs of the prompt's tokens, and of so many of the most probable ones."""
 
     def sampling_over(self, defaults: SamplingChoice) -> dict[str, Any]:
         """Return the fields that are given here, or else in ``defaults``."""
@@ -153,6 +160,10 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Whether the response goes on after a token that the model's files name as its end."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string or stop token at which it ends; the tokens always have it."""
+    top_logprobs: int = 0
+    """The response has so many of the most probable tokens for each of its tokens, with their log-probs."""
+    prompt_logprobs: int | None = None
+    """The completion has log-probs of the prompt's tokens, and of so many of the most probable ones."""
 
     @classmethod
     def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
@@ -192,7 +203,7 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     @property
     def described(self) -> str:
         """The fields, in words, that set it apart from the model's own distribution."""
-        shaping = [f"{name} {getattr(self, name)}" for name in self.fields if name not in ENDS]
+        shaping = [f"{name} {getattr(self, name)}" for name in self.fields if name in SHAPING]
         return ", ".join(shaping)
 
     @property
@@ -222,6 +233,10 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             return f"logit_bias goes beyond {-MOST_BIAS:g} to {MOST_BIAS:g}"
         if self.min_tokens < 0:
             return f"min_tokens is {quote(self.min_tokens)}; it must be at least 0"
+        most = min(MOST_TOP_LOGPROBS, vocab_size)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            if not 0 <= (getattr(self, name) or 0) <= most:
+                return f"{name} is {quote(getattr(self, name))}; it must be 0 to {most}"
         form = None if self.structured_outputs is None else self.structured_outputs.flaw
         return form or self._flaw_of_tokens(vocab_size) or self._flaw_of_stops()
 
@@ -258,7 +273,12 @@ class Sampling(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 DEFAULTS = msgspec.structs.asdict(Sampling())
 ENDS = ("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")
-"""The fields that decide where a response ends, and nothing else."""
+REPORTS = ("top_logprobs", "prompt_logprobs")
+UNSHAPING = (*ENDS, *REPORTS)
+"""The fields that decide where a response ends or what is reported of it, and nothing else."""
+
+SHAPING = tuple(name for name in DEFAULTS if name not in UNSHAPING)
+"""The fields that change from which distribution tokens are drawn."""
 
 CONTROLS = tuple(name for name in DEFAULTS if name not in ("temperature", "top_p", "top_k"))
 """The fields that not every engine has."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.requests import ChunkRecord, FinishReason, PromptGroup
 
 __all__ = ["Journal", "WrittenResponse"]
@@ -26,10 +26,22 @@ class WrittenResponse(msgspec.Struct):
     chunks: list[ChunkRecord] = msgspec.field(default_factory=list)
     """The finished chunks, in order."""
     finish_reason: FinishReason | None = None
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each, where the prompt asks for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, where it asks for them and there is a chunk."""
 
     def copy(self) -> WrittenResponse:
         """Return the same response, to be written on."""
-        return WrittenResponse(self.token_ids[:], self.logprobs[:], self.chunks[:], self.finish_reason)
+        tops = None if self.top_logprobs is None else self.top_logprobs[:]
+        return WrittenResponse(
+            self.token_ids[:],
+            self.logprobs[:],
+            self.chunks[:],
+            self.finish_reason,
+            tops,
+            self.prompt_logprobs,
+        )
 
 
 class Journal(Protocol):
@@ -59,8 +71,14 @@ class Journal(Protocol):
         logprobs: Logprobs,
         stopped: bool,
         record: ChunkRecord,
+        top_logprobs: TopLogprobs | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
-        """Keep a chunk of a response, whose tokens from ``start`` on these are; they do not change."""
+        """Keep a chunk of a response, whose tokens from ``start`` on these are; they do not change.
+
+        ``top_logprobs`` are the most probable tokens at their places, where the prompt asks for them, and
+        ``prompt_logprobs`` its own log-probs, which come with the first chunk.
+        """
         ...
 
     def aborted(self, request_id: str) -> None:

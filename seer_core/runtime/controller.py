@@ -236,7 +236,16 @@ class RolloutController:
             and isinstance(output.token_ids, list | Tokens)
         ):
             tokens, logprobs = Tokens(output.token_ids), Logprobs(output.logprobs)
-            rollout.journal.chunk(event.request_id, start, tokens, logprobs, output.stopped, record)
+            rollout.journal.chunk(
+                event.request_id,
+                start,
+                tokens,
+                logprobs,
+                output.stopped,
+                record,
+                output.top_logprobs,
+                output.prompt_logprobs,
+            )
 
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Take back a chunk."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from seer_core.errors import EngineError, OverloadError, SeerError
 from seer_core.model import Completion, PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
 from seer_core.model.results import RolloutResult, Tally
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
@@ -251,6 +251,13 @@ class Rollout:
         They are those of whole chunks, and of the running chunk too if the group ``streams``.
         """
         return self._transcripts.written(request_id, start)
+
+    def top_logprobs(self, request_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return the most probable tokens at these places of an unfinished request's ``written`` tokens.
+
+        None where its sampling does not ask for them.
+        """
+        return self._transcripts.top_logprobs(request_id, start, end)
 
     def written_tokens(self, request_id: str) -> int:
         """Return how many tokens an unfinished request has, without a copy of them."""

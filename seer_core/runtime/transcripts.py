@@ -12,7 +12,7 @@ import msgspec
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec, ResumedResponse
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
@@ -48,7 +48,8 @@ class Transcript:
     """A response so far; ``job_id`` names the chunk under way.
 
     An earlier process has written its first ``resumed_tokens``.  ``streamed`` holds the tokens and log-probs
-    of the chunk's pieces.
+    of the chunk's pieces.  ``top_logprobs``, ``streamed_tops`` and ``prompt_logprobs`` are there where the
+    sampling asks for them.
     """
 
     siblings: Siblings
@@ -60,6 +61,9 @@ class Transcript:
     resumed_tokens: int = 0
     job_id: str | None = None
     streamed: tuple[Tokens, Logprobs] | None = None
+    top_logprobs: TopLogprobs | None = None
+    streamed_tops: TopLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class InFlightChunk(msgspec.Struct):
@@ -144,11 +148,16 @@ class Transcripts:
         for index in range(group.n):
             request_id = f"{group.id}/{index}"
             transcript = Transcript(siblings, index, request_seed(group.seed, index))
+            if group.sampling.top_logprobs:
+                transcript.top_logprobs = TopLogprobs(group.sampling.top_logprobs)
             self._open[request_id] = transcript
             if written:
                 response = written[index]
                 transcript.token_ids, transcript.logprobs = response.token_ids, response.logprobs
                 transcript.chunks, transcript.resumed_tokens = response.chunks, len(response.token_ids)
+                transcript.prompt_logprobs = response.prompt_logprobs
+                if response.top_logprobs is not None:
+                    transcript.top_logprobs = response.top_logprobs
                 if self._sharing:
                     self._shared[group.id].resume(request_id, transcript.token_ids)
         return GroupSpec(
@@ -180,6 +189,20 @@ class Transcripts:
             tokens = _joined(tokens, transcript.streamed[0][seen:])
             logprobs = _joined(logprobs, transcript.streamed[1][seen:])
         return tokens, logprobs
+
+    def top_logprobs(self, request_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return a copy of an unfinished request's most probable tokens from place ``start`` to ``end``.
+
+        There are none where its sampling does not ask for them.
+        """
+        transcript = self._open[request_id]
+        if transcript.top_logprobs is None:
+            return None
+        tops = transcript.top_logprobs[start:end]
+        if transcript.streamed_tops is not None:
+            before = len(transcript.top_logprobs)
+            tops.extend(transcript.streamed_tops[max(0, start - before) : max(0, end - before)])
+        return tops
 
     def last_chunk(self, request_id: str) -> tuple[int, ChunkRecord]:
         """Return where the last chunk of an unfinished request begins in its response, and its account."""
@@ -238,13 +261,20 @@ class Transcripts:
         if chunk is None:
             return None
         transcript = self._open[chunk.dispatch.request_id]
+        wanted = transcript.top_logprobs
         if transcript.streamed is None:
             transcript.streamed = Tokens(), Logprobs()
+            transcript.streamed_tops = None if wanted is None else TopLogprobs(wanted.width)
         tokens, logprobs = transcript.streamed
         repeated = len(tokens) - piece.start
         new = Tokens(piece.token_ids[repeated:]), Logprobs(piece.logprobs[repeated:])
         if repeated < 0 or not new[0] or len(new[0]) != len(new[1]) or not math.isfinite(sum(new[1])):
             return None
+        if wanted is not None and transcript.streamed_tops is not None:
+            tops = piece.top_logprobs
+            if tops is None or not tops.fits(wanted.width, len(piece.token_ids)):
+                return None
+            transcript.streamed_tops.extend(tops[repeated:])
         tokens.extend(new[0])
         logprobs.extend(new[1])
         return chunk.dispatch.request_id
@@ -258,7 +288,8 @@ class Transcripts:
 
         Raises:
             WeightVersionError: it was computed with other weights.
-            TransitionError: its tokens and its log-probs are not of one number.
+            TransitionError: its tokens and its log-probs are not of one number, or it lacks others that its
+                sampling asks for.
         """
         chunk = self._in_flight.get(output.job_id)
         if chunk is None:
@@ -279,7 +310,21 @@ class Transcripts:
                 f"instance {instance_id!r} answered chunk {output.job_id!r} with {tokens} tokens but"
                 f" {len(output.logprobs)} log-probs; its engine broke the contract"
             )
+        if (wanted := transcript.top_logprobs) is not None and tokens:
+            if (tops := output.top_logprobs) is None or not tops.fits(wanted.width, tokens):
+                raise TransitionError(
+                    f"instance {instance_id!r} answered chunk {output.job_id!r} without the {wanted.width}"
+                    f" most probable tokens for each of its {tokens}; its engine broke the contract"
+                )
+            wanted.extend(tops)
         continued = bool(transcript.chunks)
+        if (asked := transcript.siblings.group.sampling.prompt_logprobs) is not None and not continued:
+            found = transcript.prompt_logprobs = output.prompt_logprobs
+            if found is None or not found.fits(asked, len(transcript.siblings.prompt)):
+                raise TransitionError(
+                    f"instance {instance_id!r} answered chunk {output.job_id!r} without the log-probs of its"
+                    " prompt; its engine broke the contract"
+                )
         transcript.token_ids = _joined(transcript.token_ids, output.token_ids)
         transcript.logprobs = _joined(transcript.logprobs, output.logprobs)
         transcript.chunks.append(
@@ -401,6 +446,8 @@ class Transcripts:
             finished_s=now,
             metadata=siblings.group.metadata,
             stop_reason=ending.stop_reason,
+            top_logprobs=transcript.top_logprobs,
+            prompt_logprobs=transcript.prompt_logprobs,
         )
         instances = () if siblings.left else tuple(siblings.instances)
         return ClosedRequest(
@@ -428,7 +475,7 @@ class Transcripts:
         """Take a chunk from those under way and return the id of its request."""
         dispatch = self._in_flight.pop(job_id).dispatch
         transcript = self._open[dispatch.request_id]
-        transcript.job_id = transcript.streamed = None
+        transcript.job_id = transcript.streamed = transcript.streamed_tops = None
         running = transcript.siblings.running
         running[dispatch.instance_id] -= 1
         if not running[dispatch.instance_id]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from seer_core.model.arrays import Logprobs, Tokens, packed, unpacked
+from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs, packed, unpacked
 
 
 class Message(msgspec.Struct):
@@ -46,6 +46,48 @@ def test_they_travel_as_bytes_or_as_lists():
         found = msgspec.msgpack.decode(raw, type=Message, dec_hook=unpacked)
         assert (type(found.tokens), type(found.logprobs)) == (Tokens, Logprobs)
         assert (found.tokens, found.logprobs) == ([1, 70_000], [-0.5, -1.5])
+
+
+PLACES = [[(7, -0.5), (70_000, -1.5)], [(8, -0.25), (7, -2.0)], [(9, -0.125), (8, -4.0)]]
+
+
+def test_the_most_probable_tokens_have_pairs_at_each_place_and_parts_of_their_own_kind():
+    tops = TopLogprobs.of(PLACES)
+    assert (len(tops), tops.width, tops[1], tops[-1]) == (3, 2, PLACES[1], PLACES[2])
+    assert list(tops) == PLACES
+    assert list(tops[1:]) == PLACES[1:]
+    assert list(tops[1:1]) == list(TopLogprobs(0)) == []
+    other = tops[:1]
+    other.extend(tops[1:])
+    assert other == tops != other[:2]
+    assert tops.fits(2, 3)
+    assert not tops.fits(1, 3)
+    assert not tops.fits(2, 2)
+    assert TopLogprobs(0).fits(5, 0)
+
+
+class Found(msgspec.Struct):
+    tops: TopLogprobs | None = None
+
+
+def test_the_most_probable_tokens_travel_as_bytes_and_stand_in_files_as_pairs():
+    for tops in (TopLogprobs.of(PLACES), TopLogprobs(3), None):
+        raw = msgspec.msgpack.encode(Found(tops), enc_hook=packed)
+        assert msgspec.msgpack.decode(raw, type=Found, dec_hook=unpacked).tops == tops
+        text = msgspec.json.encode(Found(tops), enc_hook=list)
+        assert msgspec.json.decode(text, type=Found, dec_hook=unpacked).tops == tops
+    assert msgspec.json.decode(msgspec.json.encode(TopLogprobs.of(PLACES[:1]), enc_hook=list)) == [
+        [[7, -0.5], [70_000, -1.5]]
+    ]
+
+
+@pytest.mark.parametrize(
+    "tops", [5, b"abc", [2, b"abc", b""], [2, [1], [-1.0]], [[[1, -1.0]], []], [[[1]]], [["a"]], ["ab"], {}]
+)
+def test_what_are_no_most_probable_tokens_is_refused(tops):
+    raw = msgspec.msgpack.encode({"tops": tops})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(raw, type=Found, dec_hook=unpacked)
 
 
 @pytest.mark.parametrize("tokens", [b"abc", 5, ["a"], [2**40], None])

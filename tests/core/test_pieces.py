@@ -6,6 +6,7 @@ import math
 import msgspec
 import pytest
 
+from seer_core.model import Sampling
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.ports.engine import ChunkPiece
 from seer_core.scheduling.scheduler import Slot
@@ -68,6 +69,36 @@ def test_an_observer_sees_what_a_chunk_has_written_and_the_scheduler_nothing_of_
     assert completion.token_ids == list(range(5, 15))
     assert [chunk.tokens for chunk in completion.chunks] == [6, 4]
     assert seen.events[1:-1] == ["GroupsSubmitted", "ChunkFinished", "ChunkFinished"]
+
+
+def test_the_most_probable_tokens_come_with_the_pieces_and_stay_those_of_their_places(
+    hand, by_hand, some_groups
+):
+    engine = hand()
+    group = msgspec.structs.replace(some_groups(1, 1, 20)[0], streams=True, sampling=Sampling(top_logprobs=2))
+
+    def tops(start, end):
+        return [[(5 + place, -0.5), (6 + place, -1.5)] for place in range(start, end)]
+
+    async def act(rollout):
+        engine.grow(tokens=2)
+        engine.grow(tokens=3)  # begun anew
+        assert list(rollout.top_logprobs("a/0", 1, 3)) == tops(1, 3)
+        engine.finish(tokens=4, stopped=False)
+        engine.grow(tokens=2)
+        assert list(rollout.top_logprobs("a/0", 3, 6)) == tops(3, 6)
+        assert list(rollout.top_logprobs("a/0", 5, 6)) == tops(5, 6)
+        [job] = engine.jobs.values()
+        engine.sink.chunk_streamed(engine.id, ChunkPiece(job.id, 2, Tokens([11]), Logprobs([-0.5])))
+        assert rollout.written_tokens("a/0") == 6  # a piece without them is none
+        engine.finish(tokens=3)
+
+    _, [completion] = play(by_hand, [engine], [group], act)
+    assert list(completion.top_logprobs) == tops(0, 7)
+    assert msgspec.json.decode(msgspec.json.encode(completion, enc_hook=list))["top_logprobs"][6] == [
+        [11, -0.5],
+        [12, -1.5],
+    ]
 
 
 def test_only_groups_that_stream_ask_for_it(hand, by_hand, some_groups, group):

@@ -93,6 +93,8 @@ def test_bad_words_are_tokens_at_the_beginning_of_a_text_and_within_it():
             "structured_outputs has an empty choice",
         ),
         ({"min_tokens": -1}, "min_tokens is -1; it must be at least 0"),
+        ({"top_logprobs": 21}, "top_logprobs is 21; it must be 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1; it must be 0 to 20"),
         ({"min_tokens": 9}, "min_tokens is 9, max_tokens 8; lower min_tokens"),
     ],
 )
@@ -105,7 +107,8 @@ def test_a_group_made_by_hand_is_held_to_the_ranges(fields, fact):
 @pytest.mark.parametrize("name", [name for name in CONTROLS if name != "include_stop_str_in_output"])
 def test_a_control_that_the_engines_do_not_have_is_refused_by_its_name(name):
     values = {"logit_bias": {5: 1.0}, "allowed_token_ids": [5], "bad_words": ["a"], "stop": "a"}
-    values |= {"stop_token_ids": [5], "ignore_eos": True, "min_tokens": 3}
+    values |= {"stop_token_ids": [5], "ignore_eos": True, "min_tokens": 3, "top_logprobs": 3}
+    values["prompt_logprobs"] = 3
     values |= {"structured_outputs": {"json": {"type": "object"}}}
     record, others = {name: values.get(name, 0.5)}, tuple(each for each in CONTROLS if each != name)
     assert getattr(sampling(record), name)
@@ -114,14 +117,24 @@ def test_a_control_that_the_engines_do_not_have_is_refused_by_its_name(name):
 
 
 def test_only_fields_that_shape_tokens_set_a_sampling_apart_from_the_model_s_distribution():
-    ends = Sampling(stop=("a",), stop_token_ids=(5,), ignore_eos=True, include_stop_str_in_output=True)
+    ends = Sampling(
+        stop=("a",),
+        stop_token_ids=(5,),
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        top_logprobs=5,
+        prompt_logprobs=0,
+    )
     assert ends.raw
     assert not ends.changes_logits
     for fields in ({"min_p": 0.1}, {"min_tokens": 1}, {"allowed_token_ids": (5,)}, {"bad_words": ((5,),)}):
         shaped = Sampling(**fields)
         assert shaped.changes_logits
         assert not shaped.raw
-    assert Sampling(0.5, min_p=0.1, stop=("a",)).described == "temperature 0.5, top_p 1.0, top_k 0, min_p 0.1"
+    assert (
+        Sampling(0.5, min_p=0.1, stop=("a",), top_logprobs=2).described
+        == "temperature 0.5, top_p 1.0, top_k 0, min_p 0.1"
+    )
     assert Sampling(include_stop_str_in_output=True).controls == ()
     assert sampling(ends.fields) == ends
 

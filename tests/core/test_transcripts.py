@@ -1,12 +1,14 @@
 """The book of a rollout: jobs out, tokens in, completions; nothing else is needed to keep it."""
 
+import json
 import math
 
+import msgspec
 import pytest
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.model import PromptGroup
-from seer_core.model.arrays import Tokens
+from seer_core.model import PromptGroup, Sampling
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch
 from seer_core.ports.engine import ChunkOutput
 from seer_core.runtime.transcripts import Transcripts
@@ -96,6 +98,12 @@ def test_what_no_engine_may_answer_raises():
         book.finished("x", answer(send(book), [5], version=2), 1.0)
     with pytest.raises(TransitionError, match="2 tokens but 1 log-probs"):
         book.finished("x", answer(send(book), [5, 6], logprobs=[-1.0], version=3), 1.0)
+    book.add(msgspec.structs.replace(group("b"), sampling=Sampling(top_logprobs=3)))
+    with pytest.raises(TransitionError, match="without the 3 most probable tokens for each of its 2"):
+        book.finished("x", answer(send(book, "b/0"), [5, 6], version=3), 1.0)
+    book.add(msgspec.structs.replace(group("c"), sampling=Sampling(prompt_logprobs=0)))
+    with pytest.raises(TransitionError, match="without the log-probs of its prompt"):
+        book.finished("x", answer(send(book, "c/0"), [5, 6], version=3), 1.0)
     with pytest.raises(PluginError, match="ended at its limit of 8 tokens with 0"):
         book.complete(Complete("a/0", "length"), 1.0)
 
@@ -195,3 +203,31 @@ def test_a_chunk_may_end_early_where_less_than_all_of_it_is_reserved():
     assert job.may_end_early
     event = book.finished("x", answer(job, [7]), 2.0)
     assert (event.tokens, event.stopped) == (1, False)
+
+
+def test_the_log_probs_of_a_prompt_come_with_its_first_chunk_and_stay():
+    book = book_of(msgspec.structs.replace(group(n=1), sampling=Sampling(prompt_logprobs=1)))
+    found = PromptLogprobs(Logprobs([-1.0, -2.0]), TopLogprobs.of([[(7, -0.5)], [(8, -0.5)]]))
+    first = msgspec.structs.replace(answer(send(book), [5]), prompt_logprobs=found)
+    book.finished("x", first, 1.0)
+    book.finished("x", answer(send(book), [6], stopped=True), 2.0)
+    completion = book.complete(Complete("a/0", "stop"), 2.0).completion
+    assert completion.prompt_logprobs == found
+    line = json.loads(msgspec.json.encode(completion, enc_hook=list))
+    tops = [[[7, -0.5]], [[8, -0.5]]]
+    assert line["prompt_logprobs"] == {"logprobs": [-1.0, -2.0], "top_logprobs": tops}
+
+
+@pytest.mark.parametrize(
+    ("found", "width", "fits"),
+    [
+        (PromptLogprobs(Logprobs([-1.0, -2.0])), 0, True),
+        (PromptLogprobs(Logprobs([-1.0, -2.0])), 1, False),
+        (PromptLogprobs(Logprobs([-1.0])), 0, False),
+        (PromptLogprobs(Logprobs([-1.0] * 2), TopLogprobs.of([[(7, -0.5)]] * 2)), 1, True),
+        (PromptLogprobs(Logprobs([-1.0] * 2), TopLogprobs.of([[(7, -0.5)]] * 2)), 2, False),
+    ],
+)
+def test_log_probs_of_a_prompt_have_a_place_for_each_token_but_its_first(found, width, fits):
+    assert found.fits(width, 3) is fits
+    assert PromptLogprobs(Logprobs()).fits(width, 1)

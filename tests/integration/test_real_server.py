@@ -115,6 +115,35 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
                 logprobs = [each.logprob for each in choice.logprobs.content]
                 assert logprobs == pytest.approx(list(first.logprobs), abs=1e-4)
 
+    def ask_for_scores(url):
+        """Ask for log-likelihoods as lm-eval does: of what the library has drawn, as if it were a prompt."""
+        written = [each for each in result.completions if each.group_id == "s0"]
+        body = {
+            "model": "seer",
+            "prompt": [[*first_prompt, *each.token_ids] for each in written],
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "seed": 1234,
+            "echo": True,
+        }
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=240)
+        assert answer.status_code == 200, answer.text
+        greedy = set()
+        for choice, each in zip(answer.json()["choices"], written, strict=True):
+            scores = choice["logprobs"]["token_logprobs"]
+            assert scores[0] is None
+            assert scores[len(first_prompt) : -1] == pytest.approx(list(each.logprobs), abs=1e-4)
+            for score, top in zip(scores[1:], choice["logprobs"]["top_logprobs"][1:], strict=True):
+                assert score in top.values()
+                greedy.add(score == max(top.values()))
+            assert scores[-1] == max(choice["logprobs"]["top_logprobs"][-1].values())
+        assert greedy == {True, False}
+        alone = httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 0}, timeout=240).json()
+        for with_one, without in zip(answer.json()["choices"], alone["choices"], strict=True):
+            assert without["logprobs"]["tokens"] == with_one["logprobs"]["tokens"][:-1]
+            assert with_one["text"].startswith(without["text"])
+
     def train(url):
         """Hand in all as a batch, with the first weights, with others, and with the first again."""
         weights = load_file(EXAMPLE / "weights" / "model.safetensors")
@@ -145,6 +174,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
             await asyncio.gather(*(asyncio.to_thread(ask, client, number) for number in range(len(prompts))))
             await asyncio.to_thread(ask_controlled, client)
         await asyncio.to_thread(ask_for_tokens, url)
+        await asyncio.to_thread(ask_for_scores, url)
         batches = await asyncio.to_thread(train, url)
         server.should_exit = True
         await serving

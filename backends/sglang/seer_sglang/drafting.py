@@ -217,22 +217,25 @@ class NodeSampler:
             self._tokens, self._logprobs = self._sample(range(len(logits)))
 
     def tokens_at(self, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of these rows, and keep their log-probs."""
+        """Return the tokens of these rows, and keep their log-probs and the most probable tokens."""
         if self._tokens is None:
             tokens, logprobs = self._sample(rows)
         else:
             tokens, logprobs = [self._tokens[row] for row in rows], [self._logprobs[row] for row in rows]
-        self._sampler.keep(*self._texts(rows), logprobs)
+        self._sampler.keep(*self._texts(rows), logprobs, lambda: self._rows(rows))
         return tokens
 
     def _sample(self, rows: Sequence[int]) -> tuple[list[int], list[float]]:
-        logits = self._logits
-        part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
-
         def drafts(place: int) -> list[int]:
             return self._paths.to(*divmod(rows[place], self._nodes))
 
-        return self._sampler.sample(part, *self._texts(rows), drafts)
+        return self._sampler.sample(self._rows(rows), *self._texts(rows), drafts)
+
+    def _rows(self, rows: Sequence[int]) -> torch.Tensor:
+        logits = self._logits
+        if rows == range(len(logits)):
+            return logits
+        return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
 
     def _texts(self, rows: Sequence[int]) -> tuple[list[ChunkState], list[int]]:
         """Return the text that each row goes on with, and how many tokens it has."""

@@ -20,6 +20,7 @@ from seer_worker.wire import Start, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
+from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_core.ports.weights import WeightSpec
@@ -126,8 +127,10 @@ class SglangCore:
         """End a running chunk at once; return it with all that it has written."""
         chunk = self.engine.chunk(job_id)
         tokens, logprobs = self.written(job_id, 0)
+        tops = self.top_logprobs(job_id, 0, len(tokens))
         self.engine.abort([job_id])
-        return attrs.evolve(_ended(chunk), token_ids=tokens, logprobs=logprobs, stopped=True, failure=None)
+        ended = attrs.evolve(_ended(chunk), token_ids=tokens, logprobs=logprobs, top_logprobs=tops)
+        return attrs.evolve(ended, stopped=True, failure=None)
 
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
@@ -141,6 +144,10 @@ class SglangCore:
         """Return what a running chunk has written."""
         chunk = self.engine.chunk(job_id)
         return list(chunk.token_ids[start:]), chunk.writing.logprobs[start:]
+
+    def top_logprobs(self, job_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return the most probable tokens at these places of a running chunk, if it asks for them."""
+        return _most_probable(self.engine.chunk(job_id), start, end)
 
     def load(self) -> Telemetry:
         """Return how much SGLang has to do."""
@@ -242,6 +249,11 @@ class SglangCore:
         )
 
 
+def _most_probable(chunk: Chunk, start: int, end: int) -> TopLogprobs | None:
+    wanted = chunk.writing.job.sampling.top_logprobs
+    return TopLogprobs.of(chunk.writing.tops[start:end]) if wanted else None
+
+
 def _ended(chunk: Chunk) -> EndedChunk:
     tokens = chunk.token_ids
     return EndedChunk(
@@ -253,6 +265,7 @@ def _ended(chunk: Chunk) -> EndedChunk:
         preemptions=chunk.req.retraction_count,
         account=chunk.account,
         failure=None if chunk.given_up is None else f"SGLang ended the chunk: {chunk.given_up}",
+        top_logprobs=_most_probable(chunk, 0, len(tokens)),
     )
 
 

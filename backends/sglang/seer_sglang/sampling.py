@@ -24,7 +24,7 @@ __all__ = ["ChunkState", "SglangSampler"]
 
 
 class ChunkState:
-    """A chunk, and the log-prob of each token that it has written.
+    """A chunk, and for each token that it has written its log-prob and the most probable tokens.
 
     Args:
         job: the chunk.
@@ -42,19 +42,22 @@ class ChunkState:
         self.job = job
         self.to_the_end = to_the_end
         self.logprobs: list[float] = []
+        self.tops: list[Sequence[tuple[int, float]]] = []
         self._output_ids = output_ids
 
     def text(self, position: int, drafts: Sequence[int] = ()) -> list[int]:
         """Return the tokens before a position, of which the last are ``drafts``."""
         return [*[*self.job.token_ids, *self._output_ids()][: position - len(drafts)], *drafts]
 
-    def wrote(self, position: int, logprob: float) -> None:
-        """Note a token's log-prob, unless the token was written before, or stands in the prompt.
+    def wrote(self, position: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> None:
+        """Note a token's log-prob and the most probable tokens in its place.
 
-        Both come in the middle of a prefill, a second one after a retraction included.
+        Nothing is noted of a token that was written before, or stands in the prompt.  Both come in the middle
+        of a prefill, a second one after a retraction included.
         """
         if position - len(self.job.token_ids) == len(self.logprobs):
             self.logprobs.append(logprob)
+            self.tops.append(top)
 
 
 class SglangSampler:
@@ -90,7 +93,7 @@ class SglangSampler:
             raise RuntimeError(f"{len(logits)} rows of logits for {len(self.batch)} requests")
         places = [position + 1 for position in positions.tolist()]
         tokens, logprobs = self.sample(logits, self.batch, places)
-        self.keep(self.batch, places, logprobs)
+        self.keep(self.batch, places, logprobs, lambda: logits)
         return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
 
     def sample(
@@ -118,9 +121,17 @@ class SglangSampler:
         )
 
     def keep(
-        self, writings: Sequence[ChunkState], positions: Sequence[int], logprobs: Sequence[float]
+        self,
+        writings: Sequence[ChunkState],
+        positions: Sequence[int],
+        logprobs: Sequence[float],
+        rows: Callable[[], Tensor],
     ) -> None:
-        """Note the log-probs of tokens that count, in the order of their positions."""
+        """Note the log-probs of tokens that count, in the order of positions; ``rows`` has their logits."""
         self.sound = self.sound and math.isfinite(sum(logprobs))
-        for writing, position, logprob in zip(writings, positions, logprobs, strict=True):
-            writing.wrote(position, logprob)
+        jobs = [each.job for each in writings]
+        tops: Sequence[Sequence[tuple[int, float]]] = [()] * len(jobs)
+        if any(job.sampling.top_logprobs for job in jobs):
+            tops = self._sampler.most_probable(rows()[:, : self._vocab_size], jobs)
+        for writing, position, logprob, top in zip(writings, positions, logprobs, tops, strict=True):
+            writing.wrote(position, logprob, top)

@@ -8,6 +8,10 @@ from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.drafting import SourceSpec, StepTimes
 
+pytest.register_assert_rewrite("backends.tests.sampling_controls")
+
+from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
+
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
@@ -109,11 +113,12 @@ def test_drafts_change_no_token(roomy, drafting, texts, prompts, sampling):
 def test_logprobs_are_those_without_drafts(roomy, drafting, texts, prompts):
     known(texts, prompts(2), roomy.whole(prompts(2), PLAIN, TOKENS))
     drafting.group = "right"
+    asking = Sampling(1.0, top_logprobs=4)
     pairs = zip(
         *(
             instance.run(
                 instance.chunks(
-                    [instance.job(prompt, TOKENS, seed, PLAIN) for seed, prompt in enumerate(prompts(2))]
+                    [instance.job(prompt, TOKENS, seed, asking) for seed, prompt in enumerate(prompts(2))]
                 )
             )
             for instance in (roomy, drafting)
@@ -122,6 +127,7 @@ def test_logprobs_are_those_without_drafts(roomy, drafting, texts, prompts):
     )
     for plain, drafted in pairs:
         assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+        expect_same_tops(drafted.top_logprobs, plain.top_logprobs, 1e-4)
 
 
 def test_a_response_that_fills_its_row_is_drafted_to_its_end_and_leaves_its_kv(

@@ -96,6 +96,8 @@ class StoreConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
+        if request.get_skip_reading_prefix_cache():  # every position is computed, for its log-prob
+            return 0, False
         first = num_computed_tokens // self.block_tokens
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
         return self.requests.stage(request.request_id, first, keys) * self.block_tokens, False

@@ -27,6 +27,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
+from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
@@ -118,7 +119,9 @@ class VllmCore:
     def stop(self, job_id: str) -> EndedChunk:
         """End a running chunk at once; return it with all that it has written."""
         tokens, logprobs = self.written(job_id, 0)
+        tops = self.top_logprobs(job_id, 0, len(tokens))
         state = self.engine.output_processor.request_states[self._requests[job_id]]
+        assert state.logprobs_processor is not None
         [account] = self._leave([job_id])
         return EndedChunk(
             job_id,
@@ -128,6 +131,8 @@ class VllmCore:
             cached_tokens=state.num_cached_tokens - account.pool_tokens,
             preemptions=account.request.num_preemptions,
             account=account,
+            top_logprobs=tops,
+            prompt_logprobs=_of_prompt(state.logprobs_processor.prompt_logprobs),
         )
 
     def step(self) -> list[EndedChunk]:
@@ -142,10 +147,11 @@ class VllmCore:
         """Return what a running chunk has written, which vLLM keeps until it hands out all of it."""
         state = self.engine.output_processor.request_states[self._requests[job_id]]
         assert state.detokenizer is not None
-        assert state.logprobs_processor is not None
-        logprobs = state.logprobs_processor.logprobs
-        assert isinstance(logprobs, FlatLogprobs)
-        return state.detokenizer.output_token_ids[start:], logprobs.logprobs[start:]
+        return state.detokenizer.output_token_ids[start:], _chosen(self._logprobs(job_id), start)
+
+    def top_logprobs(self, job_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return the most probable tokens at these places of a running chunk, if it asks for them."""
+        return _most_probable(self._logprobs(job_id), start, end)
 
     def load(self) -> Telemetry:
         """Return how much vLLM has to do."""
@@ -228,6 +234,14 @@ class VllmCore:
         """Call a method of ``WorkerExtension`` in every worker."""
         return self.engine.collective_rpc(method, args=arguments)
 
+    def _logprobs(self, job_id: str) -> FlatLogprobs:
+        """Return the log-probs that vLLM has kept of a running chunk."""
+        state = self.engine.output_processor.request_states[self._requests[job_id]]
+        assert state.logprobs_processor is not None
+        logprobs = state.logprobs_processor.logprobs
+        assert isinstance(logprobs, FlatLogprobs)
+        return logprobs
+
     def _leave(self, job_ids: Sequence[str]) -> list[RequestAccount]:
         """Take running chunks out of the engine; return what they have cost."""
         self.engine.abort_request(list(job_ids))
@@ -261,16 +275,20 @@ class VllmCore:
     def _ended(self, result: RequestOutput) -> EndedChunk:
         account = self._scheduler.settle(self._requests.pop(result.request_id))
         completion = result.outputs[0]
-        reason, logprobs = completion.finish_reason, completion.logprobs
+        reason, tokens, logprobs = completion.finish_reason, completion.token_ids, completion.logprobs
+        if not isinstance(logprobs, FlatLogprobs):
+            logprobs = FlatLogprobs()
         return EndedChunk(
             result.request_id,
-            completion.token_ids,
-            logprobs.logprobs if isinstance(logprobs, FlatLogprobs) else [],
+            tokens,
+            _chosen(logprobs),
             stopped=reason == "stop",
             cached_tokens=(result.num_cached_tokens or 0) - account.pool_tokens,
             preemptions=account.request.num_preemptions,
             account=account,
             failure=None if reason in ("stop", "length") else f"vLLM ended the chunk: {reason}",
+            top_logprobs=_most_probable(logprobs, 0, len(tokens)),
+            prompt_logprobs=_of_prompt(result.prompt_logprobs),
         )
 
 
@@ -332,7 +350,8 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
         top_p=job.sampling.top_p,
         top_k=job.sampling.top_k,
         max_tokens=job.max_tokens,
-        logprobs=0,
+        logprobs=job.sampling.top_logprobs,
+        prompt_logprobs=job.sampling.prompt_logprobs if job.prompt_tokens == len(job.token_ids) else None,
         flat_logprobs=True,
         ignore_eos=job.sampling.ignore_eos,
         stop_token_ids=list(job.sampling.stop_token_ids),
@@ -355,6 +374,37 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
         params.ignore_eos = True
         params.stop_token_ids = [] if script.end is None else [script.end]
     return params
+
+
+def _width(logprobs: FlatLogprobs) -> int:
+    """Return how many tokens have a log-prob at each place: the one there, and the most probable ones."""
+    places = zip(logprobs.start_indices[-1:], logprobs.end_indices[-1:], strict=True)
+    return max((end - start for start, end in places), default=0) or 1
+
+
+def _chosen(logprobs: FlatLogprobs, start: int = 0) -> list[float]:
+    """Return the log-probs of the tokens themselves, from place ``start`` on."""
+    width = _width(logprobs)
+    return logprobs.logprobs[start * width :: width]
+
+
+def _most_probable(logprobs: FlatLogprobs, start: int, end: int) -> TopLogprobs | None:
+    """Return the most probable tokens at these places, if there are any."""
+    width = _width(logprobs)
+    if width == 1:
+        return None
+    kept = [at for at in range(start * width, end * width) if at % width]
+    return TopLogprobs(
+        width - 1, [logprobs.token_ids[at] for at in kept], [logprobs.logprobs[at] for at in kept]
+    )
+
+
+def _of_prompt(logprobs: Any) -> PromptLogprobs | None:
+    """Return what vLLM has of a prompt, in whose first place there is nothing."""
+    if not isinstance(logprobs, FlatLogprobs):
+        return None
+    tops = _most_probable(logprobs, 0, len(logprobs) - 1)
+    return PromptLogprobs(Logprobs(_chosen(logprobs)), tops)
 
 
 def _joined(fingerprints: list[Any]) -> str:

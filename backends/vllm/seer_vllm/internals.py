@@ -67,6 +67,15 @@ IMPORTED = (
     Name("vllm.sampling_params:SamplingParams", "all_stop_token_ids", "min_tokens holds off no end token"),
     Name("vllm.v1.outputs:SamplerOutput", "sampled_token_ids", SAMPLED),
     Name("vllm.v1.outputs:SamplerOutput", "logprobs_tensors", "chunks have no log-probs"),
+    Name(
+        "vllm.v1.sample.sampler:Sampler",
+        "gather_logprobs",
+        "log-probs of prompts need a compiler",
+        ("logprobs", "num_logprobs", "token_ids"),
+    ),
+    Name(
+        "vllm.v1.request:Request", "get_skip_reading_prefix_cache", "log-probs of prompts lack cached tokens"
+    ),
     Name(_DRAFTS, "logits_indices", VERIFIED),
     Name(_SCHEDULER, "schedule", ACCOUNT, ("self", "throttle_prefills")),
     Name(_SCHEDULER, "update_from_output", ACCOUNT, ("self", "scheduler_output", "model_runner_output")),
@@ -86,6 +95,9 @@ IMPORTED = (
     ),
     Name("vllm.v1.engine.detokenizer:IncrementalDetokenizer", "output_token_ids", PIECES),
     Name("vllm.v1.engine.logprobs:LogprobsProcessor", "logprobs", PIECES),
+    Name(
+        "vllm.v1.engine.logprobs:LogprobsProcessor", "prompt_logprobs", "stopped chunks have none of prompts"
+    ),
     Name(_LINEAR, "process_weights_after_loading", PROOF, ("self", "layer")),
     Name(_HEAD, "process_weights_after_loading", PROOF, ("self", "layer")),
     Name(f"{_RELOAD}.layerwise", "get_layerwise_info", PROOF, ("layer",)),

@@ -11,7 +11,8 @@ first model runner (``VLLM_USE_V2_MODEL_RUNNER=0``) without async scheduling:
   included, are in ``input_ids.np`` by then;
 - ``input_batch.num_tokens_no_spec[i]`` counts prompt and output tokens, also after a preemption.  It is
   advanced after sampling.  A row in the middle of its prefill is sampled too, and thrown away;
-- ``input_batch.token_ids_cpu[i]`` has these tokens, and behind them the request's drafts of the step.
+- ``input_batch.token_ids_cpu[i]`` has these tokens, and behind them the request's drafts of the step;
+- ``sampler.gather_logprobs(logprobs, num_logprobs, token_ids)`` is called for the log-probs of prompts.
 
 ``internals.check_runner`` checks what can be checked of this.
 """
@@ -29,6 +30,8 @@ from seer_worker.sampling.grammars import grammars_of
 from seer_worker.sampling.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
+
+from seer_core.model.arrays import LEAST_LOGPROB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +51,7 @@ class VllmSampler:
         self._request_ids: list[str] = []
         self._seeds = torch.empty(0, dtype=torch.int64)
         self._controlled: dict[int, SamplingParams] = {}
+        self._asking = np.zeros(0, dtype=np.bool_)
         self._steps = torch.empty(0, dtype=torch.int64)
         self.watch = LogitRecorder()
 
@@ -56,29 +60,25 @@ class VllmSampler:
         from vllm.v1.outputs import SamplerOutput
 
         metadata = self._runner.input_batch.sampling_metadata
-        if metadata.max_num_logprobs:
-            raise ValueError(f"log-probabilities of {metadata.max_num_logprobs} alternatives are not kept")
         logits = logits.to(torch.float32)
         requests = len(self._runner.input_batch.req_ids)
         drafted = 0 if drafts is None else len(drafts.token_ids)
         if len(logits) != requests + drafted:
             raise RuntimeError(f"{len(logits)} rows of logits for {requests} requests and {drafted} drafts")
-        wanted = metadata.max_num_logprobs is not None
-        logprobs = None
+        width = metadata.max_num_logprobs
         if drafts is None or not drafted:
             tokens = self._choose(logits, None, self._positions(logits.device))[:, None]
-            if wanted:
-                logprobs = _logprobs_tensors(tokens, _logprobs_of(logits, tokens))
+            places, owner = torch.arange(requests, device=logits.device), np.arange(requests)
         else:
             tokens, places, rows = self._verify(logits, drafts)
-            if wanted:
-                flat = tokens.flatten()[:, None]
-                values = torch.zeros(flat.shape, dtype=torch.float32, device=logits.device)
-                values[places] = _logprobs_of(logits[rows], flat[places])
-                logprobs = _logprobs_tensors(flat, values)
+            logits, owner = logits[torch.from_numpy(rows).to(logits.device)], drafts.owner[rows]
+        logprobs = None
+        if width is not None:
+            asking = np.flatnonzero(self._asking[owner])
+            logprobs = _logprobs_tensors(tokens.flatten(), places, logits.log_softmax(-1), asking, width)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
 
-    def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Tensor]:
+    def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Ints]:
         """Return tokens, where among them (flattened) there are some, and the row of logits behind each."""
         device = logits.device
         first, owner = drafts.first, drafts.owner
@@ -95,9 +95,8 @@ class VllmSampler:
         rows = (first[:, None] + columns)[there]
         tokens = np.full(there.shape, PLACEHOLDER, dtype=np.int64)
         tokens[there] = sampled[rows]
-        arrays = (tokens, np.flatnonzero(there), rows)
-        on_device, places, rows_there = (torch.from_numpy(array).to(device) for array in arrays)
-        return on_device, places, rows_there
+        on_device, places = (torch.from_numpy(each).to(device) for each in (tokens, np.flatnonzero(there)))
+        return on_device, places, rows
 
     def _choose(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
         """Return the token of each row; row r is of request ``requests[r]``, or of request r."""
@@ -151,6 +150,7 @@ class VllmSampler:
             self._controlled = {
                 place: each for place, each in enumerate(params) if "sampling" in each.extra_args
             }
+            self._asking = np.array([bool(each.logprobs) for each in params])
         return self._seeds
 
     def _positions(self, device: torch.device) -> Tensor:
@@ -160,20 +160,40 @@ class VllmSampler:
         return torch.from_numpy(counts.astype(np.int64)).to(device)
 
 
-def _logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the raw log-probability of each row's token, float32 [rows, 1]."""
-    return logits.log_softmax(dim=-1).gather(1, tokens)
-
-
-def _logprobs_tensors(tokens: Tensor, logprobs: Tensor) -> Any:
-    """Return vLLM's ``LogprobsTensors`` of tokens and log-probs, [rows, 1] each; every rank is 0.
+def _logprobs_tensors(tokens: Tensor, places: Tensor, logprobs: Tensor, asking: Ints, width: int) -> Any:
+    """Return vLLM's ``LogprobsTensors`` [len(tokens), 1 + width]; every rank is 0.
 
     vLLM's own way would rank the token too, in a function compiled by inductor: three seconds of a first
     step, and a C++ compiler at run time.
+
+    Args:
+        tokens: the tokens, in a step [most tokens of a request x requests].
+        places: where among them there are some.
+        logprobs: a row for each of these places.
+        asking: the rows whose requests ask for the most probable tokens too.
+        width: the most that one asks for.
     """
     from vllm.v1.outputs import LogprobsTensors
 
-    return LogprobsTensors(tokens.to(torch.int32), logprobs, torch.zeros_like(tokens[:, 0]))
+    ids = tokens.new_zeros(len(tokens), 1 + width)
+    values = logprobs.new_zeros(len(tokens), 1 + width)
+    ids[:, 0] = tokens
+    values[places, 0] = logprobs.gather(1, tokens[places, None])[:, 0]
+    if width:
+        rows = torch.from_numpy(asking).to(logprobs.device)
+        top = logprobs[rows].topk(width)
+        ids[places[rows], 1:] = top.indices
+        values[places[rows], 1:] = top.values.clamp(min=LEAST_LOGPROB)
+    return LogprobsTensors(ids.to(torch.int32), values, torch.zeros_like(tokens))
+
+
+def gather_prompt_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
+    """Stand in for vLLM's ``Sampler.gather_logprobs``, which here is called for prompts alone."""
+    every = np.arange(len(token_ids))
+    places = torch.from_numpy(every).to(logprobs.device)
+    found = _logprobs_tensors(token_ids.long(), places, logprobs, every, num_logprobs)
+    found.logprobs.clamp_(min=LEAST_LOGPROB)
+    return found
 
 
 class StepDrafts:
@@ -219,6 +239,7 @@ def install(runner: Any) -> VllmSampler:
         install_drafts(runner)
     sampler = VllmSampler(runner, _end_tokens(runner.model_config))
     runner._sample = sampler.sample
+    runner.sampler.gather_logprobs = gather_prompt_logprobs
     return sampler
 
 

@@ -87,7 +87,7 @@ class AccountingScheduler(Scheduler):
         ]
         logprobs = model_runner_output.logprobs
         if isinstance(self.connector, StoreConnector) and logprobs is not None:
-            self.connector.saves = bool(np.isfinite(logprobs.logprobs).all())
+            self.connector.saves = bool(np.isfinite(logprobs.logprobs[:, 0]).all())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for account, drafts, before in drafted:
             request = account.request

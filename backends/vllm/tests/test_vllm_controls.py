@@ -10,6 +10,7 @@ import pytest
 from seer_vllm.plugin import vllm_environment
 
 from seer_core import Session
+from seer_core.model import Sampling
 from seer_core.plugins.config import make_config
 
 pytest.register_assert_rewrite("backends.tests.sampling_controls")
@@ -21,6 +22,29 @@ pytestmark = pytest.mark.engine
 
 class TestVllmControls(SamplingControls):
     """vLLM has all of them."""
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_log_probs_of_a_prompt_are_there_with_a_warm_cache_and_come_once(roomy, prompts, width):
+    some = prompts(12, tokens=300)
+    asking = Sampling(1.0, prompt_logprobs=width, stop=("w50",))
+
+    def scores(sampling):
+        jobs = [roomy.job(prompt, 8, seed, sampling) for seed, prompt in enumerate(some)]
+        return roomy.run(roomy.chunks(jobs))
+
+    roomy.run(roomy.engine.reset_cache())
+    cold, plain, warm = scores(asking), scores(Sampling(1.0)), scores(asking)
+    assert all(each.cached_tokens for each in plain)
+    for output, other, without, prompt in zip(cold, warm, plain, some, strict=True):
+        assert output.cached_tokens == other.cached_tokens == 0
+        assert output.prompt_logprobs.fits(width, len(prompt))
+        assert output.prompt_logprobs.logprobs == pytest.approx(other.prompt_logprobs.logprobs, abs=2e-5)
+        assert without.prompt_logprobs is None
+        assert output.token_ids == without.token_ids[: len(output.token_ids)]
+    later = roomy.job([*some[0], *cold[0].token_ids], 4, 0, asking, len(some[0]))
+    [continued] = roomy.run(roomy.chunks([later]))
+    assert continued.prompt_logprobs is None
 
 
 STOCK = """
@@ -36,11 +60,18 @@ for fields, _ in asked:
     if form := fields.get("structured_outputs"):
         fields["structured_outputs"] = StructuredOutputsParams(**form)
 params = [
-    SamplingParams(max_tokens=40, logit_bias=bias or None, **fields)
+    SamplingParams(max_tokens=40, logit_bias=bias or None, logprobs=3, prompt_logprobs=2, **fields)
     for bias, (fields, _) in zip(bias, asked, strict=True)
 ]
-found = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
-answers = [[list(each.token_ids), each.text, each.stop_reason] for each in found]
+def scores(places):
+    return [[(token, each.logprob) for token, each in (place or {}).items()] for place in places]
+
+found = llm.generate(prompts, params, use_tqdm=False)
+answers = [
+    [list(each.token_ids), each.text, each.stop_reason, scores(each.logprobs), scores(whole.prompt_logprobs)]
+    for whole in found
+    for each in whole.outputs
+]
 print("ANSWERS", json.dumps(answers))
 """
 
@@ -62,7 +93,16 @@ GREEDY = (
 """Fields of vLLM's, at temperature 0."""
 
 
-def test_tokens_texts_and_ends_are_those_of_vllm_itself(models, prompts):
+def expect_same_scores(token_ids, logprobs, tops, theirs):
+    """Compare with vLLM's own: in each place the token's log-prob, and those of the most probable ones."""
+    ours = [
+        {token: logprob, **dict(top)} for token, logprob, top in zip(token_ids, logprobs, tops, strict=True)
+    ]
+    assert [place[0][0] for place in theirs] == list(token_ids)
+    assert [dict(place) for place in theirs] == [pytest.approx(each, abs=2e-5) for each in ours]
+
+
+def test_tokens_texts_ends_and_log_probs_are_those_of_vllm_itself(models, prompts):
     asked = [({"temperature": 0.0, **fields}, prompt) for fields in GREEDY for prompt in prompts(4)]
     stock = subprocess.run(
         [sys.executable, "-c", STOCK],
@@ -87,13 +127,28 @@ def test_tokens_texts_and_ends_are_those_of_vllm_itself(models, prompts):
         },
     }
     records = [
-        {"prompt_token_ids": prompt, "n": 1, "max_tokens": 40, "group_id": str(number), **fields}
+        {
+            "prompt_token_ids": prompt,
+            "n": 1,
+            "max_tokens": 40,
+            "group_id": str(number),
+            "top_logprobs": 3,
+            "prompt_logprobs": 2,
+            **fields,
+        }
         for number, (fields, prompt) in enumerate(asked)
     ]
     with Session(make_config(config, (), base_dir=Path(), origin="a test")) as session:
         found = {each.group_id: each for each in session.rollout(records).completions}
     whole = [found[record["group_id"]] for record in records]
     ours = [[each.token_ids.tolist(), each.text, each.stop_reason] for each in whole]
-    assert ours == theirs
+    assert ours == [answer[:3] for answer in theirs]
+    for each, (_, _, _, scores, of_prompt) in zip(whole, theirs, strict=True):
+        fields, prompt_token_ids = asked[int(each.group_id)]
+        if "structured_outputs" not in fields:  # vLLM's own are of what its mask leaves
+            expect_same_scores(each.token_ids, each.logprobs, each.top_logprobs, scores)
+        prompt, first = each.prompt_logprobs, of_prompt.pop(0)
+        assert first == []
+        expect_same_scores(prompt_token_ids[1:], prompt.logprobs, prompt.top_logprobs, of_prompt)
     assert len({str(each) for each in ours}) > 30
     assert {type(reason) for _, _, reason in ours} == {type(None), int, str}

@@ -10,6 +10,10 @@ from seer_core.model import Sampling
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import directory
 
+pytest.register_assert_rewrite("backends.tests.sampling_controls")
+
+from backends.tests.sampling_controls import expect_same_tops, with_tops  # noqa: E402
+
 pytestmark = pytest.mark.engine
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
@@ -87,6 +91,18 @@ def test_logprobs_are_those_of_the_tokens_with_any_drafts(roomy, drafts, prompts
         for output, plain in zip(outputs, expected, strict=True):
             assert output.token_ids == plain.token_ids
             assert output.logprobs == pytest.approx(plain.logprobs, abs=2e-5)
+
+
+def test_the_most_probable_tokens_are_the_same_with_any_drafts(roomy, drafts, prompts):
+    def respond(harness):
+        return with_tops(harness, prompts(5), PLAIN, 90, 40)
+
+    expected = respond(roomy)
+    answers = [token_ids for token_ids, _, _ in expected]
+    for kind in KINDS:
+        for ours, plain in zip(drafts(kind, answers, respond), expected, strict=True):
+            assert ours[0] == plain[0]
+            expect_same_tops(ours[2], plain[2])
 
 
 def test_perfect_drafts_are_all_accepted_and_end_with_the_chunk(roomy, drafts, prompts):

@@ -14,6 +14,10 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import StoreSpec
 from seer_core.ports.weights import directory
 
+pytest.register_assert_rewrite("backends.tests.sampling_controls")
+
+from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
+
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
@@ -111,6 +115,26 @@ def test_chunks_that_move_at_random_among_others_change_no_token(pair, cold, ans
         return await asyncio.gather(*(respond(prompt, i) for i, prompt in enumerate(prompts(12, 150))))
 
     assert pair[0].run(respond_all()) == expected
+
+
+def test_log_probs_of_prompts_are_computed_though_the_pool_has_their_kv(pair, cold, answers, prompts):
+    some = prompts(4, tokens=200)
+    plain, drafting = pair
+    answers(plain.whole(some, PLAIN, 20))
+    asking = Sampling(1.0, prompt_logprobs=2)
+
+    def respond(instance, sampling):
+        jobs = [instance.job(prompt, 20, seed, sampling) for seed, prompt in enumerate(some)]
+        return instance.run(instance.chunks(jobs))
+
+    expected = respond(plain, asking)
+    for output, other in zip(respond(drafting, asking), expected, strict=True):
+        assert (output.pool_tokens, output.cached_tokens, output.token_ids) == (0, 0, other.token_ids)
+        found, wanted = output.prompt_logprobs, other.prompt_logprobs
+        assert found.logprobs == pytest.approx(wanted.logprobs, abs=2e-5)
+        expect_same_tops(found.top_logprobs, wanted.top_logprobs)
+    drafting.run(drafting.engine.reset_cache())
+    assert any(output.pool_tokens for output in respond(drafting, PLAIN))
 
 
 def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):

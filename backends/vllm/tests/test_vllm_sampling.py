@@ -23,7 +23,8 @@ def test_rows_sampled_in_blocks_are_the_same(monkeypatch, block):
     )
     batch = SimpleNamespace(req_ids=list(range(count)), sampling_metadata=metadata)
     requests = [
-        SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"seed": i})) for i in range(count)
+        SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"seed": i}, logprobs=0))
+        for i in range(count)
     ]
     sampler = VllmSampler(SimpleNamespace(input_batch=batch, requests=requests))
     logits = torch.randn(2 * count, 131, generator=torch.Generator().manual_seed(4)) * 3

@@ -103,3 +103,17 @@ def test_log_probs_are_of_the_model_s_own_distribution():
     tokens, logprobs = Sampler(VOCAB).choose(logits, [job], [1], lambda row: [5], ENDS)
     assert tokens == [7]
     assert logprobs == pytest.approx([float(logits.log_softmax(-1)[0, 7])])
+
+
+def test_each_row_has_as_many_of_the_most_probable_tokens_as_its_chunk_asks_for():
+    widths = (2, 0, 5)
+    jobs = [
+        ChunkJob("j", "g/0", "g", [5], 1, 4, Sampling(0.5, logit_bias={7: 9.0}, top_logprobs=width), 7, 0)
+        for width in widths
+    ]
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    found = Sampler(VOCAB).most_probable(logits, jobs)
+    for row, top, width in zip(logits.log_softmax(-1).tolist(), found, widths, strict=True):
+        ranked = sorted(enumerate(row), key=lambda each: -each[1])[:width]
+        assert [token for token, _ in top] == [token for token, _ in ranked]
+        assert [each for _, each in top] == pytest.approx([each for _, each in ranked])

@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from seer_worker.process.worker import PIECE_INTERVAL_S, Worker
 from seer_worker.wire import AbortChunk, Finished, Start, Streamed, Submit
 
@@ -108,6 +109,18 @@ def test_an_aborted_chunk_sends_nothing_more(worker):
     assert {each.piece.job_id for sending in sent for each in sending if isinstance(each, Streamed)} == {
         "other"
     }
+
+
+def test_the_most_probable_tokens_are_sent_with_the_pieces_or_no_pieces_are_sent(worker):
+    asking = structs.replace(job(), sampling=Sampling(top_logprobs=1))
+    pieces, _ = run(*worker("Ranking"), asking, job("plain"))
+    assert len(pieces["j"]) > 1
+    for piece in pieces["j"]:
+        assert [token for [(token, _)] in piece.top_logprobs] == list(piece.token_ids)
+    assert {piece.top_logprobs for piece in pieces["plain"]} == {None}
+    pieces, _ = run(*worker("Streaming"), asking, job("plain"))
+    assert pieces["j"] == []
+    assert pieces["plain"]
 
 
 def test_an_instance_that_cannot_stream_is_not_called(worker):

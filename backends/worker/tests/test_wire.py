@@ -30,12 +30,13 @@ from seer_worker.wire import (
 from seer_core import frames
 from seer_core.frames import Frames, WireError, encode
 from seer_core.model import InstanceInfo, Sampling
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
 from seer_core.ports.drafting import SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.weights import directory
 
 JOB = ChunkJob("j", "r", "g", [1, 2, 3], 2, 64, Sampling(0.7, 0.9, 5), 2**63 - 1, 4, probe=True)
+TOPS = TopLogprobs.of([[(7, -0.5), (70_000, -1.5)]])
 TIMES = StepTimes((1, 4), (0, 2), ((0.25, 0.5), (0.5, 0.75)))
 TO_WORKER = [
     Start("p.m:I", "i", {"dtype": "float32", "max_running": 8}, "/tmp/x"),
@@ -57,7 +58,9 @@ FROM_WORKER = [
     Ready(InstanceInfo("i", 1024, 32, 8, 512)),
     Finished(ChunkOutput("j", [7, 8], [-0.5, -1.25], True, 32, 5, 7, 1, 4, 2, [1, 1], [1, 0])),
     Failed("j", "no"),
+    Finished(ChunkOutput("j", [7], [-0.5], True, 32, 5, 7, 1, 4, top_logprobs=TOPS)),
     Streamed(ChunkPiece("j", 7, Tokens([7, 8]), Logprobs([-0.5, -1.25]))),
+    Streamed(ChunkPiece("j", 7, Tokens([7]), Logprobs([-0.5]), TOPS)),
     Telemetry(1, 2, 0.25, 9.5, 0.125, {"groups": 3.0}),
     Called(),
     Called("busy"),

@@ -11,6 +11,7 @@ from seer_worker.wire import Degraded, Failed, Finished, Telemetry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
+from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.engine import ChunkOutput
 
 VOCAB, LONGEST = 64, 256
@@ -118,6 +119,13 @@ class Streaming(Toy):
         poisoned = [(token, nan if job.group_id == "poisoned" else logprob) for token, logprob in written[5:]]
         streamed = (written[:5] + poisoned)[start:]
         return [token for token, _ in streamed], [logprob for _, logprob in streamed]
+
+
+class Ranking(Streaming):
+    """Also returns the chosen token as the most probable one of each place."""
+
+    def top_logprobs(self, job_id, start, end):
+        return TopLogprobs.of([[each] for each in self.running[job_id][1][start:end]])
 
 
 class Hesitant(Streaming):

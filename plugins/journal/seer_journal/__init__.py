@@ -21,7 +21,7 @@ import structlog
 from seer_core.errors import InputError, OutputError, quote
 from seer_core.line_files import claim
 from seer_core.model import ChunkRecord, PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.ports.journal import WrittenResponse
 from seer_journal.reader import read
 from seer_journal.records import FORMAT, Aborted, Begun, Opened, Record, WrittenChunk, difference
@@ -184,10 +184,13 @@ class DiskJournal:
         logprobs: Logprobs,
         stopped: bool,
         record: ChunkRecord,
+        top_logprobs: TopLogprobs | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         """As ``seer_core.ports.journal.Journal.chunk``."""
         account = msgspec.structs.astuple(record)
-        self._put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account))
+        others = top_logprobs, prompt_logprobs
+        self._put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account, *others))
 
     def aborted(self, request_id: str) -> None:
         """As ``seer_core.ports.journal.Journal.aborted``."""

@@ -8,13 +8,15 @@ import attrs
 
 from seer_core.errors import InputError, quote
 from seer_core.model import ChunkRecord
+from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.journal import WrittenResponse
 from seer_journal.records import FORMAT, Aborted, Begun, Damaged, Opened, Record, WrittenChunk, scan
 from seer_journal.writer import SUFFIX
 
 __all__ = ["Contents", "read"]
 
-BYTES_PER_TOKEN = 8
+BYTES_PER_PAIR = 8
+"""Of a token and its log-prob."""
 
 
 @attrs.define(eq=False)
@@ -30,7 +32,7 @@ class Contents:
     number: int = 0
     groups: dict[str, Begun] = attrs.Factory(dict)
     responses: dict[str, list[WrittenResponse]] = attrs.Factory(dict)
-    kept_tokens: int = 0
+    kept_pairs: int = 0
     damaged_bytes: int = 0
     torn_bytes: int = 0
 
@@ -61,13 +63,13 @@ class Contents:
 
     def shrink(self, most_bytes: int) -> None:
         """Forget the oldest groups beyond so many bytes of tokens and log-probs."""
-        while BYTES_PER_TOKEN * self.kept_tokens > most_bytes and self.groups:
+        while BYTES_PER_PAIR * self.kept_pairs > most_bytes and self.groups:
             self.forget(next(iter(self.groups)))
 
     def forget(self, group_id: str) -> None:
         """Drop a group, if there is one of this id."""
         self.groups.pop(group_id, None)
-        self.kept_tokens -= sum(len(each.token_ids) for each in self.responses.pop(group_id, []))
+        self.kept_pairs -= sum(map(_pairs, self.responses.pop(group_id, [])))
 
     def _response(self, request_id: str) -> WrittenResponse | None:
         group_id, _, index = request_id.rpartition("/")
@@ -79,17 +81,40 @@ class Contents:
         response = self._response(chunk.request_id)
         if response is None or response.finish_reason is not None or chunk.start != len(response.token_ids):
             return
-        limit = self.groups[chunk.request_id.rpartition("/")[0]].max_tokens
+        group = self.groups[chunk.request_id.rpartition("/")[0]]
+        limit, tops = group.max_tokens, chunk.top_logprobs
         if len(chunk.token_ids) != len(chunk.logprobs) or chunk.start + len(chunk.token_ids) > limit:
             return
+        asked = group.sampling.prompt_logprobs
+        if asked is not None and not chunk.start:
+            found = chunk.prompt_logprobs
+            if found is None or not found.fits(asked, len(group.prompt_token_ids)):
+                return
+            response.prompt_logprobs = found
+        if width := group.sampling.top_logprobs:
+            if tops is None or not tops.fits(width, len(chunk.token_ids)):
+                return
+            if response.top_logprobs is None:
+                response.top_logprobs = TopLogprobs(width)
+            response.top_logprobs.extend(tops)
         response.token_ids.extend(chunk.token_ids)
         response.logprobs.extend(chunk.logprobs)
-        self.kept_tokens += len(chunk.token_ids)
+        self.kept_pairs += _pairs(chunk)
         response.chunks.append(ChunkRecord(*chunk.account))
         if chunk.stopped:
             response.finish_reason = "stop"
         elif len(response.token_ids) == limit:
             response.finish_reason = "length"
+
+
+def _pairs(written: WrittenChunk | WrittenResponse) -> int:
+    """Return how many tokens with log-probs are kept of a response, the most probable ones included."""
+    tops, prompt = written.top_logprobs, written.prompt_logprobs
+    pairs = len(written.token_ids) + (0 if tops is None else len(tops.token_ids))
+    if prompt is not None:
+        pairs += len(prompt.logprobs)
+        pairs += 0 if prompt.top_logprobs is None else len(prompt.top_logprobs.token_ids)
+    return pairs
 
 
 def read(directory: Path) -> Contents:

@@ -15,7 +15,7 @@ import msgspec
 
 from seer_core.json_files import UNREADABLE
 from seer_core.model import PromptGroup, Sampling
-from seer_core.model.arrays import Logprobs, Tokens, packed, unpacked
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs, packed, unpacked
 
 __all__ = [
     "FORMAT",
@@ -117,6 +117,12 @@ class WrittenChunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=Fal
     """Whether the model ended the response."""
     account: tuple[Any, ...]
     """The values of a ``ChunkRecord``, in order."""
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each of them, where the prompt asks for them: how many, their
+    ids and their log-probs.
+    """
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, in its first chunk, where it asks for them."""
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 
+import msgspec
 import pytest
 import seer_journal.writer
 import structlog
 from seer_journal import DiskJournal
 
 from seer_core.errors import InputError, OutputError
-from seer_core.model import ChunkRecord, PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model import ChunkRecord, PromptGroup, Sampling
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 
 GROUPS = [PromptGroup("a", (1, 2, 3), 2, 6, seed=5), PromptGroup("b", (4,), 1, 4)]
 
@@ -59,6 +60,47 @@ def test_a_response_at_its_limit_is_over(directory):
         journal.begin(GROUPS, 0, {})
         chunk(journal, "a/1", 4, [14, 15])
     assert written(directory)[0][1] == ([9, 9, 11, 12, 14, 15], "length")
+
+
+def test_the_most_probable_tokens_are_kept_and_a_chunk_without_them_is_written_again(tmp_path):
+    group = PromptGroup("a", (1, 2, 3), 1, 6, sampling=Sampling(top_logprobs=2), seed=5)
+    tops = TopLogprobs.of([[(7, -1.0), (9, -3.0)], [(8, -1.0), (7, -2.0)]])
+
+    def keep(journal, start, answered):
+        record = ChunkRecord("x", 2, 0.0, 1.0, 0, 3, 0, 0, 0)
+        token_ids, logprobs = Tokens([7, 8]), Logprobs([-1.0, -1.0])
+        journal.chunk("a/0", start, token_ids, logprobs, False, record, answered)
+
+    with DiskJournal(tmp_path / "j") as journal:
+        assert journal.begin([group], 0, {}) == [[]]
+        keep(journal, 0, tops)
+        keep(journal, 2, None)
+    with DiskJournal(tmp_path / "j") as journal:
+        [[found]] = journal.begin([group], 0, {})
+        assert (found.token_ids, found.top_logprobs) == ([7, 8], tops)
+        keep(journal, 2, tops)
+    with DiskJournal(tmp_path / "j") as journal:
+        [[found]] = journal.begin([group], 0, {})
+        assert list(found.top_logprobs) == [*tops, *tops]
+        assert found.copy().top_logprobs == found.top_logprobs
+    fewer = msgspec.structs.replace(group, sampling=Sampling(top_logprobs=1))
+    with DiskJournal(tmp_path / "j") as journal, pytest.raises(InputError, match="its sampling was"):
+        journal.begin([fewer], 0, {})
+
+
+def test_the_log_probs_of_a_prompt_are_kept_with_its_first_chunk(tmp_path):
+    group = PromptGroup("a", (1, 2, 3), 1, 6, sampling=Sampling(prompt_logprobs=1), seed=5)
+    prompt = PromptLogprobs(Logprobs([-1.0, -2.0]), TopLogprobs.of([[(7, -0.5)], [(8, -0.5)]]))
+    record = ChunkRecord("x", 1, 0.0, 1.0, 0, 3, 0, 0, 0)
+    for start, answered in ((0, None), (0, prompt), (1, None)):
+        with DiskJournal(tmp_path / "j") as journal:
+            found = journal.begin([group], 0, {})[0]
+            assert sum(len(each.token_ids) for each in found) == start
+            tokens, logprobs = Tokens([7]), Logprobs([-1.0])
+            journal.chunk("a/0", start, tokens, logprobs, False, record, None, answered)
+    with DiskJournal(tmp_path / "j") as journal:
+        [[found]] = journal.begin([group], 0, {})
+        assert (found.token_ids, found.prompt_logprobs) == ([7, 7], prompt)
 
 
 def test_counts_and_accounts_of_what_was_found(directory):

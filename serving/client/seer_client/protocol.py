@@ -63,6 +63,12 @@ class Completion:
     """The prompt's own data."""
     stop_reason: str | int | None = None
     """The stop string or the stop token at which it ended."""
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+    """For each token the most probable tokens in its place, pairs of token id and log-prob, where the prompt
+    asks for them.
+    """
+    prompt_logprobs: Mapping[str, Any] | None = None
+    """The same of the prompt's tokens but its first: ``logprobs``, and ``top_logprobs`` or None."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,8 @@ def _completion(value: dict[str, Any]) -> Completion:
     token_ids, logprobs = (
         base64.b64decode(value.pop(name), validate=True) for name in ("token_ids", "logprobs")
     )
+    if (tops := value.pop("top_logprobs", None)) is not None:
+        value["top_logprobs"] = [[(token, logprob) for token, logprob in top] for top in tops]
     found = Completion(token_ids=array("i", token_ids), logprobs=array("f", logprobs), **value)
     if len(found.token_ids) != len(found.logprobs):
         raise ValueError("tokens and log-probs are not of one number")

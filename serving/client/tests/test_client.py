@@ -169,6 +169,20 @@ def test_what_cannot_be_done_is_one_error_that_says_why(serve_by_hand, playing, 
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def test_completions_have_the_most_probable_tokens_where_a_record_asks_for_them(
+    serve_by_hand, playing, connect
+):
+    engine = playing.Hand()
+    records = [{**RECORD, "n": 1, "top_logprobs": 2}, {**RECORD, "n": 1, "group_id": "h"}]
+    with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(lambda: list(connect(served).rollout(records)))
+        until(lambda: len(engine.jobs) == 2)
+        for _ in range(2):
+            in_its_thread(served, lambda: engine.finish(tokens=2))
+        found = {each.group_id: each.top_logprobs for each in answers.result(PATIENCE_S)}
+    assert found == {"g": [[(5, -0.5), (6, -1.5)], [(6, -0.5), (7, -1.5)]], "h": None}
+
+
 def test_rows_are_requested_once_and_alike(serve_by_hand, playing, connect):
     engine = playing.Hand()
     with serve_by_hand(engine) as served, ThreadPoolExecutor(1) as pool:

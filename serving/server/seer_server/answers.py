@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from secrets import token_hex
 from typing import Any
 
 import attrs
 
+from seer_core.model.arrays import LEAST_LOGPROB, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import Tokenizer
 from seer_core.text import REPLACEMENT
-from seer_server.protocol import ChatRequest, GenerationRequest
+from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 __all__ = ["Answer", "Part", "usage"]
+
+Pairs = Sequence[tuple[int, float]]
+Place = tuple[int, float | None, Pairs]
+"""A token, its log-prob, and the most probable tokens in its place."""
 
 
 @attrs.frozen
@@ -29,6 +34,8 @@ class Part:
     finish_reason: str | None
     prompt_token_ids: Sequence[int] | None
     stop_reason: str | int | None = None
+    tops: TopLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Answer:
@@ -37,6 +44,8 @@ class Answer:
     def __init__(self, asked: GenerationRequest, model: str, tokenizer: Tokenizer | None) -> None:
         self._asked, self._tokenizer = asked, tokenizer
         self._chat = isinstance(asked, ChatRequest)
+        self._echoed = asked.prompts() if isinstance(asked, CompletionRequest) and asked.echo else None
+        self._alone = isinstance(asked, CompletionRequest) and asked.echoes_alone
         self.id = f"{'chatcmpl' if self._chat else 'cmpl'}-{token_hex(12)}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._offsets: Counter[int] = Counter()
@@ -84,7 +93,9 @@ class Answer:
         if self._chat:
             choice[place] = {**speaker, "content": part.text}
         else:
-            choice["text"] = part.text
+            choice["text"] = self._shown(part)
+            if self._asked.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = self.prompt_logprobs(part)
         wanted = getattr(self._asked, "logprobs", None)
         if wanted if self._chat else wanted is not None:
             choice["logprobs"] = self._logprobs(part)
@@ -94,37 +105,97 @@ class Answer:
                 choice["prompt_token_ids"] = list(part.prompt_token_ids)
         return choice
 
-    def _words(self, part: Part) -> list[str]:
-        if self._tokenizer is None:
-            return [f"token_id:{token}" for token in part.token_ids]
-        return [self._tokenizer.decode([token]) for token in part.token_ids]
+    def _shown(self, part: Part) -> str:
+        """Return the text of a completion, behind its prompt where that is wanted."""
+        if self._echoed is None:
+            return part.text
+        given = self._echoed[part.index // self._asked.n]
+        prompt = given.get("prompt")
+        if prompt is None:
+            prompt = "" if self._tokenizer is None else self._tokenizer.decode(given["prompt_token_ids"])
+        return str(prompt) if self._alone else f"{prompt}{part.text}"
 
-    def _logprobs(self, part: Part) -> dict[str, Any]:
+    def _word(self, token: int) -> str:
+        return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.decode([token])
+
+    def _logprobs(self, part: Part) -> dict[str, Any] | None:
         if self._chat:
             return {**self.chat_logprobs(part), "refusal": None}
-        words, scores = self._words(part), list(part.logprobs)
+        places: list[Place] = list(zip(part.token_ids, part.logprobs, part.tops or repeat(()), strict=False))
+        if self._echoed is not None:
+            if part.prompt_logprobs is None or part.prompt_token_ids is None:
+                return None  # it has failed before it had a token
+            places = [*_places_of(part), *([] if self._alone else places)]
+        words = [self._word(token) for token, _, _ in places]
         offsets = list(accumulate(map(len, words), initial=self._offsets[part.index]))
         self._offsets[part.index] = offsets.pop()
-        return {"tokens": words, "token_logprobs": scores, "top_logprobs": None, "text_offset": offsets}
+        tops = None if part.tops is None else [self._most_probable(*each) for each in places]
+        scores = [score for _, score, _ in places]
+        return {"tokens": words, "token_logprobs": scores, "top_logprobs": tops, "text_offset": offsets}
+
+    def _most_probable(self, token: int, score: float | None, top: Pairs) -> dict[str, float] | None:
+        """Return log-probs of the most probable tokens in a place and of its own, by their words.
+
+        Of tokens with one word the most probable is there.
+        """
+        if score is None:
+            return None
+        found: dict[str, float] = {}
+        for each, logprob in (*top, (token, score)):
+            found.setdefault(self._word(each), max(logprob, LEAST_LOGPROB))
+        return found
 
     def chat_logprobs(self, part: Part) -> dict[str, Any]:
         """Return log-probs as a chat has them."""
-        content = [
-            {
-                "token": word,
-                "logprob": score,
-                "bytes": None if REPLACEMENT in word else list(word.encode()),  # a part of a character
-                "top_logprobs": [],
-            }
-            for word, score in zip(self._words(part), part.logprobs, strict=True)
-        ]
-        return {"content": content}
+        tops = repeat(()) if part.tops is None else part.tops
+        return {
+            "content": [
+                {**self._scored(token, score), "top_logprobs": [self._scored(*each) for each in top]}
+                for token, score, top in zip(part.token_ids, part.logprobs, tops, strict=False)
+            ]
+        }
+
+    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+        word = self._word(token)
+        inside = REPLACEMENT in word  # a part of a character
+        return {
+            "token": word,
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "bytes": None if inside else list(word.encode()),
+        }
 
     def _prompt(self, part: Part) -> dict[str, Any]:
-        """Return the prompt's tokens where a chat has them: it has one prompt, for all its choices."""
-        if not (self._chat and self._asked.return_token_ids) or part.prompt_token_ids is None or part.index:
-            return {}
-        return {"prompt_token_ids": list(part.prompt_token_ids)}
+        """Return what is wanted of the prompt of a chat: it has one, for all its choices."""
+        found: dict[str, Any] = {}
+        if self._chat and part.prompt_token_ids is not None and not part.index:
+            if self._asked.return_token_ids:
+                found["prompt_token_ids"] = list(part.prompt_token_ids)
+            if self._asked.prompt_logprobs is not None:
+                found["prompt_logprobs"] = self.prompt_logprobs(part)
+        return found
+
+    def prompt_logprobs(self, part: Part) -> list[dict[int, dict[str, Any]] | None] | None:
+        """Return log-probs of a prompt as vLLM has them, by token ids; no rank is computed."""
+        if part.prompt_logprobs is None or part.prompt_token_ids is None:
+            return None
+        places: list[dict[int, dict[str, Any]] | None] = [None]
+        for token, logprob, top in _places_of(part)[1:]:
+            places.append(
+                {
+                    each: {"logprob": score, "rank": None, "decoded_token": self._word(each)}
+                    for each, score in {token: logprob, **dict(top)}.items()
+                }
+            )
+        return places
+
+
+def _places_of(part: Part) -> list[Place]:
+    """Return a prompt's tokens, their log-probs and the most probable ones; the first token has none."""
+    found, prompt = part.prompt_logprobs, part.prompt_token_ids
+    assert found is not None
+    assert prompt is not None
+    others = zip(prompt[1:], found.logprobs, found.top_logprobs or repeat(()), strict=False)
+    return [(prompt[0], None, ()), *others]
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

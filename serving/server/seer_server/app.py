@@ -217,7 +217,7 @@ class _Service:
     async def _roll_out(self, request: Request, asked: GenerationRequest, answer: Answer) -> Response:
         self._require(asked.model)
         asked = _with_headers(asked, request.headers)
-        wanted = records(asked, asked.group or answer.id)
+        wanted = records(asked, asked.group or answer.id, self.broker.runtime.model.controls)
         skip = skipped_tokens(asked, len(wanted) * asked.n)
         try:
             subscription = await self.broker.submit_text(wanted, bool(asked.stream), fitting=True)
@@ -247,6 +247,8 @@ class _Service:
                 each.finish_reason,
                 prompt_of[each.group_id],
                 each.stop_reason,
+                each.top_logprobs,
+                each.prompt_logprobs,
             )
             for number, each in enumerate(completions)
         ]
@@ -274,11 +276,12 @@ class _Service:
             name = update.request_id
             start = written[name] if isinstance(update, Completion) else 0
             new, scores = update.token_ids[start:], update.logprobs[start:]
+            tops = None if update.top_logprobs is None else update.top_logprobs[start:]
             had = max(0, skip[places[name]] - written[name])
             written[name] += len(new)
             if had:
                 texts[name].add(new[:had])
-                new, scores = new[had:], scores[had:]
+                new, scores, tops = new[had:], scores[had:], tops and tops[had:]
             if isinstance(update, Completion):
                 text, reason = texts.pop(name).rest(update.text or ""), update.finish_reason
             elif new:
@@ -286,7 +289,7 @@ class _Service:
             else:
                 continue
             stop = update.stop_reason if isinstance(update, Completion) else None
-            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None), stop)
+            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None), stop, tops)
             for event in answer.events(part):
                 yield _event(event)
         for event in answer.closing(_usage(subscription, written.total())):

@@ -308,7 +308,7 @@ class RolloutBroker(Observer):
         groups = [msgspec.structs.replace(group, streams=streams) for group in made]
         wanted = sum(group.n for group in groups)
         self.require_capacity(wanted)
-        subscription = Subscription(groups, streams, UpdateQueue(rollout.written))
+        subscription = Subscription(groups, streams, UpdateQueue(rollout.written, rollout.top_logprobs))
         others = {group.id: self._subscriptions.get(group.id) for group in groups}
         # Beforehand: what a journal has is over at once.
         self._subscriptions.update((group.id, subscription) for group in groups)

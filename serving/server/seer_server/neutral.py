@@ -28,9 +28,7 @@ IGNORED = (
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
-    "echo": (False,),
     "length_penalty": (1,),
-    "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -50,13 +48,13 @@ IN_CHATS: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "continue_final_message": (False,),
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
     "reasoning_effort": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
 }
 """Further fields of chats."""
 

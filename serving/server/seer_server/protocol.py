@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from seer_core.errors import PromptError, printable
 from seer_core.model import SamplingChoice, StructuredOutputs
+from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
 from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
 
 __all__ = [
@@ -113,6 +114,10 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     timeout_s: float | None = None
     """Responses that are not over so long after their submission are aborted; a field of Seer's."""
 
+    def tops(self, controls: Collection[str]) -> int | None:
+        """Return how many of the most probable tokens are wanted for each token, of engines with these."""
+        return self.top_logprobs
+
     def prompts(self) -> list[dict[str, Any]]:
         """Return the part of each record that is the prompt, as ``Runtime.groups`` takes it.
 
@@ -126,14 +131,53 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
         """Tokens that a response may have; None where the request has no bound."""
         return self.max_tokens
 
+    @property
+    def of_prompt(self) -> int | None:
+        """How many of the most probable tokens are wanted with each of the prompt's; None without any."""
+        return self.prompt_logprobs
+
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
     prompt: str | list[Any]
     """Text, a list of token ids, or a list of either."""
-    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
-    """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """Log-probs of the sampled tokens, and of so many of the most probable ones in the place of each. With 1,
+    an engine that has no ``top_logprobs`` answers with those of the sampled tokens alone.
+    """
+
+    echo: bool = False
+    """Whether text and log-probs begin with those of the prompt. Then ``max_tokens`` may be 0."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that a response may have: one where none is wanted besides the prompt."""
+        return 1 if self.echoes_alone else self.max_tokens
+
+    @property
+    def echoes_alone(self) -> bool:
+        """Whether the answer has the prompt, and nothing of a response."""
+        return self.echo and self.max_tokens == 0
+
+    @property
+    def of_prompt(self) -> int | None:
+        """``prompt_logprobs``, or else ``logprobs`` if there is an echo."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+
+    def tops(self, controls: Collection[str]) -> int | None:
+        """Return ``top_logprobs``, or else ``logprobs``.
+
+        Raises:
+            FieldError: the engines have log-probs of sampled tokens alone.
+        """
+        if self.top_logprobs is None and "top_logprobs" in controls:
+            return self.logprobs
+        if "top_logprobs" not in controls and (self.logprobs or 0) > 1:
+            raise FieldError(
+                "this engine has log-probs of sampled tokens alone; give 0 for logprobs", "logprobs"
+            )
+        return self.top_logprobs
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return text or token ids of each prompt."""
@@ -157,7 +201,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     """The most tokens of each response; it goes before ``max_tokens``, its old name."""
     logprobs: bool | None = None
-    """Whether the answer has log-probs, of the sampled tokens alone."""
+    """Whether the answer has log-probs of the sampled tokens, and of as many others as ``top_logprobs`` says.
+    """
 
     def prompts(self) -> list[dict[str, Any]]:
         """Return the messages, which the model's template makes one prompt of."""
@@ -221,6 +266,10 @@ def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]
         raise FieldError(fault, found and found[1]) from None
     if getattr(asked, "stream_options", None) is not None and not getattr(asked, "stream", None):
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
+    if getattr(asked, "top_logprobs", None) and getattr(asked, "logprobs", None) in (None, False):
+        raise FieldError(
+            "top_logprobs is for log-probs; set logprobs as well, or leave it out", "top_logprobs"
+        )
     return asked
 
 
@@ -240,17 +289,26 @@ def skipped_tokens(asked: GenerationRequest, choices: int) -> list[int]:
     return skip
 
 
-def records(asked: GenerationRequest, group: str) -> list[dict[str, Any]]:
+def records(
+    asked: GenerationRequest, group: str, controls: Collection[str] = CONTROLS
+) -> list[dict[str, Any]]:
     """Return a record for each prompt, as ``Runtime.groups`` takes them; ``group`` names it, or each in turn.
 
+    ``controls`` are the fields of sampling that the engines have.
+
     Raises:
-        PromptError: there is no prompt.
+        PromptError: there is no prompt, or the engines do not have what is asked for.
     """
     prompts = asked.prompts()
     common: dict[str, Any] = {
         name: getattr(asked, name) for name in ("n", "seed", "timeout_s", *SamplingChoice.__struct_fields__)
     }
     common["max_tokens"] = asked.most_tokens
+    common["top_logprobs"], common["prompt_logprobs"] = asked.tops(controls), asked.of_prompt
+    if asked.stream:
+        for name in ("echo", "prompt_logprobs"):
+            if getattr(asked, name, None) not in (None, False):
+                raise FieldError(f"{name} is not for streams; leave stream out", name)
     if asked.response_format is not None and (form := asked.response_format.form) is not None:
         if asked.structured_outputs is not None:
             raise FieldError("give response_format or structured_outputs, and not both", "response_format")

@@ -30,6 +30,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
+    "prompt_logprobs": (),
     "reasoning": ({},),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
     "tool_choice": ("none", "auto"),
@@ -84,6 +85,10 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """The group's label ``priority``, which strategies see. The header ``X-Seer-Priority`` gives it where
     this is absent.
     """
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    """0, or absent: this answer has no log-probs."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    """Absent: this answer has no log-probs."""
     timeout_s: float | None = None
     """The response is aborted if it is not over so long after its submission; a field of Seer's."""
 

@@ -85,7 +85,14 @@ async def results(
 
 
 def _plain(completion: Completion, encoding: Encoding) -> dict[str, Any]:
+    more: dict[str, Any] = {}
+    if completion.top_logprobs is not None:
+        more["top_logprobs"] = list(completion.top_logprobs)
+    if (prompt := completion.prompt_logprobs) is not None:
+        tops = None if prompt.top_logprobs is None else list(prompt.top_logprobs)
+        more["prompt_logprobs"] = {"logprobs": list(prompt.logprobs), "top_logprobs": tops}
     return {
+        **more,
         "request_id": completion.request_id,
         "group_id": completion.group_id,
         "index": completion.index,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from seer_core.model import SamplingChoice
+from seer_core.model.arrays import LEAST_LOGPROB
+from seer_core.model.sampling import MOST_TOP_LOGPROBS
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.neutral import own_fields
@@ -23,6 +26,7 @@ IGNORED = ("cache_salt", "request_id")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "content_parts": ([],),
     "ec_transfer_params": ({},),
+    "echo": (False,),
     "features": (),
     "kv_transfer_params": ({},),
     "reasoning_ended": (),
@@ -42,6 +46,7 @@ NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "skip_clone": (False, True),
     "skip_reading_prefix_cache": (False,),
     "thinking_token_budget": (),
+    "top_logprobs": (0,),
 }
 """Further fields of sampling parameters, and their values that change nothing."""
 
@@ -55,8 +60,12 @@ class TokensSampling(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw
     """The most tokens of each response."""
     seed: int | None = None
     """The group's seed."""
-    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None
-    """Whether the answer has log-probs, of the sampled tokens alone: 0 and 1 both ask for them."""
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """Log-probs of the sampled tokens, and from 2 on of the most probable ones in the place of each, so many
+    with the sampled one.
+    """
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    """0, or absent: ``logprobs`` says how many."""
 
 
 class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +99,8 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         names = ("model", "stream", "stream_options", "group", "priority", "timeout_s")
         fields = {name: getattr(self, name) for name in names}
         sampling = {name: getattr(self.sampling_params, name) for name in TokensSampling.__struct_fields__}
+        if sampling["logprobs"] is not None:
+            sampling["top_logprobs"] = sampling["logprobs"] if sampling["logprobs"] > 1 else 0
         return CompletionRequest(prompt=self.token_ids, **fields, **sampling)
 
 
@@ -141,6 +152,8 @@ class TokensAnswer(Answer):
         prompt = parts[0].prompt_token_ids if parts else None
         if self._tokens.return_token_ids and prompt is not None:
             body["prompt_token_ids"] = list(prompt)
+        if parts and parts[0].prompt_logprobs is not None:
+            body["prompt_logprobs"] = self.prompt_logprobs(parts[0])
         return body
 
     def _tokens_choice(self, part: Part) -> dict[str, Any]:
@@ -160,9 +173,18 @@ class TokensAnswer(Answer):
 
 
 def _logprobs_by_id(part: Part) -> dict[str, Any]:
-    """Return the log-prob of each token, by its id; its rank is not computed."""
+    """Return the log-prob of each token, by its id, and the most probable ones, of which it is the first.
+
+    No rank is computed.
+    """
     content = []
-    for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):
-        sampled = {"token_id": token_id, "logprob": logprob, "rank": None}
-        content.append({**sampled, "top_logprobs": [sampled]})
+    tops = repeat(()) if part.tops is None else part.tops
+    for token_id, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=False):
+        sampled = (token_id, logprob)
+        others = [each for each in top if each[0] != token_id][: max(len(top) - 1, 0)]
+        content.append({**_scored(*sampled), "top_logprobs": [_scored(*each) for each in (sampled, *others)]})
     return {"content": content}
+
+
+def _scored(token_id: int, logprob: float) -> dict[str, Any]:
+    return {"token_id": token_id, "logprob": max(logprob, LEAST_LOGPROB), "rank": None}

@@ -10,7 +10,7 @@ import attrs
 
 from seer_core.errors import SeerError
 from seer_core.model import Completion
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
 
 __all__ = ["Piece", "UpdateQueue"]
 
@@ -23,18 +23,25 @@ class Piece:
     start: int
     token_ids: Tokens
     logprobs: Logprobs
+    top_logprobs: TopLogprobs | None = None
 
 
 class UpdateQueue:
     """A queue with one entry at most for each response: it has new tokens, or is over.
 
-    The tokens are looked up with ``written(request_id, start)`` when the entry is read.  So a slow reader
+    The tokens are looked up with ``written(request_id, start)`` when the entry is read, and the most probable
+    ones with ``tops(request_id, start, end)``.  So a slow reader
     gets longer pieces, and its queue holds no more than its answer.  A chunk that is repeated has written
     less than was read, until it has caught up: no token is read twice.
     """
 
-    def __init__(self, written: Callable[[str, int], tuple[Tokens, Logprobs]]) -> None:
+    def __init__(
+        self,
+        written: Callable[[str, int], tuple[Tokens, Logprobs]],
+        tops: Callable[[str, int, int], TopLogprobs | None] = lambda *_: None,
+    ) -> None:
         self._written = written
+        self._tops = tops
         self._read: Counter[str] = Counter()
         self._unread: dict[str, Completion | SeerError | None] = {}
         self._changed = asyncio.Event()
@@ -68,8 +75,8 @@ class UpdateQueue:
             start = self._read[name]
             tokens, logprobs = self._written(name, start)
             if tokens:
-                self._read[name] += len(tokens)
-                return Piece(name, start, tokens, logprobs)
+                end = self._read[name] = start + len(tokens)
+                return Piece(name, start, tokens, logprobs, self._tops(name, start, end))
 
     def _put(self, name: str, update: Completion | SeerError | None) -> None:
         self._unread[name] = update

@@ -27,6 +27,8 @@ CONTROLS = {
     "stop": [],
     "stop_token_ids": [],
     "include_stop_str_in_output": True,
+    "top_logprobs": 0,
+    "prompt_logprobs": None,
 }
 """Fields that simulated engines do not have, and values that change nothing."""
 

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
-from seer_core.model.arrays import Logprobs, Tokens
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.sampling import StructuredOutputs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput
@@ -78,6 +78,10 @@ class EndedChunk:
     failure: str | None = None
     cut_tokens: int = 0
     """The tokens that its last step wrote behind a stop string; they are no longer among its tokens."""
+    top_logprobs: TopLogprobs | None = None
+    """The most probable tokens at the place of each, where its sampling asks for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """The log-probs of the prompt, where its sampling asks for them and it is the first chunk."""
 
 
 class DraftControl(Protocol):
@@ -118,8 +122,8 @@ class DraftControl(Protocol):
 class EngineCore(Protocol):
     """The part that an engine's author writes: scheduler, weights and memory, one call each.
 
-    Between two steps, and while no chunk is running for all of it but ``add``, ``drop``, ``end``, ``stop``
-    and ``written``.
+    Between two steps, and while no chunk is running for all of it but ``add``, ``drop``, ``end``, ``stop``,
+    ``written`` and ``top_logprobs``.
     """
 
     info: InstanceInfo
@@ -159,6 +163,10 @@ class EngineCore(Protocol):
 
     def written(self, job_id: str, start: int) -> tuple[Sequence[int], Sequence[float]]:
         """Return tokens and log-probs of a running chunk, without its first ``start``."""
+        ...
+
+    def top_logprobs(self, job_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return the most probable tokens at these places of a running chunk, if it asks for them."""
         ...
 
     def load(self) -> Telemetry:
@@ -407,6 +415,10 @@ class CoreAdapter:
         """Return what a running chunk has written, without its first ``start`` tokens."""
         return self._core.written(job_id, start)
 
+    def top_logprobs(self, job_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return the most probable tokens at these places of a running chunk, if it asks for them."""
+        return self._core.top_logprobs(job_id, start, end)
+
     def telemetry(self) -> Telemetry:
         """Return what the engine is doing, and what its drafts cost."""
         telemetry, drafts = self._core.load(), self._core.drafts
@@ -575,6 +587,8 @@ class CoreAdapter:
                 drafted_at=account.drafted_at,
                 accepted_at=account.accepted_at,
                 pool_tokens=account.pool_tokens,
+                top_logprobs=ended.top_logprobs,
+                prompt_logprobs=ended.prompt_logprobs,
             )
         )
 
@@ -606,4 +620,5 @@ def _cut(chunk: EndedChunk, size: int) -> EndedChunk:
         logprobs=chunk.logprobs[:size],
         stopped=True,
         cut_tokens=len(chunk.token_ids) - size,
+        top_logprobs=None if chunk.top_logprobs is None else chunk.top_logprobs[:size],
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
+from seer_core.model.arrays import TopLogprobs
 from seer_core.ports.contracts import optional
 from seer_core.ports.drafting import SiblingTokens, StepTimes
 from seer_core.ports.engine import ChunkJob
@@ -134,6 +135,15 @@ class EngineAdapter(Protocol):
         is streamed chunk by chunk.
         """
         return (), ()
+
+    @optional
+    def top_logprobs(self, job_id: str, start: int, end: int) -> TopLogprobs | None:
+        """Return the most probable tokens at these places among those that ``written`` has returned.
+
+        Asked of jobs that ``stream`` and whose sampling has ``top_logprobs``.  Without this method they are
+        streamed chunk by chunk.
+        """
+        return None
 
     @optional
     def end_chunk(self, job_id: str) -> None:

@@ -131,6 +131,7 @@ class Worker:
         self._next_pieces_s = -inf
         self._running: set[str] = set()
         self._streamed_tokens: dict[str, int] = {}
+        self._with_tops: set[str] = set()
         self._weight_version = 0
         self._asleep = False
         self._stepping_s = 0.0
@@ -157,8 +158,7 @@ class Worker:
                 self._submit(job)
             case AbortChunk(job_id):
                 if job_id in self._running:
-                    self._running.remove(job_id)
-                    self._streamed_tokens.pop(job_id, None)
+                    self._forget(job_id)
                     self._instance.abort(job_id)
             case EndChunkEarly(job_id):
                 if job_id in self._running and (end_chunk := implemented(self._instance, "end_chunk")):
@@ -194,8 +194,11 @@ class Worker:
             self._send(Failed(job.id, str(rejection)))
         else:
             self._running.add(job.id)
-            if job.streams and implemented(self._instance, "written"):
+            needed = ("written", "top_logprobs") if job.sampling.top_logprobs else ("written",)
+            if job.streams and all(implemented(self._instance, name) for name in needed):
                 self._streamed_tokens[job.id] = 0
+                if job.sampling.top_logprobs:
+                    self._with_tops.add(job.id)
 
     def _call(self, message: ControlCall) -> Called:
         if self._running:
@@ -246,8 +249,7 @@ class Worker:
         self._stepping_s += now_s - begun_s
         for result in results:
             job_id = result.job_id if isinstance(result, Failed) else result.output.job_id
-            self._running.discard(job_id)
-            self._streamed_tokens.pop(job_id, None)
+            self._forget(job_id)
         report = not self._running or now_s >= self._next_report_s
         telemetry = (
             [structs.replace(self._instance.telemetry(), stepping_s=self._stepping_s)] if report else []
@@ -258,6 +260,11 @@ class Worker:
         if report:
             self._next_report_s = now_s + self._report_interval_s
 
+    def _forget(self, job_id: str) -> None:
+        self._running.discard(job_id)
+        self._streamed_tokens.pop(job_id, None)
+        self._with_tops.discard(job_id)
+
     def _grown(self, now_s: float) -> list[Streamed]:
         """Return what chunks that stream have written: at first at once, then every few steps."""
         due = now_s >= self._next_pieces_s
@@ -266,6 +273,10 @@ class Worker:
             if due or not sent:
                 piece = _piece(job_id, sent, *self._instance.written(job_id, sent))
                 if piece.token_ids:
+                    if job_id in self._with_tops:
+                        end = sent + len(piece.token_ids)
+                        tops = self._instance.top_logprobs(job_id, sent, end)
+                        piece = structs.replace(piece, top_logprobs=tops)
                     grown.append(Streamed(piece))
                     self._streamed_tokens[job_id] += len(piece.token_ids)
         if due and grown:

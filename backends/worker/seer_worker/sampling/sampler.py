@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.ports.engine import ChunkJob
 from seer_worker.process.instance import LogitRow
 from seer_worker.sampling.controls import Controlled, control
@@ -85,6 +86,22 @@ class Sampler:
         )
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
         return chosen.tolist(), logprobs.tolist()
+
+    def most_probable(self, logits: Tensor, jobs: Sequence[ChunkJob]) -> list[list[tuple[int, float]]]:
+        """Return as many of the most probable tokens as each chunk asks for, with their log-probs.
+
+        Args:
+            logits: one row for each chunk, [jobs, vocab].
+            jobs: the chunks.
+        """
+        widths = [job.sampling.top_logprobs for job in jobs]
+        asking = self._column([row for row, width in enumerate(widths) if width])
+        top = logits[asking].to(torch.float32).log_softmax(-1).topk(max(widths))
+        found: list[list[tuple[int, float]]] = [[] for _ in jobs]
+        values = top.values.clamp(min=LEAST_LOGPROB)
+        for row, *pairs in zip(asking.tolist(), top.indices.tolist(), values.tolist(), strict=True):
+            found[row] = list(zip(*pairs, strict=True))[: widths[row]]
+        return found
 
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
