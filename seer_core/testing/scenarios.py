@@ -12,6 +12,7 @@ from seer_core.model.events import (
     Event,
     InstanceDegraded,
     InstanceFailed,
+    InstanceLimited,
     InstanceReported,
     InstanceWaiting,
 )
@@ -88,6 +89,7 @@ def every_event() -> list[tuple[Event, list[Command]]]:
     rig.abort("g/2")
     rig.pause()
     rig.resume()
+    rig.handle(InstanceLimited("a", 1, "a test"))
     rig.lose("b")
     rig.handle(InstanceWaiting("b", "a node with 1 GPU"))
     rig.handle(InstanceFailed("b", "a test took it"))

@@ -16,6 +16,7 @@ from seer_core.model.events import (
     GroupsSubmitted,
     InstanceDegraded,
     InstanceFailed,
+    InstanceLimited,
     InstanceLost,
     InstanceReported,
     InstanceStarted,
@@ -71,6 +72,7 @@ def trace(tmp_path, make_rig):
             rig.handle(InstanceFailed("d", "a test took it"))
             rig.handle(InstanceReported("b", 1, 0, 0.25))
             rig.handle(InstanceDegraded("b", "drafting", "no server", "b.log"))
+            rig.handle(InstanceLimited("b", 1 + step % 3, "a test"))
     rig.finish_all()
     rig.stop("a")
     writer.close()
@@ -95,6 +97,7 @@ def test_everything_happens_in_that_trace(trace):
         InstanceFailed,
         InstanceReported,
         InstanceDegraded,
+        InstanceLimited,
         ChunkFinished,
         ChunkFailed,
         RequestsAborted,
