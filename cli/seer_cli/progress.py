@@ -243,7 +243,7 @@ class RunProgress(Observer):
     def _sent(self) -> dict[str, float]:
         """Return when each chunk in flight was sent, by its request."""
         places = self._follower.places.values()
-        return {name: begin_s for place in places for name, (begin_s, _) in place.sent.items()}
+        return {name: begin_s for place in places for name, (begin_s, _, _) in place.sent.items()}
 
     def _need(self, group: str, tokens: int) -> int:
         """Return the KV that a request with so many tokens is taken to need for its next chunk."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import attrs
@@ -65,17 +65,26 @@ class ChunkRun(msgspec.Struct, frozen=True, tag=True):
     """The instance's node, if it says which."""
 
 
+@attrs.define(eq=False)
+class SharedPrompt:
+    """A prompt whose KV the chunks of a group that are in flight on an instance hold once."""
+
+    group_id: str
+    kv_tokens: int
+    chunks: int = 0
+
+
 @attrs.define
 class InstanceLoad:
     """An instance as the trace has it, and the chunks in flight there: when each was sent, and how."""
 
     info: InstanceInfo
-    sent: dict[str, tuple[float, Dispatch]] = attrs.Factory(dict)
+    sent: dict[str, tuple[float, Dispatch, SharedPrompt | None]] = attrs.Factory(dict)
     reserved_tokens: int = 0
     """The KV that is reserved for the chunks in flight, a prompt that siblings share counted once."""
     leaving: bool = False
-    _siblings: dict[str, int] = attrs.Factory(dict)
-    """How many chunks of each group are in flight, where siblings share their prompt."""
+    _shared: dict[str, SharedPrompt] = attrs.Factory(dict)
+    """The prompts of groups with chunks in flight, where siblings share theirs."""
 
     @property
     def has_slot(self) -> bool:
@@ -87,34 +96,36 @@ class InstanceLoad:
         """The KV that is left."""
         return self.info.kv_capacity_tokens - self.reserved_tokens
 
-    def add(self, now: float, sent: Dispatch, prompt_tokens: int) -> None:
-        """Note a chunk that is sent here, of a group with such a prompt."""
-        self.sent[sent.request_id] = now, sent
+    def add(self, now: float, sent: Dispatch, prompt_tokens: Mapping[str, int]) -> None:
+        """Note a chunk that is sent here; groups have prompts of so many tokens."""
         self.reserved_tokens += sent.kv_tokens
+        prompt = None
         if self.info.shares_prompts:
-            group = group_of(sent.request_id)
-            count = self._siblings.get(group, 0)
-            self._siblings[group] = count + 1
-            self.reserved_tokens -= self._shared(prompt_tokens) if count else 0
+            group_id = group_of(sent.request_id)
+            prompt = self._shared.get(group_id)
+            if prompt is None:
+                block = self.info.block_tokens  # siblings share full blocks, but for the last token
+                shared = max(0, prompt_tokens.get(group_id, 0) - 1) // block * block
+                prompt = self._shared[group_id] = SharedPrompt(group_id, shared)
+            else:
+                self.reserved_tokens -= prompt.kv_tokens
+            prompt.chunks += 1
+        self.sent[sent.request_id] = now, sent, prompt
 
-    def remove(self, request_id: str, prompt_tokens: int) -> tuple[float, Dispatch] | None:
+    def remove(self, request_id: str) -> tuple[float, Dispatch] | None:
         """Note that a chunk is over; return when and how it was sent, or None if it was not here."""
         found = self.sent.pop(request_id, None)
         if found is None:
             return None
-        self.reserved_tokens -= found[1].kv_tokens
-        if self.info.shares_prompts:
-            group = group_of(request_id)
-            count = self._siblings.pop(group) - 1
-            if count:
-                self._siblings[group] = count
-                self.reserved_tokens += self._shared(prompt_tokens)
-        return found
-
-    def _shared(self, prompt_tokens: int) -> int:
-        """Return the KV of a prompt that siblings hold once: its full blocks, but for the last token."""
-        block = self.info.block_tokens
-        return max(0, prompt_tokens - 1) // block * block
+        begin_s, sent, prompt = found
+        self.reserved_tokens -= sent.kv_tokens
+        if prompt is not None:
+            prompt.chunks -= 1
+            if prompt.chunks:
+                self.reserved_tokens += prompt.kv_tokens
+            else:
+                del self._shared[prompt.group_id]
+        return begin_s, sent
 
 
 @attrs.define
@@ -166,7 +177,7 @@ class ChunkFollower:
                 case Dispatch():
                     place = self.places.get(command.instance_id)
                     if place is not None:
-                        place.add(self.now, command, self._prompt_of(command.request_id))
+                        place.add(self.now, command, self._prompts)
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
@@ -197,9 +208,6 @@ class ChunkFollower:
         else:
             self._prompts.pop(group_id, None)
 
-    def _prompt_of(self, request_id: str) -> int:
-        return self._prompts.get(group_of(request_id), 0)
-
     def _gone(self, instance_id: str, how: str) -> None:
         place = self.places.get(instance_id)
         for request_id in [] if place is None else list(place.sent):
@@ -209,7 +217,7 @@ class ChunkFollower:
     def _end(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
         place = self.places.get(instance_id)
-        found = None if place is None else place.remove(request_id, self._prompt_of(request_id))
+        found = None if place is None else place.remove(request_id)
         if place is None or found is None:
             return
         begin_s, sent = found

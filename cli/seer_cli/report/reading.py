@@ -216,7 +216,7 @@ class RunReader(Observer):
     def _go_on(self, before: RunReader) -> None:
         """Take over the requests that are open, and their chunks, as if they had come now."""
         sent: list[Command] = [
-            each for place in before._follower.places.values() for _, each in place.sent.values()
+            each for place in before._follower.places.values() for _, each, _ in place.sent.values()
         ]
         specs = tuple(group.spec for group in before._open_groups.values())
         self.read(TraceRecord(before._follower.now, GroupsSubmitted(specs), sent))
