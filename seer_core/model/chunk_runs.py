@@ -38,7 +38,7 @@ slot; nothing but its turn, for other requests were preferred or its instance wa
 is not paused; any instance at all."""
 
 
-class ChunkRun(msgspec.Struct, frozen=True, tag=True):
+class ChunkRun(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A chunk of a request on an instance."""
 
     request_id: str
