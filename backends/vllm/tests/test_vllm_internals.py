@@ -15,6 +15,9 @@ TABLES = (
     internals.ON_CPU,
     internals.RUNNER,
     internals.DRAFTING,
+    internals.SECOND_IMPORTED,
+    internals.SECOND_RUNNER,
+    internals.SECOND_DRAFTING,
     internals.SCHEDULER,
     internals.CONNECTOR,
 )

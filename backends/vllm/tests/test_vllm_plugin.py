@@ -90,6 +90,12 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 
 
+@pytest.mark.parametrize(("runner", "variable"), [("auto", None), ("first", "0"), ("second", "1")])
+def test_the_setting_alone_decides_on_the_model_runner(runner, variable):
+    environment = vllm_environment({"VLLM_USE_V2_MODEL_RUNNER": "1"}, 1, (), runner)
+    assert environment.get("VLLM_USE_V2_MODEL_RUNNER") == variable
+
+
 def test_the_pool_satisfies_the_ports(make_fleet, models):
     pool = make_fleet(models[0], instances=2)
     assert isinstance(pool, EngineFleet)
