@@ -109,7 +109,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     model = startup.path(settings.model)
     return [
         *checks,
-        *machine(model, settings.instances, settings.threads, settings.kv_cache_bytes),
+        *machine(model, settings.instances, settings.threads, settings.kv_cache_bytes, settings.runner),
         *slots(
             "vllm",
             model,

@@ -248,6 +248,14 @@ def test_on_a_cpu_the_doctor_asks_for_kv_cache_bytes(models, tmp_path):
     assert [check for check in given if "no kv_cache_bytes" in check.finding] == []
 
 
+@pytest.mark.parametrize("runner", ["auto", "first", "second"])
+def test_on_a_cpu_the_doctor_refuses_the_second_model_runner_alone(models, tmp_path, runner):
+    startup = Startup(seed=0, base_dir=tmp_path)
+    checks = seer_doctor(settings(model=str(models[0]), kv_cache_bytes=1 << 25, runner=runner), startup)
+    found = [check.remedy for check in checks if "runner" in check.finding]
+    assert found == (['set [engine.vllm].runner = "auto"'] if runner == "second" and on_cpu() else [])
+
+
 @pytest.mark.parametrize("key", ["tensor_parallel", "instances", "threads"])
 def test_counts_that_would_hang_the_start_are_refused(key):
     with pytest.raises(msgspec.ValidationError, match=rf"`int` <= .*{key}"):

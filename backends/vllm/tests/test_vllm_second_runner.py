@@ -14,6 +14,7 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
 BLOCK = 32
@@ -124,9 +125,21 @@ def scripted(notes):
 
 
 @pytest.fixture(scope="module")
-def second_drafting(start_second, models, scripted):
-    """An instance with drafts of all kinds, that prefills in pieces."""
-    return start_second(models[0], scripted, max_batched_tokens=64)
+def pool(loop):
+    """A pool for two instances."""
+    pool = kv_local.LocalPool(16 << 20)
+    loop.run_until_complete(pool.start(["vllm-0", "vllm-1"]))
+    yield pool
+    loop.run_until_complete(pool.stop())
+
+
+@pytest.fixture(scope="module")
+def second_drafting(start_second, models, scripted, pool):
+    """An instance with drafts of all kinds and a pool, with KV for few, that prefills in pieces."""
+    few = {"max_model_tokens": 128, "kv_cache_bytes": 1 << 20, "max_batched_tokens": 64}
+    drafting = start_second(models[0], scripted, pool, 1, **few)
+    yield drafting
+    drafting.run(drafting.engine.stop())
 
 
 @pytest.fixture
@@ -158,11 +171,12 @@ def test_drafts_are_verified_under_every_control(roomy, second_drafting, drafts,
     assert "failed" not in second_drafting.reports[-1].drafting
 
 
-def test_perfect_drafts_are_all_accepted_and_accounted_for(roomy, drafts, prompts):
+def test_perfect_drafts_are_all_accepted_and_accounted_for(roomy, second_drafting, drafts, prompts):
     def respond(harness):
-        jobs = [harness.job(prompt, 40, seed, PLAIN) for seed, prompt in enumerate(prompts(6))]
+        jobs = [harness.job(prompt, 40, seed, PLAIN) for seed, prompt in enumerate(prompts(4))]
         return harness.run(harness.chunks(jobs))
 
+    second_drafting.run(second_drafting.engine.reset_cache())
     expected = respond(roomy)
     outputs = drafts("perfect", [output.token_ids for output in expected], respond)
     for output, plain in zip(outputs, expected, strict=True):
@@ -175,6 +189,36 @@ def test_perfect_drafts_are_all_accepted_and_accounted_for(roomy, drafts, prompt
         assert output.computed_tokens == output.prefilled_tokens + made - 1
 
 
+def test_preemptions_with_drafts_in_flight_change_no_token(roomy, second_drafting, drafts, prompts):
+    expected = roomy.whole(prompts(8), PLAIN, 50)
+    second_drafting.outputs.clear()
+    assert drafts("mixed", expected, lambda it: it.whole(prompts(8), PLAIN, 50)) == expected
+    assert any(output.preemptions for output in second_drafting.outputs.values())
+
+
+def test_a_response_that_moves_between_the_runners_takes_its_kv_along(
+    start, models, pool, roomy, second_drafting, drafts, prompts, moved
+):
+    expected = roomy.whole(prompts(3), PLAIN, 60)
+    first = start(models[0], kv_pool=pool)
+    responses, rounds = drafts(
+        "mixed", expected, lambda it: moved((first, it), prompts(3), PLAIN, 60, chunk_tokens=20)
+    )
+    first.run(first.engine.stop())
+    assert responses == expected
+    assert len(rounds) == 3
+    for outputs in rounds[1:]:
+        assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+        assert min(output.pool_tokens for output in outputs) >= BLOCK
+
+
+def test_steps_are_measured_with_drafts_and_leave_nothing_behind(second_drafting, drafts, roomy, prompts):
+    times = second_drafting.run(second_drafting.engine.measure_steps((1, 2), (0, 3), 16))
+    assert (times.batch, times.draft_tokens) == ((1, 2), (0, 3))
+    expected = roomy.whole(prompts(2), PLAIN, 12)
+    assert drafts("perfect", expected, lambda it: it.whole(prompts(2), PLAIN, 12)) == expected
+
+
 def test_a_source_that_fails_is_given_up_and_the_tokens_stay(start_second, roomy, models, notes, prompts):
     harness = start_second(
         models[0], SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 4, STEP_TIMES)
@@ -184,4 +228,16 @@ def test_a_source_that_fails_is_given_up_and_the_tokens_stay(start_second, roomy
     assert [each.reason for each in harness.degradations] == [
         "the draft source failed: ValueError: no draft today"
     ]
+    harness.run(harness.engine.stop())
+
+
+def test_the_group_s_own_texts_are_drafted_and_accepted(start_second, roomy, models, prompts):
+    plugin = pytest.importorskip("seer_grouped_spec.plugin", reason="plugins/grouped_spec is not installed")
+    source = plugin.GroupedDrafter(plugin.Settings(draft_tokens=4), STEP_TIMES).source()
+    harness = start_second(models[0], source)
+    [prompt] = prompts(1)
+    expected = roomy.whole([prompt] * 3, GREEDY, 40)
+    assert [harness.alone([prompt], GREEDY, 40) for _ in range(3)] == [[response] for response in expected]
+    assert sum(sum(output.accepted_at) for output in harness.outputs.values()) > 40
+    assert harness.degradations == []
     harness.run(harness.engine.stop())
