@@ -59,7 +59,9 @@ def elsewhere(python: Path) -> list[Check]:
     return [Check(PART, there, finding, "" if there else "correct [engine.vllm].python")]
 
 
-def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | None) -> list[Check]:
+def machine(
+    model: Path, instances: int, threads: int, kv_cache_bytes: int | None, runner: str
+) -> list[Check]:
     """Compare what the settings ask for with what the machine has."""
     spin = "threads that wait for a CPU spin, and may be 25 times slower"
     checks = asked_of_machine(PART, model, instances, threads, kv_cache_bytes, spin)
@@ -70,6 +72,15 @@ def machine(model: Path, instances: int, threads: int, kv_cache_bytes: int | Non
                 False,
                 "no kv_cache_bytes, and vLLM is built for CPUs",
                 "set [engine.vllm].kv_cache_bytes, the KV memory of one instance; 1 GiB is 1_073_741_824",
+            )
+        )
+    if runner == "second" and on_cpu():
+        checks.append(
+            Check(
+                PART,
+                False,
+                'runner = "second", which needs Triton, and vLLM is built for CPUs',
+                'set [engine.vllm].runner = "auto"',
             )
         )
     return checks

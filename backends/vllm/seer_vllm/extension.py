@@ -14,9 +14,10 @@ from vllm.platforms import current_platform
 from seer_core.ports.drafting import DraftContext, SourceSpec
 from seer_core.ports.kv import Bytes
 from seer_core.ports.weights import WeightSource, WeightSpec
-from seer_vllm import internals, sampling, weights
+from seer_vllm import internals, sampling, second_sampling, speculator, weights
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import OwnMethod, Proposer
+from seer_vllm.runners import FIRST, SECOND
 
 __all__ = ["WorkerExtension"]
 
@@ -25,19 +26,26 @@ class WorkerExtension:
     """Mixed into vLLM's worker class (``worker_extension_cls``)."""
 
     model_runner: Any
+    vllm_config: Any
     rank: int
-    _seer_sampler: sampling.VllmSampler
+    _seer_sampler: sampling.VllmSampler | second_sampling.SecondSampler
     _seer_drafts: OwnMethod | Proposer
     _seer_weights: WeightSource | None = None
 
-    def seer_install(self) -> None:
-        """Sample by key, and time the drafts if there are any."""
+    def seer_install(self) -> str | None:
+        """Sample by key, and time the drafts if there are any; return which model runner it is."""
         runner = self.model_runner
+        if self.vllm_config.use_v2_model_runner:
+            internals.check_second_runner(runner)
+            self._seer_sampler = second_sampling.install(runner)
+            if runner.speculator is not None:
+                self._seer_drafts = speculator.install(runner)
+            return SECOND
         internals.check_runner(runner)
         self._seer_sampler = sampling.install(runner)
         drafter = getattr(runner, "drafter", None)
         if drafter is None:
-            return
+            return FIRST
         if current_platform.is_cpu():
             from seer_vllm import cpu_attention
 
@@ -49,6 +57,7 @@ class WorkerExtension:
             self._seer_drafts = drafter
         else:
             self._seer_drafts = OwnMethod(drafter, runner.vllm_config)
+        return FIRST
 
     def seer_watch(self, on: bool) -> list[LogitRow]:
         """Keep the logits of every choice from now on, or no longer; return those kept."""

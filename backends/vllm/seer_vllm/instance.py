@@ -36,6 +36,7 @@ from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
 from seer_vllm.proposer import own_method, speculative_config
+from seer_vllm.runners import SECOND, settle_runner
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
 
 __all__ = ["VllmAdapter", "VllmCore"]
@@ -69,9 +70,12 @@ class VllmCore:
         internals.check_imports(on_cpu=current_platform.is_cpu())
         patches.install(Path(start.scratch))
         source = start.source
+        choice = settle_runner(source, start.settings.get("tensor_parallel_size", 1))
         args = EngineArgs(
             **start.settings,
-            speculative_config=None if source is None else speculative_config(source),
+            speculative_config=None
+            if source is None
+            else speculative_config(source, second=choice.runner == SECOND),
             kv_transfer_config=None if start.store is None else KV_TRANSFER,
             worker_extension_cls=EXTENSION,
             scheduler_cls=SCHEDULER,
@@ -82,7 +86,9 @@ class VllmCore:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         self.engine = LLMEngine.from_engine_args(args)
         internals.check_engine(self.engine)
-        self._call("seer_install")
+        [runner, *_] = self._call("seer_install")
+        if runner is not None:  # an emulated worker has none
+            log.info("model_runner", runner=runner, reason=choice.reason)
         assert isinstance(self.engine.engine_core, InprocClient)
         scheduler = self.engine.engine_core.engine_core.scheduler
         assert isinstance(scheduler, AccountingScheduler)

@@ -22,11 +22,15 @@ __all__ = [
     "ON_CPU",
     "RUNNER",
     "SCHEDULER",
+    "SECOND_DRAFTING",
+    "SECOND_IMPORTED",
+    "SECOND_RUNNER",
     "Name",
     "check_engine",
     "check_imports",
     "check_runner",
     "check_scheduler",
+    "check_second_runner",
 ]
 
 
@@ -38,9 +42,13 @@ PROOF = "nothing proves that a layer answers by the weights just loaded"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
 PIECES = "responses that stream come at the ends of chunks"
+UNDRAFTED = "there are no drafts"
 PADDED = "a new request is padded with drafts of no meaning, beyond the end of its chunk"
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_SECOND = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+_SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
+_VERIFIER = "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _DRAFTS = "vllm.v1.spec_decode.metadata:SpecDecodeMetadata"
 _ATTENTION = "vllm.v1.attention.backend:CommonAttentionMetadata"
@@ -134,7 +142,7 @@ RUNNER = (
     Name(_RUNNER, "input_batch.token_ids_cpu", "penalties and bad words see no earlier tokens"),
     Name(_RUNNER, "kv_caches", "KV that is not finite cannot be cleared"),
 )
-"""What a model runner must have."""
+"""What the first model runner must have."""
 
 DRAFTING = (
     Name(_RUNNER, "drafter.propose", "drafts are neither timed nor given up when they fail"),
@@ -146,7 +154,96 @@ DRAFTING = (
         "a request near the length limit gives its whole batch drafts of zeros",
     ),
 )
-"""What a model runner with drafts must have besides."""
+"""What the first model runner must have besides, with drafts."""
+
+SECOND_IMPORTED = (
+    Name(_SAMPLER, "add_request", SAMPLED, ("self", "req_idx", "sampling_params")),
+    Name(
+        _SAMPLER,
+        "sample",
+        SAMPLED,
+        (
+            "self",
+            "logits",
+            "expanded_idx_mapping",
+            "idx_mapping",
+            "idx_mapping_np",
+            "pos",
+            "input_ids",
+            "expanded_local_pos",
+            "seq_lens_upper_bound_np",
+            "return_logprobs",
+        ),
+    ),
+    Name(
+        _VERIFIER,
+        "_verify",
+        VERIFIED,
+        (
+            "self",
+            "logits",
+            "draft_logits",
+            "draft_sampled",
+            "pos",
+            "cu_num_logits",
+            "idx_mapping",
+            "idx_mapping_np",
+            "expanded_idx_mapping",
+            "expanded_local_pos",
+            "seq_lens_upper_bound_np",
+            "verify_draft_sampled",
+        ),
+    ),
+    Name(_SECOND, "take_draft_token_ids", UNDRAFTED, ("self",)),
+    Name("vllm.v1.outputs:DraftTokenIds", "draft_token_ids", UNDRAFTED),
+    Name(
+        "vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",
+        "propose",
+        UNDRAFTED,
+        (
+            "self",
+            "input_batch",
+            "attn_metadata",
+            "slot_mappings",
+            "last_hidden_states",
+            "aux_hidden_states",
+            "num_sampled",
+        ),
+    ),
+)
+"""What can be looked for in classes of the second model runner; on a CPU they are imported only with it."""
+
+SECOND_RUNNER = (
+    *(
+        Name(_SECOND, f"sampler.sampling_states.{name}", SAMPLED)
+        for name in (
+            "seeds.np",
+            "seeds.gpu",
+            "temperature.np",
+            "temperature.gpu",
+            "top_k.np",
+            "top_k.gpu",
+            "top_p.np",
+            "top_p.gpu",
+            "vocab_size",
+        )
+    ),
+    Name(_SECOND, "req_states.all_token_ids.gpu", "penalties and bad words see no earlier tokens"),
+    Name(_SECOND, "num_speculative_steps", VERIFIED),
+    Name(_SECOND, "rejection_sampler", VERIFIED),
+    Name(_SECOND, "speculator", UNDRAFTED),
+    Name(_SECOND, "kv_caches", "KV that is not finite cannot be cleared"),
+)
+"""What the second model runner must have."""
+
+SECOND_DRAFTING = (
+    Name(_SECOND, "speculator.num_query_per_req", UNDRAFTED),
+    Name(_SECOND, "speculator.num_extra_query_per_req", UNDRAFTED),
+    Name(_SECOND, "speculator.supports_mm_inputs", UNDRAFTED),
+    Name(_SECOND, "speculator.draft_logits", UNDRAFTED),
+    Name(_SECOND, "req_states.total_len.gpu", UNDRAFTED),
+)
+"""What the second model runner must have besides, with drafts."""
 
 SCHEDULER = (
     Name(_SCHEDULER, "num_spec_tokens", PADDED),
@@ -185,18 +282,47 @@ def check_imports(*, on_cpu: bool) -> None:
 
 
 def check_runner(runner: Any) -> None:
-    """Look for what a model runner must have, and be.
+    """Look for what vLLM's first model runner must have, and be.
 
     Raises:
         EngineError: it has it not, or something else would come between logits and keys.
     """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    if not isinstance(runner, GPUModelRunner):
-        raise EngineError(f"vLLM's model runner is {type(runner).__qualname__}, without keyed sampling")
+    _check_kind(runner, GPUModelRunner)
     complain(ENGINE, lacking(runner, (*RUNNER, *DRAFTING) if hasattr(runner, "drafter") else RUNNER))
+    _refuse_between(runner)
+
+
+def check_second_runner(runner: Any) -> None:
+    """Look for what vLLM's second model runner must have, and be.
+
+    Raises:
+        EngineError: it has it not, or something else would come between logits and keys.
+    """
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    _check_kind(runner, GPUModelRunner)
+    complain(ENGINE, (flaw for name in SECOND_IMPORTED if (flaw := flaw_of(name)) is not None))
+    complain(ENGINE, lacking(runner, SECOND_RUNNER))
+    if runner.speculator is not None:
+        complain(ENGINE, lacking(runner, SECOND_DRAFTING))
+    _refuse_between(runner)
+    for part, kind in ((runner.sampler, Sampler), (runner.rejection_sampler, RejectionSampler)):
+        if part is not None and type(part) is not kind:
+            raise EngineError(f"keyed sampling cannot take the place of {type(part).__qualname__}")
+
+
+def _check_kind(runner: Any, kind: type) -> None:
+    if not isinstance(runner, kind):
+        raise EngineError(f"vLLM's model runner is {type(runner).__qualname__}, without keyed sampling")
+
+
+def _refuse_between(runner: Any) -> None:
     for holds, fact in (
-        (not getattr(runner, "use_async_scheduling", True), "async scheduling is on"),
+        (not runner.vllm_config.scheduler_config.async_scheduling, "async scheduling is on"),
         (not runner.model_config.logits_processors, "it would pass logits processors by"),
     ):
         if not holds:

@@ -24,6 +24,8 @@ MAX_TEMPERATURE = 2.0
 """vLLM's ``SamplingParams`` refuses more."""
 
 INSTANCE = "seer_vllm.instance:VllmAdapter"
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+"""0 is the first model runner, 1 the second; without it vLLM chooses."""
 SPREAD = 'spreads its KV over {} devices, which pools cannot share yet; set [seer].kv_pool = "none"'
 
 OWN_ENGINE_ARGS = {
@@ -66,6 +68,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """OpenMP threads of one instance."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=128)] = 1
     """The devices over which one instance spreads the model."""
+    runner: Literal["auto", "first", "second"] = "auto"
+    """Which of vLLM's model runners computes the steps: ``auto`` is vLLM's own choice, which is the second on
+    a GPU, and the first on a CPU and with a drafter.
+    """
     enforce_eager: bool = True
     """Whether the model runs without CUDA graphs and compilation."""
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +89,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         INSTANCE,
         engine_args(settings, startup.path(settings.model)),
         [
-            vllm_environment(inherited(launcher), settings.threads, devices)
+            vllm_environment(inherited(launcher), settings.threads, devices, settings.runner)
             for devices in share_devices("vllm", settings.instances, os.environ, parallel, launcher=launcher)
         ],
         launcher=launcher,
@@ -103,7 +109,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     model = startup.path(settings.model)
     return [
         *checks,
-        *machine(model, settings.instances, settings.threads, settings.kv_cache_bytes),
+        *machine(model, settings.instances, settings.threads, settings.kv_cache_bytes, settings.runner),
         *slots(
             "vllm",
             model,
@@ -141,10 +147,15 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
 
 
 def vllm_environment(
-    environment: Mapping[str, str], threads: int, devices: Sequence[str] | None
+    environment: Mapping[str, str],
+    threads: int,
+    devices: Sequence[str] | None,
+    runner: Literal["auto", "first", "second"] = "first",
 ) -> dict[str, str]:
-    """Return the environment of a worker, with the engine core in-process and the first model runner."""
-    inherited = {name: value for name, value in environment.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    """Return the environment of a worker, with the engine core in-process and this model runner."""
+    decided = ("VLLM_CPU_KVCACHE_SPACE", RUNNER_VARIABLE)
+    inherited = {name: value for name, value in environment.items() if name not in decided}
+    choice = {"first": {RUNNER_VARIABLE: "0"}, "second": {RUNNER_VARIABLE: "1"}, "auto": {}}[runner]
     return worker_environment(
         inherited,
         threads,
@@ -152,5 +163,5 @@ def vllm_environment(
         NUMBA_NUM_THREADS=str(threads),
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_NO_USAGE_STATS="1",
-        VLLM_USE_V2_MODEL_RUNNER="0",
+        **choice,
     )

@@ -19,9 +19,15 @@ __all__ = ["OwnMethod", "Proposer", "own_method", "speculative_config"]
 PROPOSER = "seer_vllm.proposer.Proposer"
 
 
-def speculative_config(spec: SourceSpec) -> dict[str, Any]:
-    """Return vLLM's ``speculative_config`` for a source."""
+CARRIER = {"method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+"""The method with which the second model runner is made, before ``speculator.install`` replaces it."""
+
+
+def speculative_config(spec: SourceSpec, *, second: bool) -> dict[str, Any]:
+    """Return vLLM's ``speculative_config`` for a source; ``second``: for its second model runner."""
     method = own_method(spec)
+    if second:
+        return {**CARRIER, "num_speculative_tokens": spec.draft_tokens}
     if method is None:
         return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": spec.draft_tokens}
     return {**spec.settings, "method": method, "num_speculative_tokens": spec.draft_tokens}
@@ -33,7 +39,7 @@ def own_method(spec: SourceSpec) -> str | None:
 
 
 class Proposer(SourceProposer):
-    """vLLM's ``custom_class``."""
+    """vLLM's ``custom_class``; ``Speculator`` asks it in the second model runner."""
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(

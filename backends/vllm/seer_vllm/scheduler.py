@@ -58,8 +58,9 @@ class AccountingScheduler(Scheduler):
             self._accounts[request_id].computed_tokens += tokens
         for new in output.scheduled_new_reqs:
             account = self._accounts[new.req_id]
-            assert account.request.prefill_stats is not None
-            account.pool_tokens = account.request.prefill_stats.num_external_cached_tokens
+            stats = account.request.prefill_stats
+            if stats is not None:  # the second model runner gets preempted requests as new ones, without
+                account.pool_tokens = stats.num_external_cached_tokens
         self.scheduled = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
         return output
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 from seer_vllm.plugin import Settings, seer_make_engines
@@ -74,6 +75,38 @@ def start(run_engine: Callable[..., Any]) -> Callable[..., Any]:
 def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     """An instance of the first model with KV memory for everything."""
     return start(models[0])
+
+
+def _interpret(launch: Launch) -> Launch:
+    environment = {
+        **launch.environment,
+        "PYTHONPATH": str(Path(__file__).parent),  # where workers find ``interpreted``
+        "TRITON_INTERPRET": "1",
+    }
+    return attrs.evolve(launch, instance="interpreted:Interpreted", environment=environment)
+
+
+@pytest.fixture(scope="session")
+def interpret() -> Callable[[Launch], Launch]:
+    """Return a function that gives a worker Triton's interpreter, in which the second model runner runs."""
+    return _interpret
+
+
+@pytest.fixture(scope="session")
+def start_second(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that starts an instance with vLLM's second model runner."""
+
+    def start_second(model: Path, *arguments: Any, **settings: Any) -> Any:
+        few = {"runner": "second", "max_running": 8} | settings
+        return start(model, *arguments, change=_interpret, **few)
+
+    return start_second
+
+
+@pytest.fixture(scope="session")
+def second(start_second: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+    """An instance of the first model with vLLM's second model runner."""
+    return start_second(models[0])
 
 
 @pytest.fixture(scope="session")

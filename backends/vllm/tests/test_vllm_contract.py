@@ -16,3 +16,22 @@ class TestVllmEngine(EngineContract):
         pytest.importorskip("vllm")
         self.make = lambda: make_fleet(models[0], instances=2)
         self.weights = str(models[1])
+
+
+@pytest.mark.long
+class TestSecondRunner(EngineContract):
+    """With vLLM's second model runner, in Triton's interpreter."""
+
+    shared = True
+    patience_s = 300.0
+
+    @pytest.fixture(autouse=True)
+    def _model(self, models, make_fleet, interpret):
+        def make():
+            fleet = make_fleet(models[0], instances=2, runner="second", max_running=8)
+            for engine in fleet.engines:
+                engine.transport.spec = interpret(engine.transport.spec)
+            return fleet
+
+        self.make = make
+        self.weights = str(models[1])

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import seer_vllm
 from seer_vllm import internals
-from seer_worker.process.names import Name
+from seer_worker.process.names import Name, flaw_of
 
 from seer_core.errors import EngineError
 
@@ -15,6 +15,9 @@ TABLES = (
     internals.ON_CPU,
     internals.RUNNER,
     internals.DRAFTING,
+    internals.SECOND_IMPORTED,
+    internals.SECOND_RUNNER,
+    internals.SECOND_DRAFTING,
     internals.SCHEDULER,
     internals.CONNECTOR,
 )
@@ -33,6 +36,7 @@ def test_every_private_name_of_vllm_that_is_used_stands_in_the_table(private_nam
 def test_nothing_is_missed_in_the_vllm_installed_here():
     pytest.importorskip("vllm")
     internals.check_imports(on_cpu=True)
+    assert [flaw for name in internals.SECOND_IMPORTED if (flaw := flaw_of(name))] == []
 
 
 @pytest.mark.engine  # imports vLLM: ten seconds

@@ -90,6 +90,12 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 
 
+@pytest.mark.parametrize(("runner", "variable"), [("auto", None), ("first", "0"), ("second", "1")])
+def test_the_setting_alone_decides_on_the_model_runner(runner, variable):
+    environment = vllm_environment({"VLLM_USE_V2_MODEL_RUNNER": "1"}, 1, (), runner)
+    assert environment.get("VLLM_USE_V2_MODEL_RUNNER") == variable
+
+
 def test_the_pool_satisfies_the_ports(make_fleet, models):
     pool = make_fleet(models[0], instances=2)
     assert isinstance(pool, EngineFleet)
@@ -240,6 +246,14 @@ def test_on_a_cpu_the_doctor_asks_for_kv_cache_bytes(models, tmp_path):
         ["no kv_cache_bytes, and vLLM is built for CPUs"] if on_cpu() else []
     )
     assert [check for check in given if "no kv_cache_bytes" in check.finding] == []
+
+
+@pytest.mark.parametrize("runner", ["auto", "first", "second"])
+def test_on_a_cpu_the_doctor_refuses_the_second_model_runner_alone(models, tmp_path, runner):
+    startup = Startup(seed=0, base_dir=tmp_path)
+    checks = seer_doctor(settings(model=str(models[0]), kv_cache_bytes=1 << 25, runner=runner), startup)
+    found = [check.remedy for check in checks if "runner" in check.finding]
+    assert found == (['set [engine.vllm].runner = "auto"'] if runner == "second" and on_cpu() else [])
 
 
 @pytest.mark.parametrize("key", ["tensor_parallel", "instances", "threads"])
