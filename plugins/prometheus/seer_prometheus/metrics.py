@@ -33,6 +33,9 @@ TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ENGINE = ("engine",)
 """An instance's id: ``instance`` is what Prometheus calls the server itself."""
 
+PARTS = ("drafting", "kv_pool")
+"""The parts of an instance that may fail."""
+
 
 class Metrics(Observer):
     """Counts events, in a registry of its own."""
@@ -106,7 +109,7 @@ class Metrics(Observer):
             case ChunkFailed():
                 self._failures.labels(event.instance_id).inc()
             case InstanceStarted(info):
-                self._up.labels(info.id).set(1)
+                self._start(info.id)
             case InstanceLost() | InstanceStopped():
                 self._losses.labels(event.instance_id).inc(isinstance(event, InstanceLost))
                 self._down(event.instance_id)
@@ -118,6 +121,16 @@ class Metrics(Observer):
                     self._migrations.inc(command.migrated)
                 case Complete():
                     self._complete(now, command)
+
+    def _start(self, instance: str) -> None:
+        """Begin to count at 0: a counter that appears with its first event shows no increase."""
+        self._up.labels(instance).set(1)
+        for counter in (self._chunks, self._failures, self._tokens, *self._context.values()):
+            counter.labels(instance)
+        for counter in (self._drafted, self._accepted, self._losses, self._stepping, self._drafting):
+            counter.labels(instance)
+        for part in PARTS:
+            self._degraded.labels(instance, part)
 
     def _complete(self, now: float, over: Complete) -> None:
         """Count a response that is over."""
