@@ -67,7 +67,7 @@ def free_port():
 
 @pytest.fixture
 def scraping(tmp_path):
-    """Return a function that starts a Prometheus of a target, and returns what answers queries with values."""
+    """Return a function that starts a Prometheus of a target and returns what answers queries with values."""
     processes = []
 
     def start(target, more=""):
