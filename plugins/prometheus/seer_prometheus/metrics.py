@@ -7,7 +7,9 @@ started again counts on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
+from msgspec import json
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from seer_core.model.events import (
@@ -75,6 +77,10 @@ class Metrics(Observer):
         self._up = gauge("instance_up", "Whether an instance takes chunks", ENGINE)
         self._running = gauge("instance_running_requests", "Requests that an instance decodes", ENGINE)
         self._waiting = gauge("instance_waiting_requests", "Requests that wait within an instance", ENGINE)
+        self._served = gauge(
+            "instance_metrics_info", "Where an engine's own figures are", ("engine", "address")
+        )
+        self._addresses: dict[str, str] = {}
         self._kv = gauge("instance_kv_usage_ratio", "The share of an instance's KV in use", ENGINE)
         self._seconds = Histogram(
             "seer_response_seconds", "From submission to the end", buckets=SECONDS, registry=registry
@@ -89,6 +95,15 @@ class Metrics(Observer):
     def read(self, name: str, help: str, value: Callable[[], float]) -> None:
         """Have a figure read whenever there is a scrape."""
         Gauge(f"seer_{name}", help, registry=self.registry).set_function(value)
+
+    def targets(self) -> bytes:
+        """Return where engines serve figures of their own, as JSON for Prometheus' ``http_sd_configs``."""
+        return json.encode(
+            [
+                {"targets": [urlsplit(address).netloc], "labels": {"engine": instance}}
+                for instance, address in sorted(self._addresses.items())
+            ]
+        )
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count an event, and what is done about it."""
@@ -110,6 +125,9 @@ class Metrics(Observer):
                 self._failures.labels(event.instance_id).inc()
             case InstanceStarted(info):
                 self._start(info.id)
+                if info.metrics_address:
+                    self._served.labels(info.id, info.metrics_address).set(1)
+                    self._addresses[info.id] = info.metrics_address
             case InstanceLost() | InstanceStopped():
                 self._losses.labels(event.instance_id).inc(isinstance(event, InstanceLost))
                 self._down(event.instance_id)
@@ -168,6 +186,8 @@ class Metrics(Observer):
 
     def _down(self, instance: str) -> None:
         self._up.labels(instance).set(0)
+        if (address := self._addresses.pop(instance, None)) is not None:
+            self._served.remove(instance, address)
         for gauge in (self._running, self._waiting, self._kv):
             gauge.labels(instance).set(0)
         for what in ("steps", "drafts"):

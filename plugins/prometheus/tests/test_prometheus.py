@@ -134,6 +134,28 @@ def test_a_run_serves_its_figures_and_a_comparison_those_of_its_latest_arm(
     assert sum(served()["seer_responses_total"].values()) == 4
 
 
+def test_the_address_of_an_engine_s_own_figures_is_named_while_the_instance_is_up(port, served):
+    def targets():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/targets", timeout=60) as answer:
+            assert answer.headers["Content-Type"] == "application/json"
+            return json.load(answer)
+
+    def start(address):
+        info = InstanceInfo("vllm-0", 64, 16, 4, 64, metrics_address=address)
+        metrics.observe(0.0, InstanceStarted(info), [])
+
+    metrics = Exposition.at("127.0.0.1", port).add(Metrics())
+    assert targets() == []
+    start("http://127.0.0.1:4001/metrics")
+    assert targets() == [{"targets": ["127.0.0.1:4001"], "labels": {"engine": "vllm-0"}}]
+    metrics.observe(1.0, InstanceLost("vllm-0", "killed"), [])
+    assert targets() == []
+    start("http://[fd00::1]:4002/metrics")
+    assert targets() == [{"targets": ["[fd00::1]:4002"], "labels": {"engine": "vllm-0"}}]
+    labels = ("address", "http://[fd00::1]:4002/metrics"), ("engine", "vllm-0")
+    assert served()["seer_instance_metrics_info"] == {labels: 1}
+
+
 def test_a_port_that_is_taken_ends_a_run_at_its_start(seer, write_config, write_prompts, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as one:
         config = write_config(["prometheus"], f"[plugin.prometheus]\nport = {one.getsockname()[1]}\n")

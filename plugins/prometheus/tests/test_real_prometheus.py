@@ -15,6 +15,13 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter
+from seer_prometheus.exposition import Exposition
+from seer_prometheus.metrics import Metrics
+from seer_worker.process.figures import serve_figures
+
+from seer_core.model import InstanceInfo
+from seer_core.model.events import InstanceStarted
 
 PATIENCE_S = 120
 UNPACKED = Path(__file__).parents[3] / "build/prometheus/usr/bin"
@@ -26,6 +33,10 @@ scrape_configs:
     scrape_timeout: 200ms
     {more}
     static_configs: [{{targets: ["{target}"]}}]
+  - job_name: engines
+    scrape_interval: 200ms
+    scrape_timeout: 200ms
+    http_sd_configs: [{{url: "http://{target}/targets", refresh_interval: 1s}}]
 """
 SETTINGS = """[rollout]
 max_tokens = 900
@@ -172,3 +183,14 @@ def test_prometheus_scrapes_a_server_has_the_tokens_of_its_clients_and_answers_e
     until(lambda: query("sum(seer_generated_tokens_total)") == [tokens] or None)
     assert_every_query_has_data(query)
     assert_promtool_is_content(get(f"http://{address}/metrics", **bearer))
+
+
+def test_prometheus_finds_the_own_figures_of_engines_by_the_addresses_that_a_run_names(scraping):
+    port, own = free_port(), CollectorRegistry()
+    Counter("vllm:generation_tokens", "Tokens", ["engine"], registry=own).labels("0").inc(17)
+    metrics = Exposition.at("127.0.0.1", port).add(Metrics())
+    info = InstanceInfo("vllm-0", 64, 16, 4, 64, metrics_address=serve_figures("127.0.0.1", own))
+    metrics.observe(0.0, InstanceStarted(info), [])
+    query = scraping(f"127.0.0.1:{port}")
+    found = '{engine="vllm-0",exported_engine="0",job="engines"}'
+    assert until(lambda: query(f"vllm:generation_tokens_total{found}") or None) == [17]

@@ -49,7 +49,10 @@ def test_they_add_up_to_what_clients_got(serve_sim, scrape):
     assert kinds["seer_response_seconds"] == "histogram"
 
 
-def test_they_need_the_server_s_token(serve_sim, scrape):
+def test_they_and_the_addresses_of_engines_own_need_the_server_s_token(serve_sim, scrape):
     with serve_sim(token="a-token-of-the-run") as served:
         assert httpx.get(f"{served.url}/metrics").status_code == 401
+        assert httpx.get(f"{served.url}/targets").status_code == 401
+        answer = httpx.get(f"{served.url}/targets", headers={"Authorization": "Bearer a-token-of-the-run"})
+        assert (answer.json(), answer.headers["Content-Type"]) == ([], "application/json")
         scrape(served, Authorization="Bearer a-token-of-the-run")
