@@ -1,6 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
 .PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-docs \
-	check core-test fast-test engine-test long-test verl-test site site-test chromium bench-stale reference licences \
+	check core-test fast-test engine-test long-test verl-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean
 
 # Hundreds of processes import PyTorch and engines: bytecode is kept, whatever the environment says.
@@ -22,7 +22,7 @@ demo-cluster: setup  ## The example on four nodes of a Ray cluster here, one of 
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
-test: packages setup-sglang fast-test verl-test site-test engine-test  ## Everything CI runs.
+test: packages prometheus setup-sglang fast-test verl-test site-test engine-test  ## Everything CI runs.
 	@echo "Tests marked long were left out: make long-test runs them."
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
@@ -58,6 +58,9 @@ site-test: chromium site setup  ## The site and reports in a browser: links, wid
 
 chromium:  ## The browser of site-test, which pip cannot bring.
 	@scripts/install-chromium
+
+prometheus:  ## Prometheus and promtool in build/prometheus, for the tests of the plug-in prometheus.
+	@scripts/install-prometheus
 
 bench-stale: setup  ## Results in bench/results whose code has changed since they were measured.
 	.venv/bin/python -m bench stale

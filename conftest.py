@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ ALLOWED_SKIPS = {
     r"vLLM is not built for CPU": "the kernel under test is that of CPUs",
     r"two workers need two CPUs": "a worker each needs a CPU each",
     r"machines are made of namespaces": "only root may make networks; clusters of raylets are tested anyway",
+    r"no Prometheus here": "make prometheus brings it only from Debian's packages",
     r"shared/data": "recorded lengths and texts are not part of the project",
 }
 """Why a test may be skipped, by a pattern of its reason.  In CI, whose machine is known, none may."""
@@ -215,6 +217,22 @@ def no_model(distribution):
     """Install the example ``no_model``: engines without a model, whose tokens are real and keyed."""
     source = Path(__file__).parent / "examples/plugins/engines/seer_no_model/__init__.py"
     distribution("no_model", source.read_text("utf-8"), module="seer_no_model")
+
+
+@pytest.fixture(scope="session")
+def read_exposition():
+    """Return a function that reads Prometheus' text: the values by name and labels, and the kinds by name."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    def read(text):
+        values, kinds = defaultdict(dict), {}
+        for family in text_string_to_metric_families(text):
+            kinds[family.name] = family.type
+            for sample in family.samples:
+                values[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
+        return values, kinds
+
+    return read
 
 
 @pytest.fixture

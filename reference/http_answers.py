@@ -99,6 +99,14 @@ OPERATIONS = {
         ),
     ),
     ("GET", "/metrics"): Operation(None, "Lines of Prometheus' text format.", None, "text/plain"),
+    ("GET", "/targets"): Operation(
+        None,
+        "Where engines serve their own figures, for Prometheus' `http_sd_configs`.",
+        {
+            "type": "array",
+            "items": record(targets={"type": "array", "items": STRING}, labels={"type": "object"}),
+        },
+    ),
     ("GET", "/version"): Operation(None, "`version`: that of Seer.", record(version={"type": "string"})),
     ("GET", "/v1/models"): Operation(
         None,

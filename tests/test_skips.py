@@ -93,3 +93,16 @@ def test_what_may_not_be_installed_is_said_in_a_sentence(tmp_path):
         "== this system has no apt-get; install the packages its own way;"
         ' the KV pool "mooncake" and its tests need: libibverbs1 libnuma1 libcurl4\n'
     )
+
+
+def test_prometheus_needs_its_own_package_and_says_so(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "install-prometheus", tmp_path / "scripts")
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))  # and no apt-get
+    bash = shutil.which("bash")
+    ended = subprocess.run([bash, script], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "== this system has no apt-get; install the package its own way;"
+        " the tests of the plug-in prometheus need prometheus and promtool\n"
+    )

@@ -16,6 +16,11 @@ FLAGS = [
 ]
 
 
+def pytest_addoption(parser):
+    help = "store the pictures of reports in docs_site/tests/stored anew, instead of comparing them"
+    parser.addoption("--renew-pictures", action="store_true", help=help)
+
+
 def pytest_generate_tests(metafunc):
     if "page_path" in metafunc.fixturenames:
         pages = sorted(page.relative_to(SITE).as_posix() for page in SITE.glob("**/*.html"))

@@ -1,10 +1,17 @@
 """Pages of ``seer report`` in a browser, opened from their files."""
 
+import gzip
 import json
+import shutil
+import signal
 import subprocess
+import threading
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
+from thumbnails import PARTS, changed_parts, thumbnails
 
 from conftest import ROOT
 
@@ -13,6 +20,7 @@ RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes":
 MARKUP = '</script><img src=x onerror="window.hacked=1">שלום<b>'
 HOSTILE = MARKUP + "\u202egnp.exe\x07" + "a" * 100_000
 """As no run names a group, but a file may."""
+STORED = Path(__file__).parent / "stored"
 SECTIONS = ["short", "instances", "request", "seconds", "finishes", "waits", "groups", "drafts"]
 SETTINGS = """[seer]
 plugins = ["divided_rollout", "context_sched", "grouped_spec"]
@@ -36,6 +44,17 @@ def seer(*arguments):
     assert done.returncode == 0, done.stderr
 
 
+def assert_nothing_found(tab):
+    found = AXE.run(tab, options=RULES).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"][:300]) for each in found] == []
+
+
+def assert_no_wider_than_its_window(tab):
+    for width in (1280, 800, 360):
+        tab.set_viewport_size({"width": width, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """The directory of a run with its report, and a report of a comparison, of prompts with hostile ids."""
@@ -53,6 +72,16 @@ def made(tmp_path_factory):
     )
     seer("report", directory / "run")
     seer("compare", config, "--prompts", prompts, "--report", directory / "arms.html")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """The directory of a report of a stored trace, so that it changes with the page alone."""
+    directory = tmp_path_factory.mktemp("recorded")
+    shutil.copy(STORED / "summary.json", directory)
+    (directory / "trace.jsonl").write_bytes(gzip.decompress((STORED / "trace.jsonl.gz").read_bytes()))
+    seer("report", directory)
     return directory
 
 
@@ -124,11 +153,8 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_its_window(open_report, nam
         tab = open_report(name, scheme)
         assert tab.evaluate("document.documentElement.dataset.scheme") == scheme
         tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-        found = AXE.run(tab, options=RULES).response["violations"]
-        assert [(each["id"], each["nodes"][0]["html"][:300]) for each in found] == [], scheme
-        for width in (1280, 800, 360):
-            tab.set_viewport_size({"width": width, "height": 800})
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert_nothing_found(tab)
+        assert_no_wider_than_its_window(tab)
 
 
 def test_the_keyboard_alone_reaches_and_works_every_control(open_report):
@@ -203,6 +229,52 @@ def test_it_prints_with_its_tables(open_report):
     assert len(tab.pdf()) > 100_000
 
 
+VIEWS = {"light": ("light", 1280), "dark": ("dark", 1280), "narrow": ("light", 360)}
+
+
+@pytest.fixture(params=VIEWS)
+def picture(request, open_report, recorded):
+    """A report of the stored trace, in each view, and its stored picture."""
+    scheme, width = VIEWS[request.param]
+    tab = open_report(recorded / "report.html", scheme, width)
+    stored = STORED / f"{request.param}.png"
+    if request.config.getoption("--renew-pictures"):
+        thumbnails(tab).save(stored, optimize=True)
+    return tab, Image.open(stored)
+
+
+def restyle(tab, css):
+    """Add rules to those of a page, instead of those that were added before."""
+    tab.evaluate(
+        "(css) => { let added = document.getElementById('added');"
+        " if (!added) { added = document.createElement('style'); added.id = 'added';"
+        " document.head.append(added); } added.textContent = css; }",
+        css,
+    )
+
+
+def test_a_report_is_as_its_picture_has_it_in_another_font_too(picture):
+    tab, stored = picture
+    assert changed_parts(thumbnails(tab), stored) == []
+    restyle(tab, "* { font-family: serif !important; }")
+    assert changed_parts(thumbnails(tab), stored) == []
+
+
+def test_a_part_that_is_empty_or_missing_and_inverted_colours_change_the_picture(picture):
+    tab, stored = picture
+    count = tab.locator(PARTS).count()
+    assert stored.height == thumbnails(tab).height
+    everywhere = {f"part {number} " for number in range(count)}
+    restyle(tab, f":is({PARTS}) > * {{ opacity: 0; }}")
+    assert {each[: each.index("has")] for each in changed_parts(thumbnails(tab), stored)} == everywhere
+    restyle(tab, "html { filter: invert(1); }")
+    assert {each[: each.index("has")] for each in changed_parts(thumbnails(tab), stored)} == everywhere
+    restyle(tab, "#waits .chart { display: none; }")
+    assert changed_parts(thumbnails(tab), stored) == [
+        f"the page has {count - 1} parts, and the stored picture {count}"
+    ]
+
+
 LIVE = """
 import sys, time
 from seer_cli.report.dashboard import Dashboard
@@ -238,8 +310,7 @@ def test_a_live_page_follows_its_run_keeps_what_was_chosen_and_commands_it(brows
             count = "Number(document.querySelector('[data-figure=requests]').textContent)"
             before = tab.evaluate(count)
             assert 0 < before < 48
-            found = AXE.run(tab, options=RULES).response["violations"]
-            assert [(each["id"], each["nodes"][0]["html"][:300]) for each in found] == []
+            assert_nothing_found(tab)
             tab.locator("#life").select_option(index=5)
             chosen = tab.locator("#life").input_value()
             tab.locator("#short summary").last.click()
@@ -265,3 +336,80 @@ def test_a_live_page_follows_its_run_keeps_what_was_chosen_and_commands_it(brows
         finally:
             process.kill()
     context.close()
+
+
+@pytest.fixture
+def watched_run(browser, tmp_path):
+    """A run that goes on until it is interrupted, its output directory, and its page in a browser."""
+    config, prompts, out = tmp_path / "run.toml", tmp_path / "prompts.jsonl", tmp_path / "out"
+    config.write_text(SETTINGS.replace("kill_at_s", "# kill_at_s"))
+    prompts.write_text(20_000 * (json.dumps({"prompt_token_ids": [5] * 8, "n": 4}) + "\n"))
+    command = [ROOT / ".venv/bin/seer", "run", config, "--prompts", prompts, "--out", out, "--dashboard"]
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    with subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            address = next(line for line in process.stderr if line.startswith("dashboard: ")).split()[1]
+            reading = threading.Thread(target=process.stderr.read)
+            reading.start()
+            tab = context.new_page()
+            tab.goto(address)
+            tab.locator("#control").wait_for()
+            yield process, out, tab
+        finally:
+            process.kill()
+            reading.join()
+    context.close()
+
+
+def press_until(tab, name):
+    """Press the tabulator until what has this id or this text is focused."""
+    for _ in range(40):
+        if tab.evaluate("document.activeElement.id || document.activeElement.textContent") == name:
+            return
+        tab.keyboard.press("Tab")
+    pytest.fail(f"the keyboard does not reach {name}")
+
+
+def test_an_instance_is_limited_by_keyboard_and_the_trace_has_who_asked(watched_run):
+    process, out, tab = watched_run
+    press_until(tab, "asker")
+    tab.keyboard.type(MARKUP)
+    press_until(tab, "drain")
+    tab.keyboard.press("ArrowDown")
+    press_until(tab, "limit")
+    tab.keyboard.press("Control+a")
+    tab.keyboard.type("2")
+    press_until(tab, "limit it")
+    tab.keyboard.press("Enter")
+    tab.get_by_text("sim-1 gets no chunk while 2 run there", exact=True).wait_for()
+    tab.locator("#follow").uncheck()
+    assert_nothing_found(tab)
+    assert_no_wider_than_its_window(tab)
+    assert tab.evaluate("window.hacked") is None
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    records = [json.loads(line) for line in (out / "trace.jsonl").read_text().splitlines()]
+    limits = [each["event"] for each in records if each.get("event", {}).get("type") == "InstanceLimited"]
+    assert [(each["instance_id"], each["max_running"], each["by"]) for each in limits] == [
+        ("sim-1", 2, f"{MARKUP} (dashboard)")
+    ]
+
+
+def test_new_figures_take_neither_the_focus_nor_what_is_typed(watched_run):
+    _, _, tab = watched_run
+    figures = "document.getElementById('short').textContent"
+    tab.locator("#asker").focus()
+    tab.keyboard.type("Ada")
+    tab.evaluate("document.activeElement.dataset.mark = 'here'")
+    before = tab.evaluate(figures)
+    for _ in range(2):  # the page has taken the first answer in when it asks for the second
+        with tab.expect_response("**/figures"):
+            pass
+    tab.keyboard.type(" Lovelace")
+    assert tab.evaluate("document.activeElement.dataset.mark") == "here"
+    assert tab.evaluate(figures) == before
+    press_until(tab, "limit it")
+    tab.locator("#asker:not([data-mark])").wait_for()
+    assert tab.evaluate(figures) != before
+    assert tab.evaluate("document.activeElement.textContent") == "limit it"
+    assert tab.locator("#asker").input_value() == "Ada Lovelace"

@@ -217,6 +217,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, dict=True):
     """The node within which its KV is fetched; empty where the pool spans nodes."""
     ends_early: bool = False
     """Whether it ends chunks that may end early before it preempts any."""
+    metrics_address: str = ""
+    """The address at which its engine's own figures are served for Prometheus; empty where none are."""
 
     @cached_property
     def kv_domain(self) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import torch
 from seer_worker.machine import memory_bytes
 from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
+from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import Sizes
 from seer_worker.process.pooling import PooledRequests
@@ -69,6 +70,8 @@ class SglangCore:
         if on_cpu:
             _check_memory(start.settings)
         internals.check_imports()
+        from prometheus_client import REGISTRY
+
         from seer_sglang import cache, weights
         from seer_sglang.blocks import SglangLayers
         from seer_sglang.engine import SglangEngine, read_vocab_size, server_args
@@ -101,7 +104,8 @@ class SglangCore:
         self._empty_steps = 0
         self.vocab_size = self.engine.vocab_size
         self.drafts = proposer
-        self.info = self._describe(start.instance_id)
+        figures = serve_figures(start.address, REGISTRY) if args.enable_metrics else ""
+        self.info = self._describe(start.instance_id, figures)
         self._layers: SglangLayers | None = None
         if forward is not None:
             self._layers = forward.install(self.engine)
@@ -225,7 +229,7 @@ class SglangCore:
     def close(self) -> None:
         """Do nothing: SGLang has started no process."""
 
-    def _describe(self, instance_id: str) -> InstanceInfo:
+    def _describe(self, instance_id: str, metrics_address: str) -> InstanceInfo:
         scheduler, config = self.engine.scheduler, self.engine.config
         page = scheduler.page_size
         # SGLang lets a request in if its tokens and a page are fewer than what is free.
@@ -246,6 +250,7 @@ class SglangCore:
             shares_prompts=True,
             kv_kind="sglang",
             ends_early=True,
+            metrics_address=metrics_address,
         )
 
 

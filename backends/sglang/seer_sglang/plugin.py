@@ -32,6 +32,7 @@ OWN_ENGINE_ARGS = {
     "dp_size": "write instances of [engine.sglang]",
     "dtype": "write dtype of [engine.sglang]",
     "enable_hierarchical_cache": "name a KV pool in [seer].kv_pool",
+    "enable_metrics": "write metrics of [engine.sglang]",
     "enable_lmcache": "name a KV pool in [seer].kv_pool",
     "max_prefill_tokens": "write max_batched_tokens",
     "max_running_requests": "write max_running",
@@ -78,6 +79,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """The most paths of a draft, which is a tree."""
     enforce_eager: bool = True
     """Whether the model runs without CUDA graphs."""
+    metrics: bool = False
+    """Whether each instance serves the figures of SGLang's scheduler for Prometheus, at a free port and
+    without a password.
+    """
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of SGLang's ``ServerArgs``, passed as they are; those that Seer decides are refused.
     """
@@ -148,6 +153,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "max_running_requests": settings.max_running,
         "disable_cuda_graph": settings.enforce_eager,
         "draft_paths": settings.draft_paths,
+        "enable_metrics": settings.metrics,
     }
     optional = {
         "context_length": settings.max_model_tokens,

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import urllib.request
 
 import pytest
 from msgspec import structs
@@ -240,3 +241,18 @@ def test_a_model_whose_config_describes_more_than_its_weights_does_not_start(sta
         EngineError, match=r"describes [\d,]+ weights besides embeddings, .* hold [\d,]+; put"
     ):
         start(copy)
+
+
+def test_its_own_figures_count_all_but_the_first_token_of_each_chunk(start, models, prompts, read_exposition):
+    instance = start(models[0], metrics=True)
+
+    def decoded():
+        with urllib.request.urlopen(instance.info.metrics_address, timeout=60) as answer:
+            values, kinds = read_exposition(answer.read().decode())
+        assert kinds["sglang:num_running_reqs"] == "gauge"
+        tokens = values["sglang:realtime_tokens_total"]
+        return sum(value for labels, value in tokens.items() if ("mode", "decode") in labels)
+
+    before = decoded()  # the self-test's
+    responses = instance.whole(prompts(3), PLAIN, 40)
+    assert decoded() - before == sum(map(len, responses)) - 3 > 50

@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
+from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.weights import checkpoint
@@ -24,6 +25,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from seer_core.errors import EngineError
 from seer_core.model import InstanceInfo
@@ -72,7 +74,7 @@ class VllmCore:
         source = start.source
         choice = settle_runner(source, start.settings.get("tensor_parallel_size", 1))
         args = EngineArgs(
-            **start.settings,
+            **{"disable_log_stats": True, **start.settings},
             speculative_config=None
             if source is None
             else speculative_config(source, second=choice.runner == SECOND),
@@ -80,7 +82,6 @@ class VllmCore:
             worker_extension_cls=EXTENSION,
             scheduler_cls=SCHEDULER,
             async_scheduling=False,
-            disable_log_stats=True,
         )
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
@@ -99,7 +100,8 @@ class VllmCore:
         """vLLM's ids of running chunks, by Seer's."""
         self._tensors = checkpoint.headers_of(self.engine.vllm_config.model_config.model)
         self.vocab_size: int = self.engine.vllm_config.model_config.get_vocab_size()
-        self.info = self._describe(start.instance_id)
+        figures = "" if args.disable_log_stats else serve_figures(start.address, get_prometheus_registry())
+        self.info = self._describe(start.instance_id, figures)
         self.drafts = None if source is None else VllmDrafts(self._call, own_method(source) is None)
 
     def add(self, job: ChunkJob, salt: str, script: ScriptedTokens | None) -> None:
@@ -258,7 +260,7 @@ class VllmCore:
         if self.drafts is not None:
             self.drafts.close(request_ids)
 
-    def _describe(self, instance_id: str) -> InstanceInfo:
+    def _describe(self, instance_id: str, metrics_address: str) -> InstanceInfo:
         config = self.engine.vllm_config
         block_tokens, blocks = config.cache_config.block_size, config.cache_config.num_gpu_blocks
         assert blocks is not None
@@ -276,6 +278,7 @@ class VllmCore:
             shares_prompts=config.cache_config.enable_prefix_caching,
             kv_kind="vllm",
             ends_early=True,
+            metrics_address=metrics_address,
         )
 
     def _ended(self, result: RequestOutput) -> EndedChunk:

@@ -31,7 +31,7 @@ SPREAD = 'spreads its KV over {} devices, which pools cannot share yet; set [see
 OWN_ENGINE_ARGS = {
     "async_scheduling": "Seer needs it off",
     "block_size": "write block_size of [engine.vllm]",
-    "disable_log_stats": "Seer has telemetry of its own",
+    "disable_log_stats": "write metrics of [engine.vllm]",
     "distributed_executor_backend": "it follows from tensor_parallel",
     "dtype": "write dtype of [engine.vllm]",
     "enforce_eager": "write enforce_eager of [engine.vllm]",
@@ -74,6 +74,9 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     enforce_eager: bool = True
     """Whether the model runs without CUDA graphs and compilation."""
+    metrics: bool = False
+    """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
+    """
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs``, passed as they are; those that Seer decides are refused."""
 
@@ -137,6 +140,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "enforce_eager": settings.enforce_eager,
+        "disable_log_stats": not settings.metrics,
     }
     optional = {
         "kv_cache_memory_bytes": settings.kv_cache_bytes,

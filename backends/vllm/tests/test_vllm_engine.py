@@ -2,7 +2,9 @@
 
 import json
 import math
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from msgspec import structs
@@ -220,3 +222,22 @@ def test_control_calls_are_refused_while_chunks_run(roomy, prompts, models: tupl
     with pytest.raises(EngineError, match="1 chunks are running"):
         roomy.run(roomy.engine.reset_cache())
     roomy.run(roomy.until(lambda: job.id in roomy.answers))
+
+
+def test_its_own_figures_count_the_tokens_that_it_writes(start, models, prompts, read_exposition):
+    instance = start(models[0], metrics=True)
+
+    def written():
+        with urllib.request.urlopen(instance.info.metrics_address, timeout=60) as answer:
+            values, kinds = read_exposition(answer.read().decode())
+        assert kinds["vllm:kv_cache_usage_perc"] == "gauge"
+        return sum(values["vllm:generation_tokens_total"].values())
+
+    before = written()  # the self-test's
+    responses = instance.whole(prompts(3), PLAIN, 40) + instance.divided(prompts(3), GREEDY, 40, 16)
+    assert written() - before == sum(map(len, responses)) > 100
+    assert urlsplit(instance.info.metrics_address).hostname == "127.0.0.1"
+
+
+def test_without_metrics_there_is_no_address(roomy):
+    assert roomy.info.metrics_address == ""

@@ -7,7 +7,9 @@ started again counts on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
+from msgspec import json
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from seer_core.model.events import (
@@ -32,6 +34,9 @@ SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200)
 TOKENS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ENGINE = ("engine",)
 """An instance's id: ``instance`` is what Prometheus calls the server itself."""
+
+PARTS = ("drafting", "kv_pool")
+"""The parts of an instance that may fail."""
 
 
 class Metrics(Observer):
@@ -72,6 +77,10 @@ class Metrics(Observer):
         self._up = gauge("instance_up", "Whether an instance takes chunks", ENGINE)
         self._running = gauge("instance_running_requests", "Requests that an instance decodes", ENGINE)
         self._waiting = gauge("instance_waiting_requests", "Requests that wait within an instance", ENGINE)
+        self._served = gauge(
+            "instance_metrics_info", "Where an engine's own figures are", ("engine", "address")
+        )
+        self._addresses: dict[str, str] = {}
         self._kv = gauge("instance_kv_usage_ratio", "The share of an instance's KV in use", ENGINE)
         self._seconds = Histogram(
             "seer_response_seconds", "From submission to the end", buckets=SECONDS, registry=registry
@@ -86,6 +95,15 @@ class Metrics(Observer):
     def read(self, name: str, help: str, value: Callable[[], float]) -> None:
         """Have a figure read whenever there is a scrape."""
         Gauge(f"seer_{name}", help, registry=self.registry).set_function(value)
+
+    def targets(self) -> bytes:
+        """Return where engines serve figures of their own, as JSON for Prometheus' ``http_sd_configs``."""
+        return json.encode(
+            [
+                {"targets": [urlsplit(address).netloc], "labels": {"engine": instance}}
+                for instance, address in sorted(self._addresses.items())
+            ]
+        )
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count an event, and what is done about it."""
@@ -106,7 +124,10 @@ class Metrics(Observer):
             case ChunkFailed():
                 self._failures.labels(event.instance_id).inc()
             case InstanceStarted(info):
-                self._up.labels(info.id).set(1)
+                self._start(info.id)
+                if info.metrics_address:
+                    self._served.labels(info.id, info.metrics_address).set(1)
+                    self._addresses[info.id] = info.metrics_address
             case InstanceLost() | InstanceStopped():
                 self._losses.labels(event.instance_id).inc(isinstance(event, InstanceLost))
                 self._down(event.instance_id)
@@ -118,6 +139,16 @@ class Metrics(Observer):
                     self._migrations.inc(command.migrated)
                 case Complete():
                     self._complete(now, command)
+
+    def _start(self, instance: str) -> None:
+        """Begin to count at 0: a counter that appears with its first event shows no increase."""
+        self._up.labels(instance).set(1)
+        for counter in (self._chunks, self._failures, self._tokens, *self._context.values()):
+            counter.labels(instance)
+        for counter in (self._drafted, self._accepted, self._losses, self._stepping, self._drafting):
+            counter.labels(instance)
+        for part in PARTS:
+            self._degraded.labels(instance, part)
 
     def _complete(self, now: float, over: Complete) -> None:
         """Count a response that is over."""
@@ -155,6 +186,8 @@ class Metrics(Observer):
 
     def _down(self, instance: str) -> None:
         self._up.labels(instance).set(0)
+        if (address := self._addresses.pop(instance, None)) is not None:
+            self._served.remove(instance, address)
         for gauge in (self._running, self._waiting, self._kv):
             gauge.labels(instance).set(0)
         for what in ("steps", "drafts"):

@@ -4,17 +4,16 @@ import json
 import re
 import socket
 import urllib.request
-from collections import defaultdict
 from importlib.resources import files
 from itertools import combinations
 
 import pytest
 from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from seer_prometheus.exposition import Exposition
 from seer_prometheus.metrics import Metrics
 
 from seer_core.errors import ConfigError
+from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     ChunkFinished,
     Complete,
@@ -24,27 +23,19 @@ from seer_core.model.events import (
     InstanceDegraded,
     InstanceLost,
     InstanceReported,
+    InstanceStarted,
     InstanceStopped,
     ResumedResponse,
 )
 
 
-def scraped(text):
-    """Return samples by name and labels."""
-    found = defaultdict(dict)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
-    return found
-
-
 @pytest.fixture
-def figures():
+def figures(read_exposition):
     """Metrics, and a function that returns the value of one of instance ``i``."""
     metrics = Metrics()
 
     def value(name, **more):
-        found = scraped(generate_latest(metrics.registry).decode())
+        found, _ = read_exposition(generate_latest(metrics.registry).decode())
         return found[f"seer_{name}"][tuple(sorted({"engine": "i", **more}.items()))]
 
     return metrics, value
@@ -65,6 +56,17 @@ def test_time_in_steps_counts_on_when_an_instance_begins_anew(figures):
     assert value("instance_running_requests") == 1
 
 
+def test_counters_of_an_instance_begin_at_0_so_that_its_first_loss_is_an_increase(
+    figures,
+):
+    metrics, value = figures
+    metrics.observe(0.0, InstanceStarted(InstanceInfo("i", 64, 16, 4, 64)), [])
+    for name in ("instance_losses_total", "chunk_failures_total", "generated_tokens_total"):
+        assert value(name) == 0
+    for part in ("drafting", "kv_pool"):
+        assert value("instance_degradations_total", part=part) == 0
+
+
 def test_an_instance_that_is_gone_has_nothing_to_do(figures):
     metrics, value = figures
     metrics.observe(0.0, InstanceReported("i", 3, 1, 0.5), [])
@@ -76,7 +78,9 @@ def test_an_instance_that_is_gone_has_nothing_to_do(figures):
     assert value("instance_degradations_total", part="drafting") == 1
 
 
-def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_before(figures):
+def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_before(
+    figures, read_exposition
+):
     metrics, _ = figures
     resumed = (ResumedResponse(30), ResumedResponse(0))
     group = GroupSpec("g", prompt_tokens=4, n=2, max_tokens=100, resumed=resumed)
@@ -84,7 +88,7 @@ def test_a_response_counts_with_the_tokens_of_all_its_chunks_and_of_the_process_
     metrics.observe(12.0, ChunkFinished("g/0", "i", 5, False), [])
     metrics.observe(15.0, ChunkFinished("g/0", "i", 7, True), [Complete("g/0", "stop")])
     metrics.observe(20.0, ChunkFinished("g/1", "i", 1, True), [Complete("g/1", "stop")])
-    found = scraped(generate_latest(metrics.registry).decode())
+    found, _ = read_exposition(generate_latest(metrics.registry).decode())
     assert found["seer_response_tokens_sum"][()] == 43
     assert found["seer_response_seconds_sum"][()] == 15
     assert found["seer_responses_total"][("finish_reason", "stop"),] == 2
@@ -98,13 +102,19 @@ def port():
         return one.getsockname()[1]
 
 
-def served(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        return scraped(answer.read().decode())
+@pytest.fixture
+def served(port, read_exposition):
+    """Return a function that reads what this process serves there."""
+
+    def served():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            return read_exposition(answer.read().decode())[0]
+
+    return served
 
 
 def test_a_run_serves_its_figures_and_a_comparison_those_of_its_latest_arm(
-    seer, write_config, write_prompts, tmp_path, port
+    seer, write_config, write_prompts, tmp_path, port, served
 ):
     config = write_config(
         ["divided_rollout", "prometheus"],
@@ -114,14 +124,36 @@ def test_a_run_serves_its_figures_and_a_comparison_those_of_its_latest_arm(
     result = seer("run", config, "--prompts", prompts, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     tokens = json.loads((tmp_path / "out/summary.json").read_text())["tokens"]
-    found = served(port)
+    found = served()
     assert (
         sum(found["seer_generated_tokens_total"].values()) == found["seer_response_tokens_sum"][()] == tokens
     )
     assert sum(found["seer_responses_total"].values()) == 4
     result = seer("compare", config, "--prompts", prompts)
     assert result.exit_code == 0, result.output
-    assert sum(served(port)["seer_responses_total"].values()) == 4
+    assert sum(served()["seer_responses_total"].values()) == 4
+
+
+def test_the_address_of_an_engine_s_own_figures_is_named_while_the_instance_is_up(port, served):
+    def targets():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/targets", timeout=60) as answer:
+            assert answer.headers["Content-Type"] == "application/json"
+            return json.load(answer)
+
+    def start(address):
+        info = InstanceInfo("vllm-0", 64, 16, 4, 64, metrics_address=address)
+        metrics.observe(0.0, InstanceStarted(info), [])
+
+    metrics = Exposition.at("127.0.0.1", port).add(Metrics())
+    assert targets() == []
+    start("http://127.0.0.1:4001/metrics")
+    assert targets() == [{"targets": ["127.0.0.1:4001"], "labels": {"engine": "vllm-0"}}]
+    metrics.observe(1.0, InstanceLost("vllm-0", "killed"), [])
+    assert targets() == []
+    start("http://[fd00::1]:4002/metrics")
+    assert targets() == [{"targets": ["[fd00::1]:4002"], "labels": {"engine": "vllm-0"}}]
+    labels = ("address", "http://[fd00::1]:4002/metrics"), ("engine", "vllm-0")
+    assert served()["seer_instance_metrics_info"] == {labels: 1}
 
 
 def test_a_port_that_is_taken_ends_a_run_at_its_start(seer, write_config, write_prompts, tmp_path):

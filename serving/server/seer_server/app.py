@@ -118,6 +118,7 @@ def make_app(
             route("POST", "/v1/responses", service.respond, for_completions),
             route("POST", "/inference/v1/generate", service.generate, for_completions),
             route("GET", "/metrics", _exposing(metrics)),
+            route("GET", "/targets", _naming_targets(metrics)),
             route("GET", "/version", service.version, for_completions),
             route("POST", "/tokenize", service.tokenize, for_completions),
             route("POST", "/detokenize", service.detokenize, for_completions),
@@ -368,3 +369,13 @@ def _exposing(metrics: Metrics) -> Handler:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return expose
+
+
+def _naming_targets(metrics: Metrics) -> Handler:
+    """Return the handler that answers where Prometheus finds the engines' own figures."""
+
+    async def name_targets(request: Request) -> Response:
+        """Return the addresses at which engines serve their own figures."""
+        return Response(metrics.targets(), media_type="application/json")
+
+    return name_targets

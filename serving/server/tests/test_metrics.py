@@ -1,27 +1,21 @@
 """The server's figures: those of the rollout, in Prometheus' format."""
 
-from collections import defaultdict
-
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
+import pytest
 
 PATIENCE_S = 60
 
 
-def scraped(text):
-    """Return samples by name and labels, and the kinds of all metrics."""
-    found, kinds = defaultdict(dict), {}
-    for family in text_string_to_metric_families(text):
-        kinds[family.name] = family.type
-        for sample in family.samples:
-            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
-    return found, kinds
+@pytest.fixture
+def scrape(read_exposition):
+    """Return a function that reads the figures of a server."""
 
+    def scrape(served, **headers):
+        answer = httpx.get(f"{served.url}/metrics", headers=headers, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        return read_exposition(answer.text)
 
-def scrape(served, **headers):
-    answer = httpx.get(f"{served.url}/metrics", headers=headers, timeout=PATIENCE_S)
-    assert answer.status_code == 200, answer.text
-    return scraped(answer.text)
+    return scrape
 
 
 def ask(served, **fields):
@@ -31,7 +25,7 @@ def ask(served, **fields):
     return answer.json()["choices"]
 
 
-def test_they_add_up_to_what_clients_got(serve_sim):
+def test_they_add_up_to_what_clients_got(serve_sim, scrape):
     with serve_sim() as served:
         before, kinds = scrape(served)
         assert sum(before["seer_instance_up"].values()) == len(before["seer_instance_up"]) > 0
@@ -55,7 +49,10 @@ def test_they_add_up_to_what_clients_got(serve_sim):
     assert kinds["seer_response_seconds"] == "histogram"
 
 
-def test_they_need_the_server_s_token(serve_sim):
+def test_they_and_the_addresses_of_engines_own_need_the_server_s_token(serve_sim, scrape):
     with serve_sim(token="a-token-of-the-run") as served:
         assert httpx.get(f"{served.url}/metrics").status_code == 401
+        assert httpx.get(f"{served.url}/targets").status_code == 401
+        answer = httpx.get(f"{served.url}/targets", headers={"Authorization": "Bearer a-token-of-the-run"})
+        assert (answer.json(), answer.headers["Content-Type"]) == ([], "application/json")
         scrape(served, Authorization="Bearer a-token-of-the-run")
