@@ -61,3 +61,9 @@ def test_the_second_is_refused_where_it_cannot_run(runners, monkeypatch, triton,
         runners.settle_runner(source, devices)
     monkeypatch.setenv(VARIABLE, "0")
     assert runners.settle_runner(source, devices).runner == "first"
+
+
+def test_a_worker_without_triton_refuses_the_second_in_one_sentence(start, models):
+    complaint = r"did not start: vLLM's second model runner needs Triton, .*: set \[engine.vllm\].runner = "
+    with pytest.raises(EngineError, match=complaint):
+        start(models[0], runner="second")
