@@ -282,16 +282,20 @@ class InstanceStatus:
         It is what ``request`` needs to the chunk's end, without the prompt's blocks that siblings in flight
         here have reserved already.
         """
-        block = self.info.block_tokens
-        group = request.group
+        info, group = self.info, request.group
+        block = info.block_tokens
         tokens = group.prompt_tokens + request.generated_tokens + chunk_tokens
         whole = -(-tokens // block) * block
-        return whole - self.shared_kv_tokens(group) if self.info.shares_prompts else whole
+        if info.shares_prompts and self.id in group.in_flight:
+            return whole - (group.prompt_tokens - 1) // block * block
+        return whole
 
     def shared_kv_tokens(self, group: GroupContext) -> int:
         """KV tokens of the group's prompt that its requests in flight hold here, for one more as well."""
-        shares = self.info.shares_prompts and self.id in group.in_flight
-        return self.prompt_kv_tokens(group) if shares else 0
+        info = self.info
+        if info.shares_prompts and self.id in group.in_flight:
+            return (group.prompt_tokens - 1) // info.block_tokens * info.block_tokens
+        return 0
 
     def prompt_kv_tokens(self, group: GroupContext) -> int:
         """KV tokens of the group's prompt that its requests hold once while they are in flight here together.

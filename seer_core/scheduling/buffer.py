@@ -25,6 +25,8 @@ class RequestBuffer:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
+        self.get = self._requests.get
+        """Return an unfinished request by its id, or None; the dictionary's own, for each event asks."""
         self._history: deque[tuple[str, str, str]] = deque(maxlen=HISTORY)
         self._seq = 0
         self.on_instance: dict[str, dict[str, Request]] = {}
@@ -51,12 +53,11 @@ class RequestBuffer:
         if request.state is not WAITING:
             raise self._illegal(request, WAITING, f"run on {instance_id}")
         self._history.append((request.id, "run on ", instance_id))
-        migrated = request.instance is not None and request.instance != instance_id
+        before = request.instance
         request.state = RUNNING
         request.chunk_tokens = chunk_tokens
         request.chunk_kv_tokens = kv_tokens
         request.instance = instance_id
-        request.migrations += migrated
         there = self.on_instance.get(instance_id)
         if there is None:
             there = self.on_instance[instance_id] = {}
@@ -65,7 +66,10 @@ class RequestBuffer:
         in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
         self.running += 1
         self.waiting -= 1
-        return migrated
+        if before is None or before == instance_id:
+            return False
+        request.migrations += 1
+        return True
 
     def absorb(self, request: Request, tokens: int) -> None:
         """Count a finished chunk's new tokens; the request waits again."""
@@ -139,10 +143,6 @@ class RequestBuffer:
     def oldest_waiting(self) -> Request:
         """Return the waiting request that arrived first; there must be one."""
         return next(request for request in self if request.state is WAITING)
-
-    def get(self, request_id: str) -> Request | None:
-        """Return an unfinished request, or None."""
-        return self._requests.get(request_id)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())

@@ -55,10 +55,11 @@ class QueueHarness:
         self._check_lengths()
 
     def take(self, request: Request) -> None:
-        """Remove a waiting request, which need not be the next; it neither waits nor runs then."""
+        """Remove a waiting request, which need not be the next, as for a chunk."""
         self.waiting.remove(request)
         for queue in self.queues:
             queue.take(request)
+        request.state = RequestState.RUNNING
         self._check_lengths()
 
     def serve(self) -> Request | None:
@@ -70,7 +71,6 @@ class QueueHarness:
             assert isinstance(offered, Request), f"offered {offered!r}, which is no request"
             assert offered in self.waiting, f"offered {offered.id!r}, which does not wait"
             self.take(offered)
-            offered.state = RequestState.RUNNING
             self.running.append(offered)
         return offered
 
