@@ -114,6 +114,8 @@ class GroupContext:
     sampling: Sampling = attrs.Factory(Sampling)
     labels: Mapping[str, str] = attrs.Factory(dict)
     arrived_s: float = 0.0
+    first_seq: int = 0
+    """The number by arrival of its first request; the others follow."""
 
     @property
     def estimate_tokens(self) -> int:
@@ -125,17 +127,14 @@ class GroupContext:
 class Request:
     """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there).
 
-    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the whole footprint of its last chunk.
+    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the whole footprint of its last chunk.  Its id
+    and number follow from its group and index, for a million may wait.
     """
 
-    id: str
-    """The request's id, ``GROUP/INDEX``."""
-    seq: int
-    """Its number by arrival."""
-    index: int
-    """Its number within its group, from 0; the one with 0 is the probe."""
     group: GroupContext
     """The state of its group."""
+    index: int
+    """Its number within its group, from 0; the one with 0 is the probe."""
     state: RequestState = RequestState.WAITING
     """Where it stands."""
     generated_tokens: int = 0
@@ -153,6 +152,16 @@ class Request:
     def __lt__(self, other: Request) -> bool:
         """Sort by arrival, so that a heap may hold a request twice: queues often drop stale entries late."""
         return self.seq < other.seq
+
+    @property
+    def id(self) -> str:
+        """The request's id, ``GROUP/INDEX``."""
+        return f"{self.group.id}/{self.index}"
+
+    @property
+    def seq(self) -> int:
+        """Its number by arrival."""
+        return self.group.first_seq + self.index
 
     @property
     def probe(self) -> bool:

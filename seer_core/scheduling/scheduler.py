@@ -358,7 +358,7 @@ class Scheduler:
     def _end_chunks(
         self, instance_id: str, reason: Literal["instance_leaves", "paused"], commands: list[Command]
     ) -> None:
-        for request in self.buffer.on_instance.get(instance_id, {}).values():
+        for request in self.buffer.on_instance.get(instance_id, ()):
             commands.append(EndChunk(request.id, instance_id, reason))
 
     def _pause(self, event: RolloutPaused, commands: list[Command]) -> None:
@@ -438,6 +438,7 @@ class Scheduler:
         group = request.group
         self._notify("group_changed", group, request)
         if group.left == 0:
+            self.buffer.forget_group(group)
             self._notify("group_over", group)
 
     def _release(self, request: Request) -> None:
@@ -455,8 +456,9 @@ class Scheduler:
             instance_changed(instance)
 
     def _running(self, request_id: str, instance_id: str) -> Request:
-        request = self.buffer.get(request_id)
+        request = self.buffer.get_sent(request_id)
         if request is None or request.state is not RUNNING or request.instance != instance_id:
+            request = self.buffer.get(request_id)
             raise TransitionError(
                 f"instance {instance_id!r} answered for request {request_id!r}, which does not run there."
                 + (f" {self.buffer.story(request)}" if request else "")

@@ -36,11 +36,20 @@ class QueueHarness:
         """Let the requests of one more group wait; return the group."""
         longest = self.max_tokens if max_tokens is None else max_tokens
         lengths = tuple(5 + 11 * index % 45 for index in range(size))
-        group = GroupContext(f"g{self.groups}", self.groups, size, PROMPT_TOKENS, longest, lengths, left=size)
+        group = GroupContext(
+            f"g{self.groups}",
+            self.groups,
+            size,
+            PROMPT_TOKENS,
+            longest,
+            lengths,
+            left=size,
+            first_seq=self.requests,
+        )
         make_read_only(group)
         self.groups += 1
         for index in range(size):
-            request = Request(f"{group.id}/{index}", self.requests, index, group)
+            request = Request(group, index)
             make_read_only(request)
             self.push(request)
             self.requests += 1
