@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -13,7 +13,9 @@ from seer_core.model.events import (
     Abort,
     ChunkFailed,
     ChunkFinished,
+    Command,
     Dispatch,
+    Event,
     GroupsSubmitted,
     InstanceLeaving,
     InstanceLimited,
@@ -80,28 +82,29 @@ class InstanceLoad:
         """The KV that is left."""
         return self.info.kv_capacity_tokens - self.reserved_tokens
 
-    def add(self, now: float, sent: Dispatch, prompt_tokens: int) -> None:
-        """Note a chunk that is sent here, of a group with such a prompt."""
+    def add(self, now: float, sent: Dispatch, group: str, prompts: Mapping[str, int]) -> None:
+        """Note a chunk that is sent here, of that group; ``prompts`` are the lengths of groups' prompts."""
         self.sent[sent.request_id] = now, sent
         self.reserved_tokens += sent.kv_tokens
         if self.info.shares_prompts:
-            group = group_of(sent.request_id)
             count = self._siblings.get(group, 0)
             self._siblings[group] = count + 1
-            self.reserved_tokens -= self._shared(prompt_tokens) if count else 0
+            if count:
+                self.reserved_tokens -= self._shared(prompts.get(group, 0))
 
-    def remove(self, request_id: str, prompt_tokens: int) -> tuple[float, Dispatch] | None:
+    def remove(
+        self, request_id: str, group: str, prompts: Mapping[str, int]
+    ) -> tuple[float, Dispatch] | None:
         """Note that a chunk is over; return when and how it was sent, or None if it was not here."""
         found = self.sent.pop(request_id, None)
         if found is None:
             return None
         self.reserved_tokens -= found[1].kv_tokens
         if self.info.shares_prompts:
-            group = group_of(request_id)
             count = self._siblings.pop(group) - 1
             if count:
                 self._siblings[group] = count
-                self.reserved_tokens += self._shared(prompt_tokens)
+                self.reserved_tokens += self._shared(prompts.get(group, 0))
         return found
 
     def _shared(self, prompt_tokens: int) -> int:
@@ -127,8 +130,14 @@ class ChunkFollower:
 
     def read(self, record: TraceRecord) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
-        self.now, self._over = record.now, []
-        match record.event:
+        return self.follow(record.now, record.event, record.commands)
+
+    def follow(self, now: float, event: Event, commands: Sequence[Command]) -> list[ChunkRun]:
+        """Do the same with an event and its commands, as an observer gets them."""
+        self.now, self._over = now, []
+        match event:
+            case ChunkFinished():  # first, for most events are: each case is a check of its own
+                self._end(event.request_id, event.instance_id, "", event)
             case GroupsSubmitted(groups):
                 self._prompts |= {group.id: group.prompt_tokens for group in groups}
             case RolloutPaused():
@@ -147,16 +156,14 @@ class ChunkFollower:
                 self._gone(instance_id, f"lost with its instance: {reason}")
             case InstanceStopped(instance_id):
                 self._gone(instance_id, "given back, as its instance ended")
-            case ChunkFinished() as chunk:
-                self._end(chunk.request_id, chunk.instance_id, "", chunk)
             case ChunkFailed(request_id, instance_id, reason):
                 self._end(request_id, instance_id, f"failed: {reason}")
-        for command in record.commands:
+        for command in commands:
             match command:
                 case Dispatch():
                     place = self.places.get(command.instance_id)
                     if place is not None:
-                        place.add(self.now, command, self._prompt_of(command.request_id))
+                        place.add(now, command, group_of(command.request_id), self._prompts)
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
@@ -178,9 +185,6 @@ class ChunkFollower:
         free = [each.free_kv_tokens for each in self.places.values() if each.has_slot]
         return max(free) if free else "slots"
 
-    def _prompt_of(self, request_id: str) -> int:
-        return self._prompts.get(group_of(request_id), 0)
-
     def _gone(self, instance_id: str, how: str) -> None:
         place = self.places.get(instance_id)
         for request_id in [] if place is None else list(place.sent):
@@ -190,7 +194,7 @@ class ChunkFollower:
     def _end(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
         place = self.places.get(instance_id)
-        found = None if place is None else place.remove(request_id, self._prompt_of(request_id))
+        found = None if place is None else place.remove(request_id, group_of(request_id), self._prompts)
         if found is None:
             return
         begin_s, sent = found

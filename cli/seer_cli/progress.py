@@ -27,7 +27,6 @@ from seer_core.model.events import (
 )
 from seer_core.model.results import tail_requests
 from seer_core.ports.policy import Observer
-from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["InstanceLine", "RunProgress", "Tail"]
 
@@ -122,8 +121,10 @@ class RunProgress(Observer):
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Count what happened and what was decided."""
         self.now = now
-        over = self._follower.read(TraceRecord(now, event, list(commands)))
+        over = self._follower.follow(now, event, commands)
         match event:
+            case ChunkFinished():  # first, for most events are: each case is a check of its own
+                self._finished(now, event, over)
             case GroupsSubmitted():
                 if self.requests == self.requests_done:
                     self.started_s = now
@@ -146,8 +147,6 @@ class RunProgress(Observer):
                 line = self.instances[event.instance_id]
                 line.running, line.waiting, line.kv_usage = event.running, event.waiting, event.kv_usage
                 line.stepping_s, line.drafting_s = event.stepping_s, event.drafting_s
-            case ChunkFinished():
-                self._finished(now, event, over)
         for command in commands:
             if isinstance(command, Complete):
                 self._completed(command.request_id)
