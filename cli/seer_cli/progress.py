@@ -123,6 +123,8 @@ class RunProgress(Observer):
         self.now = now
         over = self._follower.read(now, event, commands)
         match event:
+            case ChunkFinished():  # first, for most events are: each case is a check of its own
+                self._finished(now, event, over)
             case GroupsSubmitted():
                 if self.requests == self.requests_done:
                     self.started_s = now
@@ -145,8 +147,6 @@ class RunProgress(Observer):
                 line = self.instances[event.instance_id]
                 line.running, line.waiting, line.kv_usage = event.running, event.waiting, event.kv_usage
                 line.stepping_s, line.drafting_s = event.stepping_s, event.drafting_s
-            case ChunkFinished():
-                self._finished(now, event, over)
         for command in commands:
             if isinstance(command, Complete):
                 self._completed(command.request_id)

@@ -114,6 +114,8 @@ class GroupContext:
     sampling: Sampling = attrs.Factory(Sampling)
     labels: Mapping[str, str] = attrs.Factory(dict)
     arrived_s: float = 0.0
+    first_seq: int = 0
+    """The number by arrival of its first request; the others follow."""
 
     @property
     def estimate_tokens(self) -> int:
@@ -125,17 +127,14 @@ class GroupContext:
 class Request:
     """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there).
 
-    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the whole footprint of its last chunk.
+    ``chunk_tokens`` and ``chunk_kv_tokens`` are the limit and the whole footprint of its last chunk.  Its id
+    and number follow from its group and index, for a million may wait.
     """
 
-    id: str
-    """The request's id, ``GROUP/INDEX``."""
-    seq: int
-    """Its number by arrival."""
-    index: int
-    """Its number within its group, from 0; the one with 0 is the probe."""
     group: GroupContext
     """The state of its group."""
+    index: int
+    """Its number within its group, from 0; the one with 0 is the probe."""
     state: RequestState = RequestState.WAITING
     """Where it stands."""
     generated_tokens: int = 0
@@ -153,6 +152,16 @@ class Request:
     def __lt__(self, other: Request) -> bool:
         """Sort by arrival, so that a heap may hold a request twice: queues often drop stale entries late."""
         return self.seq < other.seq
+
+    @property
+    def id(self) -> str:
+        """The request's id, ``GROUP/INDEX``."""
+        return f"{self.group.id}/{self.index}"
+
+    @property
+    def seq(self) -> int:
+        """Its number by arrival."""
+        return self.group.first_seq + self.index
 
     @property
     def probe(self) -> bool:
@@ -284,16 +293,20 @@ class InstanceStatus:
         It is what ``request`` needs to the chunk's end, without the prompt's blocks that siblings in flight
         here have reserved already.
         """
-        block = self.info.block_tokens
-        group = request.group
+        info, group = self.info, request.group
+        block = info.block_tokens
         tokens = group.prompt_tokens + request.generated_tokens + chunk_tokens
         whole = -(-tokens // block) * block
-        return whole - self.shared_kv_tokens(group) if self.info.shares_prompts else whole
+        if info.shares_prompts and self.id in group.in_flight:
+            return whole - (group.prompt_tokens - 1) // block * block
+        return whole
 
     def shared_kv_tokens(self, group: GroupContext) -> int:
         """KV tokens of the group's prompt that its requests in flight hold here, for one more as well."""
-        shares = self.info.shares_prompts and self.id in group.in_flight
-        return self.prompt_kv_tokens(group) if shares else 0
+        info = self.info
+        if info.shares_prompts and self.id in group.in_flight:
+            return (group.prompt_tokens - 1) // info.block_tokens * info.block_tokens
+        return 0
 
     def prompt_kv_tokens(self, group: GroupContext) -> int:
         """KV tokens of the group's prompt that its requests hold once while they are in flight here together.

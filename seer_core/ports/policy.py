@@ -98,7 +98,7 @@ class Prioritizer(Strategy, Protocol):
         """Remove a waiting request, mostly the one last returned by ``peek``.
 
         It may be any other: one that was aborted, or that later arrivals have overtaken for too long, which
-        then runs, and comes back.
+        then runs, and comes back.  Its ``state`` is another one before ``peek`` is called again.
         """
         ...
 

@@ -185,17 +185,20 @@ class RolloutController:
     def apply(self, event: Event) -> None:
         """Give an event to the scheduler, show it to the observers, carry out the commands."""
         now = self.fleet.clock.now()
-        if self.rollout is not None:
-            self._tally.see(event)
-        if isinstance(event, (InstanceLost, InstanceStopped)):
-            self._transcripts.lost(event.instance_id)
+        if type(event) is not ChunkFinished:  # most are, and mean nothing here
+            if self.rollout is not None:
+                self._tally.see(event)
+            if isinstance(event, (InstanceLost, InstanceStopped)):
+                self._transcripts.lost(event.instance_id)
         commands = [] if self.strategies_failed else self.scheduler.handle(event, now)
         self.observers.notify(now, event, tuple(commands))
         for command in commands:
             match command:
                 case Dispatch():
-                    self.fleet.engines[command.instance_id].submit(self._transcripts.job(command, now))
-                    self._share_text(command.request_id)
+                    transcripts = self._transcripts
+                    self.fleet.engines[command.instance_id].submit(transcripts.job(command, now))
+                    if transcripts.sharing:
+                        self._share_text(command.request_id)
                 case Complete():
                     self._complete(command, now)
                 case Abort():
@@ -216,27 +219,26 @@ class RolloutController:
         try:  # not a ``_guard``, which costs more than the transcript
             event = self._transcripts.finished(instance_id, output, self.fleet.clock.now())
             if isinstance(event, ChunkFinished):
-                self._share_text(event.request_id)
-                self._finish(event, output)
+                if self._transcripts.sharing:
+                    self._share_text(event.request_id)
+                if self.rollout is not None and self.rollout.journal is not None:
+                    self._finish(event, output, self.rollout.journal)
+                else:
+                    self.apply(event)
             elif event is not None:
                 log.warning("chunk_failed", instance=instance_id, chunk=output.job_id, reason=event.reason)
                 self.apply(event)
         except Exception as error:
             self._failed(error)
 
-    def _finish(self, event: ChunkFinished, output: ChunkOutput) -> None:
+    def _finish(self, event: ChunkFinished, output: ChunkOutput, journal: Journal) -> None:
         """Apply the end of a chunk, and keep the chunk in the journal if the scheduler takes it."""
-        rollout = self.rollout
         start, record = self._transcripts.last_chunk(event.request_id)
         self.apply(event)
         # A simulated engine's lazy tokens are not worth their making: the next run has them as soon.
-        if (
-            rollout is not None
-            and rollout.journal is not None
-            and isinstance(output.token_ids, list | Tokens)
-        ):
+        if isinstance(output.token_ids, list | Tokens):
             tokens, logprobs = Tokens(output.token_ids), Logprobs(output.logprobs)
-            rollout.journal.chunk(
+            journal.chunk(
                 event.request_id,
                 start,
                 tokens,

@@ -98,7 +98,11 @@ class ObserverHub:
             SeerError: one of the core's own raised it.
             PluginError: an observer raised, in ``debug``.
         """
-        self._show("observe", now, event, commands)
+        for slot, observe in self._shown["observe"]:  # as ``_show``, without its packing
+            try:
+                observe(now, event, commands)
+            except Exception as error:
+                self._raised(slot, error)
         self._now = now
         if type(event) is InstanceReported and now >= self._pool_shown_s + POOL_INTERVAL_S:
             self._show_pool()

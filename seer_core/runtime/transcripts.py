@@ -108,7 +108,7 @@ class Transcripts:
         chunk_numbers: Iterator[int] | None = None,
     ) -> None:
         self.weight_version = weight_version
-        self._sharing = sharing
+        self.sharing = sharing
         self._rollout_id = rollout_id
         self._decode = decode
         self._chunk_numbers = count() if chunk_numbers is None else chunk_numbers
@@ -141,7 +141,7 @@ class Transcripts:
             earlier: responses of earlier rollouts to its prompt, which are pending like siblings' tokens.
         """
         siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
-        if self._sharing:
+        if self.sharing:
             shared = self._shared[group.id] = SiblingLog(self._rollout_id, group.id)
             for number, token_ids in enumerate(earlier):
                 shared.resume(f"{group.id}/earlier-{number}", token_ids)
@@ -158,7 +158,7 @@ class Transcripts:
                 transcript.prompt_logprobs = response.prompt_logprobs
                 if response.top_logprobs is not None:
                     transcript.top_logprobs = response.top_logprobs
-                if self._sharing:
+                if self.sharing:
                     self._shared[group.id].resume(request_id, transcript.token_ids)
         return GroupSpec(
             group.id,
@@ -230,7 +230,8 @@ class Transcripts:
         number = next(self._chunk_numbers)
         transcript.job_id = f"{command.request_id}#{number}@{command.instance_id}"
         self._in_flight[transcript.job_id] = InFlightChunk(command, now)
-        self._delivered(command.instance_id, command.request_id)
+        if self.sharing:
+            self._delivered(command.instance_id, command.request_id)
         return ChunkJob(
             id=transcript.job_id,
             request_id=command.request_id,
@@ -344,7 +345,8 @@ class Transcripts:
                 pool_tokens=output.pool_tokens,
             )
         )
-        self._delivered(instance_id, request_id)
+        if self.sharing:
+            self._delivered(instance_id, request_id)
         return ChunkFinished(
             request_id,
             instance_id,
@@ -467,7 +469,7 @@ class Transcripts:
             shared.record(instance_id, request_id, self._open[request_id].token_ids)
 
     def _sharing_of(self, request_id: str) -> SiblingLog | None:
-        if not self._sharing:  # then there is nothing to look up
+        if not self.sharing:  # then there is nothing to look up
             return None
         return self._shared.get(self._open[request_id].siblings.group.id)
 
@@ -489,8 +491,10 @@ def _joined(head: A, tail: Any) -> A:
         head.fromlist(tail)
     elif isinstance(tail, _WRITTEN_OUT):
         head.extend(tail)  # type: ignore[arg-type]
+    elif isinstance(head, _WRITTEN_OUT) and not head:
+        return cast("A", tail)
     else:
-        return cast("A", head + tail if head else tail)
+        head += tail
     return head
 
 

@@ -20,14 +20,18 @@ HISTORY = 4096
 class RequestBuffer:
     """Holds the unfinished requests and walks each through waiting, running, finished.
 
-    ``on_instance`` lists, per instance, the requests whose chunk is in flight there.
+    ``on_instance`` lists, per instance, the requests whose chunk is in flight there.  Only requests that
+    were sent have an entry by their id; the others are found by their group.
     """
 
     def __init__(self) -> None:
-        self._requests: dict[str, Request] = {}
-        self._history: deque[tuple[str, str, str]] = deque(maxlen=HISTORY)
+        self._groups: dict[str, list[Request | None]] = {}
+        self._sent: dict[str, Request] = {}
+        self.get_sent = self._sent.get
+        """Return an unfinished request that was sent before, by its id, or None: each event asks."""
+        self._history: deque[tuple[str, int, str, str]] = deque(maxlen=HISTORY)
         self._seq = 0
-        self.on_instance: dict[str, dict[str, Request]] = {}
+        self.on_instance: dict[str, dict[Request, None]] = {}
         self.running = 0
         self.waiting = 0
 
@@ -36,36 +40,49 @@ class RequestBuffer:
 
         Their ids are ``<group id>/<index>``.
         """
-        requests = []
-        for index in range(group.size):
-            request = Request(f"{group.id}/{index}", self._seq, index, group)
-            self._seq += 1
-            request.generated_tokens = written[index] if written else 0
-            self._requests[request.id] = request
-            requests.append(request)
+        group.first_seq = self._seq
+        requests = [Request(group, index) for index in range(group.size)]
+        for request, tokens in zip(requests, written, strict=False):
+            request.generated_tokens = tokens
+        self._groups[group.id] = [*requests]
+        self._seq += group.size
         self.waiting += group.size
         return requests
+
+    def get(self, request_id: str) -> Request | None:
+        """Return an unfinished request, or None."""
+        found = self._sent.get(request_id)
+        group_id, _, index = request_id.rpartition("/")
+        group = self._groups.get(group_id)
+        if found is None and group is not None and index.isdecimal() and int(index) < len(group):
+            found = group[int(index)]
+        return found if found is not None and found.id == request_id else None
 
     def run(self, request: Request, instance_id: str, chunk_tokens: int, kv_tokens: int) -> bool:
         """Mark a chunk as sent; return whether the request moved away from an earlier instance."""
         if request.state is not WAITING:
             raise self._illegal(request, WAITING, f"run on {instance_id}")
-        self._history.append((request.id, "run on ", instance_id))
-        migrated = request.instance is not None and request.instance != instance_id
+        group, before = request.group, request.instance
+        self._history.append((group.id, request.index, "run on ", instance_id))
         request.state = RUNNING
         request.chunk_tokens = chunk_tokens
         request.chunk_kv_tokens = kv_tokens
-        request.instance = instance_id
-        request.migrations += migrated
         there = self.on_instance.get(instance_id)
         if there is None:
             there = self.on_instance[instance_id] = {}
-        there[request.id] = request
-        in_flight = request.group.in_flight
+        there[request] = None
+        in_flight = group.in_flight
         in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
         self.running += 1
         self.waiting -= 1
-        return migrated
+        if before == instance_id:
+            return False
+        request.instance = instance_id
+        if before is None:
+            self._sent[request.id] = request
+            return False
+        request.migrations += 1
+        return True
 
     def absorb(self, request: Request, tokens: int) -> None:
         """Count a finished chunk's new tokens; the request waits again."""
@@ -84,7 +101,7 @@ class RequestBuffer:
 
     def lose_instance(self, instance_id: str) -> list[Request]:
         """Void the chunks in flight on an instance and return their requests; their KV is lost."""
-        lost = list(self.on_instance.get(instance_id, {}).values())
+        lost = list(self.on_instance.get(instance_id, ()))
         for request in lost:
             self.give_back(request)
         self.forget_instance(instance_id)
@@ -92,7 +109,7 @@ class RequestBuffer:
 
     def forget_instance(self, instance_id: str) -> None:
         """Count the KV of waiting requests on an instance as lost."""
-        for request in self._requests.values():
+        for request in self._sent.values():
             if request.instance == instance_id and request.state is WAITING:
                 request.instance = None
 
@@ -100,19 +117,25 @@ class RequestBuffer:
         """End a waiting request and forget it."""
         if request.state is not WAITING:
             raise self._illegal(request, WAITING, "finish")
-        self._history.append((request.id, "finish", ""))
+        group, index = request.group, request.index
+        self._history.append((group.id, index, "finish", ""))
         request.state = FINISHED
         self.waiting -= 1
-        del self._requests[request.id]
+        self._sent.pop(request.id, None)
+        self._groups[group.id][index] = None
+
+    def forget_group(self, group: GroupContext) -> None:
+        """Forget a group, all requests of which are over."""
+        del self._groups[group.id]
 
     def _back(self, request: Request, what: str) -> None:
         if request.state is not RUNNING:
             raise self._illegal(request, RUNNING, what)
-        self._history.append((request.id, what, ""))
-        instance_id = request.instance
+        group, instance_id = request.group, request.instance
         assert instance_id is not None
-        del self.on_instance[instance_id][request.id]
-        in_flight = request.group.in_flight
+        self._history.append((group.id, request.index, what, ""))
+        del self.on_instance[instance_id][request]
+        in_flight = group.in_flight
         left = in_flight[instance_id] - 1
         if left:
             in_flight[instance_id] = left
@@ -130,7 +153,8 @@ class RequestBuffer:
 
     def story(self, request: Request) -> str:
         """Return the remembered transitions of a request, for error messages."""
-        steps = [what + where for request_id, what, where in self._history if request_id == request.id]
+        here = request.group.id, request.index
+        steps = [what + where for group, index, what, where in self._history if (group, index) == here]
         return (
             f"{request.generated_tokens} of {request.group.max_tokens} tokens in {request.chunks} chunks,"
             f" last on {request.instance}; its last transitions: {', '.join(steps[-12:]) or 'none'}"
@@ -140,12 +164,8 @@ class RequestBuffer:
         """Return the waiting request that arrived first; there must be one."""
         return next(request for request in self if request.state is WAITING)
 
-    def get(self, request_id: str) -> Request | None:
-        """Return an unfinished request, or None."""
-        return self._requests.get(request_id)
-
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        return (request for group in self._groups.values() for request in group if request is not None)
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return self.running + self.waiting

@@ -48,13 +48,6 @@ class ContextManager:
         group.finished += 1
         group.longest_finished_tokens = max(group.longest_finished_tokens, request.generated_tokens)
 
-    def count(self, request: Request, steps: int, drafted: int, accepted: int) -> None:
-        """Take in how a chunk's drafts fared."""
-        group = request.group
-        group.steps += steps
-        group.drafted += drafted
-        group.accepted += accepted
-
     def close(self, request: Request) -> None:
         """Note that a request is over; the context is forgotten with the group's last one."""
         group = request.group

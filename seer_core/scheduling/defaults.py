@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 
 from seer_core.model import InstanceStatus, Request
 from seer_core.ports.policy import Placer, Prioritizer, Splitter
+from seer_core.scheduling.buffer import WAITING
 
 __all__ = ["FirstComeFirstServed", "LeastLoaded", "WholeRequests"]
 
@@ -24,27 +25,28 @@ class FirstComeFirstServed(Prioritizer):
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, Request]] = []
-        self._waiting: set[int] = set()
+        self._waiting = 0
 
     def push(self, request: Request) -> None:
         """Queue a waiting request."""
-        self._waiting.add(request.seq)
+        self._waiting += 1
         heappush(self._heap, (request.seq, request))
 
     def peek(self) -> Request | None:
         """Return the earliest request."""
-        while self._heap and self._heap[0][0] not in self._waiting:
-            heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        heap = self._heap
+        while heap and heap[0][1].state is not WAITING:
+            heappop(heap)
+        return heap[0][1] if heap else None
 
     def take(self, request: Request) -> None:
         """Remove a request; one in the middle of the heap is skipped when it comes up."""
-        self._waiting.remove(request.seq)
+        self._waiting -= 1
         if self._heap[0][1] is request:
             heappop(self._heap)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._waiting
 
 
 class LeastLoaded(Placer):

@@ -169,8 +169,11 @@ class Scheduler:
         self._living: tuple[InstanceStatus, ...] = ()
         self._instances_seen = 0
         self._now = 0.0
-        self._sent = 0
+        self._to_oldest = STARVATION_INTERVAL - 1
+        """How many chunks are sent before one goes to the oldest request."""
         self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
+        self._ticks = self._notified["tick"]
+        self._instance_changes = self._notified["instance_changed"]
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -204,10 +207,11 @@ class Scheduler:
         self._subject = None
         self._now = now
         try:
-            if self._notified["tick"]:
+            if self._ticks:
                 self._notify("tick", now)
             handler(event, commands)
-            self._dispatch(commands)
+            if self._living and not self.paused:
+                self._dispatch(commands)
             self._check_queue()
         except SeerError:
             raise
@@ -234,45 +238,44 @@ class Scheduler:
         return self.buffer.waiting
 
     def _dispatch(self, commands: list[Command]) -> None:
-        splitter = self.policies.splitter
+        splitter, placer = self.policies.splitter, self.policies.placer
         prioritizer = self.policies.prioritizer
-        placer = self.policies.placer
-        buffer = self.buffer
-        while self._living and not self.paused:
-            request = self._next()
-            if request is None:
-                return
+        instances, living, buffer = self.instances, self._living, self.buffer
+        while (request := self._next()) is not None:
             self._stage = splitter
             tokens = splitter.strategy.split(request)
-            group = request.group
-            most = group.max_tokens - request.generated_tokens
+            most = request.group.max_tokens - request.generated_tokens
             if type(tokens) is not int or not 1 <= tokens <= most:
                 tokens = self._legal(tokens, most)
             self._stage = placer
-            choice = placer.strategy.place(request, tokens, self._living)
+            choice = placer.strategy.place(request, tokens, living)
             if choice is None:
                 return
-            instance, why, reserved = choice, "", None
+            instance, why, reserved, kept = choice, "", None, tokens
             if type(choice) is Placement:
                 instance, why, reserved = choice.instance, choice.why, choice.reserved_tokens
-            if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
-                raise self._attribute_error(_no_instance(instance, self.instances))
-            if not isinstance(why, str):
-                raise self._attribute_error(f"gives {why!r} for a reason; the `why` of a placement is a word")
-            if reserved is not None and not (type(reserved) is int and 1 <= reserved <= tokens):
-                raise self._attribute_error(
-                    f"reserves {one_line(repr(reserved))} of a chunk's {tokens} tokens; the `reserved_tokens`"
-                    f" of a placement are 1 to {tokens}, or None for all"
-                )
+                if not isinstance(why, str):
+                    raise self._attribute_error(
+                        f"gives {why!r} for a reason; the `why` of a placement is a word"
+                    )
+                if reserved is not None:
+                    if type(reserved) is not int or not 1 <= reserved <= tokens:
+                        raise self._attribute_error(
+                            f"reserves {one_line(repr(reserved))} of a chunk's {tokens} tokens; the"
+                            f" `reserved_tokens` of a placement are 1 to {tokens}, or None for all"
+                        )
+                    kept = reserved
+            if not isinstance(instance, InstanceStatus) or instances.get(instance.id) is not instance:
+                raise self._attribute_error(_no_instance(instance, instances))
             self._stage = prioritizer
             prioritizer.strategy.take(request)
-            added = instance.footprint(request, tokens if reserved is None else reserved)
+            added = instance.footprint(request, kept)
+            kv_tokens = added + instance.shared_kv_tokens(request.group)
             instance.running += 1
             instance.reserved_kv_tokens += added
-            kv_tokens = added + instance.shared_kv_tokens(group)
             migrated = buffer.run(request, instance.id, tokens, kv_tokens)
-            self._sent += 1
-            for slot, instance_changed in self._notified["instance_changed"]:
+            self._to_oldest = (self._to_oldest or STARVATION_INTERVAL) - 1
+            for slot, instance_changed in self._instance_changes:
                 self._stage = slot
                 instance_changed(instance)
             commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why, reserved))
@@ -289,13 +292,9 @@ class Scheduler:
         self._subject = request
         if request.state is not WAITING:
             raise self._attribute_error("offered a request that does not wait")
-        arrived_s = request.group.arrived_s
-        if (
-            self._sent % STARVATION_INTERVAL == STARVATION_INTERVAL - 1
-            and self.contexts.oldest.arrived_s < arrived_s
-        ):
+        if not self._to_oldest and self.contexts.oldest.arrived_s < request.group.arrived_s:
             oldest = self.buffer.oldest_waiting()
-            if oldest.group.arrived_s < arrived_s:
+            if oldest.group.arrived_s < request.group.arrived_s:
                 self._subject = request = oldest
         return request
 
@@ -359,7 +358,7 @@ class Scheduler:
     def _end_chunks(
         self, instance_id: str, reason: Literal["instance_leaves", "paused"], commands: list[Command]
     ) -> None:
-        for request in self.buffer.on_instance.get(instance_id, {}).values():
+        for request in self.buffer.on_instance.get(instance_id, ()):
             commands.append(EndChunk(request.id, instance_id, reason))
 
     def _pause(self, event: RolloutPaused, commands: list[Command]) -> None:
@@ -385,9 +384,12 @@ class Scheduler:
                 f" token. {self.buffer.story(request)}"
             )
         self.buffer.absorb(request, event.tokens)
-        self.contexts.count(request, event.steps, event.drafted, event.accepted)
+        group = request.group
+        group.steps += event.steps
+        group.drafted += event.drafted
+        group.accepted += event.accepted
         self._release(request)
-        if event.stopped or request.remaining_tokens == 0:
+        if event.stopped or request.generated_tokens >= group.max_tokens:
             self._end(request, "stop" if event.stopped else "length", commands)
         else:
             self._push(request)
@@ -436,25 +438,27 @@ class Scheduler:
         group = request.group
         self._notify("group_changed", group, request)
         if group.left == 0:
+            self.buffer.forget_group(group)
             self._notify("group_over", group)
 
     def _release(self, request: Request) -> None:
         """Give back what a chunk that was in flight has reserved, but a prompt only with its last request."""
         assert request.instance is not None
-        if request.instance in self._leaving:  # with what it has reserved, and with its KV
+        instance = self.instances.get(request.instance)
+        if instance is None:  # it leaves, with what it has reserved, and with its KV
             request.instance = None
             return
-        instance = self.instances[request.instance]
         instance.running -= 1
         instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
         self._subject = request
-        for slot, instance_changed in self._notified["instance_changed"]:
+        for slot, instance_changed in self._instance_changes:
             self._stage = slot
             instance_changed(instance)
 
     def _running(self, request_id: str, instance_id: str) -> Request:
-        request = self.buffer.get(request_id)
+        request = self.buffer.get_sent(request_id)
         if request is None or request.state is not RUNNING or request.instance != instance_id:
+            request = self.buffer.get(request_id)
             raise TransitionError(
                 f"instance {instance_id!r} answered for request {request_id!r}, which does not run there."
                 + (f" {self.buffer.story(request)}" if request else "")
@@ -467,13 +471,14 @@ class Scheduler:
         return self.instances[instance_id]
 
     def _check_queue(self) -> None:
-        prioritizer, buffer = self.policies.prioritizer, self.buffer
-        self._stage, self._subject = prioritizer, None
-        if len(prioritizer.strategy) != buffer.waiting:
+        self._stage = prioritizer = self.policies.prioritizer
+        self._subject, buffer = None, self.buffer
+        held = len(prioritizer.strategy)
+        if held != buffer.waiting:
             raise self._attribute_error(
-                f"holds {len(prioritizer.strategy)} requests where {self.waiting} wait; it lost or kept one"
+                f"holds {held} requests where {self.waiting} wait; it lost or kept one"
             )
-        if not buffer.running and buffer.waiting and self._living and not self.paused:
+        if not buffer.running and held and self._living and not self.paused:
             raise self._stalled()
 
     def _legal(self, tokens: Any, most: int) -> int:

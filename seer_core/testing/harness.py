@@ -174,7 +174,8 @@ class SchedulerHarness:
             here = [chunk for chunk in self.in_flight.values() if chunk.instance_id == name]
             assert status.running == len(here)
             assert status.reserved_kv_tokens == self._needed(name, here)
-            assert set(scheduler.buffer.on_instance.get(name, {})) == {chunk.request_id for chunk in here}
+            running = {request.id for request in scheduler.buffer.on_instance.get(name, ())}
+            assert running == {chunk.request_id for chunk in here}
         for request in scheduler.buffer:
             there = request.id in self.in_flight or request.instance not in self.leaving
             assert there, "it waits, and counts on KV of an instance that leaves"

@@ -56,7 +56,7 @@ class SplitterContract:
         group = GroupContext("g", 0, 2, prompt, limit, left=2)
         for index in range(2):
             generated = data.draw(st.integers(0, limit - 1))
-            request = Request(f"g/{index}", index, index, group, generated_tokens=generated)
+            request = Request(group, index, generated_tokens=generated)
             tokens = self.make().split(request)
             kind = type(tokens)
             whole = kind is not bool and hasattr(kind, "__index__")

@@ -36,11 +36,20 @@ class QueueHarness:
         """Let the requests of one more group wait; return the group."""
         longest = self.max_tokens if max_tokens is None else max_tokens
         lengths = tuple(5 + 11 * index % 45 for index in range(size))
-        group = GroupContext(f"g{self.groups}", self.groups, size, PROMPT_TOKENS, longest, lengths, left=size)
+        group = GroupContext(
+            f"g{self.groups}",
+            self.groups,
+            size,
+            PROMPT_TOKENS,
+            longest,
+            lengths,
+            left=size,
+            first_seq=self.requests,
+        )
         make_read_only(group)
         self.groups += 1
         for index in range(size):
-            request = Request(f"{group.id}/{index}", self.requests, index, group)
+            request = Request(group, index)
             make_read_only(request)
             self.push(request)
             self.requests += 1
@@ -55,10 +64,11 @@ class QueueHarness:
         self._check_lengths()
 
     def take(self, request: Request) -> None:
-        """Remove a waiting request, which need not be the next; it neither waits nor runs then."""
+        """Remove a waiting request, which need not be the next, as for a chunk."""
         self.waiting.remove(request)
         for queue in self.queues:
             queue.take(request)
+        request.state = RequestState.RUNNING
         self._check_lengths()
 
     def serve(self) -> Request | None:
@@ -70,7 +80,6 @@ class QueueHarness:
             assert isinstance(offered, Request), f"offered {offered!r}, which is no request"
             assert offered in self.waiting, f"offered {offered.id!r}, which does not wait"
             self.take(offered)
-            offered.state = RequestState.RUNNING
             self.running.append(offered)
         return offered
 

@@ -32,7 +32,7 @@ def test_a_chunk_takes_a_request_through_running_and_back(buffer):
     buffer.run(request, "a", 40, 50)
     assert (request.state, request.instance, request.chunk_tokens) == (RequestState.RUNNING, "a", 40)
     assert request.chunk_kv_tokens == 50
-    assert (buffer.waiting, buffer.running, buffer.on_instance["a"]) == (0, 1, {"g/0": request})
+    assert (buffer.waiting, buffer.running, buffer.on_instance["a"]) == (0, 1, {request: None})
     buffer.absorb(request, 40)
     assert (request.state, request.generated_tokens, request.chunks) == (RequestState.WAITING, 40, 1)
     assert (request.context_tokens, request.remaining_tokens) == (50, 60)

@@ -44,7 +44,7 @@ def test_request_seeds_use_all_their_bits():
 )
 def test_a_footprint_is_the_fewest_whole_blocks_that_hold_everything(block, prompt, generated, chunk):
     status = InstanceStatus(InstanceInfo("a", 4096, block, 8, 4096), 0)
-    request = Request("g/0", 0, 0, GroupContext("g", 0, 1, prompt, 1000), generated_tokens=generated)
+    request = Request(GroupContext("g", 0, 1, prompt, 1000), 0, generated_tokens=generated)
     footprint = status.footprint(request, chunk)
     assert footprint % block == 0
     assert footprint - block < prompt + generated + chunk <= footprint
@@ -53,7 +53,7 @@ def test_a_footprint_is_the_fewest_whole_blocks_that_hold_everything(block, prom
 @given(block=st.integers(1, 64), prompt=st.integers(1, 500), chunk=st.integers(1, 500))
 def test_a_footprint_beside_siblings_lacks_the_full_blocks_of_their_prompt(block, prompt, chunk):
     group = GroupContext("g", 0, 2, prompt, 1000)
-    request = Request("g/0", 0, 0, group)
+    request = Request(group, 0)
     sharing, other = (
         InstanceStatus(InstanceInfo(name, 4096, block, 8, 4096, shares_prompts=shares), 0)
         for name, shares in (("a", True), ("b", False))
@@ -76,7 +76,7 @@ def test_things_with_identity_are_equal_to_themselves_alone():
     info = InstanceInfo("a", 100, 1, 8, 100)
     assert InstanceStatus(info, 0) != InstanceStatus(info, 0)
     assert GroupContext("g", 0, 1, 1, 1) != GroupContext("g", 0, 1, 1, 1)
-    assert len({Request("g/0", 0, 0, GroupContext("g", 0, 1, 1, 1)) for _ in range(2)}) == 2
+    assert len({Request(GroupContext("g", 0, 1, 1, 1), 0) for _ in range(2)}) == 2
 
 
 def test_sampling_rejects_unknown_fields():

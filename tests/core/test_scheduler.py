@@ -788,7 +788,17 @@ def test_a_prioritizer_may_only_offer_requests(make_rig, answer):
 
 
 def test_a_prioritizer_that_keeps_what_was_taken_offers_a_running_request(make_rig):
-    rig = make_rig(policies(prioritizer=broken(FirstComeFirstServed, "take", None)))
+    class Keeper(FirstComeFirstServed):
+        kept = None
+
+        def push(self, request):
+            super().push(request)
+            self.kept = request
+
+        def peek(self):
+            return self.kept
+
+    rig = make_rig(policies(prioritizer=Keeper()))
     rig.start("a")
     with pytest.raises(PluginError, match=r"'prioritizer' for request 'g/0': offered a request that does"):
         rig.group("g")

@@ -109,7 +109,7 @@ class NoQueue:
 class Inventor(Queue):
     def peek(self):
         group = GroupContext("unknown", 0, 1, 1, 1, left=1)
-        return super().peek() or Request("unknown/0", 0, 0, group)
+        return super().peek() or Request(group, 0)
 
 
 class Keeper(Queue):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
 __all__ = ["VirtualClock"]
 
@@ -16,13 +17,20 @@ SETTLE_TURNS = 8
 """Turns of the event loop after which a task that was set going waits for this clock again."""
 
 
+_Entry = list[Any]
+"""When it is due, whether it is a last one, its number, and the callback; None once it is cancelled."""
+
+
+def _cancel(entry: _Entry) -> None:
+    entry[3] = None
+
+
 class VirtualClock:
     """Seconds since the clock was made; callbacks run in the order (time, last, call of ``call_at``)."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._heap: list[tuple[float, bool, int]] = []
-        self._callbacks: dict[int, Callable[[], None]] = {}  # by their number; a cancelled one is not there
+        self._heap: list[_Entry] = []
         self._sequence = 0
         self._until_yield = YIELD_EVERY
         self._steps = 0
@@ -42,18 +50,15 @@ class VirtualClock:
         if when_s < self._now_s:
             when_s = self._now_s
         self._sequence = number = self._sequence + 1
-        self._callbacks[number] = callback
-        heappush(self._heap, (when_s, last, number))
-        return partial(self._cancel, number)
-
-    def _cancel(self, number: int) -> None:
-        self._callbacks.pop(number, None)
+        entry = [when_s, last, number, callback]
+        heappush(self._heap, entry)
+        return partial(_cancel, entry)
 
     def step(self) -> bool:
         """Jump to the next callback and run it; False if there is none."""
-        while self._heap:
-            when_s, _, number = heappop(self._heap)
-            callback = self._callbacks.pop(number, None)
+        heap = self._heap
+        while heap:
+            when_s, _, _, callback = heappop(heap)
             if callback is not None:
                 self._now_s = when_s
                 self._steps += 1

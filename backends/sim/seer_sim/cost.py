@@ -13,6 +13,7 @@ bandwidth count as one), other than in what is reached of the peaks.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -25,7 +26,7 @@ __all__ = ["PRESETS", "CostModel"]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
-class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Constants of one model on one instance, all its accelerators together; seconds, bytes, FLOPs."""
 
     overhead_s: NotNegative
@@ -77,7 +78,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         touched: float = 1.0 - (1.0 - self.expert_share) ** positions
         return (self.weight_bytes + self.expert_bytes * touched) / self._bandwidth
 
-    @property
+    @cached_property
     def layer_s(self) -> float:
         """The seconds that the layers' matrices take to compute one position."""
         return self.flops_per_token / self._flop_rate
@@ -93,11 +94,11 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pairs = tokens * (before + tokens / 2)
         return max(read_s, self.prefill_attention_flops * pairs / self._flop_rate)
 
-    @property
+    @cached_property
     def _bandwidth(self) -> float:
         return self.bytes_per_s * self.bandwidth_efficiency
 
-    @property
+    @cached_property
     def _flop_rate(self) -> float:
         return self.flops_per_s * self.compute_efficiency
 

@@ -38,15 +38,16 @@ class BlockPool:
         """Use ``count`` free blocks: empty ones, then the oldest content, from its end."""
         assert count <= self.free, f"{count} KV blocks wanted, {self.free} free"
         self.free -= count
-        self._empty -= count
-        while self._empty < 0:
-            oldest, blocks = next(iter(self._kept.items()))
-            left = max(0, blocks + self._empty)
-            self._empty += blocks - left
-            if left:
-                self._kept[oldest] = left
+        empty = self._empty - count
+        kept = self._kept
+        while empty < 0:
+            oldest = next(iter(kept))
+            empty += kept[oldest]
+            if empty <= 0:
+                del kept[oldest]
             else:
-                del self._kept[oldest]
+                kept[oldest], empty = empty, 0
+        self._empty = empty
 
     def found(self, request_id: str, prompt: Prompt, reusable: int) -> int:
         """Return how many of the first ``reusable`` blocks of a request are computed here."""

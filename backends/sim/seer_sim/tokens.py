@@ -117,6 +117,19 @@ class Drawn(Sequence[T], Generic[T]):
             return Drawn(self._series, self._start, other._stop, other._ended, self._head)
         return [*self, *other]
 
+    def __iadd__(self, other: Drawn[T] | list[T]) -> Drawn[T] | list[T]:
+        """Go on with what goes on where this one stops, as transcripts do; any other sum is a list."""
+        if (
+            isinstance(other, Drawn)
+            and other._start == self._stop
+            and other._series == self._series
+            and self._ended is None
+            and not other._head
+        ):
+            self._stop, self._ended = other._stop, other._ended
+            return self
+        return [*self, *other]
+
     def __radd__(self, head: list[T]) -> Drawn[T]:
         head = [*head, *self._head] if self._head else head
         return Drawn(self._series, self._start, self._stop, self._ended, head)

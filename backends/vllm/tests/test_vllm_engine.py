@@ -151,8 +151,8 @@ def test_as_many_siblings_as_can_reserve_run_together_and_none_is_preempted(tigh
     [prompt] = prompts(1, tokens=321)
     status, group = InstanceStatus(tight.info, 0), GroupContext("g", 0, 16, len(prompt), 63)
     jobs = []
-    while status.footprint(Request("g", 0, 0, group), 63) <= status.free_kv_tokens:
-        status.reserved_kv_tokens += status.footprint(Request("g", 0, 0, group), 63)
+    while status.footprint(Request(group, 0), 63) <= status.free_kv_tokens:
+        status.reserved_kv_tokens += status.footprint(Request(group, 0), 63)
         group.in_flight = {status.id: len(jobs) + 1}
         jobs.append(tight.job(prompt, 63, len(jobs), PLAIN))
     # Ten blocks of prompt for all of them and two for each; without sharing two would fit.

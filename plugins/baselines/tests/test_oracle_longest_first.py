@@ -15,7 +15,8 @@ from seer_core.scheduling.scheduler import Policies, Scheduler, Slot
 
 def requests(*lengths, seq=0):
     group = GroupContext(f"g{seq}", seq, len(lengths), 10, 100, tuple(lengths), left=len(lengths))
-    return [Request(f"g{seq}/{k}", seq * 100 + k, k, group) for k in range(len(lengths))]
+    group.first_seq = seq * 100
+    return [Request(group, k) for k in range(len(lengths))]
 
 
 def drain(queue):

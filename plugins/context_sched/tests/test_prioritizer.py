@@ -124,9 +124,9 @@ def test_decisions_equal_those_of_algorithm_2(data):
 
 
 def entries(queue):
-    """Count what the heaps hold, stale or not."""
-    candidates = sum(len(group.heap) for group in queue._groups.values())
-    return len(queue._probes) + len(queue._longest) + candidates
+    """Count what the heaps and lines hold, stale or not."""
+    candidates = sum(len(group.begun) + len(group.fresh) for group in queue._groups.values())
+    return len(queue._begun_probes) + len(queue._fresh_probes) + len(queue._longest) + candidates
 
 
 def test_memory_stays_bounded_over_many_chunks():

@@ -7,12 +7,16 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import ceil
 
+import attrs
+
 from seer_core.model import InstanceStatus, Request
 from seer_core.ports.policy import Placement, Placer
 
 __all__ = ["KvAware"]
 
-Key = tuple[int, int, int]
+Key = tuple[int, int, int, "RankedInstance"]
+"""Minus the free KV, the last choice, the number, and the instance itself; the emptiest has the least."""
+
 HOME = "home"
 
 SIBLINGS = 8
@@ -33,6 +37,19 @@ Where the uses of n chunks are independent, what they use differs from that by s
 standard deviation of a uniform distribution is 1 / sqrt(12)).  A margin of three times as much gained nothing
 (``docs/explain/divided-rollout.md``): a chunk that ends early costs no more than any chunk's end.
 """
+
+
+@attrs.define(eq=False)
+class RankedInstance:
+    """An instance, the heap of its domain, and the key under which it is there.
+
+    ``key`` is None while no slot is free.  ``chosen`` numbers the last choice of it.
+    """
+
+    instance: InstanceStatus
+    heap: list[Key]
+    key: Key | None = None
+    chosen: int = 0
 
 
 class KvAware(Placer):
@@ -56,8 +73,8 @@ class KvAware(Placer):
     apart and they are no more than ``stay_kv_fraction`` apart; a further copy of a prompt is made only where
     ``COPIES`` of it stay free.  Otherwise it waits, for its siblings give way.
 
-    For each domain a heap of (-free KV, last choice, instance) is kept up to date lazily, so a decision costs
-    O(log n) over n instances of a domain.
+    For each domain a heap of keys is kept up to date lazily, so a decision costs O(log n) over n instances of
+    a domain.
     """
 
     def __init__(
@@ -66,41 +83,43 @@ class KvAware(Placer):
         self.stay_kv_fraction = stay_kv_fraction
         self.growth_headroom = growth_headroom
         self.reserved_share = reserved_share
-        self._instances: dict[int, InstanceStatus] = {}
-        self._by_id: dict[str, InstanceStatus] = {}
-        self._keys: dict[int, Key | None] = {}
-        self._chosen: dict[int, int] = {}
+        self._instances: dict[int, RankedInstance] = {}
+        self._by_id: dict[str | None, InstanceStatus] = {}
         self._choices = 0
         self._heaps: dict[tuple[str, str], list[Key]] = {}
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
-        seq, info = instance.seq, instance.info
-        if seq not in self._instances:
-            self._admit(instance)
-        key = None
-        if instance.running < info.max_running:
-            key = (instance.reserved_kv_tokens - info.kv_capacity_tokens, self._chosen[seq], seq)
-        if key == self._keys[seq]:
+        ranked = self._instances.get(instance.seq) or self._admit(instance)
+        info = instance.info
+        if instance.running >= info.max_running:
+            ranked.key = None
             return
-        self._keys[seq] = key
-        if key is not None:
-            heap = self._heaps.get(info.kv_domain)
-            if heap is None:
-                heap = self._heaps[info.kv_domain] = []
-            heappush(heap, key)
-            if len(heap) > 64 + 4 * len(self._instances):
-                heap[:] = {key for key in heap if self._keys.get(key[2]) == key}
-                heapify(heap)
+        before = ranked.key
+        ranked.key = key = (
+            instance.reserved_kv_tokens - info.kv_capacity_tokens,
+            ranked.chosen,
+            instance.seq,
+            ranked,
+        )
+        if key == before:
+            ranked.key = before
+            return
+        heap = ranked.heap
+        heappush(heap, key)
+        if len(heap) > 64 + 4 * len(self._instances):
+            heap[:] = [key for key in heap if key[3].key is key]
+            heapify(heap)
 
     def instance_lost(self, instance: InstanceStatus) -> None:
         """Forget the instance."""
-        for table in (self._instances, self._keys, self._chosen):
-            table.pop(instance.seq, None)
+        ranked = self._instances.pop(instance.seq, None)
+        if ranked is None:
+            return
+        ranked.key = None
         self._by_id.pop(instance.id, None)
-        domain = instance.info.kv_domain
-        if all(each.info.kv_domain != domain for each in self._instances.values()):
-            self._heaps.pop(domain, None)
+        if all(each.heap is not ranked.heap for each in self._instances.values()):
+            self._heaps.pop(instance.info.kv_domain, None)
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
@@ -111,7 +130,7 @@ class KvAware(Placer):
         one where siblings run, for the request is ``new`` or its own is ``lost``, is ``full``, or has so much
         less free that they are too far ``apart``.  With one instance the reason is ``only``.
         """
-        home = self._by_id.get(request.instance) if request.instance is not None else None
+        home = self._by_id.get(request.instance)
         emptiest = self._emptiest(home, request, chunk_tokens)
         if emptiest is None:
             return None
@@ -124,7 +143,7 @@ class KvAware(Placer):
         elif not self._admits(best, home, request, chunk_tokens):
             return None
         self._choices += 1
-        self._chosen[best.seq] = self._choices
+        self._instances[best.seq].chosen = self._choices
         return Placement(
             best, "only" if len(self._instances) == 1 else why, self._reserved(best, chunk_tokens)
         )
@@ -154,11 +173,15 @@ class KvAware(Placer):
             instance = self._by_id.get(instance_id)
             if instance is None or instance is home or instance.running >= instance.info.max_running:
                 continue
-            domain = instance.info.kv_domain
-            if home is not None and domain not in (home.info.kv_domain, emptiest.info.kv_domain):
-                continue
             room = self._room(instance, request)
-            if (best is None or room > most) and self._admits(instance, home, request, chunk_tokens):
+            if best is not None and room <= most:
+                continue
+            if home is not None and instance.info.kv_domain not in (
+                home.info.kv_domain,
+                emptiest.info.kv_domain,
+            ):
+                continue
+            if self._admits(instance, home, request, chunk_tokens):
                 best, most = instance, room
         if best is None or not self._admits(emptiest, home, request, chunk_tokens):
             return best or emptiest
@@ -176,11 +199,13 @@ class KvAware(Placer):
         self, instance: InstanceStatus, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> bool:
         """Return whether a chunk fits there, and leaves free what a move or a copy has to."""
-        free = instance.free_kv_tokens - self._footprint(instance, request, chunk_tokens)
-        if instance is home or free < 0:
+        info, group = instance.info, request.group
+        free = info.kv_capacity_tokens - instance.reserved_kv_tokens
+        free -= self._footprint(instance, request, chunk_tokens)
+        if free < 0 or instance is home:
             return free >= 0
-        group = request.group
-        needed = self._headroom(instance, chunk_tokens)
+        # What a request from elsewhere must leave free, so that those that run there can grow.
+        needed = self.growth_headroom * info.move_cost * chunk_tokens * instance.running
         if group.in_flight and instance.id not in group.in_flight:
             needed += COPIES * instance.prompt_kv_tokens(group)
         return free >= needed
@@ -197,16 +222,12 @@ class KvAware(Placer):
         ):
             return "full"
         apart = self._room(best, request) - self._room(home, request)
-        return HOME if apart <= self._near(best, home) else "apart"
+        return HOME if apart <= 0 or apart <= self._near(best, home) else "apart"
 
     def _near(self, instance: InstanceStatus, home: InstanceStatus) -> float:
         """KV tokens by which there must be more free than at home for a move to pay."""
         move_cost = instance.info.move_cost_from(home.info)
         return self.stay_kv_fraction * move_cost * home.info.kv_capacity_tokens
-
-    def _headroom(self, instance: InstanceStatus, chunk_tokens: int) -> float:
-        """KV tokens that a request from elsewhere must leave free, so that those that run there can grow."""
-        return self.growth_headroom * instance.info.move_cost * chunk_tokens * instance.running
 
     def _emptiest(
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
@@ -214,10 +235,10 @@ class KvAware(Placer):
         """Return the instance with the most free KV, after what a move costs where domains differ in that."""
         if len(self._heaps) == 1:
             (heap,) = self._heaps.values()
-            only = self._top(heap)
-            return self._instances[only[2]] if only is not None else None
+            key = self._top(heap)
+            return None if key is None else key[3].instance
         keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
-        found = [self._instances[seq] for _, _, seq in sorted(keys)]
+        found = [ranked.instance for _, _, _, ranked in sorted(keys)]
         if home is None or len(found) < 2:
             return found[0] if found else None
         return min(
@@ -225,16 +246,18 @@ class KvAware(Placer):
             key=lambda each: self._near(each, home) - each.free_kv_tokens,
         )
 
-    def _top(self, heap: list[Key]) -> Key | None:
+    @staticmethod
+    def _top(heap: list[Key]) -> Key | None:
         """Return a heap's least key that still holds."""
         while heap:
             key = heap[0]
-            if self._keys.get(key[2]) == key:
+            if key[3].key is key:
                 return key
             heappop(heap)
         return None
 
-    def _admit(self, instance: InstanceStatus) -> None:
-        self._instances[instance.seq] = self._by_id[instance.id] = instance
-        self._chosen[instance.seq] = 0
-        self._keys[instance.seq] = None
+    def _admit(self, instance: InstanceStatus) -> RankedInstance:
+        self._by_id[instance.id] = instance
+        heap = self._heaps.setdefault(instance.info.kv_domain, [])
+        ranked = self._instances[instance.seq] = RankedInstance(instance, heap)
+        return ranked

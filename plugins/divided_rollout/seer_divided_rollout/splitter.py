@@ -46,7 +46,8 @@ class Chunks(Splitter):
 
     def split(self, request: Request) -> int:
         """Return the next chunk's ``max_tokens``."""
-        return min(self.chunk_tokens, request.remaining_tokens)
+        left = request.group.max_tokens - request.generated_tokens
+        return min(self.chunk_tokens, left)
 
 
 class AffordableChunks(Splitter):
@@ -86,10 +87,11 @@ class AffordableChunks(Splitter):
         It ends one token behind a block's end.  That token is sampled and has not been run, so what has been
         run fills whole blocks, which are found again: nothing is computed twice.
         """
-        context_tokens = request.context_tokens
+        group, generated = request.group, request.generated_tokens
+        context_tokens = group.prompt_tokens + generated
         tokens = self.length(context_tokens)
         over = (context_tokens + tokens - 1) % self._block
-        return min(max(1, tokens - over), request.remaining_tokens)
+        return min(max(1, tokens - over), group.max_tokens - generated)
 
     def length(self, context_tokens: int) -> int:
         """Return how many tokens a chunk has that begins with so long a context, in whole blocks."""

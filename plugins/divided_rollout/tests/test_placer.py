@@ -108,7 +108,6 @@ class Pool:
         self.instances = []
         self.chunks = []
         self.seen = 0
-        self.requests = 0
 
     def start(self, name, kv=256, block=1, slots=8, kind="", reach="", ends_early=False):
         info = InstanceInfo(
@@ -146,8 +145,7 @@ class Pool:
         return GroupContext("g", 0, size, prompt, 1000, left=size)
 
     def request(self, prompt=10, home=None, group=None):
-        self.requests += 1
-        return Request(f"g/{self.requests}", self.requests, 0, group or self.group(prompt), instance=home)
+        return Request(group or self.group(prompt), 0, instance=home)
 
     def place(self, request, tokens=CHUNK):
         choice = self.placer.place(request, tokens, self.instances)

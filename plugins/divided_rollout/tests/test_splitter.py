@@ -18,7 +18,7 @@ INFO = InstanceInfo("a", 1 << 20, 16, 256, 1 << 17, step_s=0.02, chunk_s=0.001, 
 
 def request(context_tokens=10, limit=1 << 16):
     group = GroupContext("g", 0, 1, 10, limit)
-    return Request("g/0", 0, 0, group, generated_tokens=context_tokens - 10)
+    return Request(group, 0, generated_tokens=context_tokens - 10)
 
 
 def splitter_on(*infos):
@@ -31,13 +31,13 @@ def splitter_on(*infos):
 @given(chunk=st.integers(1, 5000), limit=st.integers(1, 5000), data=st.data())
 def test_a_chunk_is_full_or_the_last(chunk, limit, data):
     generated = data.draw(st.integers(0, limit - 1))
-    request = Request("g/0", 0, 0, GroupContext("g", 0, 1, 10, limit), generated_tokens=generated)
+    request = Request(GroupContext("g", 0, 1, 10, limit), 0, generated_tokens=generated)
     assert Chunks(chunk).split(request) == min(chunk, limit - generated)
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(100, [40, 40, 20]), (80, [40, 40]), (3, [3])])
 def test_chunks_add_up_to_the_whole_request(limit, sizes):
-    request = Request("g/0", 0, 0, GroupContext("g", 0, 1, 10, limit))
+    request = Request(GroupContext("g", 0, 1, 10, limit), 0)
     splitter = Chunks(40)
     found = []
     while request.remaining_tokens:

@@ -12,8 +12,8 @@ from seer_core.plugins.hookspecs import Startup
 
 
 def request(group_id="g", *, index=0, generated=0, known=None, seq=0, limit=100):
-    group = GroupContext(group_id, seq, 4, 10, limit, known, left=4)
-    return Request(f"{group_id}/{index}", seq, index, group, generated_tokens=generated)
+    group = GroupContext(group_id, seq, 4, 10, limit, known, left=4, first_seq=4 * seq)
+    return Request(group, index, generated_tokens=generated)
 
 
 def test_what_is_left_is_the_mean_of_the_longer_ones():

@@ -18,7 +18,8 @@ def instances():
 
 def requests(*lengths, seq=0, prompt=10):
     group = GroupContext(f"g{seq}", seq, len(lengths), prompt, 100, tuple(lengths), left=len(lengths))
-    return [Request(f"g{seq}/{k}", seq * 100 + k, k, group) for k in range(len(lengths))]
+    group.first_seq = seq * 100
+    return [Request(group, k) for k in range(len(lengths))]
 
 
 @pytest.fixture
