@@ -17,7 +17,7 @@ __all__ = ["LongestPlausible"]
 class WaitingGroup:
     """A group's waiting requests, fewest turns first, those sent out, and the lengths of all.
 
-    The heap holds (tokens before this turn, minus tokens, sequence number, request).  ``sent`` maps a request
+    The heap holds (tokens before this turn, minus tokens, index, request).  ``sent`` maps a request
     that is out to the tokens it left with.  ``finished`` is the context's, when last looked at.  ``key`` is
     the one under which the group stands in the queue of groups, None where it does not stand.
     """
@@ -46,13 +46,13 @@ class LongestPlausible(Prioritizer):
         self.surprise = surprise
         self.turn_tokens = turn_tokens
         self._shapes = Shapes()
-        self._waiting: set[int] = set()
+        self._waiting: set[Request] = set()
         self._groups: dict[int, WaitingGroup] = {}
         self._queue: list[tuple[float, int]] = []
 
     def push(self, request: Request) -> None:
         """Take a waiting request, and learn what it has generated since it was sent."""
-        self._waiting.add(request.seq)
+        self._waiting.add(request)
         group = self._groups.get(request.group.seq)
         if group is None:
             group = self._groups[request.group.seq] = WaitingGroup(
@@ -61,7 +61,7 @@ class LongestPlausible(Prioritizer):
         generated = request.generated_tokens
         group.lengths.grow(group.sent.pop(request, 0), generated)  # an earlier process may have begun it
         before = generated - generated % self.turn_tokens
-        heappush(group.heap, (before, -generated, request.seq, request))
+        heappush(group.heap, (before, -generated, request.index, request))
         self._enter(group)
 
     def peek(self) -> Request | None:
@@ -77,7 +77,7 @@ class LongestPlausible(Prioritizer):
 
     def take(self, request: Request) -> None:
         """Remove a waiting request."""
-        self._waiting.remove(request.seq)
+        self._waiting.remove(request)
         group = self._groups[request.group.seq]
         group.sent[request] = request.generated_tokens
         self._enter(group)
@@ -104,7 +104,7 @@ class LongestPlausible(Prioritizer):
     def _enter(self, group: WaitingGroup) -> None:
         """Stand in the queue of groups under the present key, or not at all if nothing waits."""
         heap, waiting = group.heap, self._waiting
-        while heap and (heap[0][2] not in waiting or -heap[0][1] != heap[0][3].generated_tokens):
+        while heap and (heap[0][3] not in waiting or -heap[0][1] != heap[0][3].generated_tokens):
             heappop(heap)
         key = -self._remainder(group, heap[0][0]) if heap else None
         if key == group.key:
