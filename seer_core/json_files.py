@@ -52,8 +52,13 @@ class JsonFormat(Generic[T]):
         """Yield the number and the value of each line."""
         try:
             with Path(path).open("rb") as file:
+                decode = self._decoder.decode
                 for number, line in enumerate(file, 1):
-                    yield number, self.decode(line, f"{os.fspath(path)}:{number}:")
+                    try:
+                        value = decode(line)
+                    except UNREADABLE as error:
+                        raise self._error(f"{os.fspath(path)}:{number}:", error, line) from error
+                    yield number, value
         except (OSError, ValueError) as error:
             raise self.error(
                 f"cannot read {os.fspath(path)}: {describe_flaw(error)}; {self.remedy}"

@@ -178,6 +178,10 @@ class RunReader(Observer):
             self.start_s = record.now
         now = self.now = 0.0 if self.start_s is None else record.now - self.start_s
         self._advance()
+        if isinstance(event, InstanceReported) and not record.commands:  # which changes no load
+            self._follower.now = record.now
+            self._event(now, event)
+            return
         follower = self._follower
         over = follower.read(record.now, event, record.commands)
         touched = {chunk.instance_id for chunk in over}
