@@ -18,7 +18,9 @@ def runners(monkeypatch):
     """The module, on a machine where Triton works; the environment names no runner."""
     pytest.importorskip("vllm")
     from seer_vllm import runners
+    from vllm import envs
 
+    envs.disable_envs_cache()  # which an engine that another test had in this process has enabled
     monkeypatch.setattr(runners, "HAS_TRITON", True)
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.delenv(VARIABLE)
