@@ -106,26 +106,22 @@ class Drawn(Sequence[T], Generic[T]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __add__(self, other: Drawn[T] | list[T]) -> Drawn[T] | list[T]:
-        if (
-            isinstance(other, Drawn)
-            and other._start == self._stop
+    def _goes_on_with(self, other: Drawn[T]) -> bool:
+        return (
+            other._start == self._stop
             and other._series == self._series
             and self._ended is None
             and not other._head
-        ):
+        )
+
+    def __add__(self, other: Drawn[T] | list[T]) -> Drawn[T] | list[T]:
+        if isinstance(other, Drawn) and self._goes_on_with(other):
             return Drawn(self._series, self._start, other._stop, other._ended, self._head)
         return [*self, *other]
 
     def __iadd__(self, other: Drawn[T] | list[T]) -> Drawn[T] | list[T]:
         """Go on with what goes on where this one stops, as transcripts do; any other sum is a list."""
-        if (
-            isinstance(other, Drawn)
-            and other._start == self._stop
-            and other._series == self._series
-            and self._ended is None
-            and not other._head
-        ):
+        if isinstance(other, Drawn) and self._goes_on_with(other):
             self._stop, self._ended = other._stop, other._ended
             return self
         return [*self, *other]
