@@ -167,6 +167,11 @@ class RolloutController:
         """Abort requests; each completes at once."""
         self.apply_guarded(RequestsAborted(tuple(request_ids), by))
 
+    @property
+    def paused(self) -> bool:
+        """Whether no chunk is sent until ``resume``."""
+        return self.scheduler.paused
+
     def pause(self, by: str = "") -> None:
         """Send no more chunks, and end those under way."""
         self.apply_guarded(RolloutPaused(by))

@@ -29,6 +29,11 @@ MOST_NAMED = 65_536
 class Controller(Protocol):
     """The controller, as a rollout calls it."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether no chunk is sent until ``resume``."""
+        ...
+
     def submit(self, groups: Sequence[PromptGroup]) -> None:
         """Roll out these groups as well."""
         ...
@@ -95,7 +100,6 @@ class Rollout:
         self._ready: deque[Completion] = deque()
         self._completions: list[Completion] | None = [] if keep else None
         self._error: BaseException | None = None
-        self._paused = False
         self._waiters: set[asyncio.Event] = set()
         self._line: deque[object] = deque()
 
@@ -199,7 +203,7 @@ class Rollout:
         try:
             if await self._clock.advance(changed):
                 return
-            if self.unfinished and not self._paused:
+            if self.unfinished and not self._controller.paused:
                 raise EngineError(
                     f"{len(self.unfinished)} requests are unfinished and no engine will ever answer"
                 )
@@ -275,14 +279,12 @@ class Rollout:
         """
         if self.over:
             return
-        self._paused = True
         self._controller.pause(by)
         await self._controller.chunks_ended(limit_s)
 
     def resume(self, by: str = "") -> None:
         """Send chunks again after a ``pause``."""
         if not self.over:
-            self._paused = False
             self._controller.resume(by)
             self._wake()  # a virtual clock has something to do again
 
