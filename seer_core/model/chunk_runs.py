@@ -25,6 +25,7 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
+from seer_core.model.most_free import MostFree
 from seer_core.model.requests import InstanceInfo
 
 __all__ = ["FIGURES", "Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "group_of"]
@@ -144,6 +145,9 @@ class ChunkFollower:
     _left: dict[str, int] = attrs.Factory(dict)
     """How many responses each of them lacks."""
     _over: list[ChunkRun] = attrs.Factory(list)
+    _changed: set[str] = attrs.Factory(set)
+    """The instances whose load has changed since ``lack`` was asked."""
+    _free: MostFree = attrs.Factory(MostFree)
 
     def read(self, now: float, event: Event, commands: Iterable[Command]) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
@@ -160,12 +164,15 @@ class ChunkFollower:
                 self.paused = False
             case InstanceStarted(info):
                 self.places[info.id] = InstanceLoad(info)
+                self._changed.add(info.id)
             case InstanceLeaving(instance_id):
                 if instance_id in self.places:
                     self.places[instance_id].leaving = True
+                    self._changed.add(instance_id)
             case InstanceLimited(instance_id, max_running):
                 if (limited := self.places.get(instance_id)) is not None:
                     limited.info = msgspec.structs.replace(limited.info, max_running=max_running)
+                    self._changed.add(instance_id)
             case InstanceLost(instance_id, reason):
                 self._gone(instance_id, f"lost with its instance: {reason}")
             case InstanceStopped(instance_id):
@@ -178,6 +185,7 @@ class ChunkFollower:
                     place = self.places.get(command.instance_id)
                     if place is not None:
                         place.add(self.now, command, self._prompts)
+                        self._changed.add(command.instance_id)
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
@@ -198,8 +206,12 @@ class ChunkFollower:
             return "paused"
         if not self.places:
             return "instances"
-        free = [each.free_kv_tokens for each in self.places.values() if each.has_slot]
-        return max(free) if free else "slots"
+        for name in self._changed:
+            place = self.places.get(name)
+            self._free.note(name, max(0, place.free_kv_tokens) if place and place.has_slot else -1)
+        self._changed.clear()
+        most = self._free.most()
+        return most if most >= 0 else "slots"
 
     def _completed(self, group_id: str) -> None:
         left = self._left.pop(group_id, 1) - 1
@@ -213,6 +225,7 @@ class ChunkFollower:
         for request_id in [] if place is None else list(place.sent):
             self._end(request_id, instance_id, how)
         self.places.pop(instance_id, None)
+        self._changed.add(instance_id)
 
     def _end(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
@@ -221,6 +234,7 @@ class ChunkFollower:
         if place is None or found is None:
             return
         begin_s, sent = found
+        self._changed.add(instance_id)
         self.running -= 1
         if result is not None:
             short = "ended early" if result.tokens < sent.max_tokens else "whole"

@@ -14,8 +14,7 @@ import numpy as np
 from seer_cli.report.bins import TimeBins
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
-from seer_cli.report.most_free import MostFree
-from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun
+from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
 from seer_core.model.events import (
     ChunkFinished,
     Command,
@@ -154,7 +153,6 @@ class RunReader(Observer):
     _requests: dict[str, ReadRequest] = attrs.Factory(dict)
     """The requests that have begun and are not over."""
     _kept_chunks: int = 0
-    _free: MostFree = attrs.Factory(MostFree)
     _since_s: float = 0.0
 
     @property
@@ -204,7 +202,7 @@ class RunReader(Observer):
             return
         for name in touched:
             self._load(name)
-        self.lacks.note(now, self._state())
+        self.lacks.note(now, follower.lack())
 
     def successor(self) -> RunReader:
         """Return a reader for what comes next on the instances that are up, with open requests."""
@@ -387,19 +385,10 @@ class RunReader(Observer):
         request.waits_since_s = None
 
     def _load(self, name: str) -> None:
-        """Note an instance's load, and the KV that it has for one more request."""
+        """Note an instance's load."""
         place, lane = self._follower.places.get(name), self.lanes.get(name)
         if lane is not None:
             lane.load(self.now, *((0, 0) if place is None else (len(place.sent), place.reserved_tokens)))
-        self._free.note(name, place.free_kv_tokens if place is not None and place.has_slot else -1)
-
-    def _state(self) -> Cause | int:
-        if self._follower.paused:
-            return "paused"
-        if not self._follower.places:
-            return "instances"
-        most = self._free.most()
-        return most if most >= 0 else "slots"
 
     def _advance(self) -> None:
         if self.now > self._since_s:
