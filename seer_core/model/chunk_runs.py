@@ -87,16 +87,6 @@ class InstanceLoad:
     _shared: dict[str, SharedPrompt] = attrs.Factory(dict)
     """The prompts of groups with chunks in flight, where siblings share theirs."""
 
-    @property
-    def has_slot(self) -> bool:
-        """Whether it may run one more chunk."""
-        return not self.leaving and len(self.sent) < self.info.max_running
-
-    @property
-    def free_kv_tokens(self) -> int:
-        """The KV that is left."""
-        return self.info.kv_capacity_tokens - self.reserved_tokens
-
     def add(self, now: float, sent: Dispatch, prompt_tokens: Mapping[str, int]) -> None:
         """Note a chunk that is sent here; groups have prompts of so many tokens."""
         self.reserved_tokens += sent.kv_tokens
@@ -145,7 +135,7 @@ class ChunkFollower:
     _left: dict[str, int] = attrs.Factory(dict)
     """How many responses each of them lacks."""
     _over: list[ChunkRun] = attrs.Factory(list)
-    _changed: set[str] = attrs.Factory(set)
+    changed: set[str] = attrs.Factory(set)
     """The instances whose load has changed since ``lack`` was asked."""
     _free: MostFree = attrs.Factory(MostFree)
 
@@ -164,15 +154,15 @@ class ChunkFollower:
                 self.paused = False
             case InstanceStarted(info):
                 self.places[info.id] = InstanceLoad(info)
-                self._changed.add(info.id)
+                self.changed.add(info.id)
             case InstanceLeaving(instance_id):
                 if instance_id in self.places:
                     self.places[instance_id].leaving = True
-                    self._changed.add(instance_id)
+                    self.changed.add(instance_id)
             case InstanceLimited(instance_id, max_running):
                 if (limited := self.places.get(instance_id)) is not None:
                     limited.info = msgspec.structs.replace(limited.info, max_running=max_running)
-                    self._changed.add(instance_id)
+                    self.changed.add(instance_id)
             case InstanceLost(instance_id, reason):
                 self._gone(instance_id, f"lost with its instance: {reason}")
             case InstanceStopped(instance_id):
@@ -185,7 +175,7 @@ class ChunkFollower:
                     place = self.places.get(command.instance_id)
                     if place is not None:
                         place.add(self.now, command, self._prompts)
-                        self._changed.add(command.instance_id)
+                        self.changed.add(command.instance_id)
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
@@ -206,10 +196,13 @@ class ChunkFollower:
             return "paused"
         if not self.places:
             return "instances"
-        for name in self._changed:
+        for name in self.changed:
             place = self.places.get(name)
-            self._free.note(name, max(0, place.free_kv_tokens) if place and place.has_slot else -1)
-        self._changed.clear()
+            if place is None or place.leaving or len(place.sent) >= place.info.max_running:
+                self._free.note(name, -1)
+            else:
+                self._free.note(name, max(0, place.info.kv_capacity_tokens - place.reserved_tokens))
+        self.changed.clear()
         most = self._free.most()
         return most if most >= 0 else "slots"
 
@@ -225,7 +218,7 @@ class ChunkFollower:
         for request_id in [] if place is None else list(place.sent):
             self._end(request_id, instance_id, how)
         self.places.pop(instance_id, None)
-        self._changed.add(instance_id)
+        self.changed.add(instance_id)
 
     def _end(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
@@ -234,7 +227,7 @@ class ChunkFollower:
         if place is None or found is None:
             return
         begin_s, sent = found
-        self._changed.add(instance_id)
+        self.changed.add(instance_id)
         self.running -= 1
         if result is not None:
             short = "ended early" if result.tokens < sent.max_tokens else "whole"

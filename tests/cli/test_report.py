@@ -128,7 +128,7 @@ def test_seconds_of_each_instance_add_up_to_the_run_and_what_requests_lacked_to_
     assert sum(shown.waited_s.values()) == pytest.approx(waited, abs=0.01)
     assert sum(shown.waiting) * shown.total_s / len(shown.waiting) == pytest.approx(waited, rel=0.02)
     tokens = sum(shown.tokens_per_s) * shown.total_s / len(shown.tokens_per_s)
-    assert tokens == pytest.approx(reader.tokens, rel=0.02)
+    assert tokens == pytest.approx(reader.finished.tokens, rel=0.02)
 
 
 def test_what_it_keeps_one_by_one_is_bounded_and_of_the_last(run, reader, monkeypatch):

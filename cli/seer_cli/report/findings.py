@@ -203,10 +203,10 @@ def _overheads(
     reader: RunReader, seconds: Mapping[str, Mapping[str, float]], everything_s: float
 ) -> Iterator[Finding]:
     sums = {kind: sum(each[kind] for each in seconds.values()) for kind in SECONDS}
-    again = reader.again_tokens / max(1, reader.prefilled_tokens)
+    again = reader.finished.again_tokens / max(1, reader.finished.prefilled_tokens)
     yield Finding(
         "Context was prefilled again",
-        f"Chunks that went on with a response prefilled {reader.again_tokens:,} tokens of context,"
+        f"Chunks that went on with a response prefilled {reader.finished.again_tokens:,} tokens of context,"
         f" {again:.0%} of all prefill, as neither their instance nor the pool had its KV.",
         again * sums["prefill"] / everything_s,
     )
@@ -216,7 +216,7 @@ def _overheads(
         " their way, of work between steps, and of reports that were not yet there.",
         sums["between"] / everything_s,
     )
-    drafts = [each for each in reader.by_siblings.values() if each.drafted]
+    drafts = [each for each in reader.finished.by_siblings.values() if each.drafted]
     steps, tokens = sum(each.steps for each in drafts), sum(each.tokens for each in drafts)
     working_s = sums["decode"] + sums["drafts"]
     if steps and working_s and (tokens / steps - 1) < sums["drafts"] / max(1e-9, sums["decode"]):

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from seer_cli.report.bins import TimeBins
+from seer_cli.report.finished import FinishedChunks
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
 from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
@@ -38,7 +39,7 @@ from seer_core.model.request_life import RequestLife, Wait
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["DraftCounts", "GroupStory", "ReadRequest", "RunReader"]
+__all__ = ["GroupStory", "ReadRequest", "RunReader"]
 
 MOST_CHUNKS = 10_000
 """Chunks that are kept one by one: those of the requests that finished last."""
@@ -107,16 +108,6 @@ class ReadRequest:
     """Its life in words, once it has been shown."""
 
 
-@attrs.define
-class DraftCounts:
-    """Steps of chunks, and their drafts."""
-
-    steps: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
 @attrs.define(eq=False)
 class RunReader(Observer):
     """Sums a run up; times are in seconds since its first groups came."""
@@ -129,23 +120,13 @@ class RunReader(Observer):
     rans_s: array[float] = attrs.Factory(lambda: array("d"))
     """How long each request's chunks ran, by row."""
     lacks: Lacks = attrs.Factory(Lacks)
-    whole: TimeBins = attrs.Factory(lambda: TimeBins(2))
-    """Requests that wait, and tokens that were written."""
+    waiting: TimeBins = attrs.Factory(lambda: TimeBins(1))
+    """How many requests wait."""
+    finished: FinishedChunks = attrs.Factory(FinishedChunks)
     kept: deque[ReadRequest] = attrs.Factory(deque)
     reasons: Counter[str] = attrs.Factory(Counter)
-    tokens: int = 0
     changes: list[Change] = attrs.Factory(list)
     """Pauses, and requests that were given up."""
-    chunks: int = 0
-    migrations: int = 0
-    cached_tokens: int = 0
-    pool_tokens: int = 0
-    prefilled_tokens: int = 0
-    again_tokens: int = 0
-    """Context that a chunk prefilled though an earlier chunk of the request had computed it."""
-    by_siblings: dict[int, DraftCounts] = attrs.Factory(dict)
-    by_age: dict[int, DraftCounts] = attrs.Factory(dict)
-    """By the power of two of the tokens that the response had."""
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
     open_requests: int = 0
     """The requests that are not over."""
@@ -182,7 +163,6 @@ class RunReader(Observer):
             return
         follower = self._follower
         over = follower.read(record.now, event, record.commands)
-        touched = {chunk.instance_id for chunk in over}
         if not isinstance(event, ChunkFinished):  # most are
             self._event(now, event)
         for chunk in over:
@@ -190,17 +170,12 @@ class RunReader(Observer):
         for command in record.commands:
             match command:
                 case Dispatch():
-                    touched.add(command.instance_id)
                     self._dispatched(command)
                 case Complete(request_id, reason):
                     self._completed(request_id, reason)
-        if isinstance(event, InstanceStarted):
-            touched.add(event.info.id)
-        elif isinstance(event, InstanceLeaving | InstanceLimited | InstanceLost | InstanceStopped):
-            touched.add(event.instance_id)
-        elif not touched and not isinstance(event, RolloutPaused | RolloutResumed):
+        if not follower.changed and not isinstance(event, RolloutPaused | RolloutResumed):
             return
-        for name in touched:
+        for name in follower.changed:
             self._load(name)
         self.lacks.note(now, follower.lack())
 
@@ -271,7 +246,10 @@ class RunReader(Observer):
                 if lane is not None:
                     lane.report(now, event)
             case InstanceStarted(info):
-                lane = self.lanes.setdefault(info.id, InstanceLane(info.id))
+                lane = self.lanes.get(info.id)
+                if lane is None:
+                    lane = self.lanes[info.id] = InstanceLane(info.id)
+                    lane.number = self.finished.add_lane(lane)
                 lane.info = info
                 lane.change(now, True, "started again" if lane.changes else "started")
             case InstanceLost(name, reason) if name in self.lanes:
@@ -330,31 +308,22 @@ class RunReader(Observer):
     def _over(self, chunk: ChunkRun) -> None:
         lane = self.lanes[chunk.instance_id]
         slot = lane.slots.give_back(chunk.request_id)
-        place = self._follower.places.get(chunk.instance_id)
-        lane.finish(chunk, 1 + (0 if place is None else len(place.sent)))
-        self.chunks += chunk.result is not None
-        request = self._requests.get(chunk.request_id)
-        if request is None:
-            return
+        request = self._requests[chunk.request_id]
         request.spans.append((chunk, slot))
         request.waits_since_s = self.now
         self.rans_s[request.row] += chunk.end_s - chunk.begin_s
         result = chunk.result
         if result is None:
+            lane.lose(chunk)
             return
-        self.migrations += request.instance_id not in ("", chunk.instance_id)
+        place = self._follower.places.get(chunk.instance_id)
+        beside = 1 if place is None else 1 + len(place.sent)
+        age, moved = request.tokens, request.instance_id not in ("", chunk.instance_id)
+        self.finished.add(
+            lane.number, beside, chunk, result, self.start_s or 0.0, age, request.siblings, moved
+        )
         request.instance_id = chunk.instance_id
-        self.tokens += result.tokens
-        self.cached_tokens += result.cached_tokens
-        self.pool_tokens += result.pool_tokens
-        self.prefilled_tokens += result.prefilled_tokens
-        if request.tokens:
-            self.again_tokens += result.prefilled_tokens
-        begin_s = chunk.begin_s - (self.start_s or 0.0)
-        self.whole.add(begin_s, self.now, (0.0, result.tokens / max(self.now - begin_s, 1e-9)))
-        _count(self.by_siblings, request.siblings, result)
-        _count(self.by_age, request.tokens.bit_length() - 1, result)
-        request.tokens += result.tokens
+        request.tokens = age + result.tokens
 
     def _completed(self, request_id: str, reason: str) -> None:
         request = self._request(request_id)
@@ -393,13 +362,14 @@ class RunReader(Observer):
     def _advance(self) -> None:
         if self.now > self._since_s:
             waiting = self.open_requests - self._follower.running
-            self.whole.add(self._since_s, self.now, (max(0, waiting), 0.0))
+            self.waiting.add(self._since_s, self.now, (max(0, waiting),))
             self._since_s = self.now
 
     def catch_up(self) -> None:
-        """Count the time up to now."""
+        """Count the time up to now, and the chunks that have finished."""
+        self.finished.catch_up()
         for lane in self.lanes.values():
-            lane.advance(self.now)
+            lane.catch_up(self.now)
         self._advance()
 
     def waited_s(self) -> np.ndarray:
@@ -418,14 +388,3 @@ class RunReader(Observer):
 
 def _asked(by: str) -> str:
     return f", as asked by {by}" if by else ""
-
-
-def _count(counts: dict[int, DraftCounts], key: int, result: ChunkFinished) -> None:
-    """Add a chunk's steps and drafts to those of its kind."""
-    found = counts.get(key)
-    if found is None:
-        found = counts[key] = DraftCounts()
-    found.steps += result.steps
-    found.tokens += result.tokens
-    found.drafted += result.drafted
-    found.accepted += result.accepted
