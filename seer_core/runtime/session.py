@@ -221,6 +221,21 @@ class Session:
         with self._use("waking its engines"):
             self._call(self.runtime.wake(), finish=True)
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine beside what is under way, in the session's own event loop; never blocks.
+
+        It serves what commands the ``runtime`` while another thread rolls out, such as a pause of its
+        ``current`` rollout.
+
+        Raises:
+            SeerError: the session does not run.
+        """
+        with self._gate:
+            if self._loop is None:
+                work.close()
+                raise SeerError(NOT_RUNNING)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def _leave(self) -> None:
         """Abort what is under way, without waiting where garbage is collected in the loop's own thread."""
         rollout, loop = self.runtime.current, self._loop
