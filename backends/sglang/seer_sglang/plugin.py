@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field, structs
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
-from seer_worker.kv_room import slots
+from seer_worker.kv_room import fitting_slots, slots
 from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
@@ -66,6 +66,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """The KV cache of one instance. Without it SGLang takes the memory that a GPU has left; on a CPU it must
     be given.
+    """
+    max_running: Annotated[int, Meta(ge=0)] = 0
+    """The most requests that one instance decodes in a step; 0 means as many as suit its KV: 64 to 1,024, and
+    64 without ``kv_cache_bytes``.
     """
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """The tokens of one KV block, SGLang's page."""
@@ -127,9 +131,19 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         settings.kv_cache_bytes,
         dtype=settings.dtype,
         max_model_tokens=settings.max_model_tokens,
-        max_running=settings.max_running,
+        max_running=max_running(settings, model),
     )
     return installation(python) + checks + room
+
+
+def max_running(settings: Settings, model_dir: Path) -> int:
+    """Return the most requests that an instance decodes in a step, as set or as suits its KV."""
+    return settings.max_running or fitting_slots(
+        model_dir,
+        settings.kv_cache_bytes,
+        dtype=settings.dtype,
+        max_model_tokens=settings.max_model_tokens,
+    )
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
@@ -150,7 +164,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "model_path": str(model_dir.absolute()),
         "dtype": settings.dtype,
         "page_size": settings.block_size,
-        "max_running_requests": settings.max_running,
+        "max_running_requests": max_running(settings, model_dir),
         "disable_cuda_graph": settings.enforce_eager,
         "draft_paths": settings.draft_paths,
         "enable_metrics": settings.metrics,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
-from seer_worker.kv_room import slots
+from seer_worker.kv_room import fitting_slots, slots
 
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
@@ -57,6 +57,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
     """The KV cache of one instance. Without it vLLM takes the memory that a GPU has left; on a CPU it must be
     given.
+    """
+    max_running: Annotated[int, Meta(ge=0)] = 0
+    """The most requests that one instance decodes in a step; 0 means as many as suit its KV: 64 to 1,024, and
+    64 without ``kv_cache_bytes``.
     """
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32
     """The tokens of one KV block."""
@@ -119,7 +123,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
             settings.kv_cache_bytes,
             dtype=settings.dtype,
             max_model_tokens=settings.max_model_tokens,
-            max_running=settings.max_running,
+            max_running=max_running(settings, model),
             tensor_parallel=settings.tensor_parallel,
         ),
     ]
@@ -136,7 +140,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "model": str(model_dir.absolute()),
         "dtype": settings.dtype,
         "block_size": settings.block_size,
-        "max_num_seqs": settings.max_running,
+        "max_num_seqs": max_running(settings, model_dir),
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "enforce_eager": settings.enforce_eager,
@@ -148,6 +152,20 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "max_num_batched_tokens": settings.max_batched_tokens,
     }
     return arguments | {name: value for name, value in optional.items() if value} | settings.engine_args
+
+
+def max_running(settings: Settings, model_dir: Path) -> int:
+    """Return the most requests that an instance decodes in a step, as set or as suits its KV."""
+    if settings.max_running:
+        return settings.max_running
+    fitting = fitting_slots(
+        model_dir,
+        settings.kv_cache_bytes,
+        dtype=settings.dtype,
+        max_model_tokens=settings.max_model_tokens,
+        tensor_parallel=settings.tensor_parallel,
+    )
+    return min(fitting, settings.max_batched_tokens or fitting)  # a step computes a token of each at least
 
 
 def vllm_environment(

@@ -77,6 +77,26 @@ def test_engine_args_pass_through_but_not_over_what_settings_decide(tmp_path):
         engine_args(settings(engine_args={"speculative_config": {"method": "ngram"}}), tmp_path)
 
 
+def test_slots_follow_from_kv_unless_they_are_set(tmp_path):
+    config = {
+        "dtype": "float32",
+        "head_dim": 64,
+        "hidden_size": 64,
+        "max_position_embeddings": 1024,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kv = 100 * 1024 * 1024  # contexts of the longest one, each token of 1 KiB
+
+    def slots(**fields):
+        return engine_args(settings(kv_cache_bytes=kv, **fields), tmp_path)["max_num_seqs"]
+
+    assert slots() == 8 * 100
+    assert slots(max_batched_tokens=512) == 512  # a step computes one token of each
+    assert slots(max_running=3) == 3
+
+
 @pytest.mark.parametrize("eager", [True, False])
 def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
     assert engine_args(settings(enforce_eager=eager), tmp_path)["enforce_eager"] is eager
