@@ -117,10 +117,9 @@ def _lost(
     reader: RunReader, seconds: Mapping[str, Mapping[str, float]], everything_s: float
 ) -> Iterator[Finding]:
     for name, lane in reader.lanes.items():
-        losses = [each for each in lane.changes if each.what.startswith("lost")]
-        if losses:
-            down_s, times = seconds[name]["down"], len(losses)
-            first = f"at {losses[0].at_s:,.1f} s ({printable(losses[0].what)})"
+        if lane.first_loss is not None:
+            down_s, times = seconds[name]["down"], lane.losses
+            first = f"at {lane.first_loss.at_s:,.1f} s ({printable(lane.first_loss.what)})"
             yield Finding(
                 f"Instance {printable(name)} was lost",
                 f"It was lost {f'{times} times, first ' if times > 1 else ''}{first}, and down for"

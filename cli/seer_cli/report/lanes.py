@@ -48,6 +48,8 @@ class InstanceLane:
     bins: TimeBins = attrs.Factory(lambda: TimeBins(len(FIGURES)))
     tokens: int = 0
     chunks: int = 0
+    losses: int = 0
+    first_loss: Change | None = None
     lost_chunks: int = 0
     lost_s: float = 0.0
     stepping_s: float = 0.0
@@ -68,6 +70,13 @@ class InstanceLane:
             self.running = self.reserved_tokens = 0
         self._mark(now)
         self.note(now, what)
+
+    def be_lost(self, now: float, reason: str) -> None:
+        """Note that it was lost."""
+        what = f"lost: {reason}"
+        self.losses += 1
+        self.first_loss = self.first_loss or Change(now, what)
+        self.change(now, False, what)
 
     def go_on(self, before: InstanceLane) -> None:
         """Count from the last report of the same instance on."""

@@ -253,7 +253,7 @@ class RunReader(Observer):
                 lane.info = info
                 lane.change(now, True, "started again" if lane.changes else "started")
             case InstanceLost(name, reason) if name in self.lanes:
-                self.lanes[name].change(now, False, f"lost: {reason}")
+                self.lanes[name].be_lost(now, reason)
             case InstanceStopped(name) if name in self.lanes:
                 self.lanes[name].change(now, False, "ended")
             case InstanceLeaving(name, reason, by) if name in self.lanes:
