@@ -81,8 +81,8 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """OpenMP threads of one instance."""
     draft_paths: Annotated[int, Meta(ge=1, le=64)] = 4
     """The most paths of a draft, which is a tree."""
-    enforce_eager: bool = True
-    """Whether the model runs without CUDA graphs."""
+    enforce_eager: bool | None = None
+    """Whether the model runs without CUDA graphs; unless it is set, it does on a CPU only."""
     metrics: bool = False
     """Whether each instance serves the figures of SGLang's scheduler for Prometheus, at a free port and
     without a password.
@@ -165,10 +165,10 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "dtype": settings.dtype,
         "page_size": settings.block_size,
         "max_running_requests": max_running(settings, model_dir),
-        "disable_cuda_graph": settings.enforce_eager,
         "draft_paths": settings.draft_paths,
         "enable_metrics": settings.metrics,
     }
+    graphs = {} if settings.enforce_eager is None else {"disable_cuda_graph": settings.enforce_eager}
     optional = {
         "context_length": settings.max_model_tokens,
         "max_prefill_tokens": settings.max_batched_tokens,
@@ -176,6 +176,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     }
     return (
         arguments
+        | graphs
         | {name: value for name, value in optional.items() if value}
         | settings.engine_args
         | {"kv_cache_bytes": settings.kv_cache_bytes}

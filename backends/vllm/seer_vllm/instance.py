@@ -23,6 +23,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.prometheus import get_prometheus_registry
@@ -74,7 +75,7 @@ class VllmCore:
         source = start.source
         choice = settle_runner(source, start.settings.get("tensor_parallel_size", 1))
         args = EngineArgs(
-            **{"disable_log_stats": True, **start.settings},
+            **{"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings},
             speculative_config=None
             if source is None
             else speculative_config(source, second=choice.runner == SECOND),
@@ -85,7 +86,9 @@ class VllmCore:
         )
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
-        self.engine = LLMEngine.from_engine_args(args)
+        # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
+        usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
+        self.engine = LLMEngine.from_engine_args(args, usage_context=usage)
         internals.check_engine(self.engine)
         [runner, *_] = self._call("seer_install")
         if runner is not None:  # an emulated worker has none

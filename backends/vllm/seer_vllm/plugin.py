@@ -76,8 +76,8 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """Which of vLLM's model runners computes the steps: ``auto`` is vLLM's own choice, which is the second on
     a GPU, and the first on a CPU and with a drafter.
     """
-    enforce_eager: bool = True
-    """Whether the model runs without CUDA graphs and compilation."""
+    enforce_eager: bool | None = None
+    """Whether the model runs without CUDA graphs and compilation; unless it is set, it does on a CPU only."""
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
     """
@@ -143,15 +143,16 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "max_num_seqs": max_running(settings, model_dir),
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
-        "enforce_eager": settings.enforce_eager,
         "disable_log_stats": not settings.metrics,
     }
+    graphs = {} if settings.enforce_eager is None else {"enforce_eager": settings.enforce_eager}
     optional = {
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "max_model_len": settings.max_model_tokens,
         "max_num_batched_tokens": settings.max_batched_tokens,
     }
-    return arguments | {name: value for name, value in optional.items() if value} | settings.engine_args
+    chosen = {name: value for name, value in optional.items() if value}
+    return arguments | graphs | chosen | settings.engine_args
 
 
 def max_running(settings: Settings, model_dir: Path) -> int:

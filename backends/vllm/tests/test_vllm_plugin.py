@@ -100,6 +100,7 @@ def test_slots_follow_from_kv_unless_they_are_set(tmp_path):
 @pytest.mark.parametrize("eager", [True, False])
 def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
     assert engine_args(settings(enforce_eager=eager), tmp_path)["enforce_eager"] is eager
+    assert "enforce_eager" not in engine_args(settings(), tmp_path)  # the worker's platform decides
 
 
 def test_a_worker_sees_its_own_devices_and_threads_only():

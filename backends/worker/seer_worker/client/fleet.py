@@ -63,7 +63,7 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The interpreter that runs the workers, where the engine has an environment of its own; relative to the
     config file. Without it: the running one, or the one that the engine's plug-in finds.
     """
-    start_timeout_s: Seconds = 180.0
+    start_timeout_s: Seconds = 600.0
     """A worker that is not ready after so long counts as failed."""
     stop_timeout_s: Seconds = 10.0
     """How long a worker may take to end by itself before it is killed."""
