@@ -364,8 +364,8 @@ class TurnRecord(msgspec.Struct, frozen=True, gc=False):
     """The tokens that the model wrote."""
     answer_tokens: int = 0
     """The tokens of the environment's answer, which follow."""
-    environment_s: float = 0.0
-    """The time from the end of the model's tokens to the answer; 0 where the environment was not asked."""
+    environment_s: float | None = None
+    """The time from the end of the model's tokens to the answer, in seconds; none without an answer."""
     reward: float | None = None
     """The reward of the turn, if the environment gave one."""
 

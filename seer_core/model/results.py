@@ -226,8 +226,9 @@ class Tally:
         position = 0
         for turn in completion.turns:
             position += turn.tokens
-            self._turns += turn.environment_s > 0 or turn.answer_tokens > 0
-            self._environment_s += turn.environment_s
+            if turn.environment_s is not None:
+                self._turns += 1
+                self._environment_s += turn.environment_s
             self._environment_tokens += turn.answer_tokens
             self._answered_tokens += turn.answer_tokens if position >= resumed_tokens else 0
             position += turn.answer_tokens

@@ -1,4 +1,4 @@
-"""A calculator: the model stops behind an expression, and goes on behind its value."""
+"""Sums: the model stops behind an expression, and goes on behind its value."""
 
 import re
 from collections.abc import Sequence

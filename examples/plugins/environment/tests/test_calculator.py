@@ -21,12 +21,13 @@ def answers(*turns):
     """Return the answers to turns of one response, each a text and its stop reason."""
 
     async def play():
-        calculator = Calculator()
-        await calculator.reset(TRAJECTORY, ())
-        return [
-            await calculator.step(TRAJECTORY, ModelTurn(number, [5], text, stop_reason, 100))
-            for number, (text, stop_reason) in enumerate(turns)
-        ]
+        environment = Calculator()
+        await environment.reset(TRAJECTORY, ())
+        found = []
+        for number, (text, stop_reason) in enumerate(turns):
+            turn = ModelTurn(number, [5], text, stop_reason, 100)
+            found.append(await environment.step(TRAJECTORY, turn))
+        return found
 
     return asyncio.run(play())
 
