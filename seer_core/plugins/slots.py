@@ -77,6 +77,15 @@ class Strategies:
         drafter = self.drafter
         return drafter is not None and sum(slot.strategy is drafter.strategy for slot in self.slots) > 1
 
+    def refuse_environment(self, user: str) -> None:
+        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
+        if self.environment is not None:
+            name = self.environment.owner
+            raise ConfigError(
+                f"{user} takes no environment yet, and [seer].plugins names {name!r}; leave it out:"
+                f" --set seer.slots.environment={CORE}, or take it out of the file"
+            )
+
     def with_observer(self, *observers: Observer, owner: str = "") -> Strategies:
         """Return the same with further observers, each named by its class unless ``owner`` names them.
 

@@ -80,6 +80,7 @@ class AnsweredTurn(msgspec.Struct, frozen=True):
     """An earlier turn of a response, and the answer to it."""
 
     turn: ModelTurn
+    """The turn."""
     answer_token_ids: list[int]
     """The tokens of the answer."""
 

@@ -83,7 +83,7 @@ class RolloutController:
         self.scheduler = Scheduler(
             strategies.policies, self._settings.max_chunk_failures, debug=self._settings.debug
         )
-        self.environment = strategies.environment
+        self.strategies = strategies
         self.strategies_failed = False
 
     async def start(self) -> None:
@@ -93,7 +93,7 @@ class RolloutController:
             PluginError: one raised; those before it have been started.
         """
         await self.observers.start()
-        slot = self.environment
+        slot = self.strategies.environment
         start = None if slot is None else implemented(slot.strategy, "start")
         if slot is not None and start is not None:
             with slot.named():
@@ -105,7 +105,7 @@ class RolloutController:
         if self._calls is not None:
             self._calls.stop()
             await self._calls.closed()
-        slot, started = self.environment, self._environment_started
+        slot, started = self.strategies.environment, self._environment_started
         self._environment_started = False
         if started and slot is not None and implemented(slot.strategy, "stop") is not None:
             await stop_strategy(slot)
@@ -145,8 +145,8 @@ class RolloutController:
             sharing=fleet.shares_sibling_tokens,
             chunk_numbers=self._chunk_numbers,
         )
-        if environment is None and self.environment is not None:
-            environment = self.environment.strategy
+        if environment is None and self.strategies.environment is not None:
+            environment = self.strategies.environment.strategy
         self._calls = None
         if environment is not None:
             turns, model, tokenizer = self._settings.turns, fleet.model, fleet.tokenizer

@@ -103,6 +103,10 @@ class Runtime:
         """The KV pool that instances share, if any."""
         return self._fleet.kv_pool
 
+    def refuse_environment(self, user: str) -> None:
+        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
+        self._controller.strategies.refuse_environment(user)
+
     @property
     def strategies_failed(self) -> bool:
         """Whether a rollout failed midway, so that no other can begin until ``use``."""

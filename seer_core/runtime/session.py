@@ -379,12 +379,14 @@ def rollout(
     records: Iterable[Mapping[str, Any]],
     iteration: int = 0,
     observers: Iterable[Observer] = (),
+    environment: Environment | None = None,
 ) -> RolloutResult:
     """Start engines, roll out prompts, stop engines, return the result: the short form for scripts.
 
     ``records`` have the fields of a prompts file's lines.  A script that trains gives the number of its
-    ``iteration``: the same prompts get the same responses where it is the same.  Call it where no event loop
-    runs; with one, use ``Runtime``.  To keep the engines between two iterations, use ``Session``.
+    ``iteration``: the same prompts get the same responses where it is the same.  ``environment`` is that of
+    ``Runtime.open``.  Call it where no event loop runs; with one, use ``Runtime``.  To keep the engines between
+    two iterations, use ``Session``.
     """
     try:
         asyncio.get_running_loop()
@@ -398,6 +400,7 @@ def rollout(
 
     async def run() -> RolloutResult:
         async with Runtime.from_config(config, observers) as runtime:
-            return await runtime.rollout(runtime.groups(records, iteration)).wait()
+            groups = runtime.groups(records, iteration)
+            return await runtime.rollout(groups, environment=environment).wait()
 
     return asyncio.run(run())

@@ -8,10 +8,10 @@ import pytest
 from seer_journal import DiskJournal
 from structlog.testing import capture_logs
 
-from seer_core.errors import EngineError, InputError
+from seer_core.errors import ConfigError, EngineError, InputError, PluginError
 from seer_core.model import PromptGroup
 from seer_core.model.events import AskEnvironment, ChunkFinished, EnvironmentAnswered
-from seer_core.plugins.config import make_config
+from seer_core.plugins.config import load_config, make_config
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.runtime.runtime import Runtime
@@ -316,3 +316,81 @@ def test_a_request_that_acts_holds_no_place_in_an_engine():
     result, _ = simulated(Dice(delay_s=50.0), observers=[watch], groups=groups)
     assert watch.most_running > SMALL_SIM["instances"] * SMALL_SIM["max_running"]
     assert result.summary.preemptions == 0
+
+
+ENVIRONMENT = """
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.environment import EnvironmentAnswer
+
+class Once:
+    seen = []
+
+    async def start(self):
+        self.seen.append("start")
+
+    async def step(self, trajectory, turn):
+        self.seen.append(trajectory.request_id)
+        return EnvironmentAnswer(done=True)
+
+    async def stop(self):
+        self.seen.append("stop")
+
+@hookimpl
+def seer_make_environment():
+    return Once()
+"""
+
+
+def test_an_environment_of_the_config_is_started_asked_and_stopped(distribution, write_config):
+    distribution("once", ENVIRONMENT)
+    seen = importlib.import_module("once_module").Once.seen
+    config = write_config(["once"])
+
+    async def story():
+        async with Runtime.from_config(config) as runtime:
+            assert seen == ["start"]
+            groups = runtime.groups([{"prompt": "a", "n": 2, "max_tokens": 8000}])
+            await runtime.rollout(groups).wait()
+            other = Dice()
+            await runtime.rollout(
+                runtime.groups([{"prompt": "a", "max_tokens": 8000}]), environment=other
+            ).wait()
+            assert other.steps
+
+    play(story())
+    assert seen[0] == "start"
+    assert sorted(seen[1:-1]) == [f"{seen[1].partition('/')[0]}/{index}" for index in range(2)]
+    assert seen[-1] == "stop"
+
+
+def test_what_reads_no_turns_refuses_an_environment(distribution, write_config, seer):
+    distribution("once", ENVIRONMENT)
+    config = write_config(["once"])
+    refused = r"takes no environment yet, and \[seer\].plugins names 'once'"
+    with pytest.raises(ConfigError, match=f"the trainer {refused}"):
+        Runtime.from_config(config).refuse_environment("the trainer")
+    result = seer("serve", config, "--port", "0")
+    assert result.exit_code == 2
+    assert "seer serve takes no environment yet" in result.output
+    without = load_config(config, ["seer.slots.environment=seer-core"])
+    Runtime.from_config(without).refuse_environment("the trainer")
+
+
+def test_two_environments_are_a_conflict_that_the_config_settles(distribution, write_config):
+    distribution("once", ENVIRONMENT)
+    distribution("more", ENVIRONMENT)
+    with pytest.raises(ConfigError, match="slot 'environment' is claimed by 'once' and 'more'"):
+        Runtime.from_config(write_config(["once", "more"]))
+    chosen = load_config(write_config(["once", "more"]), ["seer.slots.environment=more"])
+    assert assemble(chosen).strategies.environment.owner == "more"
+
+
+def test_an_environment_that_does_not_start_ends_the_start(distribution, write_config):
+    distribution("once", ENVIRONMENT.replace('self.seen.append("start")', 'raise OSError("no sandbox")'))
+
+    async def story():
+        async with Runtime.from_config(write_config(["once"])):
+            pass
+
+    with pytest.raises(PluginError, match="plug-in 'once', slot 'environment': raised OSError: no sandbox"):
+        play(story())
