@@ -8,7 +8,11 @@ import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import count
+from numbers import Real
+from operator import index, itemgetter
 from typing import Any, Protocol
 
 import attrs
@@ -58,10 +62,12 @@ class Question(msgspec.Struct, frozen=True):
 
 @attrs.define(eq=False)
 class _Call:
-    """A question that has not been answered, and how to give it up."""
+    """A question that has not been answered, the environment's work on it, and how to give it up."""
 
+    number: int
     question: Question
-    task: asyncio.Task[None] | None = None
+    working: bool = False
+    work: asyncio.Task[tuple[EncodedAnswer | str, float]] | None = None
     cancel: Callable[[], None] = lambda: None
     release: Callable[[], None] = lambda: None
 
@@ -69,8 +75,8 @@ class _Call:
 class EnvironmentCalls:
     """Asks one environment about turns: those that it works on at once, and those that wait for that.
 
-    A clock that can be held stands still while the environment's own code runs, so that a virtual run does
-    not depend on how long that takes.
+    A clock that can be held stands still while the environment's own code runs, and then takes all answers in
+    the order of the questions.  So a virtual run does not depend on how long that code takes.
     """
 
     def __init__(
@@ -90,6 +96,9 @@ class EnvironmentCalls:
         self._listener = listener
         self._calls: dict[str, _Call] = {}
         self._waiting: deque[_Call] = deque()
+        self._numbers = count()
+        self._working = 0
+        self._settled: list[tuple[int, _Call, EncodedAnswer | str, float]] = []
         self._begun: dict[str, Trajectory] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._reset = implemented(environment, "reset")
@@ -97,7 +106,7 @@ class EnvironmentCalls:
 
     def ask(self, question: Question) -> None:
         """Ask about a turn, now or once fewer are worked on; the listener gets the answer, never at once."""
-        call = self._calls[question.trajectory.request_id] = _Call(question)
+        call = self._calls[question.trajectory.request_id] = _Call(next(self._numbers), question)
         self._waiting.append(call)
         self._begin_next()
 
@@ -127,8 +136,10 @@ class EnvironmentCalls:
         if call in self._waiting:
             self._waiting.remove(call)
         call.cancel()
-        if call.task is not None:
-            call.task.cancel()
+        if call.work is not None:
+            call.work.cancel()
+        if call.working:
+            self._worked(call)
         call.release()
 
     def _begin_next(self) -> None:
@@ -136,34 +147,53 @@ class EnvironmentCalls:
             call = self._waiting.popleft()
             if isinstance(self._clock, HeldClock):
                 call.release = self._clock.hold()
-            call.task = asyncio.ensure_future(self._work(call))
+            call.working = True
+            self._working += 1
+            call.work = asyncio.ensure_future(self._answer(call.question))
+            late = partial(self._settle, call, self._late())
+            limit = asyncio.get_running_loop().call_later(self._settings.timeout_s, late)
+            call.cancel = limit.cancel
+            call.work.add_done_callback(partial(self._answered, call))
 
-    async def _work(self, call: _Call) -> None:
-        outcome: EncodedAnswer | str
-        limit_s, delay_s = self._settings.timeout_s, 0.0
-        limit = asyncio.timeout(limit_s)
-        try:
-            async with limit:
-                answer = await self._answer(call.question)
-            delay_s = _delay_of(answer)
-            outcome = self._encoded(answer, call.question.turn)
-        except (Exception, SystemExit) as error:
-            outcome = self._reason(error, late=limit.expired())
+    def _answered(self, call: _Call, work: asyncio.Task[tuple[EncodedAnswer | str, float]]) -> None:
+        """Take what the environment's work has come to, unless it was given up."""
+        if not work.cancelled():
+            self._settle(call, *work.result())
+
+    def _settle(self, call: _Call, outcome: EncodedAnswer | str, delay_s: float = 0.0) -> None:
+        """End a call with its outcome, after a delay if the answer has one; one that has ended stays so."""
+        if self._calls.get(call.question.trajectory.request_id) is not call or not call.working:
+            return
+        call.cancel()
+        limit_s = self._settings.timeout_s
         if delay_s > limit_s:
             delay_s, outcome = limit_s, self._late()
-        call.task = None
-        try:
+        self._settled.append((call.number, call, outcome, delay_s))
+        self._worked(call)
+
+    def _worked(self, call: _Call) -> None:
+        """Pass on what has been settled: at once, or where the clock is held once nothing works any more."""
+        call.working = False
+        self._working -= 1
+        if self._working and isinstance(self._clock, HeldClock):
+            return
+        settled, self._settled = sorted(self._settled, key=itemgetter(0)), []
+        for _, each, outcome, delay_s in settled:
+            if self._calls.get(each.question.trajectory.request_id) is not each:  # given up since
+                continue
             if delay_s:
                 due_s = self._clock.now() + delay_s
-                call.cancel = self._clock.call_at(due_s, partial(self._end, call, outcome))
+                each.cancel = self._clock.call_at(due_s, partial(self._end, each, outcome))
             else:
-                self._end(call, outcome)
-        finally:
-            call.release()
+                self._end(each, outcome)
+        for _, each, _, _ in settled:
+            each.release()
 
     def _end(self, call: _Call, outcome: EncodedAnswer | str) -> None:
         request_id = call.question.trajectory.request_id
         del self._calls[request_id]
+        if call.work is not None:
+            call.work.cancel()  # one that is late, and may not heed it
         self._begin_next()
         if isinstance(outcome, str):
             log.warning("environment_failed", request=request_id, reason=outcome)
@@ -171,13 +201,18 @@ class EnvironmentCalls:
         else:
             self._listener.environment_answered(request_id, outcome)
 
-    async def _answer(self, question: Question) -> Any:
+    async def _answer(self, question: Question) -> tuple[EncodedAnswer | str, float]:
+        """Return an answer, or why there is none, and its delay in seconds."""
         trajectory = question.trajectory
-        if trajectory.request_id not in self._begun:
-            self._begun[trajectory.request_id] = trajectory
-            if self._reset is not None:
-                await _called(self._reset, trajectory, question.earlier())
-        return await _called(self._environment.step, trajectory, question.turn)
+        try:
+            if trajectory.request_id not in self._begun:
+                self._begun[trajectory.request_id] = trajectory
+                if self._reset is not None:
+                    await _called(self._reset, trajectory, question.earlier())
+            answer = await _called(self._environment.step, trajectory, question.turn)
+            return self._encoded(answer, question.turn), _delay_of(answer)
+        except (Exception, SystemExit) as error:
+            return self._reason(error), 0.0
 
     async def _closed(self, trajectory: Trajectory) -> None:
         assert self._close is not None
@@ -186,13 +221,11 @@ class EnvironmentCalls:
             async with limit:
                 await _called(self._close, trajectory)
         except (Exception, SystemExit) as error:
-            reason = self._reason(error, late=limit.expired())
+            reason = self._late() if limit.expired() else self._reason(error)
             log.warning("environment_close_failed", request=trajectory.request_id, reason=reason)
 
-    def _reason(self, error: BaseException, *, late: bool) -> str:
+    def _reason(self, error: BaseException) -> str:
         """Return, in words, why the environment has failed."""
-        if late:
-            return self._late()
         if isinstance(error, SeerError):
             return printable(str(error))
         return f"its environment raised {describe_error(error, self._environment)}"
@@ -212,38 +245,40 @@ class EnvironmentCalls:
         reward = answer.reward
         if reward is not None and not (_is_number(reward) and math.isfinite(reward)):
             raise PromptError(f"its environment gave the reward {quote(reward)}; a reward is a finite number")
-        token_ids = self._token_ids(answer, turn)
-        bad = next((each for each in token_ids if not _is_token(each, self._model.vocab_size)), None)
-        if bad is not None:
-            raise PromptError(
-                f"its environment answered token {quote(bad)}; the vocabulary is 0 to"
-                f" {self._model.vocab_size - 1}"
-            )
+        token_ids = [self._token(each) for each in self._token_ids(answer, turn)]
         if not token_ids and not answer.done:
             raise PromptError("its environment answered no token, and the response is not done")
         return EncodedAnswer(token_ids, None if reward is None else float(reward), bool(answer.done))
 
-    def _token_ids(self, answer: EnvironmentAnswer, turn: ModelTurn) -> list[int]:
+    def _token(self, value: Any) -> int:
+        """Return a token of an answer, also of numpy's type; raises PromptError for what is none."""
+        last = self._model.vocab_size - 1
+        with suppress(TypeError):
+            if not isinstance(value, bool) and 0 <= index(value) <= last:
+                return index(value)
+        raise PromptError(f"its environment answered token {quote(value)}; the vocabulary is 0 to {last}")
+
+    def _token_ids(self, answer: EnvironmentAnswer, turn: ModelTurn) -> Sequence[int]:
         parts = ("token_ids", "text", "messages")
         given = [name for name in parts if getattr(answer, name) is not None]
         if len(given) > 1:
             raise PromptError(f"its environment answered {' and '.join(given)}; give one of them")
         if answer.token_ids is not None:
-            return list(answer.token_ids)
+            return answer.token_ids
         if not given:
             return []
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise PromptError(f"its environment answered {given[0]}, and this engine has no tokenizer")
         if answer.text is not None:
-            return list(tokenizer.encode_part(answer.text))
+            return tokenizer.encode_part(answer.text)
         assert answer.messages is not None
         if not isinstance(tokenizer, ReplyTokenizer):
             raise PromptError(
                 "its environment answered messages, which this engine's tokenizer cannot append"
             )
         try:
-            return list(tokenizer.encode_reply(answer.messages, turn.token_ids, answer.chat_template_kwargs))
+            return tokenizer.encode_reply(answer.messages, turn.token_ids, answer.chat_template_kwargs)
         except SeerError:
             raise
         except Exception as error:
@@ -252,16 +287,12 @@ class EnvironmentCalls:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_token(value: Any, vocab_size: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _delay_of(answer: Any) -> float:
     delay_s = getattr(answer, "delay_s", 0.0)
-    return delay_s if _is_number(delay_s) and delay_s > 0 else 0.0
+    return float(delay_s) if _is_number(delay_s) and delay_s > 0 else 0.0
 
 
 async def _called(method: Callable[..., Any], *arguments: Any) -> Any:

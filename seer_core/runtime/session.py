@@ -385,8 +385,8 @@ def rollout(
 
     ``records`` have the fields of a prompts file's lines.  A script that trains gives the number of its
     ``iteration``: the same prompts get the same responses where it is the same.  ``environment`` is that of
-    ``Runtime.open``.  Call it where no event loop runs; with one, use ``Runtime``.  To keep the engines between
-    two iterations, use ``Session``.
+    ``Runtime.open``.  Call it where no event loop runs; with one, use ``Runtime``.  To keep the engines
+    between two iterations, use ``Session``.
     """
     try:
         asyncio.get_running_loop()

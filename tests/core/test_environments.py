@@ -294,3 +294,36 @@ def test_a_close_that_raises_is_logged_and_no_more():
     [line] = logs
     assert line["event"] == "environment_close_failed"
     assert "ValueError: stuck" in line["reason"]
+
+
+def test_a_coroutine_that_heeds_no_cancellation_is_not_waited_for():
+    free = asyncio.Event()
+
+    async def stubborn(turn):
+        while not free.is_set():
+            try:
+                await free.wait()
+            except asyncio.CancelledError:
+                continue
+        return DONE
+
+    async def story(calls, outcomes):
+        calls.ask(question("g/0"))
+        await outcomes.until(1)
+        calls.ask(question("g/1"))
+        await asyncio.sleep(0)
+        calls.over("g/1")
+        free.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    outcomes = play(Scripted(stubborn), story, timeout_s=0.05)
+    assert (outcomes.answers, outcomes.failures.keys()) == ({}, {"g/0"})
+
+
+def test_numbers_of_numpy_are_tokens_and_rewards():
+    numpy = pytest.importorskip("numpy")
+    answer = EnvironmentAnswer(token_ids=numpy.array([7, 8]), reward=numpy.float32(0.5))
+    found = answered(lambda turn: answer)
+    assert (found.token_ids, found.reward) == ([7, 8], 0.5)
+    assert type(found.token_ids[0]) is int
