@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -10,11 +10,14 @@ import msgspec
 
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFailed,
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupsSubmitted,
     InstanceLeaving,
@@ -33,10 +36,10 @@ __all__ = ["FIGURES", "Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "gro
 FIGURES = ("tokens", "steps", "drafted", "accepted", "cached_tokens", "pool_tokens", "prefilled_tokens")
 """The figures of a chunk, as ``ChunkFinished`` has them."""
 
-Cause = Literal["slots", "kv", "turn", "paused", "instances"]
+Cause = Literal["slots", "kv", "turn", "paused", "instances", "environment"]
 """What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
 slot; nothing but its turn, for other requests were preferred or its instance was another one; a rollout that
-is not paused; any instance at all."""
+is not paused; any instance at all; or, of a request that acts, its environment's answer."""
 
 
 class ChunkRun(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -130,6 +133,8 @@ class ChunkFollower:
     """How many chunks are in flight."""
     paused: bool = False
     """Whether no chunk is sent."""
+    acting: dict[str, float] = attrs.Factory(dict)
+    """Since when each request acts whose environment has not answered."""
     _prompts: dict[str, int] = attrs.Factory(dict)
     """The tokens of the prompt of each group that is not over."""
     _left: dict[str, int] = attrs.Factory(dict)
@@ -139,12 +144,14 @@ class ChunkFollower:
     """The instances whose load has changed since ``lack`` was asked."""
     _free: MostFree = attrs.Factory(MostFree)
 
-    def read(self, now: float, event: Event, commands: Iterable[Command]) -> list[ChunkRun]:
+    def read(self, now: float, event: Event, commands: Sequence[Command]) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
         self.now, self._over = now, []
         match event:
             case ChunkFinished():
-                self._end(event.request_id, event.instance_id, "", event)
+                asks = event.stopped and any(type(command) is AskEnvironment for command in commands)
+                how = "the model ended its turn" if asks else ""
+                self._end(event.request_id, event.instance_id, how, event)
             case GroupsSubmitted(groups):
                 for group in groups:
                     self._prompts[group.id], self._left[group.id] = group.prompt_tokens, group.n
@@ -169,6 +176,8 @@ class ChunkFollower:
                 self._gone(instance_id, "given back, as its instance ended")
             case ChunkFailed(request_id, instance_id, reason):
                 self._end(request_id, instance_id, f"failed: {reason}")
+            case EnvironmentAnswered(request_id) | EnvironmentFailed(request_id):
+                self.acting.pop(request_id, None)
         for command in commands:
             match command:
                 case Dispatch():
@@ -180,7 +189,10 @@ class ChunkFollower:
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
                 case Complete(request_id):
+                    self.acting.pop(request_id, None)
                     self._completed(group_of(request_id))
+                case AskEnvironment(request_id):
+                    self.acting[request_id] = self.now
         return self._over
 
     def rest(self) -> list[ChunkRun]:
@@ -229,7 +241,7 @@ class ChunkFollower:
         begin_s, sent = found
         self.changed.add(instance_id)
         self.running -= 1
-        if result is not None:
+        if result is not None and not how:
             short = "ended early" if result.tokens < sent.max_tokens else "whole"
             how = "the model ended the response" if result.stopped else short
         self._over.append(

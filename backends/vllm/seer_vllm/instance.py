@@ -374,6 +374,7 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
             "request": job.request_id,
             "group": job.group_id,
             "prompt_tokens": job.prompt_tokens,
+            "context_tokens": job.context_tokens,
             "last": job.last,
             "may_end_early": job.may_end_early,
         },

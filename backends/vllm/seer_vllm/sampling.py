@@ -133,7 +133,7 @@ class VllmSampler:
                 extra = params.extra_args or {}
                 text, ends = texts[request, :position], params.all_stop_token_ids
                 sampling, prompt_tokens, id = (
-                    extra[each] for each in ("sampling", "prompt_tokens", "request")
+                    extra[each] for each in ("sampling", "context_tokens", "request")
                 )
                 rows.append(Controlled(row, sampling, prompt_tokens, text, ends, id))
         return control(logits, rows, partial(grammars_of, self._runner.model_config.model, logits.shape[1]))

@@ -154,7 +154,7 @@ class SecondSampler:
                 settled, behind = texts[slot, : position - drafts], input_ids[row + 1 - drafts : row + 1]
                 text = torch.cat([settled, behind.to(settled.dtype)]).cpu().numpy()
                 sampling, prompt_tokens, id = (
-                    extra[each] for each in ("sampling", "prompt_tokens", "request")
+                    extra[each] for each in ("sampling", "context_tokens", "request")
                 )
                 rows.append(Controlled(row, sampling, prompt_tokens, text, params.all_stop_token_ids, id))
         return control(logits, rows, partial(grammars_of, self._model, logits.shape[1]))

@@ -25,6 +25,9 @@ __all__ = ["ModelTokenizer"]
 
 REMEDY = "copy the model's files anew"
 
+QUESTION, TURN = "question", "turn"
+"""Contents of the messages that stand for a chat before messages that are appended."""
+
 _CONFIG = JsonFormat[dict[str, Any]](dict[str, Any], "no tokenizer's configuration", REMEDY, ConfigError)
 
 
@@ -51,18 +54,53 @@ class ModelTokenizer:
             PromptError: ``template_kwargs`` has a variable that is given to every template, or the tokenizer
                 refuses the text.
         """
+        return self._encode(self._rendered(messages, template_kwargs), add_special_tokens=False)
+
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        written: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids that follow the model's message ``written``: messages and the generation prompt.
+
+        A short chat stands for the one before, so the model's own tokens are not read, and stay as they are.
+
+        Raises:
+            PromptError: with the messages, the template writes another text before them, or as
+                ``encode_chat``.
+        """
+        chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TURN}]
+        before = self._rendered(chat, template_kwargs, ends=True)
+        whole = self._rendered([*chat, *messages], template_kwargs)
+        end = before.rfind(TURN) + len(TURN)
+        if TURN not in before or not whole.startswith(before):
+            raise PromptError(
+                "the chat template writes a message of the assistant's in another way when messages follow,"
+                " so none can be appended; let the environment answer text or token ids"
+            )
+        ids = self._encode(whole[end:], add_special_tokens=False)
+        return ids[1:] if ids and ids[:1] == list(written[-1:]) else ids
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        ends: bool = False,
+    ) -> str:
+        """Return the text of a chat, with the generation prompt unless it ``ends``."""
         variables = {
             "messages": messages,
             "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": not ends,
             **self._special_tokens,
         }
         further = template_kwargs or {}
         if taken := sorted(variables.keys() & further.keys()):
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(taken)}; leave them out")
-        text = self._template.render(**variables, **further)
-        return self._encode(text, add_special_tokens=False)
+        return str(self._template.render(**variables, **further))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

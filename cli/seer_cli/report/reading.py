@@ -15,12 +15,15 @@ from seer_cli.report.bins import TimeBins
 from seer_cli.report.finished import FinishedChunks
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
-from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
+from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_core.model.events import (
+    AskEnvironment,
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupSpec,
     GroupsSubmitted,
@@ -40,6 +43,9 @@ from seer_core.ports.policy import Observer
 from seer_core.scheduling.trace import TraceRecord
 
 __all__ = ["GroupStory", "ReadRequest", "RunReader"]
+
+ACTED = -1
+"""Stands among the waits of a request for a time in which its environment worked on its turn."""
 
 MOST_CHUNKS = 10_000
 """Chunks that are kept one by one: those of the requests that finished last."""
@@ -100,10 +106,14 @@ class ReadRequest:
     siblings: int = 0
     """How many of its group had finished when its present chunk was sent."""
     spans: list[tuple[float, float, int] | tuple[ChunkRun, int]] = attrs.Factory(list)
-    """Its waits, each with the KV that it needed, and its chunks, each with the lane it was in."""
+    """Its waits, each with the KV that it needed, and its chunks, each with the lane it was in.
+
+    ``ACTED`` stands in place of the KV where it acted.
+    """
     finished_s: float | None = None
     finish_reason: str | None = None
     before_it: int = 0
+    acts_since_s: float | None = None
     words: tuple[str, list[tuple[str, ...]], str] | None = None
     """Its life in words, once it has been shown."""
 
@@ -173,6 +183,8 @@ class RunReader(Observer):
                     self._dispatched(command)
                 case Complete(request_id, reason):
                     self._completed(request_id, reason)
+                case AskEnvironment(request_id):
+                    self._asked(request_id)
         if not follower.changed and not isinstance(event, RolloutPaused | RolloutResumed):
             return
         for name in follower.changed:
@@ -218,7 +230,8 @@ class RunReader(Observer):
                 parts.append(span[0])
             else:
                 begin_s, end_s, need = span
-                causes_s = self.lacks.causes_s(begin_s, end_s, need)
+                acted: dict[Cause, float] = {"environment": end_s - begin_s}
+                causes_s = acted if need == ACTED else self.lacks.causes_s(begin_s, end_s, need)
                 parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
         finished_s = None if request.finished_s is None else request.finished_s + start_s
         return RequestLife(
@@ -241,6 +254,10 @@ class RunReader(Observer):
             case GroupsSubmitted(groups):
                 for spec in groups:
                     self._submitted(now, spec)
+            case EnvironmentAnswered(request_id, tokens):
+                self._answered(request_id, tokens)
+            case EnvironmentFailed(request_id):
+                self._answered(request_id, 0)
             case InstanceReported():
                 lane = self.lanes.get(event.instance_id)
                 if lane is not None:
@@ -332,6 +349,7 @@ class RunReader(Observer):
         del self._requests[request_id]
         self.open_requests -= 1
         group = request.group
+        self._end_act(request)
         self._end_wait(request, group.spec.prompt_tokens)
         self.finishes_s.append(self.now)
         self.reasons[reason] += 1
@@ -345,6 +363,26 @@ class RunReader(Observer):
         self._kept_chunks += len(request.spans)
         while self._kept_chunks > 2 * MOST_CHUNKS and len(self.kept) > 1:
             self._kept_chunks -= len(self.kept.popleft().spans)
+
+    def _asked(self, request_id: str) -> None:
+        """Note that a request acts from now on."""
+        request = self._request(request_id)
+        if request is not None:
+            self._end_wait(request, request.group.spec.prompt_tokens)
+            request.acts_since_s = self.now
+
+    def _answered(self, request_id: str, tokens: int) -> None:
+        """Note that a request waits for an engine again, with so many tokens of its environment's."""
+        request = self._request(request_id)
+        if request is not None:
+            request.tokens += tokens
+            self._end_act(request)
+            request.waits_since_s = self.now
+
+    def _end_act(self, request: ReadRequest) -> None:
+        since_s, request.acts_since_s = request.acts_since_s, None
+        if since_s is not None and self.now > since_s:
+            request.spans.append((since_s, self.now, ACTED))
 
     def _end_wait(self, request: ReadRequest, need: int) -> None:
         since_s = request.waits_since_s
@@ -361,7 +399,7 @@ class RunReader(Observer):
 
     def _advance(self) -> None:
         if self.now > self._since_s:
-            waiting = self.open_requests - self._follower.running
+            waiting = self.open_requests - self._follower.running - len(self._follower.acting)
             self.waiting.add(self._since_s, self.now, (max(0, waiting),))
             self._since_s = self.now
 

@@ -19,6 +19,7 @@ from seer_journal import DiskJournal
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
+from seer_core.plugins.loading import fill_slots
 from seer_core.runtime.runtime import Runtime
 from seer_server.app import make_app
 from seer_server.http import is_loopback
@@ -111,6 +112,7 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
+    fill_slots(config).refuse_environment("seer serve")
     journal = None if journal_dir is None else DiskJournal.of_session(journal_dir)
     sockets = _bind(host, port)
     any_port = port == 0

@@ -110,6 +110,7 @@ def _train(
         pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
         rewards = stack.enter_context(pool)
         session = Session(config, observers)
+        session.runtime.refuse_environment("seer train")
         trainer = _make_trainer(table, config)
         check_model_fit(table, config, trainer.vocab_size, session.runtime.model.vocab_size)
         if isinstance(trainer, AbstractContextManager):

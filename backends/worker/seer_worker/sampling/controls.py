@@ -33,8 +33,8 @@ __all__ = ["Controlled", "control"]
 class Controlled:
     """A row of logits whose request's sampling changes them.
 
-    ``token_ids`` are all tokens before the position, of which the first ``prompt_tokens`` are the prompt's;
-    ``ends`` are the tokens that end the response; ``request_id`` is its request's.
+    ``token_ids`` are all tokens before the position, of which the first ``prompt_tokens`` are the prompt's,
+    or stand before the turn; ``ends`` are the tokens that end the response; ``request_id`` is its request's.
     """
 
     row: int

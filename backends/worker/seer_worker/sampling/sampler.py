@@ -117,5 +117,5 @@ def _controlled(
             if text is None:
                 raise ValueError(f"this engine has no {', '.join(job.sampling.controls)}")
             stops = {*ends, *job.sampling.stop_token_ids}
-            found.append(Controlled(row, job.sampling, job.prompt_tokens, text(row), stops, job.request_id))
+            found.append(Controlled(row, job.sampling, job.context_tokens, text(row), stops, job.request_id))
     return found
