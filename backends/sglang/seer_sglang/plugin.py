@@ -22,6 +22,8 @@ __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
 INSTANCE = "seer_sglang.instance:SglangAdapter"
 
+ONE_DEVICE = 'an instance has one device; engine = "vllm" has tensor_parallel'
+
 OWN_ENGINE_ARGS = {
     "attention_backend": "on a CPU only one will do",
     "context_length": "write max_model_tokens",
@@ -38,11 +40,12 @@ OWN_ENGINE_ARGS = {
     "max_running_requests": "write max_running",
     "model_path": "write model of [engine.sglang]",
     "page_size": "write block_size of [engine.sglang]",
+    "pp_size": ONE_DEVICE,
     "radix_cache_backend": "name a KV pool in [seer].kv_pool",
     "sampling_backend": "keyed sampling needs its own",
     "skip_tokenizer_init": "Seer has the tokenizer",
     "speculative_algorithm": "enable a drafter in [seer].plugins",
-    "tp_size": "an instance has one device",
+    "tp_size": ONE_DEVICE,
 }
 
 
