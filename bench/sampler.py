@@ -2,10 +2,11 @@
 
 Triton compiles the kernels of keyed sampling for three generations of GPUs, on a machine without one, as they
 are launched: eight warps, no fusion of multiplications with additions.  ptxas says how many registers a
-thread has, and whether any are spilled to memory.  The machine code is counted: instructions per logit, of
-which the hash and two logarithms are nearly all.  Times are on paper: reading each logit once at the memory's
-full bandwidth, and issuing all instructions without a gap.  The larger of the two is a lower bound, and their
-ratio the share of the bandwidth that the kernel can reach.  No GPU has run it (``scripts/gpu-check`` would).
+thread has, and whether any are spilled to memory.  Only ``join``, which makes log-probs, may fuse, in a
+logarithm of a library.  The machine code is counted: instructions per logit, of which the hash and two
+logarithms are nearly all.  Times are on paper: reading each logit once at the memory's full bandwidth, and
+issuing all instructions without a gap.  The larger of the two is a lower bound, and their ratio the share of
+the bandwidth that the kernel can reach.  No GPU has run it (``scripts/gpu-check`` would).
 """
 
 from __future__ import annotations

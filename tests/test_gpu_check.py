@@ -43,6 +43,15 @@ def test_a_dry_run_tries_every_check_on_a_cpu(tmp_path):
     assert f"Send us {tmp_path / 'gpu-check-1.json'}" in done.stdout
 
 
+@pytest.mark.engine
+def test_a_dry_run_of_the_second_part_rolls_out_on_vllm_beside_stock_vllm(tmp_path):
+    done = run_script("--part", 2, "--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [found] = json.loads((tmp_path / "gpu-check-2.json").read_text())["checks"]
+    assert [row["responses"] for row in found["rows"]] == [1, 4]
+    assert all(row["stock vLLM, tokens/s"] > 0 for row in found["rows"])
+
+
 def test_a_machine_without_a_gpu_could_not_run_and_did_not_fail(tmp_path):
     done = run_script("--out", tmp_path)
     assert done.returncode == COULD_NOT_RUN

@@ -55,14 +55,22 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
         GpuCheck("copies between memories", "bench.gpu.machine_checks:copies", ("torch",)),
         GpuCheck("speed of the draft index", "bench.gpu.machine_checks:draft_index", ("seer_grouped_spec",)),
     ),
+    2: (
+        GpuCheck(
+            "rollouts beside stock vLLM",
+            "bench.gpu.engine_checks:rollouts",
+            ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_context_sched"),
+        ),
+    ),
 }
 
 
 class GpuMachine(NamedTuple):
-    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small."""
+    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for part 2."""
 
     device: str
     small: bool
+    model: Path | None = None
 
 
 def described(machine: GpuMachine) -> dict[str, Any]:
@@ -150,10 +158,11 @@ def exit_status(checks: Sequence[dict[str, Any]]) -> int:
     return COULD_NOT_RUN if "skipped" in found else 0
 
 
-def machine_of(dry_run: bool) -> GpuMachine | str:
+def machine_of(dry_run: bool, part: int) -> GpuMachine | str:
     """Return where checks run, or why nowhere."""
     if dry_run:
-        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+        if part == 1:
+            os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
         return GpuMachine("cpu", small=True)
     if find_spec("torch") is None:
         return "PyTorch is not installed; DEVICE=gpu make setup installs it"
@@ -179,11 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="of both files (default out)"
     )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="of part 2 (default: the bundled one)")
     options = parser.parse_args(arguments)
-    machine = machine_of(options.dry_run)
+    machine = machine_of(options.dry_run, options.part)
     if isinstance(machine, str):
         print(f"could not run: {machine}", file=sys.stderr)
         return COULD_NOT_RUN
+    machine = machine._replace(model=options.model and options.model.resolve())
     checks = []
     for each in PARTS[options.part]:
         checks.append(outcome_of(each, machine))
