@@ -142,6 +142,52 @@ class SamplingControls:
         for (_, _, ours), (_, _, theirs) in zip(cut, whole, strict=True):
             expect_same_tops(ours, theirs)
 
+    @pytest.mark.parametrize("width", [0, 3])
+    def test_log_probs_of_a_prompt_are_there_with_a_warm_cache_and_come_once(self, roomy, prompts, width):
+        some = prompts(12, tokens=300)
+        asking = Sampling(1.0, prompt_logprobs=width, stop=("w50",))
+
+        def scores(sampling):
+            jobs = [roomy.job(prompt, 8, seed, sampling) for seed, prompt in enumerate(some)]
+            return roomy.run(roomy.chunks(jobs))
+
+        roomy.run(roomy.engine.reset_cache())
+        cold, plain, warm = scores(asking), scores(Sampling(1.0)), scores(asking)
+        assert all(each.cached_tokens for each in plain)
+        for output, other, without, prompt in zip(cold, warm, plain, some, strict=True):
+            assert output.cached_tokens == other.cached_tokens == 0
+            found, again = output.prompt_logprobs, other.prompt_logprobs
+            assert found.fits(width, len(prompt))
+            assert found.logprobs == pytest.approx(again.logprobs, abs=2e-5)
+            if width:
+                expect_same_tops(found.top_logprobs, again.top_logprobs)
+            assert without.prompt_logprobs is None
+            assert output.token_ids == without.token_ids[: len(output.token_ids)]
+        later = roomy.job([*some[0], *cold[0].token_ids], 4, 0, asking, len(some[0]))
+        [continued] = roomy.run(roomy.chunks([later]))
+        assert continued.prompt_logprobs is None
+
+    def test_log_probs_of_a_prompt_are_those_with_which_its_tokens_were_drawn(self, roomy, prompts):
+        some = prompts(6)
+        jobs = [
+            roomy.job(prompt, 40, seed, Sampling(1.0, top_logprobs=4, ignore_eos=True))
+            for seed, prompt in enumerate(some)
+        ]
+        drawn = roomy.run(roomy.chunks(jobs))
+        texts = [[*prompt, *each.token_ids] for prompt, each in zip(some, drawn, strict=True)]
+        asked = [Sampling(1.0, prompt_logprobs=4)] * len(texts) + [Sampling(1.0)] * len(texts)
+        mixed = [roomy.job(text, 3, 1, sampling) for text, sampling in zip(texts * 2, asked, strict=True)]
+        for scored, each in zip(roomy.run(roomy.chunks(mixed)), drawn, strict=False):
+            found, start = scored.prompt_logprobs, len(scored.prompt_logprobs.logprobs) - len(each.token_ids)
+            assert found.logprobs[start:] == pytest.approx(each.logprobs, abs=2e-5)
+            expect_same_tops(found.top_logprobs[start:], each.top_logprobs)
+
+    def test_a_prompt_of_one_token_has_no_log_prob(self, roomy):
+        asking = Sampling(1.0, prompt_logprobs=2)
+        [output] = roomy.run(roomy.chunks([roomy.job([5], 3, 1, asking)]))
+        assert output.prompt_logprobs.fits(2, 1)
+        assert list(output.prompt_logprobs.logprobs) == []
+
     def test_a_grammar_that_is_none_fails_its_own_chunk_alone(self, roomy, prompts):
         [prompt] = prompts(1)
         broken = Sampling(1.0, structured_outputs=StructuredOutputs(regex="(w1"))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from seer_core.errors import EngineError, OverloadError, SeerError
 from seer_core.model import Completion, PromptGroup
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.results import RolloutResult, Tally
 from seer_core.ports.engine import Clock
 from seer_core.ports.journal import Journal
@@ -262,6 +262,13 @@ class Rollout:
         None where its sampling does not ask for them.
         """
         return self._transcripts.top_logprobs(request_id, start, end)
+
+    def prompt_logprobs(self, request_id: str) -> PromptLogprobs | None:
+        """Return the log-probs of an unfinished request's prompt, once its first chunk has ended.
+
+        None where its sampling does not ask for them.
+        """
+        return self._transcripts.prompt_logprobs(request_id)
 
     def written_tokens(self, request_id: str) -> int:
         """Return how many tokens an unfinished request has, without a copy of them."""

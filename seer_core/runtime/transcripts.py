@@ -223,6 +223,13 @@ class Transcripts:
             tops.extend(transcript.streamed_tops[max(0, start - before) : max(0, end - before)])
         return tops
 
+    def prompt_logprobs(self, request_id: str) -> PromptLogprobs | None:
+        """Return the log-probs of an unfinished request's prompt, once its first chunk has ended.
+
+        There are none where its sampling does not ask for them.
+        """
+        return self._open[request_id].prompt_logprobs
+
     def last_chunk(self, request_id: str) -> tuple[int, ChunkRecord]:
         """Return where the last chunk of an unfinished request begins in its response, and its account."""
         transcript = self._open[request_id]

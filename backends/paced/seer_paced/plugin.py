@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 from seer_sim.clock import VirtualClock
+from seer_sim.lengths import CONTROLS, PASSED_OVER
 from seer_sim.settings import schedule_losses
 from seer_sim.tokens import ByteTokenizer
 from seer_worker.client.devices import inherited, worker_environment
@@ -110,8 +111,9 @@ def make_fleet(
             " [seer].launcher"
         )
     labels = labels_of(settings.labels, settings.instances, TABLE)
-    model = ModelInfo(settings.vocab_size, settings.max_model_tokens)
     recorded = read_script(Path(settings.script), settings.vocab_size) if settings.script else None
+    controls = CONTROLS if recorded is None else PASSED_OVER
+    model = ModelInfo(settings.vocab_size, settings.max_model_tokens, controls=controls)
     sglang = _sglang(settings) if settings.scheduler == "sglang" else None
     environment = _environment(sglang, inherited(launcher))
     spec = InstanceSpec(

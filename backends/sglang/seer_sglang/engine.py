@@ -26,6 +26,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
+from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import ChunkJob
 from seer_core.ports.kv import KVStore
 from seer_sglang import attention, drafting, internals
@@ -37,6 +38,9 @@ from seer_sglang.scheduler import InlineScheduler
 __all__ = ["Chunk", "SglangEngine", "read_vocab_size", "server_args"]
 
 ABORTED = ChunkJob("aborted", "aborted", "aborted", [0], 1, 1, Sampling(), 0, 0)
+NO_LOGPROBS = -1
+"""From where SGLang computes log-probs of a prompt, if it computes none."""
+
 DRAIN_STEPS = 8
 """Steps in which an engine without chunks has put away the last ones: two, in fact."""
 
@@ -61,6 +65,20 @@ class Chunk:
     def stopped(self) -> bool:
         """Whether it has ended with a token that ends responses."""
         return isinstance(self.req.finished_reason, FINISH_MATCHED_TOKEN)
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """The log-probs of the prompt, if they were asked for and the prompt is computed."""
+        found = self.req.logprob
+        if found.input_token_logprobs_val is None:
+            return None
+        tops = None
+        if found.top_logprobs_num:
+            places = zip(found.input_top_logprobs_idx[1:], found.input_top_logprobs_val[1:], strict=True)
+            tops = TopLogprobs.of(
+                [list(zip(ids, map(_possible, values), strict=True)) for ids, values in places]
+            )
+        return PromptLogprobs(Logprobs(map(_possible, found.input_token_logprobs_val[1:])), tops)
 
     @property
     def given_up(self) -> str | None:
@@ -171,6 +189,7 @@ class SglangEngine:
             params.stop_token_ids = None if script.end is None else {script.end}
         params.normalize(None)
         params.verify(self.vocab_size)
+        asks = job.sampling.prompt_logprobs is not None and job.prompt_tokens == len(job.token_ids)
         req = Req(
             f"{next(self._numbers)}.",  # SGLang aborts all ids that begin with the given one
             None,
@@ -179,7 +198,10 @@ class SglangEngine:
             eos_token_ids=ends,
             vocab_size=self.vocab_size,
             cache_salt=cache_salt,
+            return_logprob=asks,
+            top_logprobs_num=(job.sampling.prompt_logprobs or 0) if asks else 0,
         )
+        req.logprob_start_len = 0 if asks else NO_LOGPROBS
         writing = ChunkState(job, lambda: req.output_ids, to_the_end=to_the_end)
         self.chunks[req.rid] = Chunk(req, writing)
         if self._proposer is not None and not to_the_end:
@@ -218,6 +240,8 @@ class SglangEngine:
         if batch is not None:
             self._book(batch)
         ended = self.scheduler.compute(batch)
+        if batch is not None and batch.return_logprob:
+            _leave_prompts(batch)
         if batch is not None and self._proposer is not None and batch.forward_mode.is_decode():
             self._book_drafts(batch)
         return [self._forget(req.rid) for req in ended if req.rid in self.chunks]
@@ -331,6 +355,18 @@ class SglangEngine:
         """Return a request's chunk; one that was aborted makes one more step without one."""
         found = self.chunks.get(req.rid)
         return found if found is not None else Chunk(req, ChunkState(ABORTED))
+
+
+def _leave_prompts(batch: ScheduleBatch) -> None:
+    """Ask for no more log-probs of prompts that are computed: SGLang would expect some of each new token."""
+    for req in batch.reqs:
+        if req.logprob.input_token_logprobs_val is not None:
+            req.return_logprob, req.logprob_start_len = False, NO_LOGPROBS
+    batch.return_logprob = any(req.return_logprob for req in batch.reqs)
+
+
+def _possible(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
 
 
 def _accepted(settings: Mapping[str, Any], **limit: int) -> ServerArgs:

@@ -272,6 +272,7 @@ def _ended(chunk: Chunk) -> EndedChunk:
         account=chunk.account,
         failure=None if chunk.given_up is None else f"SGLang ended the chunk: {chunk.given_up}",
         top_logprobs=_most_probable(chunk, 0, len(tokens)),
+        prompt_logprobs=chunk.prompt_logprobs,
     )
 
 

@@ -35,6 +35,7 @@ TREES = "trees of drafts have no attention on a CPU"
 RETRACTED = "drafts take KV memory that chunks were promised, which are put back then"
 ASLEEP = "an instance asleep gives no memory of a GPU back"
 POOLED = "an instance cannot share KV"
+PROMPTS = "the log-probs of prompts are not there"
 CAPACITY = "an instance cannot report what it holds"
 
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
@@ -67,6 +68,16 @@ IMPORTED = (
     Name("sglang.srt.managers.scheduler_components.output_sender:SenderWrapper", "send_output", LOOP),
     Name(_REQ, "output_ids_through_stop", ENDED),
     Name(_REQ, "finished", ENDED, ("self",)),
+    *(
+        Name("sglang.srt.managers.schedule_batch:ReqLogprob", name, PROMPTS)
+        for name in (
+            "top_logprobs_num",
+            "input_token_logprobs_val",
+            "input_top_logprobs_val",
+            "input_top_logprobs_idx",
+        )
+    ),
+    Name(_BATCH, "return_logprob", PROMPTS),
     Name("sglang.srt.managers.schedule_batch:FINISH_MATCHED_TOKEN", "to_json", ENDED),
     Name("sglang.srt.managers.schedule_batch:FINISH_LENGTH", "to_json", ENDED),
     Name(_BATCH, "extend_lens", ACCOUNT),

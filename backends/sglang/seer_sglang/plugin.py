@@ -115,7 +115,7 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
             for device in share_devices("sglang", settings.instances, os.environ, launcher=launcher)
         ],
         launcher=launcher,
-        controls=tuple(name for name in CONTROLS if name != "prompt_logprobs"),
+        controls=CONTROLS,
     )
 
 

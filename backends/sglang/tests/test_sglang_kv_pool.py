@@ -15,6 +15,10 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import StoreSpec
 from seer_core.ports.weights import directory
 
+pytest.register_assert_rewrite("backends.tests.sampling_controls")
+
+from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
+
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
@@ -88,6 +92,26 @@ def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_
     for outputs in rounds[1:]:
         assert max(output.prefilled_tokens for output in outputs) <= BLOCK
         assert min(output.pool_tokens for output in outputs) >= BLOCK
+
+
+def test_log_probs_of_prompts_are_computed_in_pieces_though_the_pool_has_their_kv(pair, whole, prompts):
+    some = prompts(4, tokens=200)
+    plain, drafting = pair
+    whole(some, PLAIN, 20)
+    asking = Sampling(1.0, prompt_logprobs=2)
+
+    def respond(instance, sampling):
+        jobs = [instance.job(prompt, 20, seed, sampling) for seed, prompt in enumerate(some)]
+        return instance.run(instance.chunks(jobs))
+
+    expected = respond(plain, asking)
+    for output, other in zip(respond(drafting, asking), expected, strict=True):
+        assert (output.pool_tokens, output.cached_tokens, output.token_ids) == (0, 0, other.token_ids)
+        found, wanted = output.prompt_logprobs, other.prompt_logprobs
+        assert found.logprobs == pytest.approx(wanted.logprobs, abs=2e-5)
+        expect_same_tops(found.top_logprobs, wanted.top_logprobs)
+    drafting.run(drafting.engine.reset_cache())
+    assert any(output.pool_tokens for output in respond(drafting, PLAIN))
 
 
 def test_torn_blocks_are_computed_again(pair, pool, whole, prompts):

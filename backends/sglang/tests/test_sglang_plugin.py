@@ -6,18 +6,15 @@ import sys
 import msgspec
 import pytest
 import torch
-from msgspec import structs
 from seer_sglang import doctor, internals, plugin
 from seer_sglang.instance import SglangAdapter, _blaming_settings
 from seer_sglang.plugin import Settings, engine_args, seer_doctor
 from seer_worker.wire import Start
 
 from seer_core.errors import ConfigError, EngineError
-from seer_core.model import PromptGroup, Sampling
 from seer_core.plugins.hookspecs import Startup
 from seer_core.ports.drafting import SourceSpec
 from seer_core.ports.engine import EngineFleet, InstanceClient
-from seer_core.runtime.prompts import problem_of
 
 
 def settings(**fields):
@@ -142,16 +139,6 @@ def test_a_pool_is_shared(models, elsewhere):
     elsewhere.symlink_to(sys.executable)
     [engine] = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0]), None).engines
     assert engine.set_kv_pool(object()) is True
-
-
-def test_log_probs_of_prompts_are_refused_by_their_name(models, elsewhere):
-    elsewhere.parent.mkdir(parents=True)
-    elsewhere.symlink_to(sys.executable)
-    model = plugin.seer_make_engines(settings(model=str(models[0])), Startup(0, models[0]), None).model
-    asking = PromptGroup("g", (5, 6), 1, 4, sampling=Sampling(top_logprobs=20))
-    assert problem_of(asking, model) is None
-    asking = structs.replace(asking, sampling=Sampling(prompt_logprobs=0))
-    assert problem_of(asking, model) == "prompt_logprobs is not supported by this engine; leave it out"
 
 
 @pytest.mark.parametrize(

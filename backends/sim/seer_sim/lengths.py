@@ -13,7 +13,16 @@ from msgspec import Meta
 from seer_core.plugins.config_types import MOST, Share
 from seer_core.ports.engine import ChunkJob
 
-__all__ = ["Lengths", "Sigma", "normal_of"]
+__all__ = ["CONTROLS", "PASSED_OVER", "Lengths", "Sigma", "normal_of"]
+
+PASSED_OVER = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Fields of sampling that change which tokens are drawn: of invented ones none is."""
+
+CONTROLS = (*PASSED_OVER, "min_tokens", "ignore_eos")
+"""The fields of sampling that engines with invented tokens take."""
+
+ENDLESS = 1 << 40
+"""Tokens of a response that nothing but its limit ends."""
 
 Sigma = Annotated[float, Meta(ge=0, le=10)]
 """Of a length's logarithm; with 10, one length in six is more than 20,000 times the median."""
@@ -37,8 +46,12 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def of(self, job: ChunkJob) -> int:
         """Return the response's true length in tokens: the same for every chunk of a request."""
-        if job.known_tokens is not None:
-            return job.known_tokens
+        if job.sampling.ignore_eos:
+            return ENDLESS
+        length = self._drawn(job) if job.known_tokens is None else job.known_tokens
+        return max(length, job.sampling.min_tokens)
+
+    def _drawn(self, job: ChunkJob) -> int:
         shared, own = normal_of(f"group {job.group_id}"), normal_of(f"seed {job.seed}")
         z = sqrt(self.group_share) * shared + sqrt(1 - self.group_share) * own
         length = exp(log(self.mean_tokens) - self.sigma**2 / 2 + self.sigma * z)

@@ -15,6 +15,7 @@ from seer_core.ports.engine import EngineFleet, ModelInfo, PlainFleet
 from seer_sim.clock import VirtualClock
 from seer_sim.drafts import make_methods
 from seer_sim.engine import SimEngine
+from seer_sim.lengths import CONTROLS
 from seer_sim.settings import EmulatedSettings, check_limits, cost_of, schedule_losses
 from seer_sim.tokens import ByteTokenizer
 
@@ -77,7 +78,7 @@ def make_fleet(settings: Settings) -> PlainFleet:
         for number in range(settings.instances)
     }
     schedule_losses(settings.kill_at_s, engines, clock, TABLE)
-    model = ModelInfo(vocab_size=settings.vocab_size, max_model_tokens=settings.max_model_tokens)
+    model = ModelInfo(settings.vocab_size, settings.max_model_tokens, controls=CONTROLS)
     return PlainFleet(list(engines.values()), clock, model, ByteTokenizer())
 
 

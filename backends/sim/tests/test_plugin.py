@@ -12,7 +12,7 @@ from seer_sim.plugin import Settings, seer_make_engines
 from seer_sim.tokens import ByteTokenizer
 
 from seer_core.errors import ConfigError, PromptError
-from seer_core.model import PromptGroup
+from seer_core.model import PromptGroup, Sampling
 from seer_core.plugins.hookspecs import Startup
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.engine import EngineFleet
@@ -162,6 +162,29 @@ def test_the_mean_and_the_group_share_are_as_set(chunk_job):
 
 def test_a_known_length_is_not_drawn(chunk_job):
     assert Lengths(cap_tokens=5).of(chunk_job("a", known=77)) == 77
+
+
+def test_a_length_is_at_least_min_tokens_and_no_end_is_there_where_ends_are_ignored(chunk_job):
+    def job(known, sampling):
+        return msgspec.structs.replace(chunk_job("a", known=known), sampling=sampling)
+
+    assert Lengths().of(job(8, Sampling(min_tokens=30))) == 30
+    assert Lengths().of(job(77, Sampling(min_tokens=30))) == 77
+    assert Lengths(cap_tokens=5).of(job(None, Sampling(min_tokens=30))) == 30
+    records = [
+        {"prompt": "a", "group_id": "endless", "ignore_eos": True},
+        {"prompt": "a", "group_id": "drawn", "min_p": 0.1, "presence_penalty": 1.0},
+    ]
+
+    async def run():
+        async with Runtime(Assembly(make_fleet(), Strategies(Policies()))) as runtime:
+            groups = runtime.groups([{**each, "n": 4, "max_tokens": 3000} for each in records], iteration=0)
+            return (await runtime.rollout(groups).wait()).completions
+
+    completions = asyncio.run(asyncio.wait_for(run(), 60))
+    ends = {(each.group_id, each.finish_reason, len(each.token_ids)) for each in completions}
+    assert {end for end in ends if end[0] == "endless"} == {("endless", "length", 3000)}
+    assert "stop" in {reason for group, reason, _ in ends if group == "drawn"}
 
 
 def test_text_goes_in_as_bytes_and_comes_out_as_numbers():

@@ -10,7 +10,6 @@ import pytest
 from seer_vllm.plugin import vllm_environment
 
 from seer_core import Session
-from seer_core.model import Sampling
 from seer_core.plugins.config import make_config
 
 pytest.register_assert_rewrite("backends.tests.sampling_controls")
@@ -22,29 +21,6 @@ pytestmark = pytest.mark.engine
 
 class TestVllmControls(SamplingControls):
     """vLLM has all of them."""
-
-
-@pytest.mark.parametrize("width", [0, 3])
-def test_log_probs_of_a_prompt_are_there_with_a_warm_cache_and_come_once(roomy, prompts, width):
-    some = prompts(12, tokens=300)
-    asking = Sampling(1.0, prompt_logprobs=width, stop=("w50",))
-
-    def scores(sampling):
-        jobs = [roomy.job(prompt, 8, seed, sampling) for seed, prompt in enumerate(some)]
-        return roomy.run(roomy.chunks(jobs))
-
-    roomy.run(roomy.engine.reset_cache())
-    cold, plain, warm = scores(asking), scores(Sampling(1.0)), scores(asking)
-    assert all(each.cached_tokens for each in plain)
-    for output, other, without, prompt in zip(cold, warm, plain, some, strict=True):
-        assert output.cached_tokens == other.cached_tokens == 0
-        assert output.prompt_logprobs.fits(width, len(prompt))
-        assert output.prompt_logprobs.logprobs == pytest.approx(other.prompt_logprobs.logprobs, abs=2e-5)
-        assert without.prompt_logprobs is None
-        assert output.token_ids == without.token_ids[: len(output.token_ids)]
-    later = roomy.job([*some[0], *cold[0].token_ids], 4, 0, asking, len(some[0]))
-    [continued] = roomy.run(roomy.chunks([later]))
-    assert continued.prompt_logprobs is None
 
 
 STOCK = """

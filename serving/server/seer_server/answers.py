@@ -107,8 +107,8 @@ class Answer:
 
     def _shown(self, part: Part) -> str:
         """Return the text of a completion, behind its prompt where that is wanted."""
-        if self._echoed is None:
-            return part.text
+        if self._echoed is None or part.prompt_token_ids is None:
+            return "" if self._alone else part.text
         given = self._echoed[part.index // self._asked.n]
         prompt = given.get("prompt")
         if prompt is None:
@@ -122,10 +122,12 @@ class Answer:
         if self._chat:
             return {**self.chat_logprobs(part), "refusal": None}
         places: list[Place] = list(zip(part.token_ids, part.logprobs, part.tops or repeat(()), strict=False))
-        if self._echoed is not None:
-            if part.prompt_logprobs is None or part.prompt_token_ids is None:
+        if self._alone:
+            places = []
+        if self._echoed is not None and part.prompt_token_ids is not None:
+            if part.prompt_logprobs is None:
                 return None  # it has failed before it had a token
-            places = [*_places_of(part), *([] if self._alone else places)]
+            places = [*_places_of(part), *places]
         words = [self._word(token) for token, _, _ in places]
         offsets = list(accumulate(map(len, words), initial=self._offsets[part.index]))
         self._offsets[part.index] = offsets.pop()

@@ -290,7 +290,9 @@ class _Service:
             else:
                 continue
             stop = update.stop_reason if isinstance(update, Completion) else None
-            part = Part(places[name], text, new, scores, reason, prompts.pop(name, None), stop, tops)
+            prompt = prompts.pop(name, None)
+            scored = None if prompt is None else update.prompt_logprobs
+            part = Part(places[name], text, new, scores, reason, prompt, stop, tops, scored)
             for event in answer.events(part):
                 yield _event(event)
         for event in answer.closing(_usage(subscription, written.total())):

@@ -308,7 +308,10 @@ class RolloutBroker(Observer):
         groups = [msgspec.structs.replace(group, streams=streams) for group in made]
         wanted = sum(group.n for group in groups)
         self.require_capacity(wanted)
-        subscription = Subscription(groups, streams, UpdateQueue(rollout.written, rollout.top_logprobs))
+        asking = any(group.sampling.prompt_logprobs is not None for group in groups)
+        of_prompt = rollout.prompt_logprobs if asking else None
+        updates = UpdateQueue(rollout.written, rollout.top_logprobs, of_prompt)
+        subscription = Subscription(groups, streams, updates)
         others = {group.id: self._subscriptions.get(group.id) for group in groups}
         # Beforehand: what a journal has is over at once.
         self._subscriptions.update((group.id, subscription) for group in groups)

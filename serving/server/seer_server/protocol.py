@@ -247,9 +247,13 @@ def parse(body: bytes, kind: type[A]) -> A:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    if kind is ChatRequest:
-        return convert(body, kind, "a chat", lambda fields: own_fields(fields, IN_CHATS))
-    return convert(body, kind, "completions", lambda fields: own_fields(fields, IN_COMPLETIONS))
+    what, further = ("a chat", IN_CHATS) if kind is ChatRequest else ("completions", IN_COMPLETIONS)
+    asked = convert(body, kind, what, lambda fields: own_fields(fields, further))
+    if asked.top_logprobs and getattr(asked, "logprobs", None) in (None, False):
+        raise FieldError(
+            "top_logprobs is for log-probs; set logprobs as well, or leave it out", "top_logprobs"
+        )
+    return asked
 
 
 def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]], dict[str, Any]]) -> S:
@@ -266,10 +270,6 @@ def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]
         raise FieldError(fault, found and found[1]) from None
     if getattr(asked, "stream_options", None) is not None and not getattr(asked, "stream", None):
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
-    if getattr(asked, "top_logprobs", None) and getattr(asked, "logprobs", None) in (None, False):
-        raise FieldError(
-            "top_logprobs is for log-probs; set logprobs as well, or leave it out", "top_logprobs"
-        )
     return asked
 
 
@@ -284,6 +284,11 @@ def skipped_tokens(asked: GenerationRequest, choices: int) -> list[int]:
         return [0] * choices
     if len(skip) != choices:
         raise PromptError(f"skip_tokens has {len(skip)} numbers for {choices} choices; give one for each")
+    if asked.of_prompt is not None or getattr(asked, "echo", False):
+        words = (
+            "skip_tokens is for streams that go on behind their prompts; leave echo and prompt_logprobs out"
+        )
+        raise FieldError(words, "stream_options")
     if asked.group is None and asked.seed is None:
         raise PromptError("skip_tokens is for tokens that come again; name the group or the seed they had")
     return skip
@@ -305,10 +310,6 @@ def records(
     }
     common["max_tokens"] = asked.most_tokens
     common["top_logprobs"], common["prompt_logprobs"] = asked.tops(controls), asked.of_prompt
-    if asked.stream:
-        for name in ("echo", "prompt_logprobs"):
-            if getattr(asked, name, None) not in (None, False):
-                raise FieldError(f"{name} is not for streams; leave stream out", name)
     if asked.response_format is not None and (form := asked.response_format.form) is not None:
         if asked.structured_outputs is not None:
             raise FieldError("give response_format or structured_outputs, and not both", "response_format")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,7 +26,6 @@ __all__ = ["ResponsesAnswer", "ResponsesRequest", "parse_responses"]
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
-    "include": ([],),
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
@@ -35,10 +34,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 """Fields of Responses that Seer does not have, and their values that change nothing."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""Stands in ``include`` where log-probs are wanted."""
 
 ROLES = {"developer": "system"}
 """Roles that chat templates lack, and those that stand for them."""
@@ -73,6 +74,10 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """The most tokens of the response."""
     text: TextOptions | None = None
     """Options of the text, such as its form."""
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    """With ``message.output_text.logprobs`` the text has log-probs of its tokens, and of as many others as
+    ``top_logprobs`` says.
+    """
     stream: bool | None = None
     """Whether the text is sent as server-sent events while it is written."""
     seed: int | None = None
@@ -85,10 +90,8 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """The group's label ``priority``, which strategies see. The header ``X-Seer-Priority`` gives it where
     this is absent.
     """
-    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
-    """0, or absent: this answer has no log-probs."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
-    """Absent: this answer has no log-probs."""
+    """Absent: this answer has no log-probs of its prompt."""
     timeout_s: float | None = None
     """The response is aborted if it is not over so long after its submission; a field of Seer's."""
 
@@ -104,9 +107,8 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
             messages.insert(0, {"role": "system", "content": self.instructions})
         names = ("model", "stream", "seed", "chat_template_kwargs", "group", "priority", "timeout_s")
         fields = {name: getattr(self, name) for name in (*names, *SamplingChoice.__struct_fields__)}
-        return ChatRequest(
-            messages=messages, max_tokens=self.max_output_tokens, response_format=self._form(), **fields
-        )
+        fields |= {"max_tokens": self.max_output_tokens, "response_format": self._form()}
+        return ChatRequest(messages=messages, logprobs=bool(self.include), **fields)
 
     def _form(self) -> ResponseFormat | None:
         if self.text is None:
@@ -129,7 +131,12 @@ def parse_responses(body: bytes) -> ResponsesRequest:
     Raises:
         PromptError: it is none, or asks for what Seer does not do.
     """
-    return convert(body, ResponsesRequest, "a response", lambda fields: own_fields(fields, NEUTRAL))
+    asked = convert(body, ResponsesRequest, "a response", lambda fields: own_fields(fields, NEUTRAL))
+    if asked.top_logprobs and not asked.include:
+        raise FieldError(
+            f"top_logprobs is for log-probs; put {LOGPROBS} into include, or leave it out", "top_logprobs"
+        )
+    return asked
 
 
 class ResponsesAnswer(Answer):
@@ -144,16 +151,21 @@ class ResponsesAnswer(Answer):
         self.id, self._item_id = f"resp_{code}", f"msg_{code}"
         self._created_at = int(time.time())
         self._text: list[str] = []
+        self._scores: list[dict[str, Any]] = []
+        self._sent = 0
+        """Tokens whose log-probs are in events of pieces."""
         self._reason: str | None = None
         self._events = 0
 
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
         """Return the response."""
         self._text, self._reason = [parts[0].text], parts[0].finish_reason
+        self._add_logprobs(parts[0])
         return {**self._response(numbers), "weight_version": weight_version}
 
     def events(self, part: Part) -> list[dict[str, Any]]:
         """Return the events of a piece; the first and the last have events around them."""
+        self._add_logprobs(part)
         found = []
         place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         if part.prompt_token_ids is not None:
@@ -162,18 +174,19 @@ class ResponsesAnswer(Answer):
                 self._event_of("response.created", response=self._response(None)),
                 self._event_of("response.in_progress", response=self._response(None)),
                 self._event_of("response.output_item.added", output_index=0, item=self._item() | begun),
-                self._event_of("response.content_part.added", **place, part=_content("")),
+                self._event_of("response.content_part.added", **place, part=_content("", [])),
             ]
         if part.text:
             self._text.append(part.text)
-            delta = {"delta": part.text, "logprobs": []}
+            delta = {"delta": part.text, "logprobs": self._scores[self._sent :]}
+            self._sent = len(self._scores)
             found.append(self._event_of("response.output_text.delta", **place, **delta))
         if part.finish_reason is not None:
             self._reason = part.finish_reason
-            text = "".join(self._text)
+            text, logprobs = "".join(self._text), self._scores
             found += [
-                self._event_of("response.output_text.done", **place, text=text, logprobs=[]),
-                self._event_of("response.content_part.done", **place, part=_content(text)),
+                self._event_of("response.output_text.done", **place, text=text, logprobs=logprobs),
+                self._event_of("response.content_part.done", **place, part=_content(text, logprobs)),
                 self._event_of("response.output_item.done", output_index=0, item=self._item()),
             ]
         return found
@@ -183,12 +196,16 @@ class ResponsesAnswer(Answer):
         response = self._response(numbers)
         return [self._event_of(f"response.{response['status']}", response=response)]
 
+    def _add_logprobs(self, part: Part) -> None:
+        if self._responses.include:
+            self._scores += self.chat_logprobs(part)["content"]
+
     def _event_of(self, type: str, **fields: Any) -> dict[str, Any]:
         number, self._events = self._events, self._events + 1
         return {"type": type, "sequence_number": number, **fields}
 
     def _item(self) -> dict[str, Any]:
-        content = [_content("".join(self._text))]
+        content = [_content("".join(self._text), self._scores)]
         status = "completed" if self._reason == "stop" else "incomplete"
         return {
             "type": "message",
@@ -223,12 +240,13 @@ class ResponsesAnswer(Answer):
             "top_p": asked.top_p,
             "tool_choice": "none",
             "tools": [],
+            "top_logprobs": asked.top_logprobs or 0,
             "usage": None if numbers is None else _usage(numbers),
         }
 
 
-def _content(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _content(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage(numbers: dict[str, int]) -> dict[str, Any]:

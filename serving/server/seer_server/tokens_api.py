@@ -51,6 +51,10 @@ NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
 """Further fields of sampling parameters, and their values that change nothing."""
 
 
+OF_TEXT = dict.fromkeys(("detokenize", "skip_special_tokens", "spaces_between_special_tokens"), (False, True))
+"""Fields of sampling parameters that change the text, where there is none."""
+
+
 class TokensSampling(SamplingChoice, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters, by vLLM's names."""
 
@@ -116,7 +120,8 @@ def parse_tokens(body: bytes) -> TokensRequest:
 def _own(fields: dict[str, Any]) -> dict[str, Any]:
     own = own_fields({name: fields[name] for name in fields if name not in IGNORED}, NEUTRAL)
     if isinstance(own.get("sampling_params"), dict):
-        own["sampling_params"] = own_fields(own["sampling_params"], NEUTRAL_SAMPLING)
+        further = NEUTRAL_SAMPLING if own.get("output_mode") == "text" else NEUTRAL_SAMPLING | OF_TEXT
+        own["sampling_params"] = own_fields(own["sampling_params"], further)
     return own
 
 
@@ -187,4 +192,6 @@ def _logprobs_by_id(part: Part) -> dict[str, Any]:
 
 
 def _scored(token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token_id": token_id, "logprob": max(logprob, LEAST_LOGPROB), "rank": None}
+    """Return a token as vLLM has it; by its name ``token`` clients of earlier versions look for it."""
+    found = {"token_id": token_id, "token": f"token_id:{token_id}"}
+    return {**found, "logprob": max(logprob, LEAST_LOGPROB), "rank": None}

@@ -10,7 +10,7 @@ import attrs
 
 from seer_core.errors import SeerError
 from seer_core.model import Completion
-from seer_core.model.arrays import Logprobs, Tokens, TopLogprobs
+from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 
 __all__ = ["Piece", "UpdateQueue"]
 
@@ -24,24 +24,28 @@ class Piece:
     token_ids: Tokens
     logprobs: Logprobs
     top_logprobs: TopLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    """With the first tokens, where the request asks for them."""
 
 
 class UpdateQueue:
     """A queue with one entry at most for each response: it has new tokens, or is over.
 
     The tokens are looked up with ``written(request_id, start)`` when the entry is read, and the most probable
-    ones with ``tops(request_id, start, end)``.  So a slow reader
-    gets longer pieces, and its queue holds no more than its answer.  A chunk that is repeated has written
-    less than was read, until it has caught up: no token is read twice.
+    ones with ``tops(request_id, start, end)``.  So a slow reader gets longer pieces, and its queue holds no
+    more than its answer.  A chunk that is repeated has written less than was read, until it has caught up: no
+    token is read twice.  With ``of_prompt`` the first piece waits for the log-probs of its prompt.
     """
 
     def __init__(
         self,
         written: Callable[[str, int], tuple[Tokens, Logprobs]],
         tops: Callable[[str, int, int], TopLogprobs | None] = lambda *_: None,
+        of_prompt: Callable[[str], PromptLogprobs | None] | None = None,
     ) -> None:
         self._written = written
         self._tops = tops
+        self._of_prompt = of_prompt
         self._read: Counter[str] = Counter()
         self._unread: dict[str, Completion | SeerError | None] = {}
         self._changed = asyncio.Event()
@@ -72,11 +76,15 @@ class UpdateQueue:
             update = self._unread.pop(name)
             if update is not None:
                 return update
-            start = self._read[name]
+            start, prompt = self._read[name], None
+            if self._of_prompt is not None and not start:
+                prompt = self._of_prompt(name)
+                if prompt is None:
+                    continue  # they come with the end of its first chunk
             tokens, logprobs = self._written(name, start)
             if tokens:
                 end = self._read[name] = start + len(tokens)
-                return Piece(name, start, tokens, logprobs, self._tops(name, start, end))
+                return Piece(name, start, tokens, logprobs, self._tops(name, start, end), prompt)
 
     def _put(self, name: str, update: Completion | SeerError | None) -> None:
         self._unread[name] = update

@@ -86,7 +86,7 @@ def test_what_would_change_something_is_refused_by_its_name(ask, kind):
         ({"model": "another"}, "model"),
         ({"temperature": -1}, "temperature"),
         ({"stop": ["a"]}, "stop"),
-        ({"min_p": 0.1}, "min_p"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"max_tokens": 10**6}, None),
     ],

@@ -83,6 +83,15 @@ def test_each_call_without_a_name_gets_other_tokens(serve_sim):
     assert seeded[0]["choices"] == seeded[1]["choices"]
 
 
+def test_how_text_is_written_changes_nothing_where_there_is_none(serve_sim):
+    with serve_sim() as served:
+        answers = [
+            generate(served, sampling_params={"max_tokens": 24, "seed": 3, **more}).json()
+            for more in ({}, {"skip_special_tokens": False, "detokenize": False})
+        ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -99,6 +108,7 @@ def test_each_call_without_a_name_gets_other_tokens(serve_sim):
         ({"sampling_params": {"logprobs": 21}}, "sampling_params"),
         ({"sampling_params": {"top_logprobs": 5}}, "top_logprobs"),
         ({"output_mode": "images"}, "output_mode"),
+        ({"output_mode": "text", "sampling_params": {"skip_special_tokens": False}}, "skip_special_tokens"),
         ({"model": "gpt"}, "model"),
         ({"stream_options": {"include_usage": True}}, None),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
@@ -27,8 +28,8 @@ class Letters:
 
 
 @pytest.fixture
-def ask(serve_by_hand, playing):
-    """Return a function: the choices of an answer, or of a stream's pieces, that has three tokens.
+def answer(serve_by_hand, playing):
+    """Return a function: an answer of three tokens, or the events of its stream.
 
     In each place its token and those of the next higher ids are the most probable ones, at -0.5, -1.5 and so
     on.  Those of prompts are tokens 1, 2 and so on, at -0.25, -1.25 and so on; the second token has -2, the
@@ -43,16 +44,33 @@ def ask(serve_by_hand, playing):
             served.until(lambda: engine.jobs or waiting.done())
             for job in list(engine.jobs.values()):
                 if body.get("stream"):
-                    served.do(lambda: engine.grow(tokens=2))
+                    served.do(lambda job=job: engine.grow(tokens=min(2, job.max_tokens)))
                 served.do(lambda job=job: engine.finish(tokens=min(3, job.max_tokens)))
             answer = waiting.result(PATIENCE_S)
         assert answer.status_code == 200, answer.text
         if not body.get("stream"):
-            return answer.json()["choices"]
-        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-        return [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
+            return answer.json()
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
 
     return post
+
+
+@pytest.fixture
+def ask(answer):
+    """Return a function: the choices of an answer, or of a stream's pieces."""
+
+    def post(path, **body):
+        found = answer(path, **body)
+        return [event["choices"][0] for event in found] if body.get("stream") else found["choices"]
+
+    return post
+
+
+@pytest.fixture
+def ask_responses(answer):
+    """Return a function: one of OpenAI's Responses, or the events of its stream."""
+    return partial(answer, "v1/responses")
 
 
 def test_completions_have_them_by_their_words_and_the_sampled_one_with_them(ask):
@@ -187,11 +205,44 @@ def test_prompt_logprobs_are_in_the_form_of_vllm(ask):
     assert choice["prompt_logprobs"] == [None, {"3": scored(-2.0, "d")}]
 
 
+def test_a_stream_begins_with_the_prompt_and_its_log_probs(ask):
+    for asked in ({"max_tokens": 8}, {"max_tokens": 0}):
+        asked = {"prompt": [7, 3, 4], "echo": True, "logprobs": 1, **asked}
+        [whole] = ask("v1/completions", **asked)
+        pieces = ask("v1/completions", **asked, stream=True)
+        assert pieces[0]["text"].startswith("hde")
+        assert "".join(piece["text"] for piece in pieces) == whole["text"]
+        for name, values in whole["logprobs"].items():
+            assert [each for piece in pieces for each in piece["logprobs"][name]] == values
+    [whole] = ask("v1/completions", prompt=[7, 3], prompt_logprobs=1)
+    first, *others = ask("v1/completions", prompt=[7, 3], prompt_logprobs=1, stream=True)
+    assert first["prompt_logprobs"] == whole["prompt_logprobs"]
+    assert {piece["prompt_logprobs"] for piece in others} <= {None}
+
+
+def test_responses_have_log_probs_where_include_asks_for_them(ask_responses):
+    asked = {"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = ask_responses(**asked)
+    [message] = whole["output"]
+    [text] = message["content"]
+    pairs = [{"token": "f", "logprob": -0.5, "bytes": [102]}, {"token": "g", "logprob": -1.5, "bytes": [103]}]
+    assert text["logprobs"][0] == {**pairs[0], "top_logprobs": pairs}
+    assert (len(text["logprobs"]), whole["top_logprobs"]) == (3, 2)
+    events = ask_responses(**asked, stream=True)
+    deltas = [each["logprobs"] for each in events if each["type"] == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert [each for delta in deltas for each in delta] == text["logprobs"]
+    [done] = [each for each in events if each["type"] == "response.output_text.done"]
+    assert done["logprobs"] == text["logprobs"]
+    assert events[-1]["response"]["output"][0]["content"] == message["content"]
+    [message] = ask_responses(input="a")["output"]
+    assert message["content"][0]["logprobs"] == []
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"echo": True, "stream": True}, "echo is not for streams"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs is not for streams"),
+        ({"echo": True, "stream": True, "seed": 1, "stream_options": {"skip_tokens": [1]}}, "leave echo and"),
         ({"prompt_logprobs": 1}, "prompt_logprobs is not supported by this engine"),
         ({"echo": True, "logprobs": 1}, "prompt_logprobs is not supported by this engine"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
