@@ -288,8 +288,8 @@ class Tokenizer(Protocol):
     ) -> list[int]:
         """Return the ids of a chat, with the model's template and the generation prompt.
 
-        ``template_kwargs`` are further variables of the template; without any it is called with the messages
-        alone.
+        ``template_kwargs`` are further variables of the template, ``tools`` among them; without any it is
+        called with the messages alone.
         """
         ...
 

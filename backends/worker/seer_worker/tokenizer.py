@@ -37,6 +37,11 @@ class ModelTokenizer:
     def __init__(self, model_dir: Path) -> None:
         self._dir = model_dir
 
+    @property
+    def directory(self) -> Path:
+        """The directory of the model's files."""
+        return self._dir
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
         return self._encode(text, add_special_tokens=True)
@@ -49,6 +54,8 @@ class ModelTokenizer:
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Return the ids of a chat, with the model's template and the generation prompt.
+
+        ``tools`` of ``template_kwargs`` go to the template for tools, if the model has one of its own.
 
         Raises:
             PromptError: ``template_kwargs`` has a variable that is given to every template, or the tokenizer
@@ -90,17 +97,13 @@ class ModelTokenizer:
         ends: bool = False,
     ) -> str:
         """Return the text of a chat, with the generation prompt unless it ``ends``."""
-        variables = {
-            "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": not ends,
-            **self._special_tokens,
-        }
+        own = {"messages": messages, "add_generation_prompt": not ends, **self._special_tokens}
         further = template_kwargs or {}
-        if taken := sorted(variables.keys() & further.keys()):
+        if taken := sorted(own.keys() & further.keys()):
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(taken)}; leave them out")
-        return str(self._template.render(**variables, **further))
+        variables = {"tools": None, "documents": None, **own, **further}
+        template = self._tools_template if variables["tools"] else self._template
+        return str(template.render(**variables))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
@@ -115,6 +118,10 @@ class ModelTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, with special tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -147,6 +154,14 @@ class ModelTokenizer:
     @cached_property
     def _template(self) -> Template:
         """The chat template, in the environment transformers gives it."""
+        return self._compile(self._source(("default",)))
+
+    @cached_property
+    def _tools_template(self) -> Template:
+        """The chat template for messages with tools: the same, where the model has no other."""
+        return self._compile(self._source(("tool_use", "default")))
+
+    def _compile(self, source: str) -> Template:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -155,7 +170,6 @@ class ModelTokenizer:
         def raise_exception(message: str) -> NoReturn:
             raise TemplateError(message)
 
-        source = self._source()
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
         )
@@ -170,8 +184,8 @@ class ModelTokenizer:
                 f"{self._dir}: its chat template is broken: {describe_flaw(error)}; {REMEDY}"
             ) from error
 
-    def _source(self) -> str:
-        """Return the template; of several named ones the one named ``default``."""
+    def _source(self, names: Sequence[str]) -> str:
+        """Return the template; of several named ones the first of these, of which ``default`` is the last."""
         path = self._dir / "chat_template.jinja"
         try:
             source = path.read_text("utf-8") if path.exists() else self._config.get("chat_template")
@@ -189,7 +203,7 @@ class ModelTokenizer:
                     f"{self._dir} has chat templates named {', '.join(map(str, named))}, and none named"
                     " default; give prompts as text or token ids"
                 )
-            source = named["default"]
+            source = next(named[name] for name in names if name in named)
         if not isinstance(source, str):
             raise PromptError(f"{self._dir} has no chat template; give prompts as text or token ids")
         return source
