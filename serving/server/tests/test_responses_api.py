@@ -102,6 +102,7 @@ def test_a_developer_s_message_is_the_system_s(serve_sim, ours):
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "structured_outputs"),
         ({"text": {"format": {"type": "json_schema"}}}, "response_format"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(serve_sim, fields, param):
