@@ -47,7 +47,8 @@ def pytest_addoption(parser):
     group.addoption("--fuzz-seed", type=int, default=11, help="tests/fuzz: of the changes")
 
 
-collect_ignore = ["training/verl"]  # tested in verl's own environment: make verl-test
+collect_ignore = ["training/verl", "tests/clients"]
+"""What is tested in environments of their own: make verl-test, make clients-test."""
 
 ALLOWED_SKIPS = {
     r"no C\+\+ compiler|cannot link AddressSanitizer": "fuzzing in C++ needs sanitizers",

@@ -12,15 +12,19 @@ UNKNOWN = "unknown"
 INTEL = "LicenseRef-Intel-EULA"
 
 BY_HAND = {
+    "agent-client-protocol": "Apache-2.0",
     "arctic-inference": "Apache-2.0",
     "axe-playwright-python": "MIT AND MPL-2.0",  # axe.min.js inside is Deque's
+    "chardet": "LGPL-2.1-or-later",
     "intel-cmplr-lib-ur": INTEL,
     "intel-openmp": INTEL,
     "openai-harmony": "Apache-2.0",
     "oss-harmony": "Apache-2.0",
+    "prime-pydantic-config": "Apache-2.0",
     "sentencepiece": "Apache-2.0",
     "setuptools": "MIT",
     "supervisor": "LicenseRef-Repoze",
+    "word2number": "MIT",
 }
 """Licences of distributions whose metadata name none, or not all, as their files have them."""
 

@@ -27,6 +27,7 @@ ENVIRONMENTS = {
         "scripts/setup-verl",
         SCRIPT,
     ),
+    ".venv-clients": ("requirements/clients.txt",),
     ".venv-docs": ("requirements/docs.txt",),
     "an extra": ("*/pyproject.toml", "*/*/pyproject.toml"),
 }
@@ -59,6 +60,10 @@ UNMODIFIED = "its copyleft is for its own files, which Seer neither changes nor 
 EXCEPTIONS = {
     "axe-playwright-python": ("MIT AND MPL-2.0", f"{UNMODIFIED}; tests of the documentation's site need it"),
     "certifi": ("MPL-2.0", UNMODIFIED),
+    "chardet": (
+        "LGPL-2.1-or-later",
+        "lm-eval's tables use it as a library; tests alone need it; Seer neither changes nor distributes it",
+    ),
     "hypothesis": ("MPL-2.0", f"{UNMODIFIED}; tests alone need it"),
     "intel-*": (
         INTEL,

@@ -133,6 +133,7 @@ def test_chats_have_as_many_as_were_asked_for(ask):
 def test_tokens_have_them_by_their_ids_the_sampled_one_among_them(ask):
     def first(wanted):
         [choice] = ask("inference/v1/generate", token_ids=PROMPT, sampling_params={"logprobs": wanted})
+        assert choice["logprobs"]["content"][0]["token"] == "token_id:5"
         return [
             (each["token_id"], each["logprob"]) for each in choice["logprobs"]["content"][0]["top_logprobs"]
         ]
