@@ -51,7 +51,7 @@ class Migrating:
 def calculator(monkeypatch):
     """Return a function that makes the example's environment."""
     monkeypatch.syspath_prepend(str(ROOT / "examples/plugins/environment"))
-    return importlib.import_module("seer_calculator").Calculator
+    return importlib.import_module("seer_pocket_calculator").PocketCalculator
 
 
 def test_a_trajectory_is_the_same_whole_divided_moved_drafted_and_after_a_kill(tmp_path, calculator):

@@ -13,17 +13,17 @@ from seer_core.ports.environment import (
     Trajectory,
 )
 
-EXPRESSION = re.compile(r"(\d[\d ]*)?(\+|plus|add|-) ?(\d[\d ]*)$")
+EXPRESSION = re.compile(r"(\d[\d ]*)?(\+|plus|add|-) ?(\d[\d ]*)\Z")
 """A sum or a difference at the end of a text; without a left side it goes on from the last value."""
 
 
 class Settings(Struct, frozen=True):
-    """``[plugin.calculator]``: values are written with so many digits at least."""
+    """``[plugin.pocket_calculator]``: values are written with so many digits at least."""
 
     digits: int = 2
 
 
-class Calculator(Environment):
+class PocketCalculator(Environment):
     """Environment that works out what stands before a stop string, and ends where the model does."""
 
     def __init__(self, digits: int = 2) -> None:
@@ -70,11 +70,11 @@ def _reward(trajectory: Trajectory, turn: ModelTurn) -> float | None:
     right = trajectory.metadata.get("answer")
     if right is None:
         return None
-    last = re.search(r"([\d ]+|none)$", (turn.text or "").strip())
+    last = re.search(r"([\d ]+|none)\Z", (turn.text or "").strip())
     return float(last is not None and last[1].replace(" ", "") == str(right))
 
 
 @hookimpl
 def seer_make_environment(settings: Settings) -> Environment:
     """Fill the slot."""
-    return Calculator(settings.digits)
+    return PocketCalculator(settings.digits)

@@ -3,25 +3,25 @@ import asyncio
 from seer_core.ports.environment import ModelTurn, Trajectory
 from seer_core.testing import EnvironmentContract
 
-from seer_calculator import Calculator
+from seer_pocket_calculator import PocketCalculator
 
 pytest_plugins = ["seer_core.testing.simulate"]
 
 TRAJECTORY = Trajectory("g/0", "g", 0, 7, (1, 2, 3), {"answer": "07"}, {})
 
 
-class TestCalculator(EnvironmentContract):
+class TestPocketCalculator(EnvironmentContract):
     metadata = {"answer": "5"}  # noqa: RUF012
 
     def make(self):
-        return Calculator()
+        return PocketCalculator()
 
 
 def answers(*turns):
     """Return the answers to turns of one response, each a text and its stop reason."""
 
     async def play():
-        environment = Calculator()
+        environment = PocketCalculator()
         await environment.reset(TRAJECTORY, ())
         found = []
         for number, (text, stop_reason) in enumerate(turns):
@@ -43,6 +43,6 @@ def test_a_response_that_ends_in_the_right_answer_is_rewarded():
 
 
 def test_it_answers_the_turns_of_simulated_responses(simulation):
-    result = simulation.run(["calculator"])
+    result = simulation.run(["pocket_calculator"])
     assert {each.finish_reason for each in result.completions} == {"stop"}
     assert all(len(each.turns) == 1 for each in result.completions)
