@@ -72,7 +72,7 @@ CONTROLLED = {
 KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
 
 
-def write_model(directory: Path, seed: int, tied: bool = False) -> Path:
+def write_model(directory: Path, seed: int, tied: bool = False, kv_heads: int = KV_HEADS) -> Path:
     """Write a random float32 Qwen3 with a word-level tokenizer; its logits are as spread as a real one's.
 
     ``tied``: its output head is its embeddings.
@@ -99,8 +99,8 @@ def write_model(directory: Path, seed: int, tied: bool = False) -> Path:
             p + "input_layernorm.weight": ones(HIDDEN),
             p + "post_attention_layernorm.weight": ones(HIDDEN),
             p + "self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
-            p + "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            p + "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.k_proj.weight": matrix(kv_heads * HEAD_DIM, HIDDEN),
+            p + "self_attn.v_proj.weight": matrix(kv_heads * HEAD_DIM, HIDDEN),
             p + "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM, 2),
             p + "self_attn.q_norm.weight": ones(HEAD_DIM),
             p + "self_attn.k_norm.weight": ones(HEAD_DIM),
@@ -118,7 +118,7 @@ def write_model(directory: Path, seed: int, tied: bool = False) -> Path:
         "intermediate_size": FFN,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_key_value_heads": kv_heads,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": 8192,
         "rope_theta": 10000.0,
@@ -160,6 +160,12 @@ def tied_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two models whose output heads are their embeddings, and that differ in their weights only."""
     root = tmp_path_factory.mktemp("tied")
     return write_model(root / "a", 1, tied=True), write_model(root / "b", 2, tied=True)
+
+
+@pytest.fixture(scope="session")
+def one_head_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a single head of keys and values."""
+    return write_model(tmp_path_factory.mktemp("models") / "one-head", 1, kv_heads=1)
 
 
 @pytest.fixture(scope="session")

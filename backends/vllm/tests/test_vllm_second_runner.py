@@ -5,6 +5,9 @@ kernels in Triton's interpreter (``interpreted.py``).
 """
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,3 +244,67 @@ def test_the_group_s_own_texts_are_drafted_and_accepted(start_second, roomy, mod
     assert sum(sum(output.accepted_at) for output in harness.outputs.values()) > 40
     assert harness.degradations == []
     harness.run(harness.engine.stop())
+
+
+CONFIG = """
+[seer]
+engine = "vllm"
+kv_pool = "local"
+plugins = ["divided_rollout", "context_sched", "grouped_spec"]
+
+[engine.vllm]
+model = "{model}"
+dtype = "float32"
+instances = 2
+kv_cache_bytes = 16_777_216
+max_model_tokens = 256
+max_running = 2
+start_timeout_s = 600.0
+
+[plugin.divided_rollout]
+chunk_tokens = 16
+
+[kv_pool.local]
+capacity_bytes = 33_554_432
+
+[rollout]
+n = 3
+max_tokens = 40
+"""
+
+
+@pytest.mark.long
+def test_seer_run_over_two_instances_divided_and_drafted_writes_the_same_with_either_runner(
+    models, prompts, tmp_path
+):
+    (tmp_path / "run.toml").write_text(CONFIG.format(model=models[0]))
+    lines = [json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts(3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines))
+    site = tmp_path / "site"  # imported by every process before anything else
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport triton_interpreter\n"
+    )
+
+    def run(runner, environment):
+        out, logs = tmp_path / runner, tmp_path / f"{runner}-logs"
+        command = [sys.executable, "-c", "from seer_cli import main; main()", "run", tmp_path / "run.toml"]
+        chosen = ["--set", f"engine.vllm.runner={runner}", "--set", f"engine.vllm.log_dir={logs}"]
+        subprocess.run(
+            [*command, "--prompts", tmp_path / "prompts.jsonl", "--out", out, *chosen],
+            env={**os.environ, **environment},
+            timeout=900,
+            check=True,
+        )
+        assert [f"runner={runner}" in log.read_text() for log in logs.iterdir()] == [True, True]
+        completions = map(json.loads, (out / "completions.jsonl").read_text().splitlines())
+        tokens = {each["request_id"]: each["token_ids"] for each in completions}
+        return tokens, json.loads((out / "summary.json").read_text())
+
+    expected, _ = run("first", {})
+    tokens, summary = run("second", {"PYTHONPATH": str(site)})
+    assert len(tokens) == 9
+    assert tokens == expected
+    assert summary["chunks"] > 9
+    assert summary["drafted_tokens"] > 0
+    assert summary["degradations"] == {}

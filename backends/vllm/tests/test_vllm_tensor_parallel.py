@@ -150,6 +150,35 @@ def test_a_rank_that_is_killed_ends_its_instance_and_the_other_goes_on_with_its_
     go_on(a)
 
 
+def test_ranks_asleep_and_awake_again_find_their_kv_in_the_pool(pair, pool, cold, prompts, expected):
+    here, _ = pair
+    prompt = prompts(1)[0]
+    [first] = here.run(here.chunks([here.job(prompt, 120, 0, PLAIN)]))
+    assert here.run(here.engine.sleep()) > BLOCK_BYTES
+    here.run(here.engine.wake())
+    text = [*prompt, *first.token_ids]
+    [second] = here.run(here.chunks([here.job(text, TOKENS - 120, 0, PLAIN)]))
+    assert [*first.token_ids, *second.token_ids] == list(expected["plain"][0])
+    assert second.prefilled_tokens <= BLOCK
+
+
+def test_a_head_that_both_ranks_have_is_stored_once(start, one_head_model, loop, prompts, moved):
+    pool = kv_local.LocalPool(64 << 20)
+    loop.run_until_complete(pool.start(["vllm-0"]))
+    one, two = start(one_head_model), start(one_head_model, kv_pool=pool, tensor_parallel=2)
+    assert one.info.kv_bytes_per_token == two.info.kv_bytes_per_token == PART_BYTES // BLOCK
+    before = pool.stats()
+    responses, rounds = moved([two], prompts(3), PLAIN, 120, 40)
+    assert responses == one.whole(prompts(3), PLAIN, 120)
+    outputs = [output for outputs in rounds[1:] for output in outputs]
+    assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+    loaded = sum(output.pool_tokens for output in outputs) // BLOCK
+    assert pool.stats().since(before).got_bytes == loaded * PART_BYTES
+    for here in (one, two):
+        here.run(here.engine.stop())
+    loop.run_until_complete(pool.stop())
+
+
 def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(start, models, pool, prompts, expected):
     def break_rank(launch):
         environment = {**launch.environment, "PYTHONPATH": str(Path(__file__).parent)}
