@@ -38,6 +38,7 @@ CASES = (
     "draft_acceptance",
     "draft_prediction",
     "draft_step",
+    "sampler",
     "epochs",
     "viewers",
     "server",

@@ -43,6 +43,7 @@ PAGES = (
             "seer_core.plugins.config_types",
             "seer_core.plugins.labels",
             "seer_core.ports.policy",
+            "seer_core.ports.environment",
             "seer_core.ports.drafting",
             "seer_core.ports.engine",
             "seer_core.ports.kv",

@@ -13,7 +13,7 @@ import attrs
 from seer_core.model.arrays import Tokens
 from seer_core.model.sampling import Sampling
 
-__all__ = ["REPLACEMENT", "GrowingText", "ResponseText", "find_stop", "text_before_stop"]
+__all__ = ["CONTEXT_TOKENS", "REPLACEMENT", "GrowingText", "ResponseText", "find_stop", "text_before_stop"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Stands in a decoded text for bytes that are no character."""

@@ -15,6 +15,7 @@ CONTRACTS = [
     "seer_core.ports.kv",
     "seer_core.ports.policy",
     "seer_core.ports.engine",
+    "seer_core.ports.environment",
     "seer_worker.process.instance",
 ]
 SPOKEN = re.compile(r"``(\w+(?:\.\w+)+)(?:\(.*?\))?``")

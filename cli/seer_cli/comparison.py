@@ -58,7 +58,7 @@ def plugins_of(config: Config) -> ArmPlugins:
 class Arm(msgspec.Struct, frozen=True):
     """One configuration of a comparison: a name, the plug-ins that decide, and whether instances share KV.
 
-    ``observers`` are plug-ins that only watch: the same in every arm.
+    ``observers`` are plug-ins that only watch or answer turns: the same in every arm.
     """
 
     name: str
@@ -108,8 +108,8 @@ def arms_of(config: Config) -> list[Arm]:
     """Return the arms of ``[compare]``: the baseline, each technique on top of the last, the oracle.
 
     A technique that is not in ``[seer].plugins`` is left out, so that ``-p no:NAME`` works here too; a
-    misspelt one is an error.  Plug-ins of ``[seer].plugins`` that only watch are in every arm; for others
-    that no arm has see ``left_out``.
+    misspelt one is an error.  Plug-ins of ``[seer].plugins`` that only watch, or are the environment, are in
+    every arm; for others that no arm has see ``left_out``.
 
     Raises:
         ConfigError: no technique is left to compare, or one is not installed.
@@ -125,7 +125,7 @@ def arms_of(config: Config) -> list[Arm]:
         raise ConfigError(
             "no technique to compare: none of [compare].techniques is in [seer].plugins; add one to both"
         )
-    observers = tuple(name for name in _unnamed(config) if _only_watches(config, name))
+    observers = tuple(name for name in _unnamed(config) if _in_every_arm(config, name))
     arms = [Arm("baseline", table.baseline, shares_kv=False, observers=observers)]
     for count, name in enumerate(techniques, 1):
         arms.append(Arm(f"+ {name}", tuple(techniques[:count]), observers=observers))
@@ -136,7 +136,7 @@ def arms_of(config: Config) -> list[Arm]:
 
 def left_out(config: Config) -> list[str]:
     """Return the plug-ins of ``[seer].plugins`` that decide something, and that no arm has."""
-    return [name for name in _unnamed(config) if not _only_watches(config, name)]
+    return [name for name in _unnamed(config) if not _in_every_arm(config, name)]
 
 
 def _unnamed(config: Config) -> list[str]:
@@ -146,9 +146,9 @@ def _unnamed(config: Config) -> list[str]:
     return [name for name in config.seer.plugins if name not in named]
 
 
-def _only_watches(config: Config, name: str) -> bool:
+def _in_every_arm(config: Config, name: str) -> bool:
     plugin = load(name, config.plugin.get(name, {}), f"plugin.{name}")
-    return set(plugin.hooks) <= {"observer"}
+    return set(plugin.hooks) <= {"observer", "environment"}
 
 
 async def compare(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
@@ -38,15 +40,24 @@ class RunCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The person or program that asks for it; it is noted in the trace."""
 
 
+Submit = Callable[[Coroutine[Any, Any, str]], Future[str]]
+"""Runs a coroutine in the event loop of a runtime."""
+
+
 class RunControls:
     """Carries commands out in the event loop of the rollout, which ``attach`` gives it."""
 
     def __init__(self) -> None:
-        self._at: tuple[asyncio.AbstractEventLoop, Runtime] | None = None
+        self._at: tuple[Submit, Runtime] | None = None
 
-    def attach(self, runtime: Runtime) -> None:
-        """Take commands for the rollouts of this runtime, whose event loop is the running one."""
-        self._at = asyncio.get_running_loop(), runtime
+    def attach(self, runtime: Runtime, submit: Submit | None = None) -> None:
+        """Take commands for the rollouts of this runtime.
+
+        ``submit`` runs a coroutine in its event loop, which is the running one without it.
+        """
+        if submit is None:
+            submit = partial(asyncio.run_coroutine_threadsafe, loop=asyncio.get_running_loop())
+        self._at = submit, runtime
 
     def __call__(self, command: RunCommand) -> str:
         """Carry a command out, called in another thread, and return a sentence about it.
@@ -56,11 +67,9 @@ class RunControls:
         """
         if self._at is None:
             raise SeerError("the rollout has not begun; wait until its instances have started")
-        loop, runtime = self._at
+        submit, runtime = self._at
         by = f"{command.by} (dashboard)" if command.by else "dashboard"
-        working = asyncio.run_coroutine_threadsafe(
-            carry_out(msgspec.structs.replace(command, by=by), runtime), loop
-        )
+        working = submit(carry_out(msgspec.structs.replace(command, by=by), runtime))
         try:
             return working.result(LONGEST_S)
         except LateError:
@@ -111,11 +120,12 @@ def _give_up(rollout: Rollout, command: RunCommand) -> str:
 
 @contextmanager
 def watched(
-    port: int | None, name: str, window_s: float | None = None
+    port: int | None, name: str, window_s: float | None = None, rollouts: int = 1
 ) -> Iterator[tuple[Sequence[Observer], RunControls]]:
     """Serve the page of a run on this port, 0 for a free one; nothing on None.
 
-    With ``window_s`` the page has the latest seconds alone, so many at least and twice as many at most.
+    With ``window_s`` the page has the latest seconds alone, so many at least and twice as many at most; of a
+    training it has the latest ``rollouts``.
     Yields the observers that the run needs for it, and what carries its commands out.
 
     Raises:
@@ -128,4 +138,4 @@ def watched(
     from seer_cli.report.dashboard import Dashboard  # it brings numpy and a server
 
     with Dashboard(f"Seer: {name}", port, controls) as dashboard:
-        yield (dashboard.watch(name, window_s=window_s),), controls
+        yield (dashboard.watch(name, rollouts, window_s),), controls

@@ -18,9 +18,15 @@ LACKS: dict[Cause, str] = {
     "turn": "for its turn",
     "paused": "while the rollout was paused",
     "instances": "for an instance",
+    "environment": "for its environment",
 }
 
-LACKED_NOW: dict[Cause, str] = {**LACKS, "turn": "for their turn", "paused": "for the rollout to go on"}
+LACKED_NOW: dict[Cause, str] = {
+    **LACKS,
+    "turn": "for their turn",
+    "paused": "for the rollout to go on",
+    "environment": "for their environment",
+}
 
 
 def beginning(life: RequestLife) -> str:
@@ -73,15 +79,16 @@ def sums(life: RequestLife) -> str:
     waited = life.waited_s()
     ran_s = sum(each.end_s - each.begin_s for each in life.chunks)
     instances = len({each.instance_id for each in life.chunks})
+    answers = f", and {life.answer_tokens:,} from its environment" if life.answer_tokens else ""
     parts = (
         f"waited {sum(waited.values()):.2f} s"
         + (f" ({lacks(waited)})" if waited else "")
         + f", ran {ran_s:.2f} s in {len(life.chunks)} chunks on {counted(instances, 'instance')}"
     )
     if life.finished_s is None:
-        return f"{life.tokens:,} tokens so far, as the trace ends before the response; {parts}"
+        return f"{life.tokens:,} tokens{answers} so far, as the trace ends before the response; {parts}"
     return (
-        f"{life.tokens:,} tokens in {life.finished_s - life.submitted_s:.2f} s, finish reason"
+        f"{life.tokens:,} tokens{answers} in {life.finished_s - life.submitted_s:.2f} s, finish reason"
         f" {life.finish_reason}, number {len(life.siblings_done) + 1} of its group to finish; {parts}"
     )
 

@@ -14,6 +14,7 @@ from seer_core.model.events import (
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
     Event,
     GroupSpec,
     GroupsSubmitted,
@@ -131,6 +132,9 @@ class RunProgress(Observer):
                 for group in event.groups:
                     self._submitted(group)
                 self._note_tail()
+            case EnvironmentAnswered(request_id, tokens):
+                if request_id in self._generated:
+                    self._generated[request_id] += tokens
             case InstanceStarted(info):
                 self.instances[info.id] = InstanceLine(info.id, info.node, self._follower.places[info.id])
             case InstanceLost():
@@ -196,17 +200,19 @@ class RunProgress(Observer):
 
         A request is taken to need its context and as much more as the chunk sent last had reserved.
         """
-        count = self.requests - self.requests_done - self._follower.running
+        acting = self._follower.acting
+        count = self.requests - self.requests_done - self._follower.running - len(acting)
+        others: dict[Cause, int] = {"environment": len(acting)} if acting else {}
         if count <= 0:
-            return {}
+            return others
         lack = self._follower.lack()
         if not isinstance(lack, int):
-            return {lack: count}
-        sent = self._sent()
+            return {lack: count, **others}
+        sent = {*self._sent(), *acting}
         begun = [name for name in self._generated if name not in sent]
         short = sum(self._need(group_of(name), self._generated[name]) > lack for name in begun)
         short += sum(unsent for group, unsent in self._unbegun.items() if self._need(group, 0) > lack)
-        found: dict[Cause, int] = {"kv": short, "turn": count - short}
+        found: dict[Cause, int] = {"kv": short, "turn": count - short, **others}
         return {cause: number for cause, number in found.items() if number > 0}
 
     @property

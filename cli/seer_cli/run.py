@@ -250,6 +250,11 @@ def _print(summary: Summary, pool_stats: PoolStats | None, out: Path) -> None:
         f"{summary.chunks} chunks, {summary.migrations} migrations, {summary.preemptions} preemptions,"
         f" {summary.recomputed_tokens:,} tokens recomputed, {summary.instances_lost} instances lost"
     )
+    if summary.turns:
+        click.echo(
+            f"{summary.turns:,} turns answered by the environment, with {summary.environment_tokens:,}"
+            f" tokens; {summary.environment_s / summary.turns:.2f} s for each"
+        )
     if summary.resumed_tokens:
         click.echo(
             f"{summary.resumed_tokens:,} of the tokens came from the journal and were not computed again"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -10,11 +10,14 @@ import msgspec
 
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFailed,
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupsSubmitted,
     InstanceLeaving,
@@ -33,10 +36,10 @@ __all__ = ["FIGURES", "Cause", "ChunkFollower", "ChunkRun", "InstanceLoad", "gro
 FIGURES = ("tokens", "steps", "drafted", "accepted", "cached_tokens", "pool_tokens", "prefilled_tokens")
 """The figures of a chunk, as ``ChunkFinished`` has them."""
 
-Cause = Literal["slots", "kv", "turn", "paused", "instances"]
+Cause = Literal["slots", "kv", "turn", "paused", "instances", "environment"]
 """What a waiting request lacked: a free slot on any instance; room for its KV on an instance with a free
 slot; nothing but its turn, for other requests were preferred or its instance was another one; a rollout that
-is not paused; any instance at all."""
+is not paused; any instance at all; or, of a request that acts, its environment's answer."""
 
 
 class ChunkRun(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -87,16 +90,6 @@ class InstanceLoad:
     _shared: dict[str, SharedPrompt] = attrs.Factory(dict)
     """The prompts of groups with chunks in flight, where siblings share theirs."""
 
-    @property
-    def has_slot(self) -> bool:
-        """Whether it may run one more chunk."""
-        return not self.leaving and len(self.sent) < self.info.max_running
-
-    @property
-    def free_kv_tokens(self) -> int:
-        """The KV that is left."""
-        return self.info.kv_capacity_tokens - self.reserved_tokens
-
     def add(self, now: float, sent: Dispatch, prompt_tokens: Mapping[str, int]) -> None:
         """Note a chunk that is sent here; groups have prompts of so many tokens."""
         self.reserved_tokens += sent.kv_tokens
@@ -140,21 +133,25 @@ class ChunkFollower:
     """How many chunks are in flight."""
     paused: bool = False
     """Whether no chunk is sent."""
+    acting: dict[str, float] = attrs.Factory(dict)
+    """Since when each request acts whose environment has not answered."""
     _prompts: dict[str, int] = attrs.Factory(dict)
     """The tokens of the prompt of each group that is not over."""
     _left: dict[str, int] = attrs.Factory(dict)
     """How many responses each of them lacks."""
     _over: list[ChunkRun] = attrs.Factory(list)
-    _changed: set[str] = attrs.Factory(set)
+    changed: set[str] = attrs.Factory(set)
     """The instances whose load has changed since ``lack`` was asked."""
     _free: MostFree = attrs.Factory(MostFree)
 
-    def read(self, now: float, event: Event, commands: Iterable[Command]) -> list[ChunkRun]:
+    def read(self, now: float, event: Event, commands: Sequence[Command]) -> list[ChunkRun]:
         """Apply an event and its commands; return the chunks that are over with it."""
         self.now, self._over = now, []
         match event:
             case ChunkFinished():
-                self._end(event.request_id, event.instance_id, "", event)
+                asks = event.stopped and any(type(command) is AskEnvironment for command in commands)
+                how = "the model ended its turn" if asks else ""
+                self._end(event.request_id, event.instance_id, how, event)
             case GroupsSubmitted(groups):
                 for group in groups:
                     self._prompts[group.id], self._left[group.id] = group.prompt_tokens, group.n
@@ -164,33 +161,38 @@ class ChunkFollower:
                 self.paused = False
             case InstanceStarted(info):
                 self.places[info.id] = InstanceLoad(info)
-                self._changed.add(info.id)
+                self.changed.add(info.id)
             case InstanceLeaving(instance_id):
                 if instance_id in self.places:
                     self.places[instance_id].leaving = True
-                    self._changed.add(instance_id)
+                    self.changed.add(instance_id)
             case InstanceLimited(instance_id, max_running):
                 if (limited := self.places.get(instance_id)) is not None:
                     limited.info = msgspec.structs.replace(limited.info, max_running=max_running)
-                    self._changed.add(instance_id)
+                    self.changed.add(instance_id)
             case InstanceLost(instance_id, reason):
                 self._gone(instance_id, f"lost with its instance: {reason}")
             case InstanceStopped(instance_id):
                 self._gone(instance_id, "given back, as its instance ended")
             case ChunkFailed(request_id, instance_id, reason):
                 self._end(request_id, instance_id, f"failed: {reason}")
+            case EnvironmentAnswered(request_id) | EnvironmentFailed(request_id):
+                self.acting.pop(request_id, None)
         for command in commands:
             match command:
                 case Dispatch():
                     place = self.places.get(command.instance_id)
                     if place is not None:
                         place.add(self.now, command, self._prompts)
-                        self._changed.add(command.instance_id)
+                        self.changed.add(command.instance_id)
                         self.running += 1
                 case Abort(request_id, instance_id):
                     self._end(request_id, instance_id, "aborted")
                 case Complete(request_id):
+                    self.acting.pop(request_id, None)
                     self._completed(group_of(request_id))
+                case AskEnvironment(request_id):
+                    self.acting[request_id] = self.now
         return self._over
 
     def rest(self) -> list[ChunkRun]:
@@ -206,10 +208,13 @@ class ChunkFollower:
             return "paused"
         if not self.places:
             return "instances"
-        for name in self._changed:
+        for name in self.changed:
             place = self.places.get(name)
-            self._free.note(name, max(0, place.free_kv_tokens) if place and place.has_slot else -1)
-        self._changed.clear()
+            if place is None or place.leaving or len(place.sent) >= place.info.max_running:
+                self._free.note(name, -1)
+            else:
+                self._free.note(name, max(0, place.info.kv_capacity_tokens - place.reserved_tokens))
+        self.changed.clear()
         most = self._free.most()
         return most if most >= 0 else "slots"
 
@@ -225,7 +230,7 @@ class ChunkFollower:
         for request_id in [] if place is None else list(place.sent):
             self._end(request_id, instance_id, how)
         self.places.pop(instance_id, None)
-        self._changed.add(instance_id)
+        self.changed.add(instance_id)
 
     def _end(self, request_id: str, instance_id: str, how: str, result: ChunkFinished | None = None) -> None:
         """Note a chunk that is over; ``how`` follows from the result, if there is one."""
@@ -234,9 +239,9 @@ class ChunkFollower:
         if place is None or found is None:
             return
         begin_s, sent = found
-        self._changed.add(instance_id)
+        self.changed.add(instance_id)
         self.running -= 1
-        if result is not None:
+        if result is not None and not how:
             short = "ended early" if result.tokens < sent.max_tokens else "whole"
             how = "the model ended the response" if result.stopped else short
         self._over.append(

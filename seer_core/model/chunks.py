@@ -33,7 +33,7 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     """The group that it is of."""
     token_ids: list[int]
     prompt_tokens: int
-    """How many of ``token_ids`` are the prompt."""
+    """How many of ``token_ids`` are the group's prompt."""
     max_tokens: int
     """The most tokens that the chunk may generate."""
     sampling: Sampling
@@ -48,6 +48,13 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     rollout_id: str = ""
     streams: bool = False
     may_end_early: bool = False
+    turn_start: int = 0
+    """Where among ``token_ids`` the turn begins that the chunk goes on with; 0 if it is the first turn."""
+
+    @property
+    def context_tokens(self) -> int:
+        """The tokens before the turn: to controls of sampling and to stop strings they are the prompt."""
+        return self.turn_start or self.prompt_tokens
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, gc=False):

@@ -14,12 +14,15 @@ from seer_core.model.sampling import Sampling
 
 __all__ = [
     "Abort",
+    "AskEnvironment",
     "ChunkFailed",
     "ChunkFinished",
     "Command",
     "Complete",
     "Dispatch",
     "EndChunk",
+    "EnvironmentAnswered",
+    "EnvironmentFailed",
     "Event",
     "GroupSpec",
     "GroupsSubmitted",
@@ -46,6 +49,8 @@ class ResumedResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens that it has so far."""
     finish_reason: FinishReason | None = None
     """The reason why it is over; none while it is not."""
+    acting: bool = False
+    """Whether its environment has not answered its last turn."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +74,8 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """The prompt's labels, which strategies see."""
     resumed: tuple[ResumedResponse, ...] = ()
     """Its responses as an earlier process left them; empty for none."""
+    turns: bool = False
+    """Whether an environment answers the turns of its responses."""
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):
@@ -197,7 +204,9 @@ class ChunkFinished(msgspec.Struct, frozen=True, gc=False, tag=True):
     tokens: int
     """The new tokens that it brought."""
     stopped: bool
-    """Whether the model ended the response, by EOS or a stop token; otherwise the chunk's length ended it."""
+    """Whether the model ended the response, or its turn, by EOS, a stop token or a stop string; otherwise the
+    chunk's length ended the chunk.
+    """
     steps: int = 0
     """The engine steps that gave it tokens."""
     drafted: int = 0
@@ -219,6 +228,26 @@ class ChunkFailed(msgspec.Struct, frozen=True, tag=True):
     """The request that the chunk is of."""
     instance_id: str
     """The instance that gave it back."""
+    reason: str
+    """The reason, in words."""
+
+
+class EnvironmentAnswered(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The environment of a request has answered its last turn."""
+
+    request_id: str
+    """The request."""
+    tokens: int
+    """The tokens of the answer, as many as the response has room for."""
+    done: bool
+    """Whether the response ends with the answer; otherwise the model goes on after it."""
+
+
+class EnvironmentFailed(msgspec.Struct, frozen=True, tag=True):
+    """The environment of a request has failed on its last turn."""
+
+    request_id: str
+    """The request."""
     reason: str
     """The reason, in words."""
 
@@ -259,6 +288,8 @@ Event = (
     | InstanceDegraded
     | ChunkFinished
     | ChunkFailed
+    | EnvironmentAnswered
+    | EnvironmentFailed
     | RequestsAborted
     | RolloutPaused
     | RolloutResumed
@@ -297,6 +328,13 @@ class Complete(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The reason why it is over."""
 
 
+class AskEnvironment(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Ask the environment of a request for the answer to its last turn."""
+
+    request_id: str
+    """The request, which acts until the answer."""
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Stop a chunk in flight; its result is no longer wanted."""
 
@@ -322,4 +360,4 @@ class EndChunk(msgspec.Struct, frozen=True, tag=True):
     """The reason."""
 
 
-Command = Dispatch | Complete | Abort | EndChunk
+Command = Dispatch | Complete | AskEnvironment | Abort | EndChunk

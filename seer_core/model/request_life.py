@@ -12,9 +12,12 @@ import msgspec
 
 from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun, group_of
 from seer_core.model.events import (
+    AskEnvironment,
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupSpec,
     GroupsSubmitted,
@@ -30,7 +33,7 @@ class Wait(msgspec.Struct, frozen=True, tag=True):
     begin_s: float
     """When it began, in seconds on the run's clock."""
     end_s: float
-    """When the next chunk was sent, or the trace ended."""
+    """When the next chunk was sent, its environment was asked or answered, or the trace ended."""
     causes_s: dict[Cause, float]
     """How long it lacked what."""
 
@@ -57,6 +60,9 @@ class RequestLife(msgspec.Struct):
     def chunks(self) -> list[ChunkRun]:
         """Its chunks in order."""
         return [part for part in self.parts if isinstance(part, ChunkRun)]
+
+    answer_tokens: int = 0
+    """The tokens that its environment answered."""
 
     @property
     def tokens(self) -> int:
@@ -196,6 +202,7 @@ class LifeReader:
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
     _open: dict[str, RequestLife] = attrs.Factory(dict)
     _waits_since: dict[str, float] = attrs.Factory(dict)
+    _acts_since: dict[str, float] = attrs.Factory(dict)
     _groups: dict[str, _FollowedGroup] = attrs.Factory(dict)
     _lacks: _LackLog = attrs.Factory(_LackLog)
 
@@ -205,11 +212,18 @@ class LifeReader:
         match event:
             case GroupsSubmitted(groups):
                 self._submitted(groups)
+            case EnvironmentAnswered(request_id, tokens):
+                self._answered(request_id, tokens)
+            case EnvironmentFailed(request_id):
+                self._answered(request_id, 0)
         over: list[RequestLife] = []
         for command in commands:
             match command:
                 case Dispatch(request_id) if request_id in self._open:
                     self._end_wait(self._open[request_id], command.kv_tokens)
+                case AskEnvironment(request_id) if request_id in self._open:
+                    self._end_wait(self._open[request_id], 0)
+                    self._acts_since[request_id] = self._follower.now
                 case Complete(request_id, reason):
                     over += self._completed(request_id, reason)
         if commands or not isinstance(event, InstanceReported):
@@ -224,6 +238,7 @@ class LifeReader:
     def rest(self) -> list[RequestLife]:
         """Return the lives that the end of the trace, or of the run, left open; nothing more is read then."""
         for life in self._open.values():
+            self._end_act(life)
             self._end_wait(life, life.group.prompt_tokens)
             life.siblings_done = self._groups[life.group.id].done
         self._ended(self._follower.rest())
@@ -260,6 +275,7 @@ class LifeReader:
             return
         life = self._open.pop(request_id, None)
         if life is not None:
+            self._end_act(life)
             self._end_wait(life, life.group.prompt_tokens)
             life.finished_s, life.finish_reason = self._follower.now, reason
             life.siblings_done = group.done[:]
@@ -268,6 +284,22 @@ class LifeReader:
         group.left -= 1
         if not group.left:
             del self._groups[group_of(request_id)]
+
+    def _answered(self, request_id: str, tokens: int) -> None:
+        """Note the answer of a request's environment; the request waits for an engine from now on."""
+        group, life = self._groups.get(group_of(request_id)), self._open.get(request_id)
+        if group is not None:
+            group.tokens[request_id] = group.tokens.get(request_id, 0) + tokens
+        if life is not None:
+            self._end_act(life)
+            life.answer_tokens += tokens
+            self._waits_since[request_id] = self._follower.now
+
+    def _end_act(self, life: RequestLife) -> None:
+        """Note that the request acted until now, if it did and that took any time."""
+        now, since_s = self._follower.now, self._acts_since.pop(life.request_id, None)
+        if since_s is not None and now > since_s:
+            life.parts.append(Wait(since_s, now, {"environment": now - since_s}))
 
     def _end_wait(self, life: RequestLife, needed: int) -> None:
         """Note the wait that ends now, if it took any time; the request then needed so much KV."""

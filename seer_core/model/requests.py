@@ -24,6 +24,7 @@ __all__ = [
     "PromptGroup",
     "Request",
     "RequestState",
+    "TurnRecord",
     "request_seed",
 ]
 
@@ -63,6 +64,8 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """Whether the responses are read while they are written; an engine that can then reports the pieces of a
     chunk.
     """
+    turns: bool = False
+    """Whether an environment answers the turns of its responses; the rollout sets it."""
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -74,10 +77,14 @@ def request_seed(group_seed: int, index: int) -> int:
 
 
 class RequestState(Enum):
-    """Where a request stands; ``WAITING`` and ``RUNNING`` alternate, once per chunk."""
+    """Where a request stands; ``WAITING`` and ``RUNNING`` alternate, once per chunk.
+
+    ``ACTING``: its environment works on its last turn; it holds no place in an engine, and no KV is reserved.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
+    ACTING = "acting"
     FINISHED = "finished"
 
 
@@ -116,6 +123,8 @@ class GroupContext:
     arrived_s: float = 0.0
     first_seq: int = 0
     """The number by arrival of its first request; the others follow."""
+    turns: bool = False
+    """Whether an environment answers the turns of its responses."""
 
     @property
     def estimate_tokens(self) -> int:
@@ -138,7 +147,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     """Where it stands."""
     generated_tokens: int = 0
-    """The tokens of its finished chunks."""
+    """The tokens of its finished chunks, and of its environment's answers."""
     chunk_tokens: int = 0
     chunk_kv_tokens: int = 0
     chunks: int = 0
@@ -348,6 +357,19 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     """The tokens of its context whose KV came from the pool."""
 
 
+class TurnRecord(msgspec.Struct, frozen=True, gc=False):
+    """One turn of a response: what the model wrote up to a stop, and what its environment answered."""
+
+    tokens: int
+    """The tokens that the model wrote."""
+    answer_tokens: int = 0
+    """The tokens of the environment's answer, which follow."""
+    environment_s: float | None = None
+    """The time from the end of the model's tokens to the answer, in seconds; none without an answer."""
+    reward: float | None = None
+    """The reward of the turn, if the environment gave one."""
+
+
 class Completion(msgspec.Struct, frozen=True):
     """One finished response."""
 
@@ -390,8 +412,23 @@ class Completion(msgspec.Struct, frozen=True):
     """The same of the prompt's tokens but its first: ``logprobs`` and ``top_logprobs``. None where the prompt
     does not ask for them, or the response has no token.
     """
+    turns: list[TurnRecord] = []
+    """The turns of the response, in order, where an environment answers them; their tokens are all of its
+    tokens. The environment's tokens have log-prob 0.
+    """
+    reward: float | None = None
+    """The sum of the rewards that its environment gave; none where it gave none."""
+    error: str | None = None
+    """The reason, in words, why its environment failed, with finish reason ``error``."""
 
     @property
     def whole(self) -> bool:
         """Whether the response ended by itself or at its limit, and neither failed nor was aborted."""
         return self.finish_reason in ("stop", "length")
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """For each token of the response 1 if the model wrote it, and 0 if its environment answered it."""
+        if not self.turns:
+            return [1] * len(self.token_ids)
+        return [mask for turn in self.turns for mask in (*[1] * turn.tokens, *[0] * turn.answer_tokens)]

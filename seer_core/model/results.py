@@ -13,6 +13,7 @@ from seer_core.errors import EngineError
 from seer_core.model.events import (
     ChunkFailed,
     ChunkFinished,
+    EnvironmentFailed,
     Event,
     InstanceDegraded,
     InstanceFailed,
@@ -95,6 +96,12 @@ class Summary(msgspec.Struct, frozen=True):
     """The observers that raised, and were not called from then on."""
     resumed_tokens: int = 0
     """The part of ``tokens`` that an earlier process wrote, which throughput leaves out."""
+    turns: int = 0
+    """The turns that an environment answered."""
+    environment_tokens: int = 0
+    """The part of ``tokens`` that environments answered, which throughput leaves out."""
+    environment_s: float = 0.0
+    """The time from the ends of turns to their answers, summed over turns."""
 
 
 class RolloutResult(msgspec.Struct, frozen=True):
@@ -159,6 +166,8 @@ class Tally:
         self._groups_over = 0
         self._finishes_s = array("d")
         self._tokens = self._max_tokens = self._resumed_tokens = 0
+        self._turns = self._environment_tokens = self._answered_tokens = 0
+        self._environment_s = 0.0
         self._finish_reasons: Counter[str] = Counter()
         self._chunks = self._migrations = self._preemptions = 0
         self._cached = self._prefilled = self._recomputed = self._pooled = 0
@@ -199,6 +208,8 @@ class Tally:
                 self._degradations[event.what] += 1
             case ChunkFailed():
                 self._first_failure = self._first_failure or f"instance {event.instance_id!r}: {event.reason}"
+            case EnvironmentFailed():
+                self._first_failure = self._first_failure or f"request {event.request_id!r}: {event.reason}"
 
     def add(self, completion: Completion, group_over: bool = False, resumed_tokens: int = 0) -> None:
         """Count a completion; ``group_over``: it was its group's last."""
@@ -212,6 +223,15 @@ class Tally:
         self._tokens += tokens
         self._max_tokens = max(self._max_tokens, tokens)
         self._finish_reasons[completion.finish_reason] += 1
+        position = 0
+        for turn in completion.turns:
+            position += turn.tokens
+            if turn.environment_s is not None:
+                self._turns += 1
+                self._environment_s += turn.environment_s
+            self._environment_tokens += turn.answer_tokens
+            self._answered_tokens += turn.answer_tokens if position >= resumed_tokens else 0
+            position += turn.answer_tokens
         before = None
         for chunk in completion.chunks:
             self._chunks += 1
@@ -233,13 +253,14 @@ class Tally:
         """Return the statistics as they are now."""
         requests = self.requests
         total = max(self._finishes_s, default=self.started_s) - self.started_s
+        computed = self._tokens - self._resumed_tokens - self._answered_tokens
         return Summary(
             requests=requests,
             groups=self._groups_over + len(self._groups),
             tokens=self._tokens,
             total_time_s=total,
             tail_time_s=tail_time_s(self._finishes_s),
-            throughput_tokens_per_s=(self._tokens - self._resumed_tokens) / total if total else 0.0,
+            throughput_tokens_per_s=computed / total if total else 0.0,
             mean_tokens=self._tokens / requests if requests else 0.0,
             max_tokens=self._max_tokens,
             chunks=self._chunks,
@@ -263,6 +284,9 @@ class Tally:
             instances_failed=self._instances_failed,
             observers_failed=observers_failed,
             resumed_tokens=self._resumed_tokens,
+            turns=self._turns,
+            environment_tokens=self._environment_tokens,
+            environment_s=self._environment_s,
         )
 
     def _drafting_share(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any
 
@@ -33,6 +34,11 @@ MOST_PENALTY = 2.0
 MOST_TOP_LOGPROBS = 20
 """The most that OpenAI and vLLM have."""
 
+MOST_NESTING = 80
+"""Levels of JSON in a schema, or in a tag that holds schemas of calls, as in vLLM; xgrammar's time grows with
+them.
+"""
+
 MOST_BIAS = 100.0
 """OpenAI's bound of a logit's bias, both ways."""
 
@@ -54,6 +60,10 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """One of these texts."""
     grammar: str | None = None
     """Text of this grammar, in the EBNF of xgrammar, whose rule ``root`` is the whole."""
+    structural_tag: str | None = None
+    """Text after this structural tag of xgrammar's, as JSON: free text beside parts of a form, such as calls
+    of tools.
+    """
 
     @property
     def flaw(self) -> str | None:
@@ -62,11 +72,29 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True, omit_de
         if len(given) != 1:
             return (
                 f"structured_outputs has {' and '.join(given) or 'nothing'}; give one of json, json_object,"
-                " regex, choice and grammar"
+                " regex, choice, grammar and structural_tag"
             )
         if self.choice is not None and not all(self.choice):
             return "structured_outputs has an empty choice; give texts"
+        if any(_is_deep(each) for each in (self.json, self.structural_tag) if each is not None):
+            return f"structured_outputs has JSON of more than {MOST_NESTING} levels; flatten it"
         return None
+
+
+def _is_deep(spec: str | dict[str, Any]) -> bool:
+    """Return whether objects and arrays of JSON have too many levels; text that is no JSON has none."""
+    try:
+        level = [json.loads(spec) if isinstance(spec, str) else spec]
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    for _ in range(MOST_NESTING):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for children in inner for each in children if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 class SamplingChoice(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

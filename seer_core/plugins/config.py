@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from seer_core.errors import ConfigError, printable, quote
 from seer_core.json_files import SHOWN, UNREADABLE, describe_flaw, explain_error, is_text, read_bytes
 from seer_core.model import MOST_RESPONSES, MOST_TOP_K, SamplingChoice
-from seer_core.plugins.config_types import NotNegative, Positive
+from seer_core.plugins.config_types import NotNegative, Positive, Seconds
 from seer_core.scheduling.scheduler import CORE
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "RolloutTable",
     "SeerTable",
     "SlotsTable",
+    "TurnsTable",
     "load_config",
     "make_config",
     "nearest",
@@ -71,6 +72,8 @@ class SlotsTable(Struct, frozen=True):
     """The plug-in that chooses an instance for a chunk, or a list in which each wraps the next."""
     drafter: str = ""
     """The plug-in that drafts tokens. Drafters do not wrap one another."""
+    environment: str = ""
+    """The plug-in that answers the turns of responses. Environments do not wrap one another."""
 
     def chain(self, slot: str) -> tuple[str, ...]:
         """Return the names that fill a slot, the outermost first; none where nothing is said."""
@@ -82,7 +85,17 @@ class SlotsTable(Struct, frozen=True):
         def left(slot: str) -> tuple[str, ...]:
             return tuple(name for name in self.chain(slot) if name == CORE or kept(name))
 
-        return SlotsTable(left("splitter"), left("prioritizer"), left("placer"), "".join(left("drafter")))
+        drafter, environment = ("".join(left(slot)) for slot in ("drafter", "environment"))
+        return SlotsTable(left("splitter"), left("prioritizer"), left("placer"), drafter, environment)
+
+
+class TurnsTable(Struct, frozen=True):
+    """``[seer.turns]``: the limits of an environment, which answers the turns of responses."""
+
+    timeout_s: Seconds = 60.0
+    """The longest that one answer may take; the response of a later one ends in an error."""
+    at_once: Annotated[int, Meta(ge=1)] = 256
+    """The most answers that are worked on at once; other turns wait for theirs."""
 
 
 class RestartsTable(Struct, frozen=True):
@@ -125,6 +138,8 @@ class SeerTable(Struct, frozen=True):
     """Ends a run where a plug-in changes what it was given, or an observer raises. ``--debug`` sets it."""
     slots: SlotsTable = SlotsTable()
     """The plug-in for each slot that several enabled ones offer to fill."""
+    turns: TurnsTable = TurnsTable()
+    """The limits of an environment, which answers the turns of responses."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -150,8 +165,8 @@ class RolloutTable(SamplingChoice, frozen=True, forbid_unknown_fields=False, omi
 class CompareTable(Struct, frozen=True):
     """``[compare]``: the arms of ``seer compare``, as lists of plug-ins.
 
-    Of ``[seer].plugins`` that no list names, observers see every arm, and others are left out, which ``seer
-    compare`` reports.
+    Of ``[seer].plugins`` that no list names, observers and the environment are in every arm.  Others are left
+    out, which ``seer compare`` reports.
     """
 
     prompts: str = "prompts.jsonl"

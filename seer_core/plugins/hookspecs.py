@@ -19,6 +19,7 @@ import pluggy
 
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
+from seer_core.ports.environment import Environment
 from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
@@ -134,6 +135,16 @@ def seer_make_drafter(settings: Any, startup: Startup) -> Drafter | None:
     two would, ``[seer.slots]`` says which.  Must start nothing: what needs threads or connections
     is the source that ``Drafter.source`` names, which lives in each engine's worker and ends with
     ``DraftSource.stop``.  Without an answer, engines do not speculate.
+    """
+
+
+@hookspec
+def seer_make_environment(settings: Any, startup: Startup) -> Environment | None:
+    """Return what answers the turns of responses, such as a tool or a game, or None to abstain.
+
+    Called once, in the order of ``[seer].plugins``.  One enabled plug-in fills the slot; where
+    two would, ``[seer.slots]`` says which.  Must start nothing: ``Environment.start`` is called before the
+    engines start.  Without an answer, a response is over where the model stops.
     """
 
 

@@ -15,6 +15,7 @@ from seer_core.plugins.hookspecs import Check, Startup
 from seer_core.ports.contracts import flaw_of
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import EngineFleet
+from seer_core.ports.environment import Environment
 from seer_core.ports.kv import KVPool
 from seer_core.ports.launcher import Launcher
 from seer_core.ports.policy import Observer, Placer, Prioritizer, Splitter
@@ -30,6 +31,7 @@ SLOTS: Mapping[str, type] = {
     "prioritizer": Prioritizer,
     "placer": Placer,
     "drafter": Drafter,
+    "environment": Environment,
     "observer": Observer,
 }
 """Slot name to the Protocol its strategy satisfies."""
@@ -51,27 +53,38 @@ class Plugin:
 
 @attrs.frozen
 class Strategies:
-    """Every slot but those of launcher, engines and KV pool, filled; the drafter's may stay empty.
+    """Every slot but those of launcher, engines and KV pool, filled.
 
+    Those of drafter and environment may stay empty.
     ``passed_over`` are the plug-ins, by slot, whose strategies the config does not want.
     """
 
     policies: Policies
     observers: tuple[Slot[Observer], ...] = ()
     drafter: Slot[Drafter] | None = None
+    environment: Slot[Environment] | None = None
     passed_over: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, kw_only=True)
 
     @property
     def slots(self) -> list[Slot[Any]]:
         """All that are filled, the core's defaults and what is wrapped included."""
-        drafters = () if self.drafter is None else (self.drafter,)
-        return [*self.policies.links, *drafters, *self.observers]
+        others = [slot for slot in (self.drafter, self.environment) if slot is not None]
+        return [*self.policies.links, *others, *self.observers]
 
     @property
     def shares_drafter(self) -> bool:
         """Whether the object that drafts fills another slot as well."""
         drafter = self.drafter
         return drafter is not None and sum(slot.strategy is drafter.strategy for slot in self.slots) > 1
+
+    def refuse_environment(self, user: str) -> None:
+        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
+        if self.environment is not None:
+            name = self.environment.owner
+            raise ConfigError(
+                f"{user} takes no environment yet, and [seer].plugins names {name!r}; leave it out:"
+                f" --set seer.slots.environment={CORE}, or take it out of the file"
+            )
 
     def with_observer(self, *observers: Observer, owner: str = "") -> Strategies:
         """Return the same with further observers, each named by its class unless ``owner`` names them.
@@ -159,11 +172,12 @@ def fill(chosen: SlotsTable, plugins: Sequence[Plugin], startup: Startup) -> Str
         if filled is not None:
             owned[slot] = filled
     observers = [factories.make(plugin, "observer") for plugin in plugins if "observer" in plugin.hooks]
-    drafter = owned.pop("drafter", None)
+    drafter, environment = owned.pop("drafter", None), owned.pop("environment", None)
     return Strategies(
         Policies(**owned),
         tuple(observer for observer in observers if observer is not None),
         drafter,
+        environment,
         passed_over=passed_over,
     )
 

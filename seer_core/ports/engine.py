@@ -24,11 +24,13 @@ __all__ = [
     "ChunkReceiver",
     "Clock",
     "EngineFleet",
+    "HeldClock",
     "InstanceClient",
     "InstanceSink",
     "ModelInfo",
     "PlaceSeeker",
     "PlainFleet",
+    "ReplyTokenizer",
     "Tokenizer",
 ]
 
@@ -258,6 +260,18 @@ class Clock(Protocol):
 
 
 @runtime_checkable
+class HeldClock(Protocol):
+    """The further method of a ``Clock`` whose time does not pass by itself."""
+
+    def hold(self) -> Callable[[], None]:
+        """Let no time pass until the function that is returned has been called; further calls do nothing.
+
+        ``advance`` waits meanwhile, for what other programs do.
+        """
+        ...
+
+
+@runtime_checkable
 class Tokenizer(Protocol):
     """Text to token ids and back."""
 
@@ -274,13 +288,34 @@ class Tokenizer(Protocol):
     ) -> list[int]:
         """Return the ids of a chat, with the model's template and the generation prompt.
 
-        ``template_kwargs`` are further variables of the template; without any it is called with the messages
-        alone.
+        ``template_kwargs`` are further variables of the template, ``tools`` among them; without any it is
+        called with the messages alone.
         """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
+        ...
+
+
+@runtime_checkable
+class ReplyTokenizer(Protocol):
+    """The further method of a ``Tokenizer`` that can append messages to what the model has written."""
+
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        written: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids that follow the model's message ``written``: messages and the generation prompt.
+
+        They begin with what the template puts behind a message of the assistant's, but for an end token that
+        the model has written itself.
+
+        Raises:
+            PromptError: with the messages, the template writes another text before them.
+        """
         ...
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
-from seer_core.model.requests import ChunkRecord, FinishReason, PromptGroup
+from seer_core.model.requests import ChunkRecord, FinishReason, PromptGroup, TurnRecord
 
 __all__ = ["Journal", "WrittenResponse"]
 
@@ -30,6 +30,10 @@ class WrittenResponse(msgspec.Struct):
     """The most probable tokens at the place of each, where the prompt asks for them."""
     prompt_logprobs: PromptLogprobs | None = None
     """The log-probs of the prompt, where it asks for them and there is a chunk."""
+    turns: list[TurnRecord] = msgspec.field(default_factory=list)
+    """The turns that its environment has answered, in order; tokens after them are of the next one."""
+    acting: bool = False
+    """Whether the next turn is whole, and its environment has not answered it."""
 
     def copy(self) -> WrittenResponse:
         """Return the same response, to be written on."""
@@ -41,11 +45,15 @@ class WrittenResponse(msgspec.Struct):
             self.finish_reason,
             tops,
             self.prompt_logprobs,
+            self.turns[:],
+            self.acting,
         )
 
 
 class Journal(Protocol):
-    """Keeps what a rollout writes: its groups, their chunks, aborts.  The other ends follow from the chunks.
+    """Keeps what a rollout writes: its groups, their chunks, the answers of environments, and aborts.
+
+    The other ends follow from the chunks and the answers.
 
     None of its methods waits but ``synced``, and none raises but ``begin``.  A journal that cannot write any
     more logs that once, and the rollout goes on without it.
@@ -78,6 +86,13 @@ class Journal(Protocol):
 
         ``top_logprobs`` are the most probable tokens at their places, where the prompt asks for them, and
         ``prompt_logprobs`` its own log-probs, which come with the first chunk.
+        """
+        ...
+
+    def answered(self, request_id: str, start: int, token_ids: Tokens, turn: TurnRecord, done: bool) -> None:
+        """Keep what a response's environment answered, whose tokens from ``start`` on these are.
+
+        ``turn`` is the turn with this answer; ``done``: the response is over with it.
         """
         ...
 

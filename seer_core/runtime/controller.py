@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from secrets import token_hex
 
+import msgspec
 import structlog
 
 from seer_core.errors import EngineError, SeerError
@@ -15,10 +17,12 @@ from seer_core.model import PromptGroup
 from seer_core.model.arrays import Logprobs, Tokens
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFinished,
     Complete,
     Dispatch,
     EndChunk,
+    EnvironmentFailed,
     Event,
     GroupsSubmitted,
     InstanceLost,
@@ -33,9 +37,11 @@ from seer_core.plugins.config import SeerTable
 from seer_core.plugins.loading import Assembly, Strategies
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import ChunkEnder, ChunkOutput, ChunkPiece
+from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal, WrittenResponse
+from seer_core.runtime.environments import EncodedAnswer, EnvironmentCalls, Question
 from seer_core.runtime.fleet import Fleet
-from seer_core.runtime.observers import ObserverHub
+from seer_core.runtime.observers import ObserverHub, stop_strategy
 from seer_core.runtime.prompts import check_groups
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.transcripts import ClosedRequest, Transcripts
@@ -66,6 +72,8 @@ class RolloutController:
         self._transcripts = Transcripts()
         self._tally = Tally(0.0)
         self._chunk_numbers = count()
+        self._calls: EnvironmentCalls | None = None
+        self._environment_started = False
 
     def use(self, strategies: Strategies) -> None:
         """Replace the strategies and the observers, and start none of them."""
@@ -75,7 +83,33 @@ class RolloutController:
         self.scheduler = Scheduler(
             strategies.policies, self._settings.max_chunk_failures, debug=self._settings.debug
         )
+        self.strategies = strategies
         self.strategies_failed = False
+
+    async def start(self) -> None:
+        """Start the observers and the environment.
+
+        Raises:
+            PluginError: one raised; those before it have been started.
+        """
+        await self.observers.start()
+        slot = self.strategies.environment
+        start = None if slot is None else implemented(slot.strategy, "start")
+        if slot is not None and start is not None:
+            with slot.named():
+                await start()
+        self._environment_started = True
+
+    async def stop(self) -> None:
+        """Stop what was started; idempotent."""
+        if self._calls is not None:
+            self._calls.stop()
+            await self._calls.closed()
+        slot, started = self.strategies.environment, self._environment_started
+        self._environment_started = False
+        if started and slot is not None and implemented(slot.strategy, "stop") is not None:
+            await stop_strategy(slot)
+        await self.observers.stop()
 
     def log_chunk_lengths(self) -> None:
         """Log the splitters' reasons for the length of their chunks."""
@@ -91,7 +125,13 @@ class RolloutController:
                 self.apply(InstanceStarted(info))
         self.log_chunk_lengths()
 
-    def begin(self, keep: bool, most_requests: int | None, journal: Journal | None) -> Rollout:
+    def begin(
+        self,
+        keep: bool,
+        most_requests: int | None,
+        journal: Journal | None,
+        environment: Environment | None = None,
+    ) -> Rollout:
         """Begin a rollout, which is open and has no group yet; raises as ``Runtime.open``."""
         self.require_idle("start another rollout")
         self.expect_healthy()
@@ -105,6 +145,12 @@ class RolloutController:
             sharing=fleet.shares_sibling_tokens,
             chunk_numbers=self._chunk_numbers,
         )
+        if environment is None and self.strategies.environment is not None:
+            environment = self.strategies.environment.strategy
+        self._calls = None
+        if environment is not None:
+            turns, model, tokenizer = self._settings.turns, fleet.model, fleet.tokenizer
+            self._calls = EnvironmentCalls(environment, turns, fleet.clock, model, tokenizer, self)
         self._tally = Tally(fleet.clock.now(), fleet.reports, fleet.degradations, len(fleet.failed))
         self.rollout = Rollout(
             self._transcripts, self._tally, fleet.clock, self.observers, self, keep, most_requests, journal
@@ -138,6 +184,8 @@ class RolloutController:
         fleet, transcripts = self.fleet, self._transcripts
         fleet.require_alive()
         check_groups(groups, fleet.model, fleet.alive.values(), transcripts.groups)
+        if self._calls is not None:
+            groups = [msgspec.structs.replace(group, turns=True) for group in groups]
         written, earlier = self._written(groups), self._earlier(groups)
         specs = tuple(map(transcripts.add, groups, written, earlier))
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
@@ -206,6 +254,8 @@ class RolloutController:
                         self._share_text(command.request_id)
                 case Complete():
                     self._complete(command, now)
+                case AskEnvironment():
+                    self._ask(command.request_id, now)
                 case Abort():
                     job_id = self._transcripts.drop(command.request_id)
                     self.fleet.engines[command.instance_id].abort(job_id)
@@ -254,6 +304,33 @@ class RolloutController:
                 output.prompt_logprobs,
             )
 
+    # Calls from the environment.
+
+    def environment_answered(self, request_id: str, answer: EncodedAnswer) -> None:
+        """Take an environment's answer."""
+        with self._guard():
+            now, transcripts = self.fleet.clock.now(), self._transcripts
+            event = transcripts.answered(request_id, answer.token_ids, answer.reward, answer.done, now)
+            if self.rollout is not None and self.rollout.journal is not None:
+                start, token_ids, turn = transcripts.last_answer(request_id)
+                self.rollout.journal.answered(request_id, start, token_ids, turn, answer.done)
+            self.apply(event)
+
+    def environment_failed(self, request_id: str, reason: str) -> None:
+        """Take note that there is no answer."""
+        with self._guard():
+            self._transcripts.environment_failed(request_id, reason)
+            self.apply(EnvironmentFailed(request_id, reason))
+
+    def _ask(self, request_id: str, now: float) -> None:
+        """Ask the environment about the turn that a request has just written."""
+        assert self._calls is not None
+        transcripts = self._transcripts
+        earlier = partial(transcripts.answered_turns, request_id)
+        self._calls.ask(
+            Question(transcripts.trajectory(request_id), transcripts.turn(request_id, now), earlier)
+        )
+
     def chunk_failed(self, instance_id: str, job_id: str, reason: str) -> None:
         """Take back a chunk."""
         log.warning("chunk_failed", instance=instance_id, chunk=job_id, reason=reason)
@@ -298,6 +375,8 @@ class RolloutController:
         rollout.fail(error)
         for instance_id, job_id in self._transcripts.under_way:
             self.fleet.abort(instance_id, job_id)
+        if self._calls is not None:
+            self._calls.stop()
         self._transcripts = Transcripts()
 
     def _share_text(self, request_id: str) -> None:
@@ -309,6 +388,8 @@ class RolloutController:
         rollout = self.rollout
         assert rollout is not None
         closed = self._transcripts.complete(command, now)
+        if self._calls is not None:
+            self._calls.over(command.request_id)
         if rollout.journal is not None and command.finish_reason == "aborted":
             rollout.journal.aborted(command.request_id)
         self._tally.add(closed.completion, closed.group_over, closed.resumed_tokens)

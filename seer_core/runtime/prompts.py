@@ -59,7 +59,7 @@ class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit
     messages: tuple[dict[str, Any], ...] | None = None
     """The prompt as messages of a chat, which the model's template makes one text of."""
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Variables for the model's template, beside the messages, such as ``enable_thinking``."""
+    """Variables for the model's template, beside the messages, such as ``enable_thinking`` or ``tools``."""
     group_id: str | None = None
     """The group's id. Without it a digest of the prompt's tokens names the group; of equal prompts in one
     file or open rollout, the second is DIGEST-2, and so on.

@@ -17,6 +17,7 @@ from seer_core.plugins.config import Config, RolloutTable, SeerTable, load_confi
 from seer_core.plugins.loading import Assembly, Strategies, assemble
 from seer_core.ports.drafting import Drafter
 from seer_core.ports.engine import InstanceClient, ModelInfo, Tokenizer
+from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_core.ports.kv import KVPool
 from seer_core.ports.policy import Observer
@@ -102,6 +103,10 @@ class Runtime:
         """The KV pool that instances share, if any."""
         return self._fleet.kv_pool
 
+    def refuse_environment(self, user: str) -> None:
+        """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
+        self._controller.strategies.refuse_environment(user)
+
     @property
     def strategies_failed(self) -> bool:
         """Whether a rollout failed midway, so that no other can begin until ``use``."""
@@ -156,7 +161,7 @@ class Runtime:
         self._controller.expect_healthy()
         self._started = True
         try:
-            await self._controller.observers.start()
+            await self._controller.start()
             await self._fleet.start()
         except BaseException:
             await self.stop()
@@ -172,7 +177,7 @@ class Runtime:
         """End what ``start`` started."""
         self._controller.fail(EngineError("the engines were stopped before the rollout had finished"))
         await self._fleet.stop()
-        await self._controller.observers.stop()
+        await self._controller.stop()
         self._started = False
 
     async def use(
@@ -191,7 +196,7 @@ class Runtime:
         anew = fleet.alive and (strategies.drafter is not fleet.drafter or pool is not fleet.kv_pool)
         if anew:
             await self._end()
-        await self._controller.observers.stop()
+        await self._controller.stop()
         fleet.drafter, fleet.kv_pool = strategies.drafter, pool
         self._controller.use(strategies)
         if anew:
@@ -199,7 +204,7 @@ class Runtime:
             return
         if self._started:
             try:
-                await self._controller.observers.start()
+                await self._controller.start()
             except BaseException:
                 await self._end()
                 raise
@@ -324,10 +329,15 @@ class Runtime:
         )
 
     def rollout(
-        self, groups: Iterable[PromptGroup], *, keep: bool = True, journal: Journal | None = None
+        self,
+        groups: Iterable[PromptGroup],
+        *,
+        keep: bool = True,
+        journal: Journal | None = None,
+        environment: Environment | None = None,
     ) -> Rollout:
         """Begin to roll out a batch: ``open``, ``add`` and ``close`` in one; raises as they do."""
-        rollout = self.open(keep=keep, journal=journal)
+        rollout = self.open(keep=keep, journal=journal, environment=environment)
         try:
             rollout.add(groups)
         finally:
@@ -335,18 +345,25 @@ class Runtime:
         return rollout
 
     def open(
-        self, *, keep: bool = True, most_requests: int | None = None, journal: Journal | None = None
+        self,
+        *,
+        keep: bool = True,
+        most_requests: int | None = None,
+        journal: Journal | None = None,
+        environment: Environment | None = None,
     ) -> Rollout:
         """Begin a rollout that takes groups until it is closed; iterate over it for completions.
 
         Without ``keep``, its result holds only completions that have not been read.  It takes at most
         ``most_requests`` unfinished requests at a time, if that is given.  Tokens that a ``journal`` has of
-        an added group are not computed again, and those that are computed go there.
+        an added group are not computed again, and those that are computed go there.  An ``environment``
+        answers the turns of all responses, in place of the one that the configuration names, if any.  Its
+        ``start`` and ``stop`` are the caller's.
 
         Raises:
             SeerError: something else is under way, the instances sleep, or the last rollout failed midway.
         """
-        return self._controller.begin(keep, most_requests, journal)
+        return self._controller.begin(keep, most_requests, journal, environment)
 
     async def _settle(self, what: str, error: type[SeerError] = SeerError) -> None:
         """Wait for instances that are being started again; nothing else may be under way, nor begin."""

@@ -18,6 +18,7 @@ from seer_core.model import Completion
 from seer_core.model.results import RolloutResult
 from seer_core.plugins.config import Config, load_config
 from seer_core.plugins.loading import fill_slots
+from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
 from seer_core.ports.weights import WeightSpec
@@ -138,12 +139,14 @@ class Session:
         iteration: int | None = None,
         *,
         journal: Journal | None = None,
+        environment: Environment | None = None,
     ) -> RolloutResult:
         """Roll out prompts and return the whole result; see ``Runtime.groups`` for the arguments.
 
-        ``journal`` is that of ``Runtime.open``; give the ``iteration`` with it, for it enters the seeds.
+        ``journal`` and ``environment`` are those of ``Runtime.open``; give the ``iteration`` with a journal,
+        for it enters the seeds.
         """
-        with self.open(journal=journal) as rollout:
+        with self.open(journal=journal, environment=environment) as rollout:
             rollout.add(records, iteration)
             return rollout.wait()
 
@@ -154,20 +157,27 @@ class Session:
         *,
         keep: bool = True,
         journal: Journal | None = None,
+        environment: Environment | None = None,
     ) -> Iterator[Completion]:
         """Roll out prompts and yield completions as they finish.
 
         The rollout begins with the first ``next``, and engines go on while the caller works.  Leaving early
-        aborts the unfinished requests.  ``keep`` is that of ``Runtime.rollout``, ``journal`` of ``rollout``.
+        aborts the unfinished requests.  ``keep`` is that of ``Runtime.rollout``; ``journal`` and
+        ``environment`` are those of ``rollout``.
         """
-        with self.open(keep=keep, journal=journal) as rollout:
+        with self.open(keep=keep, journal=journal, environment=environment) as rollout:
             rollout.add(records, iteration)
             rollout.close()
             yield from rollout
 
     @contextmanager
     def open(
-        self, *, keep: bool = True, most_requests: int | None = None, journal: Journal | None = None
+        self,
+        *,
+        keep: bool = True,
+        most_requests: int | None = None,
+        journal: Journal | None = None,
+        environment: Environment | None = None,
     ) -> Iterator[SessionRollout]:
         """Begin a rollout that takes prompts until it is closed; see ``Runtime.open``.
 
@@ -176,7 +186,13 @@ class Session:
         with self._use("rolling out"):
             try:
                 journal = self._journal if journal is None else journal
-                begin = _soon(self.runtime.open, keep=keep, most_requests=most_requests, journal=journal)
+                begin = _soon(
+                    self.runtime.open,
+                    keep=keep,
+                    most_requests=most_requests,
+                    journal=journal,
+                    environment=environment,
+                )
                 self._rollout = self._call(begin)
                 yield SessionRollout(self, self._rollout)
             finally:
@@ -220,6 +236,21 @@ class Session:
         """Let all instances take their memory again; see ``Runtime.wake``."""
         with self._use("waking its engines"):
             self._call(self.runtime.wake(), finish=True)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine beside what is under way, in the session's own event loop; never blocks.
+
+        It serves what commands the ``runtime`` while another thread rolls out, such as a pause of its
+        ``current`` rollout.
+
+        Raises:
+            SeerError: the session does not run.
+        """
+        with self._gate:
+            if self._loop is None:
+                work.close()
+                raise SeerError(NOT_RUNNING)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _leave(self) -> None:
         """Abort what is under way, without waiting where garbage is collected in the loop's own thread."""
@@ -363,12 +394,14 @@ def rollout(
     records: Iterable[Mapping[str, Any]],
     iteration: int = 0,
     observers: Iterable[Observer] = (),
+    environment: Environment | None = None,
 ) -> RolloutResult:
     """Start engines, roll out prompts, stop engines, return the result: the short form for scripts.
 
     ``records`` have the fields of a prompts file's lines.  A script that trains gives the number of its
-    ``iteration``: the same prompts get the same responses where it is the same.  Call it where no event loop
-    runs; with one, use ``Runtime``.  To keep the engines between two iterations, use ``Session``.
+    ``iteration``: the same prompts get the same responses where it is the same.  ``environment`` is that of
+    ``Runtime.open``.  Call it where no event loop runs; with one, use ``Runtime``.  To keep the engines
+    between two iterations, use ``Session``.
     """
     try:
         asyncio.get_running_loop()
@@ -382,6 +415,7 @@ def rollout(
 
     async def run() -> RolloutResult:
         async with Runtime.from_config(config, observers) as runtime:
-            return await runtime.rollout(runtime.groups(records, iteration)).wait()
+            groups = runtime.groups(records, iteration)
+            return await runtime.rollout(groups, environment=environment).wait()
 
     return asyncio.run(run())

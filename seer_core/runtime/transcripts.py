@@ -11,14 +11,23 @@ import attrs
 import msgspec
 
 from seer_core.errors import PluginError, TransitionError, WeightVersionError
-from seer_core.model import ChunkRecord, Completion, PromptGroup, request_seed
-from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
-from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch, GroupSpec, ResumedResponse
+from seer_core.model import ChunkRecord, Completion, PromptGroup, TurnRecord, request_seed
+from seer_core.model.arrays import LEAST_LOGPROB, Logprobs, PromptLogprobs, Tokens, TopLogprobs
+from seer_core.model.events import (
+    ChunkFailed,
+    ChunkFinished,
+    Complete,
+    Dispatch,
+    EnvironmentAnswered,
+    GroupSpec,
+    ResumedResponse,
+)
 from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
+from seer_core.ports.environment import AnsweredTurn, ModelTurn, Trajectory
 from seer_core.ports.journal import WrittenResponse
 from seer_core.scheduling.sibling_tokens import SiblingLog
-from seer_core.text import text_before_stop
+from seer_core.text import CONTEXT_TOKENS, text_before_stop
 
 __all__ = ["ClosedRequest", "Transcripts"]
 
@@ -49,7 +58,9 @@ class Transcript:
 
     An earlier process has written its first ``resumed_tokens``.  ``streamed`` holds the tokens and log-probs
     of the chunk's pieces.  ``top_logprobs``, ``streamed_tops`` and ``prompt_logprobs`` are there where the
-    sampling asks for them.
+    sampling asks for them.  ``turns`` are those that the environment has answered.  ``turn_start`` is where
+    the next one begins.  It was asked at ``asked_s``.  No chunk has run the ``unread`` last tokens of its
+    answer.
     """
 
     siblings: Siblings
@@ -64,6 +75,11 @@ class Transcript:
     top_logprobs: TopLogprobs | None = None
     streamed_tops: TopLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    turns: list[TurnRecord] = attrs.Factory(list)
+    turn_start: int = 0
+    asked_s: float = 0.0
+    unread: int = 0
+    error: str | None = None
 
 
 class InFlightChunk(msgspec.Struct):
@@ -156,6 +172,8 @@ class Transcripts:
                 transcript.token_ids, transcript.logprobs = response.token_ids, response.logprobs
                 transcript.chunks, transcript.resumed_tokens = response.chunks, len(response.token_ids)
                 transcript.prompt_logprobs = response.prompt_logprobs
+                transcript.turns = response.turns
+                transcript.turn_start = sum(turn.tokens + turn.answer_tokens for turn in response.turns)
                 if response.top_logprobs is not None:
                     transcript.top_logprobs = response.top_logprobs
                 if self.sharing:
@@ -168,7 +186,8 @@ class Transcripts:
             group.known_lengths,
             group.sampling,
             dict(group.labels),
-            tuple(ResumedResponse(len(each.token_ids), each.finish_reason) for each in written),
+            tuple(ResumedResponse(len(each.token_ids), each.finish_reason, each.acting) for each in written),
+            group.turns,
         )
 
     def unfinished_of(self, group_id: str) -> list[str]:
@@ -257,6 +276,7 @@ class Transcripts:
             rollout_id=self._rollout_id,
             streams=group.streams,
             may_end_early=command.reserved_tokens is not None,
+            turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
         )
 
     def streamed(self, piece: ChunkPiece) -> str | None:
@@ -343,7 +363,7 @@ class Transcripts:
                 finished_s=now,
                 cached_tokens=output.cached_tokens,
                 prefilled_tokens=output.prefilled_tokens,
-                recomputed_tokens=_recomputed(output, continued),
+                recomputed_tokens=_recomputed(output, continued, transcript.unread),
                 preemptions=output.preemptions,
                 weight_version=output.weight_version,
                 steps=output.steps,
@@ -352,6 +372,7 @@ class Transcripts:
                 pool_tokens=output.pool_tokens,
             )
         )
+        transcript.unread = 0
         if self.sharing:
             self._delivered(instance_id, request_id)
         return ChunkFinished(
@@ -366,6 +387,79 @@ class Transcripts:
             output.pool_tokens,
             output.prefilled_tokens,
         )
+
+    def trajectory(self, request_id: str) -> Trajectory:
+        """Return a request as its environment sees it."""
+        transcript = self._open[request_id]
+        group = transcript.siblings.group
+        return Trajectory(
+            request_id,
+            group.id,
+            transcript.index,
+            transcript.seed,
+            group.prompt_token_ids,
+            group.metadata,
+            group.labels,
+        )
+
+    def turn(self, request_id: str, now: float) -> ModelTurn:
+        """Return the turn that a request has just written, for its environment, which is asked now."""
+        transcript = self._open[request_id]
+        transcript.asked_s = now
+        turn_tokens = len(transcript.token_ids) - transcript.turn_start
+        return self._turn(transcript, len(transcript.turns), transcript.turn_start, turn_tokens)
+
+    def answered_turns(self, request_id: str) -> list[AnsweredTurn]:
+        """Return the turns of a request that its environment has answered."""
+        transcript, found, start = self._open[request_id], [], 0
+        for number, record in enumerate(transcript.turns):
+            turn = self._turn(transcript, number, start, record.tokens)
+            end = start + record.tokens + record.answer_tokens
+            found.append(AnsweredTurn(turn, list(transcript.token_ids[start + record.tokens : end])))
+            start = end
+        return found
+
+    def _turn(self, transcript: Transcript, number: int, start: int, tokens: int) -> ModelTurn:
+        siblings, end = transcript.siblings, start + tokens
+        token_ids = Tokens(transcript.token_ids[start:end])
+        context = slice(max(0, start - CONTEXT_TOKENS.stop), start)
+        before = [*siblings.prompt[-CONTEXT_TOKENS.stop :], *transcript.token_ids[context]]
+        ending = text_before_stop(self._decode, siblings.group.sampling, before, token_ids, True)
+        left = siblings.group.max_tokens - end
+        return ModelTurn(number, token_ids.tolist(), ending.text, ending.stop_reason, left)
+
+    def answered(
+        self, request_id: str, token_ids: Sequence[int], reward: float | None, done: bool, now: float
+    ) -> EnvironmentAnswered:
+        """Append an environment's answer, as far as there is room, and return the event for the scheduler."""
+        transcript = self._open[request_id]
+        written = len(transcript.token_ids)
+        answer = Tokens(token_ids[: transcript.siblings.group.max_tokens - written])
+        if not isinstance(transcript.token_ids, _WRITTEN_OUT):  # of a simulated engine
+            transcript.token_ids = Tokens(transcript.token_ids)
+            transcript.logprobs = Logprobs(transcript.logprobs)
+        transcript.token_ids.extend(answer)
+        transcript.logprobs.extend([0.0] * len(answer))
+        if (tops := transcript.top_logprobs) is not None:
+            others = [LEAST_LOGPROB] * (tops.width - 1)
+            for token in answer:
+                tops.extend(TopLogprobs(tops.width, [token] * tops.width, [0.0, *others]))
+        turn_tokens = written - transcript.turn_start
+        transcript.turns.append(TurnRecord(turn_tokens, len(answer), now - transcript.asked_s, reward))
+        transcript.turn_start = len(transcript.token_ids)
+        transcript.unread = len(answer)
+        return EnvironmentAnswered(request_id, len(answer), done)
+
+    def last_answer(self, request_id: str) -> tuple[int, Tokens, TurnRecord]:
+        """Return where the last answer to an unfinished request begins, its tokens, and its turn."""
+        transcript = self._open[request_id]
+        turn = transcript.turns[-1]
+        start = len(transcript.token_ids) - turn.answer_tokens
+        return start, transcript.token_ids[start:], turn
+
+    def environment_failed(self, request_id: str, reason: str) -> None:
+        """Keep the reason for which a request's environment has failed."""
+        self._open[request_id].error = reason
 
     def failed(self, instance_id: str, job_id: str, reason: str) -> ChunkFailed | None:
         """Return the event for the scheduler when a chunk was given back; None if the chunk was dropped."""
@@ -433,12 +527,16 @@ class Transcripts:
         if not siblings.left:
             del self._groups[siblings.group.id]
             self._shared.pop(siblings.group.id, None)
+        turns = transcript.turns
+        if siblings.group.turns and tokens > transcript.turn_start:
+            turns = [*turns, TurnRecord(tokens - transcript.turn_start)]
+        rewards = [turn.reward for turn in turns if turn.reward is not None]
         ending = text_before_stop(
             self._decode,
             siblings.group.sampling,
             siblings.prompt,
             transcript.token_ids,
-            command.finish_reason == "stop",
+            command.finish_reason == "stop" and not (turns and turns[-1].answer_tokens),
         )
         completion = Completion(
             request_id=command.request_id,
@@ -457,6 +555,9 @@ class Transcripts:
             stop_reason=ending.stop_reason,
             top_logprobs=transcript.top_logprobs,
             prompt_logprobs=transcript.prompt_logprobs,
+            turns=turns,
+            reward=sum(rewards) if rewards else None,
+            error=transcript.error,
         )
         instances = () if siblings.left else tuple(siblings.instances)
         return ClosedRequest(
@@ -498,18 +599,21 @@ def _joined(head: A, tail: Any) -> A:
         head.fromlist(tail)
     elif isinstance(tail, _WRITTEN_OUT):
         head.extend(tail)  # type: ignore[arg-type]
-    elif isinstance(head, _WRITTEN_OUT) and not head:
-        return cast("A", tail)
+    elif isinstance(head, _WRITTEN_OUT):
+        if not head:
+            return cast("A", tail)
+        head.extend(tail)
     else:
         head += tail
     return head
 
 
-def _recomputed(output: ChunkOutput, continued: bool) -> int:
+def _recomputed(output: ChunkOutput, continued: bool, unread: int) -> int:
     """Positions that this chunk ran through the model although an earlier step had done so.
 
     Fresh work is the first chunk's prefill, and one position per new token but the last; a continued
-    request also owes the position of its last token, which was sampled but never run.
+    request also owes the position of its last token, which was sampled but never run, and those of the
+    environment's answer that are ``unread``.
     """
-    fresh = len(output.token_ids) + (0 if continued else output.prefilled_tokens - 1)
+    fresh = len(output.token_ids) + (unread if continued else output.prefilled_tokens - 1)
     return max(0, output.computed_tokens - fresh)

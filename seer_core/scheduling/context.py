@@ -37,6 +37,7 @@ class ContextManager:
             sampling=spec.sampling,
             labels=spec.labels or NO_LABELS,
             arrived_s=now,
+            turns=spec.turns,
         )
         self._seq += 1
         self._groups[spec.id] = group

@@ -25,12 +25,15 @@ from seer_core.errors import PluginError, SeerError, StalledError, TransitionErr
 from seer_core.model import FinishReason, InstanceStatus, Request
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFailed,
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
     EndChunk,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupsSubmitted,
     InstanceDegraded,
@@ -48,7 +51,7 @@ from seer_core.model.events import (
 )
 from seer_core.ports.contracts import implemented
 from seer_core.ports.policy import Placement, Placer, Prioritizer, Splitter
-from seer_core.scheduling.buffer import RUNNING, WAITING, RequestBuffer
+from seer_core.scheduling.buffer import ACTING, RUNNING, WAITING, RequestBuffer
 from seer_core.scheduling.context import ContextManager
 from seer_core.scheduling.defaults import FirstComeFirstServed, LeastLoaded, WholeRequests
 from seer_core.scheduling.readonly import MutationGuard, make_read_only
@@ -189,6 +192,8 @@ class Scheduler:
             InstanceDegraded: self._noted,
             ChunkFinished: self._chunk_finished,
             ChunkFailed: self._chunk_failed,
+            EnvironmentAnswered: self._environment_answered,
+            EnvironmentFailed: self._environment_failed,
             RequestsAborted: self._requests_aborted,
             RolloutPaused: self._pause,
             RolloutResumed: self._resume,
@@ -310,6 +315,9 @@ class Scheduler:
                 if response.finish_reason is not None:
                     self._take(request)
                     self._end(request, response.finish_reason, commands)
+                elif response.acting:
+                    self._take(request)
+                    self._ask_environment(request, commands)
 
     def _instance_started(self, event: InstanceStarted, commands: list[Command]) -> None:
         if event.info.id in self.instances:
@@ -389,7 +397,9 @@ class Scheduler:
         group.drafted += event.drafted
         group.accepted += event.accepted
         self._release(request)
-        if event.stopped or request.generated_tokens >= group.max_tokens:
+        if event.stopped and group.turns:
+            self._ask_environment(request, commands)
+        elif event.stopped or request.generated_tokens >= group.max_tokens:
             self._end(request, "stop" if event.stopped else "length", commands)
         else:
             self._push(request)
@@ -404,6 +414,23 @@ class Scheduler:
         else:
             self._push(request)
 
+    def _ask_environment(self, request: Request, commands: list[Command]) -> None:
+        self.buffer.act(request)
+        commands.append(AskEnvironment(request.id))
+
+    def _environment_answered(self, event: EnvironmentAnswered, commands: list[Command]) -> None:
+        request = self._acting(event.request_id)
+        self.buffer.answer(request, event.tokens)
+        if event.done or request.generated_tokens >= request.group.max_tokens:
+            self._end(request, "stop" if event.done else "length", commands)
+        else:
+            self._push(request)
+
+    def _environment_failed(self, event: EnvironmentFailed, commands: list[Command]) -> None:
+        request = self._acting(event.request_id)
+        self.buffer.answer(request, 0)
+        self._end(request, "error", commands)
+
     def _requests_aborted(self, event: RequestsAborted, commands: list[Command]) -> None:
         for request_id in event.request_ids:
             request = self.buffer.get(request_id)
@@ -414,6 +441,8 @@ class Scheduler:
                 commands.append(Abort(request.id, request.instance))
                 self.buffer.give_back(request)
                 self._release(request)
+            elif request.state is ACTING:
+                self.buffer.answer(request, 0)
             else:
                 self._take(request)
             self._end(request, "aborted", commands)
@@ -465,6 +494,15 @@ class Scheduler:
             )
         return request
 
+    def _acting(self, request_id: str) -> Request:
+        request = self.buffer.get(request_id)
+        if request is None or request.state is not ACTING:
+            raise TransitionError(
+                f"an environment answered request {request_id!r}, which does not wait for an answer."
+                + (f" {self.buffer.story(request)}" if request else "")
+            )
+        return request
+
     def _instance(self, instance_id: str) -> InstanceStatus:
         if instance_id not in self.instances:
             raise TransitionError(f"instance {instance_id!r} spoke, but it has not started")
@@ -478,7 +516,7 @@ class Scheduler:
             raise self._attribute_error(
                 f"holds {held} requests where {self.waiting} wait; it lost or kept one"
             )
-        if not buffer.running and held and self._living and not self.paused:
+        if not (buffer.running or buffer.acting) and held and self._living and not self.paused:
             raise self._stalled()
 
     def _legal(self, tokens: Any, most: int) -> int:

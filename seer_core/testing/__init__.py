@@ -33,6 +33,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))
 from seer_core.testing.clock import ClockContract  # noqa: E402
 from seer_core.testing.drafting import DrafterContract, DraftPolicyContract, DraftSourceContract  # noqa: E402
 from seer_core.testing.engine import EngineContract  # noqa: E402
+from seer_core.testing.environment import EnvironmentContract  # noqa: E402
 from seer_core.testing.kv import KVPoolContract  # noqa: E402
 from seer_core.testing.policy import (  # noqa: E402
     ObserverContract,
@@ -49,6 +50,7 @@ __all__ = [
     "DraftSourceContract",
     "DrafterContract",
     "EngineContract",
+    "EnvironmentContract",
     "KVPoolContract",
     "ObserverContract",
     "PlacerContract",

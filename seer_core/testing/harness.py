@@ -11,12 +11,15 @@ from seer_core.model import InstanceInfo
 from seer_core.model.arrays import packed
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFailed,
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
     EndChunk,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupSpec,
     GroupsSubmitted,
@@ -49,6 +52,7 @@ class SchedulerHarness:
         self.groups: dict[str, GroupSpec] = {}
         self.generated: dict[str, int] = {}
         self.in_flight: dict[str, Dispatch] = {}
+        self.acting: set[str] = set()
         self.completed: dict[str, str] = {}
         self.instances: dict[str, InstanceInfo] = {}
         self.leaving: set[str] = set()
@@ -97,9 +101,11 @@ class SchedulerHarness:
             self.generated |= {f"{group.id}/{i}": each.tokens for i, each in enumerate(group.resumed)}
         return self.handle(GroupsSubmitted(groups))
 
-    def group(self, name: str, n: int = 1, max_tokens: int = 100, prompt: int = 10) -> list[Command]:
-        """Submit one group with a prompt of ``prompt`` tokens."""
-        return self.submit(GroupSpec(name, prompt, n, max_tokens))
+    def group(
+        self, name: str, n: int = 1, max_tokens: int = 100, prompt: int = 10, turns: bool = False
+    ) -> list[Command]:
+        """Submit one group with a prompt of ``prompt`` tokens; with ``turns`` it has an environment."""
+        return self.submit(GroupSpec(name, prompt, n, max_tokens, turns=turns))
 
     def finish(self, request_id: str, tokens: int | None = None, stopped: bool = False) -> list[Command]:
         """Finish a chunk, by default with all its tokens."""
@@ -112,6 +118,17 @@ class SchedulerHarness:
         """Give a chunk back without a result."""
         chunk = self.in_flight.pop(request_id)
         return self.handle(ChunkFailed(request_id, chunk.instance_id, "a test failed it"))
+
+    def answer(self, request_id: str, tokens: int = 1, done: bool = False) -> list[Command]:
+        """Answer a turn with so many tokens."""
+        self.acting.remove(request_id)
+        self.generated[request_id] += tokens
+        return self.handle(EnvironmentAnswered(request_id, tokens, done))
+
+    def fail_environment(self, request_id: str) -> list[Command]:
+        """Let the environment fail on a turn."""
+        self.acting.remove(request_id)
+        return self.handle(EnvironmentFailed(request_id, "a test failed it"))
 
     def abort(self, request_id: str) -> list[Command]:
         """Abort a request, wherever it is."""
@@ -141,7 +158,13 @@ class SchedulerHarness:
                 case Complete():
                     assert command.request_id not in self.in_flight, "completed while in flight"
                     assert command.request_id not in self.completed, "completed twice"
+                    self.acting.discard(command.request_id)  # it was aborted
                     self.completed[command.request_id] = command.finish_reason
+                case AskEnvironment():
+                    assert command.request_id in self.generated, "asked about, but never submitted"
+                    assert command.request_id not in self.in_flight, "asked about while in flight"
+                    assert command.request_id not in self.acting, "asked about twice"
+                    self.acting.add(command.request_id)
                 case Abort():
                     chunk = self.in_flight.pop(command.request_id)
                     assert chunk.instance_id == command.instance_id
@@ -153,6 +176,7 @@ class SchedulerHarness:
     def _dispatched(self, chunk: Dispatch) -> None:
         assert chunk.request_id in self.generated, "dispatched, but never submitted"
         assert chunk.request_id not in self.in_flight, "dispatched twice"
+        assert chunk.request_id not in self.acting, "dispatched while its environment works"
         assert chunk.request_id not in self.completed, "dispatched after completion"
         group = self.groups[chunk.request_id.rpartition("/")[0]]
         generated = self.generated[chunk.request_id]
@@ -183,7 +207,8 @@ class SchedulerHarness:
         assert {request.id for request in scheduler.buffer} == unfinished
         assert all(request.generated_tokens == self.generated[request.id] for request in scheduler.buffer)
         assert scheduler.buffer.running == len(self.in_flight)
-        assert scheduler.waiting == len(unfinished) - len(self.in_flight)
+        assert scheduler.buffer.acting == len(self.acting)
+        assert scheduler.waiting == len(unfinished) - len(self.in_flight) - len(self.acting)
         assert len(scheduler.policies.prioritizer.strategy) == scheduler.waiting
         open_groups = {request_id.rpartition("/")[0] for request_id in unfinished}
         assert {context.id for context in scheduler.contexts} == open_groups

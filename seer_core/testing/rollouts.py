@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis.strategies as st
 import msgspec
@@ -38,6 +38,10 @@ GROUPS = st.tuples(
 )
 
 
+Ending = FinishReason | Literal["acting"] | None
+"""Why a response is over, or that its environment works on its turn; None if neither."""
+
+
 def quiet(examples: int, **more: Any) -> settings:
     """Return settings of Hypothesis: no deadline, and the same draws in each run that does not explore."""
     return settings(
@@ -52,11 +56,13 @@ def quiet(examples: int, **more: Any) -> settings:
 
 
 RESUMED = st.lists(
-    st.tuples(st.integers(0, TOKENS - 1), st.sampled_from([None, None, "stop", "length", "aborted"])),
+    st.tuples(
+        st.integers(0, TOKENS - 1), st.sampled_from([None, None, "stop", "length", "aborted", "acting"])
+    ),
     min_size=4,
     max_size=4,
 )
-"""What an earlier process left of each response of a group: tokens, and why it is over if it is."""
+"""What an earlier process left of each response of a group: tokens, and why it is over, or that it acts."""
 
 
 class FixedSplitter:
@@ -129,13 +135,18 @@ def _group(name: str, drawn: Drawn) -> GroupSpec:
     return GroupSpec(name, prompt, len(lengths), max_tokens, lengths)
 
 
-def _resumed(group: GroupSpec, drawn: Sequence[tuple[int, FinishReason | None]]) -> GroupSpec:
-    """Return a group as an earlier process left it."""
+def _resumed(group: GroupSpec, drawn: Sequence[tuple[int, Ending]]) -> GroupSpec:
+    """Return a group as an earlier process left it; it has an environment if a response acts."""
     responses = [
-        ResumedResponse(group.max_tokens if reason == "length" else tokens % group.max_tokens, reason)
+        ResumedResponse(
+            group.max_tokens if reason == "length" else tokens % group.max_tokens,
+            None if reason == "acting" else reason,
+            acting=reason == "acting",
+        )
         for tokens, reason in drawn[: group.n]
     ]
-    return msgspec.structs.replace(group, resumed=tuple(responses))
+    turns = any(each.acting for each in responses)
+    return msgspec.structs.replace(group, resumed=tuple(responses), turns=turns)
 
 
 def _length(rig: SchedulerHarness, request_id: str) -> int:
@@ -167,12 +178,13 @@ def roll_out_at_random(
             self.names += 1
             return f"n{self.names}"
 
-        @rule(drawn=st.lists(GROUPS, min_size=1, max_size=3))
-        def submit(self, drawn: list[Drawn]) -> None:
-            self.rig.submit(*(_group(self.name(), each) for each in drawn))
+        @rule(drawn=st.lists(GROUPS, min_size=1, max_size=3), turns=st.booleans())
+        def submit(self, drawn: list[Drawn], turns: bool) -> None:
+            groups = [_group(self.name(), each) for each in drawn]
+            self.rig.submit(*(msgspec.structs.replace(group, turns=turns) for group in groups))
 
         @rule(drawn=st.lists(st.tuples(GROUPS, RESUMED), min_size=1, max_size=3))
-        def resume(self, drawn: list[tuple[Drawn, list[tuple[int, FinishReason | None]]]]) -> None:
+        def resume(self, drawn: list[tuple[Drawn, list[tuple[int, Ending]]]]) -> None:
             self.rig.submit(*(_resumed(_group(self.name(), each), left) for each, left in drawn))
 
         @invariant()
@@ -237,6 +249,19 @@ def roll_out_at_random(
         def fail(self, data: st.DataObject) -> None:
             self.rig.fail(data.draw(st.sampled_from(sorted(self.rig.in_flight))))
 
+        @precondition(lambda self: self.rig.acting)
+        @rule(data=st.data(), done=st.booleans())
+        def answer(self, data: st.DataObject, done: bool) -> None:
+            request_id = data.draw(st.sampled_from(sorted(self.rig.acting)))
+            group = self.rig.groups[request_id.rpartition("/")[0]]
+            left = group.max_tokens - self.rig.generated[request_id]
+            self.rig.answer(request_id, data.draw(st.integers(0, left)), done)
+
+        @precondition(lambda self: self.rig.acting)
+        @rule(data=st.data())
+        def fail_environment(self, data: st.DataObject) -> None:
+            self.rig.fail_environment(data.draw(st.sampled_from(sorted(self.rig.acting))))
+
         @precondition(lambda self: self.rig.generated)
         @rule(data=st.data())
         def abort(self, data: st.DataObject) -> None:
@@ -258,6 +283,8 @@ def roll_out_at_random(
             if not self.rig.instances:
                 self.rig.start(self.name(), SMALLEST_KV, 16, 2)
             self.rig.finish_all()
+            for request_id in sorted(self.rig.acting):
+                self.rig.answer(request_id, 0, done=True)
             assert set(self.rig.completed) == set(self.rig.generated)
             for status in self.rig.scheduler.instances.values():
                 assert (status.running, status.reserved_kv_tokens) == (0, 0)

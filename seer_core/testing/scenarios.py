@@ -64,9 +64,16 @@ def placement_scenario(rig: SchedulerHarness, check: Callable[[], None] = lambda
         elif step < 0.14 and rig.leaving:
             rig.stop(min(rig.leaving))
         elif step < 0.5 and rig.in_flight:
-            rig.finish(rng.choice(list(rig.in_flight)))
+            request_id = rng.choice(list(rig.in_flight))
+            rig.finish(request_id, stopped=step > 0.4 and rig.groups[request_id.rpartition("/")[0]].turns)
+        elif step < 0.55 and rig.acting:
+            request_id = min(rig.acting)
+            group = rig.groups[request_id.rpartition("/")[0]]
+            left = group.max_tokens - rig.generated[request_id]
+            rig.answer(request_id, rng.randint(0, left), done=rng.random() < 0.3)
         else:
-            rig.group(f"g{number}", max_tokens=rng.randint(1, 60), prompt=rng.randint(1, 20))
+            tokens, prompt, turns = rng.randint(1, 60), rng.randint(1, 20), rng.random() < 0.3
+            rig.group(f"g{number}", max_tokens=tokens, prompt=prompt, turns=turns)
         check()
 
 
@@ -89,6 +96,11 @@ def every_event() -> list[tuple[Event, list[Command]]]:
     rig.abort("g/2")
     rig.pause()
     rig.resume()
+    rig.group("t", n=2, max_tokens=50, turns=True)
+    rig.finish("t/0", stopped=True)
+    rig.answer("t/0", 5)
+    rig.finish("t/1", stopped=True)
+    rig.fail_environment("t/1")
     rig.handle(InstanceLimited("a", 1, "a test"))
     rig.lose("b")
     rig.handle(InstanceWaiting("b", "a node with 1 GPU"))

@@ -180,7 +180,7 @@ def _check_complete(result: SimulatedRollout, groups: Sequence[PromptGroup]) -> 
     assert max(times.values()) == 1, f"twice: {[request for request, n in times.items() if n > 1]}"
     for completion in result.completions:
         lengths = wanted[completion.request_id].known_lengths
-        if lengths is not None:
+        if lengths is not None and not completion.turns:
             due = min(lengths[completion.index], wanted[completion.request_id].max_tokens)
             assert len(completion.token_ids) == due, (
                 f"{completion.request_id} has {len(completion.token_ids)} tokens instead of {due}"

@@ -5,17 +5,20 @@ import json
 import msgspec
 import pytest
 from seer_cli.explain import life_of
-from seer_cli.life_words import rows_of_life
+from seer_cli.life_words import rows_of_life, sums
 
 from seer_core.errors import InputError
 from seer_core.model import InstanceInfo
 from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFailed,
     ChunkFinished,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     GroupSpec,
     GroupsSubmitted,
     InstanceLeaving,
@@ -169,3 +172,38 @@ def test_a_run_without_a_trace_is_one_sentence(seer, tmp_path):
     result = seer("explain", tmp_path, "a/0")
     assert result.exit_code == 2
     assert "trace.jsonl" in result.output
+
+
+def test_the_time_of_an_environment_is_a_part_of_the_life():
+    group = GroupSpec("a", prompt_tokens=10, n=2, max_tokens=100, turns=True)
+    records = (
+        (0.0, started()),
+        (0.0, GroupsSubmitted((group,)), sent("a/1"), sent("a/0")),
+        (1.0, over("a/1", tokens=20, stopped=True), AskEnvironment("a/1")),
+        (4.0, EnvironmentAnswered("a/1", 5, False), sent("a/1")),
+        (5.0, over("a/1", tokens=7, stopped=True), AskEnvironment("a/1")),
+        (5.5, EnvironmentAnswered("a/1", 0, True), Complete("a/1", "stop")),
+        (6.0, over("a/0", tokens=3, stopped=True), AskEnvironment("a/0")),
+        (7.0, EnvironmentFailed("a/0", "no network"), Complete("a/0", "error")),
+    )
+    found = life(*records)
+    first, tool, second, judge = found.parts
+    assert (first.end, second.end) == ("the model ended its turn", "the model ended its turn")
+    assert (tool, judge) == (Wait(1.0, 4.0, {"environment": 3.0}), Wait(5.0, 5.5, {"environment": 0.5}))
+    assert (found.tokens, found.answer_tokens, found.waited_s()) == (27, 5, {"environment": 3.5})
+    assert "27 tokens, and 5 from its environment in 5.50 s" in sums(found)
+    assert rows_of_life(found)[1][3] == "waits 3.00 s for its environment"
+    failed = life(*records, request="a/0")
+    assert failed.parts[-1] == Wait(6.0, 7.0, {"environment": 1.0})
+    assert failed.siblings_done == [(5.5, 32)]
+    assert failed.finish_reason == "error"
+
+
+def test_a_trace_that_ends_while_an_environment_works_shows_it():
+    found = life(
+        (0.0, started()),
+        (0.0, GroupsSubmitted((msgspec.structs.replace(GROUP, turns=True),)), sent("a/1")),
+        (1.0, over("a/1", tokens=20, stopped=True), AskEnvironment("a/1")),
+        (3.0, InstanceLost("x", "killed")),
+    )
+    assert found.parts[-1] == Wait(1.0, 3.0, {"environment": 2.0})

@@ -4,9 +4,11 @@ from seer_cli.progress import RunProgress
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
+    AskEnvironment,
     ChunkFinished,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
     GroupSpec,
     GroupsSubmitted,
     InstanceLost,
@@ -112,3 +114,14 @@ def test_reserved_kv_is_the_scheduler_s_own_also_where_siblings_share_their_prom
         harness.finish(name, stopped=True)
         follow()
     assert follow() == 0
+
+
+def test_requests_whose_environment_works_wait_for_no_engine():
+    progress = started()
+    group = GroupSpec("a", 100, 3, 400, turns=True)
+    progress.observe(0.0, GroupsSubmitted((group,)), [send("a/0"), send("a/1")])
+    progress.observe(1.0, ChunkFinished("a/0", "x", 50, True), [AskEnvironment("a/0")])
+    assert progress.waiting == {"turn": 1, "environment": 1}
+    progress.observe(2.0, EnvironmentAnswered("a/0", 20, False), [])
+    assert progress.waiting == {"turn": 2}
+    assert dict(progress._written())["a/0"] == 70

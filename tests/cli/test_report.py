@@ -20,9 +20,12 @@ from seer_cli.report.reading import RunReader
 
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
+    AskEnvironment,
     ChunkFinished,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     GroupSpec,
     GroupsSubmitted,
     InstanceDegraded,
@@ -33,6 +36,7 @@ from seer_core.model.events import (
     RolloutPaused,
     RolloutResumed,
 )
+from seer_core.model.request_life import Wait
 from seer_core.scheduling.trace import TraceRecord, read_trace
 from tests.cli.helpers import SMALL
 
@@ -128,7 +132,7 @@ def test_seconds_of_each_instance_add_up_to_the_run_and_what_requests_lacked_to_
     assert sum(shown.waited_s.values()) == pytest.approx(waited, abs=0.01)
     assert sum(shown.waiting) * shown.total_s / len(shown.waiting) == pytest.approx(waited, rel=0.02)
     tokens = sum(shown.tokens_per_s) * shown.total_s / len(shown.tokens_per_s)
-    assert tokens == pytest.approx(reader.tokens, rel=0.02)
+    assert tokens == pytest.approx(reader.finished.tokens, rel=0.02)
 
 
 def test_what_it_keeps_one_by_one_is_bounded_and_of_the_last(run, reader, monkeypatch):
@@ -336,3 +340,25 @@ def test_an_instance_that_loses_a_part_or_leaves_stays_as_it_is_up_or_down():
     assert (x.seconds["down"], y.seconds["down"]) == (0.0, 7.0)
     assert x.seconds["decode"] == pytest.approx(1.25)  # what it did before the run is not the run's
     assert x.kv_used[60] == 0.5
+
+
+def test_the_time_of_an_environment_is_no_wait_of_a_report():
+    group = GroupSpec("a", 10, 1, 100, turns=True)
+    reader = read(
+        (1.0, started("x")),
+        (1.0, GroupsSubmitted((group,)), sent("a/0", "x")),
+        (2.0, over("a/0", "x", 20), AskEnvironment("a/0")),
+        (5.0, EnvironmentAnswered("a/0", 5, False)),
+        (6.0, InstanceReported("x", 0, 0, 0.0), sent("a/0", "x")),
+        (7.0, over("a/0", "x", 7), AskEnvironment("a/0")),
+        (8.0, EnvironmentFailed("a/0", "no network"), Complete("a/0", "error")),
+    )
+    [request] = reader.kept
+    assert request.tokens == 32
+    waits = [part for part in reader.life(request).parts if isinstance(part, Wait)]
+    assert waits == [
+        Wait(2.0, 5.0, {"environment": 3.0}),
+        Wait(5.0, 6.0, {"turn": 1.0}),
+        Wait(7.0, 8.0, {"environment": 1.0}),
+    ]
+    assert reader.waited_s().sum() == 1.0

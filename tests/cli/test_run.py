@@ -265,3 +265,58 @@ def test_a_trouble_is_in_the_log_the_summary_the_trace_and_the_last_lines(
     assert any(
         each["event"]["type"] == "InstanceDegraded" for each in lines_of(tmp_path / "out" / "trace.jsonl")
     )
+
+
+ENVIRONMENT = """
+from seer_core.plugins.hookspecs import hookimpl
+from seer_core.ports.environment import EnvironmentAnswer
+
+class Twice:
+    async def step(self, trajectory, turn):
+        if turn.number == 2:
+            return EnvironmentAnswer(done=True, reward=1.0)
+        return EnvironmentAnswer(text="ab", delay_s=3.0, reward=0.25)
+
+@hookimpl
+def seer_make_environment():
+    return Twice()
+"""
+
+
+def test_a_run_with_an_environment_writes_its_turns_and_explains_them(
+    seer, write_config, write_prompts, tmp_path, distribution
+):
+    distribution("twice", ENVIRONMENT)
+    config = write_config([*TECHNIQUES, "twice"], f"{SMALL}[engine.sim.lengths]\ncap_tokens = 40\n")
+    prompts = write_prompts({"prompt": "abc", "group_id": "mine", "n": 4, "max_tokens": 400})
+    result = seer("run", config, "--prompts", prompts, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    completions = lines_of(tmp_path / "out/completions.jsonl")
+    for each in completions:
+        assert [turn["answer_tokens"] for turn in each["turns"]] == [2, 2, 0]
+        assert (each["reward"], each["error"]) == (1.5, None)
+        mask = [bit for turn in each["turns"] for bit in [1] * turn["tokens"] + [0] * turn["answer_tokens"]]
+        assert len(mask) == len(each["token_ids"])
+        assert [each["logprobs"][at] for at, bit in enumerate(mask) if not bit] == [0.0] * 4
+    assert "12 turns answered by the environment, with 16 tokens; 2.00 s for each" in result.stdout
+    shown = seer("explain", tmp_path / "out", "mine/0").output
+    assert "waits 3.00 s for its environment" in shown
+    assert "4 from its environment" in shown
+    result = seer("run", config, "-p", "no:twice", "--prompts", prompts, "--out", tmp_path / "plain")
+    assert result.exit_code == 0, result.output
+    assert not any(each["turns"] for each in lines_of(tmp_path / "plain/completions.jsonl"))
+
+
+def test_an_environment_is_in_every_arm_of_a_comparison(
+    seer, write_config, write_prompts, tmp_path, distribution
+):
+    distribution("twice", ENVIRONMENT)
+    config = write_config(["divided_rollout", "twice"], f"{SMALL}\n[compare]\noracle = []\n")
+    path = write_prompts({"prompt": "abc", "n": 3, "max_tokens": 400})
+    out = tmp_path / "arms.json"
+    result = seer("compare", config, "--prompts", path, "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "not compared" not in result.output
+    arms = json.loads(out.read_bytes())
+    assert [arm["plugins"] for arm in arms] == [["group_round_robin", "twice"], ["divided_rollout", "twice"]]
+    assert all(arm["tokens_equal_to_baseline"] for arm in arms)

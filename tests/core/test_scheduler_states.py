@@ -11,6 +11,8 @@ from seer_core.model.events import (
     ChunkFailed,
     ChunkFinished,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     GroupSpec,
     GroupsSubmitted,
     InstanceDegraded,
@@ -33,10 +35,13 @@ from seer_core.scheduling.scheduler import CORE, Policies, Scheduler, Slot
 DRAWING = Path(__file__).parents[2] / "docs/pictures/scheduler-states.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 INFO = InstanceInfo("a", 1024, 16, 8, 1024)
-SPEC = GroupSpec("g", prompt_tokens=10, n=4, max_tokens=100)
+LEFT = (ResumedResponse(5, acting=True), ResumedResponse(5, "stop"), ResumedResponse(5))
+SPECS = (GroupSpec("t", 10, 3, 100, resumed=LEFT, turns=True), GroupSpec("g", 10, 4, 100))
+"""One with an environment, which works on its first request while the last runs, and one of which two run."""
 ARGUMENTS = {"instance_id": "a", "chunk_tokens": 40, "kv_tokens": 64, "tokens": 1}
 EVENTS = [
     GroupsSubmitted((GroupSpec("h", 10, 2, 100, resumed=(ResumedResponse(5, "stop"), ResumedResponse(3))),)),
+    GroupsSubmitted((GroupSpec("h", 10, 1, 100, resumed=(ResumedResponse(5, acting=True),), turns=True),)),
     InstanceStarted(InstanceInfo("c", 1024, 16, 8, 1024)),
     InstanceLeaving("a", "drained"),
     InstanceLimited("a", 1),
@@ -48,8 +53,12 @@ EVENTS = [
     InstanceDegraded("a", "kv_pool", "no server"),
     ChunkFinished("g/0", "a", 40, stopped=True),
     ChunkFinished("g/0", "a", 40, stopped=False),
+    ChunkFinished("t/2", "a", 40, stopped=True),
     ChunkFailed("g/0", "a", "no memory"),
-    RequestsAborted(("g/0", "g/2")),
+    EnvironmentAnswered("t/0", 3, done=False),
+    EnvironmentAnswered("t/0", 3, done=True),
+    EnvironmentFailed("t/0", "no network"),
+    RequestsAborted(("g/0", "g/2", "t/0")),
     RolloutPaused(),
     RolloutResumed(),
 ]
@@ -72,6 +81,8 @@ def request_in(state):
     (request,) = buffer.add_group(GroupContext("g", 0, 1, 10, 100, left=1))
     if state is RequestState.RUNNING:
         buffer.run(request, "a", 40, 64)
+    if state is RequestState.ACTING:
+        buffer.act(request)
     if state is RequestState.FINISHED:
         buffer.finish(request)
     assert request.state is state
@@ -100,7 +111,7 @@ def transitions_of_the_buffer():
 class Gate:
     """A placer with room for so many more chunks, on the instance that started first."""
 
-    room = 2
+    room = 3
 
     def place(self, request, chunk_tokens, instances):
         self.room -= 1
@@ -113,8 +124,8 @@ def methods_called(event, max_failures, monkeypatch):
     scheduler = Scheduler(Policies(placer=Slot("placer", CORE, gate)), max_failures)
     for each in (InstanceStarted(INFO), InstanceStarted(InstanceInfo("b", 1024, 16, 8, 1024))):
         scheduler.handle(each, 0.0)
-    commands = scheduler.handle(GroupsSubmitted((SPEC,)), 0.0)
-    assert [each.request_id for each in commands if type(each) is Dispatch] == ["g/0", "g/1"]
+    commands = scheduler.handle(GroupsSubmitted(SPECS), 0.0)
+    assert [each.request_id for each in commands if type(each) is Dispatch] == ["t/2", "g/0", "g/1"]
     called, inside = set(), []
     for name in {method for _, _, method, _ in edges()}:
         method = getattr(scheduler.buffer, name)

@@ -8,10 +8,13 @@ from seer_core.errors import OutputError, SeerError
 from seer_core.model import InstanceInfo
 from seer_core.model.events import (
     Abort,
+    AskEnvironment,
     ChunkFailed,
     ChunkFinished,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     GroupSpec,
     GroupsSubmitted,
     InstanceDegraded,
@@ -59,6 +62,7 @@ def trace(tmp_path, make_rig):
     for name in "abc":
         rig.start(name, kv=256, block=16, slots=4)
     rig.submit(*(GroupSpec(f"g{k}", 10, 4, rng.randint(1, 100), (1, 2, 3, 4)) for k in range(10)))
+    rig.group("t", n=4, turns=True)
     for step in range(60):
         request_id = rng.choice(list(rig.in_flight))
         rig.finish(request_id, stopped=rng.random() < 0.2)
@@ -73,6 +77,15 @@ def trace(tmp_path, make_rig):
             rig.handle(InstanceReported("b", 1, 0, 0.25))
             rig.handle(InstanceDegraded("b", "drafting", "no server", "b.log"))
             rig.handle(InstanceLimited("b", 1 + step % 3, "a test"))
+    while any(request_id.startswith("t/") for request_id in rig.generated.keys() - rig.completed.keys()):
+        asked = [request_id for request_id in rig.in_flight if request_id.startswith("t/")]
+        request_id = asked[0] if asked else next(iter(rig.in_flight))
+        rig.finish(request_id, stopped=bool(asked))
+        for request_id in sorted(rig.acting):
+            if len(rig.completed) % 2:
+                rig.fail_environment(request_id)
+            else:
+                rig.answer(request_id, 0, done=True)
     rig.finish_all()
     rig.stop("a")
     writer.close()
@@ -100,9 +113,12 @@ def test_everything_happens_in_that_trace(trace):
         InstanceLimited,
         ChunkFinished,
         ChunkFailed,
+        EnvironmentAnswered,
+        EnvironmentFailed,
         RequestsAborted,
     }
-    assert {type(command) for record in records for command in record.commands} == {Dispatch, Complete, Abort}
+    commands = {type(command) for record in records for command in record.commands}
+    assert commands == {Dispatch, Complete, AskEnvironment, Abort}
     assert [record.now for record in records] == sorted(record.now for record in records)
 
 

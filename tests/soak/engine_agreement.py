@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from seer_worker.sampling.keyed import gumbel, noise_steps
+from seer_worker.sampling.noise import gumbel, noise_steps
 from transformers import AutoModelForCausalLM
 
 from bench.frame import EXAMPLE, Row

@@ -86,6 +86,7 @@ class SglangCore:
             }
         if on_cpu:
             settings |= {"device": "cpu", "attention_backend": "torch_native"}
+            settings.setdefault("disable_cuda_graph", True)
         if start.store is not None:
             cache.register()
             settings["radix_cache_backend"] = cache.BACKEND

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field, structs
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
-from seer_worker.kv_room import slots
+from seer_worker.kv_room import fitting_slots, slots
 from seer_worker.machine import machine
 
 from seer_core.errors import ConfigError
@@ -21,6 +21,8 @@ from seer_sglang.doctor import PART, SETUP, beside, installation, interpreter
 __all__ = ["Settings", "seer_doctor", "seer_make_engines"]
 
 INSTANCE = "seer_sglang.instance:SglangAdapter"
+
+ONE_DEVICE = 'an instance has one device; engine = "vllm" has tensor_parallel'
 
 OWN_ENGINE_ARGS = {
     "attention_backend": "on a CPU only one will do",
@@ -38,11 +40,12 @@ OWN_ENGINE_ARGS = {
     "max_running_requests": "write max_running",
     "model_path": "write model of [engine.sglang]",
     "page_size": "write block_size of [engine.sglang]",
+    "pp_size": ONE_DEVICE,
     "radix_cache_backend": "name a KV pool in [seer].kv_pool",
     "sampling_backend": "keyed sampling needs its own",
     "skip_tokenizer_init": "Seer has the tokenizer",
     "speculative_algorithm": "enable a drafter in [seer].plugins",
-    "tp_size": "an instance has one device",
+    "tp_size": ONE_DEVICE,
 }
 
 
@@ -67,6 +70,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """The KV cache of one instance. Without it SGLang takes the memory that a GPU has left; on a CPU it must
     be given.
     """
+    max_running: Annotated[int, Meta(ge=0)] = 0
+    """The most requests that one instance decodes in a step; 0 means as many as suit its KV: 64 to 1,024, and
+    64 without ``kv_cache_bytes``.
+    """
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """The tokens of one KV block, SGLang's page."""
     max_batched_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -77,8 +84,8 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """OpenMP threads of one instance."""
     draft_paths: Annotated[int, Meta(ge=1, le=64)] = 4
     """The most paths of a draft, which is a tree."""
-    enforce_eager: bool = True
-    """Whether the model runs without CUDA graphs."""
+    enforce_eager: bool | None = None
+    """Whether the model runs without CUDA graphs; unless it is set, it does on a CPU only."""
     metrics: bool = False
     """Whether each instance serves the figures of SGLang's scheduler for Prometheus, at a free port and
     without a password.
@@ -127,9 +134,19 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
         settings.kv_cache_bytes,
         dtype=settings.dtype,
         max_model_tokens=settings.max_model_tokens,
-        max_running=settings.max_running,
+        max_running=max_running(settings, model),
     )
     return installation(python) + checks + room
+
+
+def max_running(settings: Settings, model_dir: Path) -> int:
+    """Return the most requests that an instance decodes in a step, as set or as suits its KV."""
+    return settings.max_running or fitting_slots(
+        model_dir,
+        settings.kv_cache_bytes,
+        dtype=settings.dtype,
+        max_model_tokens=settings.max_model_tokens,
+    )
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
@@ -150,11 +167,11 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "model_path": str(model_dir.absolute()),
         "dtype": settings.dtype,
         "page_size": settings.block_size,
-        "max_running_requests": settings.max_running,
-        "disable_cuda_graph": settings.enforce_eager,
+        "max_running_requests": max_running(settings, model_dir),
         "draft_paths": settings.draft_paths,
         "enable_metrics": settings.metrics,
     }
+    graphs = {} if settings.enforce_eager is None else {"disable_cuda_graph": settings.enforce_eager}
     optional = {
         "context_length": settings.max_model_tokens,
         "max_prefill_tokens": settings.max_batched_tokens,
@@ -162,6 +179,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     }
     return (
         arguments
+        | graphs
         | {name: value for name, value in optional.items() if value}
         | settings.engine_args
         | {"kv_cache_bytes": settings.kv_cache_bytes}

@@ -56,6 +56,7 @@ def test_an_argument_that_is_decided_elsewhere_is_refused_with_the_reason(tmp_pa
 @pytest.mark.parametrize("eager", [True, False])
 def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
     assert engine_args(settings(enforce_eager=eager), tmp_path)["disable_cuda_graph"] is eager
+    assert "disable_cuda_graph" not in engine_args(settings(), tmp_path)  # the worker's platform decides
 
 
 def test_a_step_prefills_whole_blocks(tmp_path):

@@ -35,6 +35,8 @@ class VirtualClock:
         self._until_yield = YIELD_EVERY
         self._steps = 0
         self._unsettled = False
+        self._holds = 0
+        self._free = asyncio.Event()
 
     def now(self) -> float:
         """Return the virtual time."""
@@ -72,17 +74,46 @@ class VirtualClock:
 
     async def advance(self, changed: asyncio.Event) -> bool:
         """Run callback after callback until ``changed``; False if none is left and no task brings news."""
-        while self.step():
-            self._until_yield -= 1
-            if self._until_yield == 0:
-                self._until_yield = YIELD_EVERY
-                await asyncio.sleep(0)
-            if self._unsettled:
+        while True:
+            if self._holds:
+                await self._until_free(changed)
+            elif self.step():
+                self._until_yield -= 1
+                if self._until_yield == 0:
+                    self._until_yield = YIELD_EVERY
+                    await asyncio.sleep(0)
+                if self._unsettled:
+                    await self._let_others_act()
+            else:
                 await self._let_others_act()
+                if not self._holds:
+                    return self.step() or changed.is_set()
             if changed.is_set():
                 return True
-        await self._let_others_act()
-        return self.step() or changed.is_set()
+
+    def hold(self) -> Callable[[], None]:
+        """Let no time pass until the function that is returned has been called; further calls do nothing."""
+        held = True
+        self._holds += 1
+        self._free.clear()
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._holds -= 1
+                if not self._holds:
+                    self._free.set()
+
+        return release
+
+    async def _until_free(self, changed: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._free, changed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _let_others_act(self) -> None:
         self._unsettled = False
@@ -106,7 +137,8 @@ class VirtualClock:
                 idle_turns = idle_turns + 1 if steps == self._steps else 0
                 # Twice as long as ``advance`` itself may pause.
                 if idle_turns == 2 * SETTLE_TURNS:
-                    self.step()
+                    if not self._holds:
+                        self.step()
                     idle_turns = 0
                 steps = self._steps
         finally:

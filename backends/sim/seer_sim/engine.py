@@ -156,7 +156,7 @@ class SimEngine:
         if job.id in self._runs:
             raise EngineError(f"chunk {job.id!r} is on instance {self.id!r} already")
         tokens = len(job.token_ids)
-        generated = tokens - job.prompt_tokens
+        generated = tokens - job.context_tokens  # where an environment answers, lengths are those of turns
         left = self._lengths.of(job) - generated
         longest = tokens + job.max_tokens
         if self._asleep:

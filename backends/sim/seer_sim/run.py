@@ -57,7 +57,7 @@ class SimChunk:
         self.job = msgspec.structs.replace(job, token_ids=[])  # only their number matters, and it is large
         self.new_tokens = new_tokens
         self.stopped = stopped
-        self.response_tokens = response_tokens or tokens - job.prompt_tokens + new_tokens
+        self.response_tokens = response_tokens or tokens - job.context_tokens + new_tokens
         self.tokens = tokens
         self.final_tokens = tokens + new_tokens
         self.prompt: Prompt = ("", 0)
@@ -88,7 +88,7 @@ class SimChunk:
     @property
     def middle(self) -> int:
         """Tokens of the response that are written in the middle of the chunk."""
-        return self.final_tokens - self.new_tokens // 2 - self.job.prompt_tokens
+        return self.final_tokens - self.new_tokens // 2 - self.job.context_tokens
 
     @property
     def steps(self) -> int:

@@ -183,6 +183,15 @@ class ByteTokenizer:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode("".join(lines) + "assistant: ")
 
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        written: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the same of messages that follow a line of the model's."""
+        return self.encode("\n") + self.encode_chat(messages)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the first ids as numbers, special ones left out, and how many more there are."""
         shown = " ".join(str(token) for token in token_ids[:TEXT_TOKENS] if token >= FIRST_TOKEN_ID)

@@ -117,3 +117,38 @@ def test_sleeping_moves_the_clock_when_no_other_task_does():
         return clock.now()
 
     assert asyncio.run(run()) == 4.0
+
+
+def test_no_time_passes_while_the_clock_is_held():
+    async def story():
+        clock, seen = VirtualClock(), []
+        changed = asyncio.Event()
+        clock.call_at(1.0, lambda: (seen.append(clock.now()), changed.set()))
+        release = clock.hold()
+        also = clock.hold()
+        advancing = asyncio.ensure_future(clock.advance(changed))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (seen, clock.now()) == ([], 0.0)
+        release()
+        release()  # does nothing more
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert seen == []
+        also()
+        assert await advancing
+        return seen
+
+    assert asyncio.run(story()) == [1.0]
+
+
+def test_a_change_is_seen_while_the_clock_is_held():
+    async def story():
+        clock, changed = VirtualClock(), asyncio.Event()
+        clock.hold()
+        advancing = asyncio.ensure_future(clock.advance(changed))
+        await asyncio.sleep(0)
+        changed.set()
+        return await advancing
+
+    assert asyncio.run(story())

@@ -1,9 +1,9 @@
 """KV in and out of a pool, where vLLM lets a connector in.
 
-vLLM makes two connectors: one for its scheduler, which has the pool's store, and one for its worker, which
-has the KV.  Blocks are copied out of the store before the scheduler is promised any of them, because vLLM's
-own way back from a failed load lets another request of the same step read the block before it is computed
-again.
+vLLM makes one connector for its scheduler, which has the pool's store, and one for each worker, which has the
+KV, or with tensor parallelism a part of it.  Blocks are copied out of the store before the scheduler is
+promised any of them, because vLLM's own way back from a failed load lets another request of the same step
+read the block before it is computed again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import FailsafeStore
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -28,6 +29,7 @@ from vllm.v1.request import Request, RequestStatus
 from seer_core.errors import EngineError
 from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
 from seer_vllm.blocks import VllmLayers
+from seer_vllm.parts import parts_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,9 +39,9 @@ __all__ = ["StoreConnector"]
 
 @attrs.define(eq=False)
 class Loads(KVConnectorMetadata):
-    """Loads that the worker makes before this step: block numbers, and what belongs there."""
+    """Loads that all workers make before this step: block numbers, and what belongs there."""
 
-    loads: list[tuple[list[int], Bytes]] = attrs.field(factory=list)
+    loads: list[tuple[list[int], Bytes | SharedBlocks]] = attrs.field(factory=list)
 
 
 class StoreConnector(KVConnectorBase_V1):
@@ -68,15 +70,21 @@ class StoreConnector(KVConnectorBase_V1):
                 ' [engine.vllm.engine_args], or set [seer].kv_pool = "none"'
             )
         self.block_tokens = groups[0].kv_cache_spec.block_size
-        self.block_bytes = groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names)
+        self.parts = parts_of(vllm_config, groups[0].kv_cache_spec)
+        self.block_bytes = (
+            groups[0].kv_cache_spec.page_size_bytes * len(groups[0].layer_names) * self.parts.parts
+        )
+        """The bytes of a block, in all its parts."""
         self.saves = True
         """False after a step with log-probs that are not finite, whose KV is no better."""
         self._blocks = kv_cache_config.num_blocks
         self.requests = PooledRequests(FailsafeStore(None), self.block_bytes)
         """Without a store, which ``attach`` gives, everything is a miss."""
         self._read: Callable[[list[int]], Bytes] | None = None
-        self._loads = Loads()
+        self._loads = self._handed = Loads()
         self._layers: VllmLayers | None = None
+        self._columns = self.parts.columns(vllm_config.parallel_config.rank, self.block_bytes)
+        self._is_first = self.parts.is_first(vllm_config.parallel_config.rank)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -88,7 +96,7 @@ class StoreConnector(KVConnectorBase_V1):
     def attach(
         self, store: KVStore, read: Callable[[list[int]], Bytes], report: Callable[[str], None]
     ) -> None:
-        """Use a store; ``read`` returns the worker's blocks of these numbers, uint8 [n, block_bytes].
+        """Use a store; ``read`` returns the workers' blocks of these numbers, uint8 [n, block_bytes].
 
         ``report`` gets the reason if the store is given up.
         """
@@ -110,12 +118,12 @@ class StoreConnector(KVConnectorBase_V1):
         if staged is not None and num_external_tokens:
             count = num_external_tokens // self.block_tokens
             ids = blocks.get_block_ids()[0][staged.first : staged.first + count]
-            self._loads.loads.append((ids, staged.blocks[:count]))
+            self._loads.loads.append((ids, self._for_workers(staged.blocks[:count])))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
-        """Hand this step's loads to the worker."""
-        loads, self._loads = self._loads, Loads()
-        return loads
+        """Hand this step's loads to the workers; shared memory lives until the next step."""
+        self._handed, self._loads = self._loads, Loads()
+        return self._handed
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """Save the blocks of a chunk; drop those of a response that is over, but for its group's prompt."""
@@ -138,6 +146,14 @@ class StoreConnector(KVConnectorBase_V1):
         """Save the blocks of a request that is about to lose them."""
         assert self._kv_cache_manager is not None
         self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
+
+    def _for_workers(self, blocks: Bytes) -> Bytes | SharedBlocks:
+        """Return blocks as they go to the workers: a single one is in this process."""
+        if self.parts.ranks == 1:
+            return blocks
+        shared = SharedBlocks(*blocks.shape)
+        shared.blocks[:] = blocks
+        return shared
 
     def _keys(self, request: Request) -> Sequence[bytes]:
         keys: Sequence[bytes] = request.block_hashes
@@ -168,12 +184,19 @@ class StoreConnector(KVConnectorBase_V1):
         assert isinstance(metadata, Loads)
         assert self._layers is not None
         for block_ids, blocks in metadata.loads:
-            self._layers.write(block_ids, blocks)
+            assert not isinstance(blocks, SharedBlocks)  # which is an array once it has come here
+            self._layers.write(block_ids, blocks[:, self._columns])
 
     def read(self, block_ids: list[int]) -> Bytes:
-        """Return blocks, uint8 [n, block_bytes]."""
+        """Return blocks, uint8 [n, block_bytes], of which this worker has all parts."""
         assert self._layers is not None
         return self._layers.read(block_ids)
+
+    def read_part(self, block_ids: list[int], into: Bytes) -> None:
+        """Write this worker's part of blocks into uint8 [n, block_bytes], if no other does."""
+        assert self._layers is not None
+        if self._is_first:
+            into[:, self._columns] = self._layers.read(block_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything has been loaded by now."""

@@ -60,18 +60,18 @@ def elsewhere(python: Path) -> list[Check]:
 
 
 def machine(
-    model: Path, instances: int, threads: int, kv_cache_bytes: int | None, runner: str
+    model: Path, instances: int, devices: int, threads: int, kv_cache_bytes: int | None, runner: str
 ) -> list[Check]:
     """Compare what the settings ask for with what the machine has."""
     spin = "threads that wait for a CPU spin, and may be 25 times slower"
-    checks = asked_of_machine(PART, model, instances, threads, kv_cache_bytes, spin)
+    checks = asked_of_machine(PART, model, instances, threads, kv_cache_bytes, spin, devices)
     if kv_cache_bytes is None and on_cpu():
         checks.append(
             Check(
                 PART,
                 False,
                 "no kv_cache_bytes, and vLLM is built for CPUs",
-                "set [engine.vllm].kv_cache_bytes, the KV memory of one instance; 1 GiB is 1_073_741_824",
+                "set [engine.vllm].kv_cache_bytes, the KV memory on each device; 1 GiB is 1_073_741_824",
             )
         )
     if runner == "second" and on_cpu():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
 import torch
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.weights import checkpoint, memory
@@ -20,6 +21,8 @@ from seer_vllm.proposer import OwnMethod, Proposer
 from seer_vllm.runners import FIRST, SECOND
 
 __all__ = ["WorkerExtension"]
+
+log = structlog.get_logger("seer")
 
 
 class WorkerExtension:
@@ -107,6 +110,20 @@ class WorkerExtension:
         connector = get_kv_transfer_group()
         assert isinstance(connector, StoreConnector)
         return connector.read(block_ids)
+
+    def seer_read_kv_part(self, block_ids: list[int], into: Bytes) -> str | None:
+        """Write this rank's part of blocks into uint8 [n, block_bytes]; return why it cannot.
+
+        An error of one rank would leave the answers of the others in vLLM's queues, for the next call.
+        """
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, StoreConnector)
+        try:
+            connector.read_part(block_ids, into)
+        except Exception as error:
+            log.exception("kv_not_read", rank=self.rank)
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def seer_attach(self, spec: SourceSpec, host: DraftContext) -> None:
         """Make the source; in the first worker alone, whose drafts vLLM gives to all."""

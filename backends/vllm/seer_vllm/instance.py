@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, Script
 from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.weights import checkpoint
 from seer_worker.wire import Degraded, Start, Telemetry
 from vllm import EngineArgs, SamplingParams
@@ -23,6 +24,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.prometheus import get_prometheus_registry
@@ -32,11 +34,12 @@ from seer_core.model import InstanceInfo
 from seer_core.model.arrays import Logprobs, PromptLogprobs, TopLogprobs
 from seer_core.ports.drafting import DraftContext, SiblingTokens, SourceSpec
 from seer_core.ports.engine import ChunkJob
-from seer_core.ports.kv import KVStore
+from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
+from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.runners import SECOND, settle_runner
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
@@ -74,7 +77,7 @@ class VllmCore:
         source = start.source
         choice = settle_runner(source, start.settings.get("tensor_parallel_size", 1))
         args = EngineArgs(
-            **{"disable_log_stats": True, **start.settings},
+            **{"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings},
             speculative_config=None
             if source is None
             else speculative_config(source, second=choice.runner == SECOND),
@@ -85,7 +88,9 @@ class VllmCore:
         )
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
-        self.engine = LLMEngine.from_engine_args(args)
+        # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
+        usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
+        self.engine = LLMEngine.from_engine_args(args, usage_context=usage)
         internals.check_engine(self.engine)
         [runner, *_] = self._call("seer_install")
         if runner is not None:  # an emulated worker has none
@@ -96,6 +101,8 @@ class VllmCore:
         internals.check_scheduler(scheduler)
         self._scheduler = scheduler
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
+        [group, *_] = scheduler.kv_cache_config.kv_cache_groups
+        self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
         self._requests: dict[str, str] = {}
         """vLLM's ids of running chunks, by Seer's."""
         self._tensors = checkpoint.headers_of(self.engine.vllm_config.model_config.model)
@@ -145,7 +152,8 @@ class VllmCore:
 
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
-        outputs = self.engine.step()
+        with self._noticing_dead_ranks():
+            outputs = self.engine.step()
         ended = [output for output in outputs if isinstance(output, RequestOutput) and output.finished]
         if ended:
             self._close([self._requests[output.request_id] for output in ended])
@@ -188,8 +196,20 @@ class VllmCore:
     def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store through vLLM's connector."""
         assert self._connector is not None
-        self._connector.attach(store, lambda block_ids: self._call("seer_read_kv", block_ids)[0], report)
+        self._connector.attach(store, self._read_kv, report)
         return self._connector.requests
+
+    def _read_kv(self, block_ids: list[int]) -> Bytes:
+        """Return blocks, uint8 [n, block_bytes], of which each rank writes its part."""
+        assert self._connector is not None
+        if self._parts.ranks == 1:
+            blocks: Bytes = self._call("seer_read_kv", block_ids)[0]
+            return blocks
+        shared = SharedBlocks(len(block_ids), self._connector.block_bytes)
+        for rank, flaw in enumerate(self._call("seer_read_kv_part", block_ids, shared)):
+            if flaw is not None:
+                raise EngineError(f"rank {rank} cannot read its part of the KV: {flaw}")
+        return shared.blocks
 
     def load_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and let the layers prove it."""
@@ -199,11 +219,15 @@ class VllmCore:
             if rejection is not None:
                 raise Rejected(rejection)
         log.info("weights_checked", version=version, checked_s=round(perf_counter() - begun_s, 4))
-        return _joined(self._call("seer_load", version))
+        return self._joined(self._call("seer_load", version))
 
     def fingerprint(self) -> str:
         """Return what stands for the weights of all workers."""
-        return _joined(self._call("seer_fingerprint"))
+        return self._joined(self._call("seer_fingerprint"))
+
+    def _joined(self, fingerprints: list[str]) -> str:
+        """Return one fingerprint of all ranks', which is compared with those of the same layout."""
+        return f"{self._parts.layout}:{'-'.join(fingerprints)}"
 
     def used_bytes(self) -> int:
         """Return the memory in use: the workers', or all of their devices."""
@@ -240,7 +264,18 @@ class VllmCore:
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of ``WorkerExtension`` in every worker."""
-        return self.engine.collective_rpc(method, args=arguments)
+        with self._noticing_dead_ranks():
+            return self.engine.collective_rpc(method, args=arguments)
+
+    @contextmanager
+    def _noticing_dead_ranks(self) -> Iterator[None]:
+        """Turn the error that a dead rank leaves behind in vLLM into one that says so."""
+        try:
+            yield
+        except Exception as error:
+            if getattr(self.engine.model_executor, "is_failed", False):
+                raise EngineError(f"one of its {self._parts.ranks} ranks has ended: {error}") from error
+            raise
 
     def _logprobs(self, job_id: str) -> FlatLogprobs:
         """Return the log-probs that vLLM has kept of a running chunk."""
@@ -274,9 +309,10 @@ class VllmCore:
             kv_bytes_per_token=sum(
                 group.kv_cache_spec.page_size_bytes * len(group.layer_names) // group.kv_cache_spec.block_size
                 for group in groups
-            ),
+            )
+            * self._parts.parts,
             shares_prompts=config.cache_config.enable_prefix_caching,
-            kv_kind="vllm",
+            kv_kind=self._parts.layout,
             ends_early=True,
             metrics_address=metrics_address,
         )
@@ -371,6 +407,7 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
             "request": job.request_id,
             "group": job.group_id,
             "prompt_tokens": job.prompt_tokens,
+            "context_tokens": job.context_tokens,
             "last": job.last,
             "may_end_early": job.may_end_early,
         },
@@ -414,7 +451,3 @@ def _of_prompt(logprobs: Any) -> PromptLogprobs | None:
         return None
     tops = _most_probable(logprobs, 0, len(logprobs) - 1)
     return PromptLogprobs(Logprobs(_chosen(logprobs)), tops)
-
-
-def _joined(fingerprints: list[Any]) -> str:
-    return f"vllm:{'-'.join(fingerprints)}"

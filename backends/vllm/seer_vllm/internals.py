@@ -225,6 +225,8 @@ SECOND_RUNNER = (
             "top_k.gpu",
             "top_p.np",
             "top_p.gpu",
+            "min_p.np",
+            "min_p.gpu",
             "vocab_size",
         )
     ),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 from seer_worker.client.devices import inherited, refuse_arguments, share_devices, worker_environment
 from seer_worker.client.fleet import Few, WorkerFleet, WorkerSettings, make_fleet
-from seer_worker.kv_room import slots
+from seer_worker.kv_room import fitting_slots, slots
 
 from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.hookspecs import Check, Startup, hookimpl
@@ -26,11 +26,13 @@ MAX_TEMPERATURE = 2.0
 INSTANCE = "seer_vllm.instance:VllmAdapter"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """0 is the first model runner, 1 the second; without it vLLM chooses."""
-SPREAD = 'spreads its KV over {} devices, which pools cannot share yet; set [seer].kv_pool = "none"'
+SPREAD = "an instance spreads every layer over its devices: write tensor_parallel"
 
 OWN_ENGINE_ARGS = {
     "async_scheduling": "Seer needs it off",
     "block_size": "write block_size of [engine.vllm]",
+    "data_parallel_size": "write instances of [engine.vllm]",
+    "decode_context_parallel_size": SPREAD,
     "disable_log_stats": "write metrics of [engine.vllm]",
     "distributed_executor_backend": "it follows from tensor_parallel",
     "dtype": "write dtype of [engine.vllm]",
@@ -41,6 +43,9 @@ OWN_ENGINE_ARGS = {
     "max_num_batched_tokens": "write max_batched_tokens",
     "max_num_seqs": "write max_running",
     "model": "write model of [engine.vllm]",
+    "nnodes": SPREAD,
+    "pipeline_parallel_size": SPREAD,
+    "prefill_context_parallel_size": SPREAD,
     "scheduler_cls": "Seer's accounting needs its own",
     "speculative_config": "enable a drafter in [seer].plugins",
     "tensor_parallel_size": "write tensor_parallel",
@@ -55,8 +60,12 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     kv_cache_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
-    """The KV cache of one instance. Without it vLLM takes the memory that a GPU has left; on a CPU it must be
-    given.
+    """The KV cache on each device of an instance. Without it vLLM takes the memory that a GPU has left; on a
+    CPU it must be given.
+    """
+    max_running: Annotated[int, Meta(ge=0)] = 0
+    """The most requests that one instance decodes in a step; 0 means as many as suit its KV: 64 to 1,024, and
+    64 without ``kv_cache_bytes``.
     """
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32
     """The tokens of one KV block."""
@@ -65,15 +74,15 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of the model's numbers; ``auto`` means the checkpoint's."""
     threads: Few = 1
-    """OpenMP threads of one instance."""
+    """OpenMP threads on each device of an instance."""
     tensor_parallel: Annotated[int, Meta(ge=1, le=128)] = 1
     """The devices over which one instance spreads the model."""
     runner: Literal["auto", "first", "second"] = "auto"
     """Which of vLLM's model runners computes the steps: ``auto`` is vLLM's own choice, which is the second on
     a GPU, and the first on a CPU and with a drafter.
     """
-    enforce_eager: bool = True
-    """Whether the model runs without CUDA graphs and compilation."""
+    enforce_eager: bool | None = None
+    """Whether the model runs without CUDA graphs and compilation; unless it is set, it does on a CPU only."""
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
     """
@@ -99,7 +108,6 @@ def seer_make_engines(settings: Settings, startup: Startup, launcher: Launcher |
         max_temperature=MAX_TEMPERATURE,
         controls=CONTROLS,
         own_methods=OWN_METHODS,
-        cannot_share_kv=None if parallel == 1 else SPREAD.format(parallel),
     )
 
 
@@ -112,14 +120,21 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
     model = startup.path(settings.model)
     return [
         *checks,
-        *machine(model, settings.instances, settings.threads, settings.kv_cache_bytes, settings.runner),
+        *machine(
+            model,
+            settings.instances,
+            settings.tensor_parallel,
+            settings.threads,
+            settings.kv_cache_bytes,
+            settings.runner,
+        ),
         *slots(
             "vllm",
             model,
             settings.kv_cache_bytes,
             dtype=settings.dtype,
             max_model_tokens=settings.max_model_tokens,
-            max_running=settings.max_running,
+            max_running=max_running(settings, model),
             tensor_parallel=settings.tensor_parallel,
         ),
     ]
@@ -136,18 +151,33 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "model": str(model_dir.absolute()),
         "dtype": settings.dtype,
         "block_size": settings.block_size,
-        "max_num_seqs": settings.max_running,
+        "max_num_seqs": max_running(settings, model_dir),
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
-        "enforce_eager": settings.enforce_eager,
         "disable_log_stats": not settings.metrics,
     }
+    graphs = {} if settings.enforce_eager is None else {"enforce_eager": settings.enforce_eager}
     optional = {
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "max_model_len": settings.max_model_tokens,
         "max_num_batched_tokens": settings.max_batched_tokens,
     }
-    return arguments | {name: value for name, value in optional.items() if value} | settings.engine_args
+    chosen = {name: value for name, value in optional.items() if value}
+    return arguments | graphs | chosen | settings.engine_args
+
+
+def max_running(settings: Settings, model_dir: Path) -> int:
+    """Return the most requests that an instance decodes in a step, as set or as suits its KV."""
+    if settings.max_running:
+        return settings.max_running
+    fitting = fitting_slots(
+        model_dir,
+        settings.kv_cache_bytes,
+        dtype=settings.dtype,
+        max_model_tokens=settings.max_model_tokens,
+        tensor_parallel=settings.tensor_parallel,
+    )
+    return min(fitting, settings.max_batched_tokens or fitting)  # a step computes a token of each at least
 
 
 def vllm_environment(
@@ -158,6 +188,8 @@ def vllm_environment(
 ) -> dict[str, str]:
     """Return the environment of a worker, with the engine core in-process and this model runner."""
     decided = ("VLLM_CPU_KVCACHE_SPACE", RUNNER_VARIABLE)
+    # Or else vLLM wants a NUMA node for each rank on a CPU, and gives it as many threads as that has CPUs.
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **environment}
     inherited = {name: value for name, value in environment.items() if name not in decided}
     choice = {"first": {RUNNER_VARIABLE: "0"}, "second": {RUNNER_VARIABLE: "1"}, "auto": {}}[runner]
     return worker_environment(

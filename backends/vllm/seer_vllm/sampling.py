@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.grammars import grammars_of
-from seer_worker.sampling.keyed import PLACEHOLDER, keyed_choices, noise_steps, rows_at_once, verify
+from seer_worker.sampling.keyed import PLACEHOLDER, rows_at_once, verify
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
 
@@ -52,7 +53,7 @@ class VllmSampler:
         self._seeds = torch.empty(0, dtype=torch.int64)
         self._controlled: dict[int, SamplingParams] = {}
         self._asking = np.zeros(0, dtype=np.bool_)
-        self._steps = torch.empty(0, dtype=torch.int64)
+        self._min_p: Tensor | None = None
         self.watch = LogitRecorder()
 
     def sample(self, logits: Tensor, drafts: StepDrafts | None) -> Any:
@@ -60,22 +61,26 @@ class VllmSampler:
         from vllm.v1.outputs import SamplerOutput
 
         metadata = self._runner.input_batch.sampling_metadata
-        logits = logits.to(torch.float32)
         requests = len(self._runner.input_batch.req_ids)
         drafted = 0 if drafts is None else len(drafts.token_ids)
         if len(logits) != requests + drafted:
             raise RuntimeError(f"{len(logits)} rows of logits for {requests} requests and {drafted} drafts")
         width = metadata.max_num_logprobs
         if drafts is None or not drafted:
-            tokens = self._choose(logits, None, self._positions(logits.device))[:, None]
+            chosen, own = self._choose(logits, None, self._positions(logits.device))
+            tokens = chosen[:, None]
             places, owner = torch.arange(requests, device=logits.device), np.arange(requests)
         else:
             tokens, places, rows = self._verify(logits, drafts)
-            logits, owner = logits[torch.from_numpy(rows).to(logits.device)], drafts.owner[rows]
+            logits, owner, own = logits[torch.from_numpy(rows).to(logits.device)], drafts.owner[rows], None
         logprobs = None
         if width is not None:
-            asking = np.flatnonzero(self._asking[owner])
-            logprobs = _logprobs_tensors(tokens.flatten(), places, logits.log_softmax(-1), asking, width)
+            flat, asking = tokens.flatten(), np.flatnonzero(self._asking[owner])
+            every = None
+            if own is None or len(asking):
+                every = logits.to(torch.float32).log_softmax(-1)
+                own = every.gather(1, flat[places, None])[:, 0]
+            logprobs = _logprobs_tensors(flat, places, own, every, asking, width)
         return SamplerOutput(sampled_token_ids=tokens.to(torch.int32), logprobs_tensors=logprobs)
 
     def _verify(self, logits: Tensor, drafts: StepDrafts) -> tuple[Tensor, Tensor, Ints]:
@@ -87,7 +92,7 @@ class VllmSampler:
         def choose(rows: Ints) -> Ints:
             part = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(device)]
             requests, places = (torch.from_numpy(values[rows]).to(device) for values in (owner, positions))
-            return self._choose(part, requests, places).cpu().numpy()
+            return self._choose(part, requests, places)[0].cpu().numpy()
 
         sampled, kept = verify(choose, drafts.counts, drafts.token_ids, self._last, rows_at_once(logits))
         columns = np.arange(drafts.counts.max() + 1)
@@ -98,26 +103,34 @@ class VllmSampler:
         on_device, places = (torch.from_numpy(each).to(device) for each in (tokens, np.flatnonzero(there)))
         return on_device, places, rows
 
-    def _choose(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
-        """Return the token of each row; row r is of request ``requests[r]``, or of request r."""
+    def _choose(
+        self, logits: Tensor, requests: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return each row's token, and its raw log-prob if the choice found it in passing.
+
+        Row r is of request ``requests[r]``, or of request r.
+        """
         metadata = self._runner.input_batch.sampling_metadata
         if self.watch.on:
             seeds = self._seeds_on(logits.device)
             self.watch.see(logits, seeds if requests is None else seeds[requests], positions)
-        logits = self._control(logits, requests, positions)
+        controlled = self._control(logits, requests, positions)
         if metadata.all_greedy:
-            return logits.argmax(dim=-1)
-        vocab = logits.shape[1]
-        if len(self._steps) != vocab or self._steps.device != logits.device:
-            self._steps = noise_steps(vocab, logits.device)
+            return controlled.argmax(dim=-1), None
         seeds = self._seeds_on(logits.device)
-        temperature, top_k, top_p = metadata.temperature, metadata.top_k, metadata.top_p
+        temperature, top_k, top_p, min_p = (
+            metadata.temperature,
+            metadata.top_k,
+            metadata.top_p,
+            self._min_p,
+        )
         if requests is not None:
             seeds = seeds[requests]
-            temperature, top_k, top_p = (
-                None if values is None else values[requests] for values in (temperature, top_k, top_p)
+            temperature, top_k, top_p, min_p = (
+                None if values is None else values[requests] for values in (temperature, top_k, top_p, min_p)
             )
-        return keyed_choices(logits, temperature, top_k, top_p, seeds, positions, self._steps)
+        chosen, logprobs = chosen_by_key(controlled, temperature, top_k, top_p, seeds, positions, min_p)
+        return chosen, logprobs if controlled is logits else None
 
     def _control(self, logits: Tensor, requests: Tensor | None, positions: Tensor) -> Tensor:
         """Return logits as the sampling of each row's request has them."""
@@ -133,7 +146,7 @@ class VllmSampler:
                 extra = params.extra_args or {}
                 text, ends = texts[request, :position], params.all_stop_token_ids
                 sampling, prompt_tokens, id = (
-                    extra[each] for each in ("sampling", "prompt_tokens", "request")
+                    extra[each] for each in ("sampling", "context_tokens", "request")
                 )
                 rows.append(Controlled(row, sampling, prompt_tokens, text, ends, id))
         return control(logits, rows, partial(grammars_of, self._runner.model_config.model, logits.shape[1]))
@@ -151,6 +164,9 @@ class VllmSampler:
                 place: each for place, each in enumerate(params) if "sampling" in each.extra_args
             }
             self._asking = np.array([bool(each.logprobs) for each in params])
+            sampling = [each.extra_args.get("sampling") for each in params]
+            min_p = [0.0 if each is None else each.min_p for each in sampling]
+            self._min_p = torch.tensor(min_p, dtype=torch.float32, device=device) if any(min_p) else None
         return self._seeds
 
     def _positions(self, device: torch.device) -> Tensor:
@@ -160,7 +176,9 @@ class VllmSampler:
         return torch.from_numpy(counts.astype(np.int64)).to(device)
 
 
-def _logprobs_tensors(tokens: Tensor, places: Tensor, logprobs: Tensor, asking: Ints, width: int) -> Any:
+def _logprobs_tensors(
+    tokens: Tensor, places: Tensor, own: Tensor, every: Tensor | None, asking: Ints, width: int
+) -> Any:
     """Return vLLM's ``LogprobsTensors`` [len(tokens), 1 + width]; every rank is 0.
 
     vLLM's own way would rank the token too, in a function compiled by inductor: three seconds of a first
@@ -169,19 +187,20 @@ def _logprobs_tensors(tokens: Tensor, places: Tensor, logprobs: Tensor, asking: 
     Args:
         tokens: the tokens, in a step [most tokens of a request x requests].
         places: where among them there are some.
-        logprobs: a row for each of these places.
-        asking: the rows whose requests ask for the most probable tokens too.
+        own: the log-prob of each of these.
+        every: log-probs of all tokens at each of these places; needed where one asks for the most probable.
+        asking: the places whose requests ask for the most probable tokens too, by their index.
         width: the most that one asks for.
     """
     from vllm.v1.outputs import LogprobsTensors
 
     ids = tokens.new_zeros(len(tokens), 1 + width)
-    values = logprobs.new_zeros(len(tokens), 1 + width)
+    values = own.new_zeros(len(tokens), 1 + width)
     ids[:, 0] = tokens
-    values[places, 0] = logprobs.gather(1, tokens[places, None])[:, 0]
-    if width:
-        rows = torch.from_numpy(asking).to(logprobs.device)
-        top = logprobs[rows].topk(width)
+    values[places, 0] = own
+    if width and every is not None:
+        rows = torch.from_numpy(asking).to(own.device)
+        top = every[rows].topk(width)
         ids[places[rows], 1:] = top.indices
         values[places[rows], 1:] = top.values.clamp(min=LEAST_LOGPROB)
     return LogprobsTensors(ids.to(torch.int32), values, torch.zeros_like(tokens))
@@ -189,9 +208,10 @@ def _logprobs_tensors(tokens: Tensor, places: Tensor, logprobs: Tensor, asking: 
 
 def gather_prompt_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
     """Stand in for vLLM's ``Sampler.gather_logprobs``, which here is called for prompts alone."""
-    every = np.arange(len(token_ids))
+    tokens, every = token_ids.long(), np.arange(len(token_ids))
     places = torch.from_numpy(every).to(logprobs.device)
-    found = _logprobs_tensors(token_ids.long(), places, logprobs, every, num_logprobs)
+    own = logprobs.gather(1, tokens[:, None])[:, 0]
+    found = _logprobs_tensors(tokens, places, own, logprobs, every, num_logprobs)
     found.logprobs.clamp_(min=LEAST_LOGPROB)
     return found
 

@@ -24,9 +24,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.grammars import grammars_of
-from seer_worker.sampling.keyed import keyed_choices, noise_steps
 from seer_worker.sampling.sampler import LogitRecorder
 from torch import Tensor
 
@@ -49,7 +49,6 @@ class SecondSampler:
         self._add_request = runner.sampler.add_request
         self._controlled: dict[int, SamplingParams] = {}
         """Parameters of requests whose sampling changes logits, by slot."""
-        self._steps = torch.empty(0, dtype=torch.int64)
         self.watch = LogitRecorder()
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
@@ -61,6 +60,7 @@ class SecondSampler:
         self._controlled.pop(req_idx, None)
         if "sampling" in extra:
             self._controlled[req_idx] = sampling_params
+            self._states.min_p.np[req_idx] = extra["sampling"].min_p
 
     def sample(
         self,
@@ -75,7 +75,6 @@ class SecondSampler:
         return_logprobs: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return the token of each row, int64 [rows], and the logits from which it was chosen."""
-        logits = logits.to(torch.float32)
         states, slots, positions = self._states, expanded_idx_mapping.long(), pos.long() + 1
         seeds = states.seeds.gpu[slots]
         if self.watch.on:
@@ -84,19 +83,17 @@ class SecondSampler:
             logits = self._control(logits, slots, positions, input_ids, expanded_local_pos)
         if not states.temperature.np[idx_mapping_np].any():
             return logits.argmax(dim=-1), logits
-        vocab = logits.shape[1]
-        if len(self._steps) != vocab or self._steps.device != logits.device:
-            self._steps = noise_steps(vocab, logits.device)
         cuts_k = (states.top_k.np[idx_mapping_np] != states.vocab_size).any()
         cuts_p = (states.top_p.np[idx_mapping_np] != 1).any()
-        chosen = keyed_choices(
+        least_p = states.min_p.np[idx_mapping_np].any()
+        chosen, _ = chosen_by_key(
             logits,
             states.temperature.gpu[slots],
             states.top_k.gpu[slots] if cuts_k else None,
             states.top_p.gpu[slots] if cuts_p else None,
             seeds,
             positions,
-            self._steps,
+            states.min_p.gpu[slots] if least_p else None,
         )
         return chosen, logits
 
@@ -154,7 +151,7 @@ class SecondSampler:
                 settled, behind = texts[slot, : position - drafts], input_ids[row + 1 - drafts : row + 1]
                 text = torch.cat([settled, behind.to(settled.dtype)]).cpu().numpy()
                 sampling, prompt_tokens, id = (
-                    extra[each] for each in ("sampling", "prompt_tokens", "request")
+                    extra[each] for each in ("sampling", "context_tokens", "request")
                 )
                 rows.append(Controlled(row, sampling, prompt_tokens, text, params.all_stop_token_ids, id))
         return control(logits, rows, partial(grammars_of, self._model, logits.shape[1]))

@@ -21,10 +21,10 @@ class Unseeded(VllmAdapter):
     """Draws all its noise from one seed."""
 
     def __init__(self, start):
-        choices = sampling.keyed_choices
+        choices = sampling.chosen_by_key
 
-        def by_one_seed(logits, temperature, top_k, top_p, seeds, positions, steps):
-            return choices(logits, temperature, top_k, top_p, torch.zeros_like(seeds), positions, steps)
+        def by_one_seed(logits, temperature, top_k, top_p, seeds, positions, min_p):
+            return choices(logits, temperature, top_k, top_p, torch.zeros_like(seeds), positions, min_p)
 
-        sampling.keyed_choices = by_one_seed
+        sampling.chosen_by_key = by_one_seed
         super().__init__(start)

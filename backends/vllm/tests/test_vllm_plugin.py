@@ -77,9 +77,45 @@ def test_engine_args_pass_through_but_not_over_what_settings_decide(tmp_path):
         engine_args(settings(engine_args={"speculative_config": {"method": "ngram"}}), tmp_path)
 
 
+def test_slots_follow_from_kv_unless_they_are_set(tmp_path):
+    config = {
+        "dtype": "float32",
+        "head_dim": 64,
+        "hidden_size": 64,
+        "max_position_embeddings": 1024,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kv = 100 * 1024 * 1024  # contexts of the longest one, each token of 1 KiB
+
+    def slots(**fields):
+        return engine_args(settings(kv_cache_bytes=kv, **fields), tmp_path)["max_num_seqs"]
+
+    assert slots() == 8 * 100
+    assert slots(max_batched_tokens=512) == 512  # a step computes one token of each
+    assert slots(max_running=3) == 3
+
+
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [
+        ("pipeline_parallel_size", "write tensor_parallel"),
+        ("decode_context_parallel_size", "write tensor_parallel"),
+        ("prefill_context_parallel_size", "write tensor_parallel"),
+        ("nnodes", "write tensor_parallel"),
+        ("data_parallel_size", "write instances"),
+    ],
+)
+def test_other_kinds_of_parallelism_are_refused_with_the_setting_to_use(tmp_path, argument, remedy):
+    with pytest.raises(ConfigError, match=rf"engine_args.{argument} cannot be set: .*{remedy}"):
+        engine_args(settings(engine_args={argument: 2}), tmp_path)
+
+
 @pytest.mark.parametrize("eager", [True, False])
 def test_graphs_are_compiled_where_the_settings_ask_for_them(tmp_path, eager):
     assert engine_args(settings(enforce_eager=eager), tmp_path)["enforce_eager"] is eager
+    assert "enforce_eager" not in engine_args(settings(), tmp_path)  # the worker's platform decides
 
 
 def test_a_worker_sees_its_own_devices_and_threads_only():
@@ -88,6 +124,12 @@ def test_a_worker_sees_its_own_devices_and_threads_only():
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == ("3", "3")
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
+
+
+def test_ranks_on_a_cpu_are_bound_to_no_cpu_unless_the_user_binds_them():
+    assert vllm_environment({}, 1, ())["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    bound = vllm_environment({"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, 1, ())
+    assert bound["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
 
 
 @pytest.mark.parametrize(("runner", "variable"), [("auto", None), ("first", "0"), ("second", "1")])
@@ -129,6 +171,13 @@ def test_the_doctor_names_what_is_missing_and_the_remedy(models, tmp_path):
     ]
     [missing] = [check for check in seer_doctor(settings(), startup) if "config.json" in check.finding]
     assert (missing.ok, "set [engine.vllm].model" in missing.remedy) == (False, True)
+
+
+def test_the_doctor_counts_threads_and_kv_on_every_device(models, tmp_path):
+    spread = settings(model=str(models[0]), instances=2, threads=3, tensor_parallel=4, kv_cache_bytes=1 << 30)
+    findings = [check.finding for check in seer_doctor(spread, Startup(seed=0, base_dir=tmp_path))]
+    assert any(finding.startswith("2 instances of 4 x 3 threads on ") for finding in findings)
+    assert any(finding.startswith("KV caches of 8.00 GiB in ") for finding in findings)
 
 
 @pytest.mark.parametrize("name", ["torchaudio", "torchcodec", "torchvision"])

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from seer_vllm.sampling import StepDrafts, VllmSampler  # noqa: E402
+from seer_vllm.second_sampling import SecondSampler  # noqa: E402
 from seer_worker.sampling import keyed  # noqa: E402
 
 
@@ -29,9 +30,39 @@ def test_rows_sampled_in_blocks_are_the_same(monkeypatch, block):
     sampler = VllmSampler(SimpleNamespace(input_batch=batch, requests=requests))
     logits = torch.randn(2 * count, 131, generator=torch.Generator().manual_seed(4)) * 3
     owners, positions = torch.arange(2 * count) // 2, torch.arange(2 * count) * 5
-    together = sampler._choose(logits, owners, positions)
+    together, _ = sampler._choose(logits, owners, positions)
     monkeypatch.setattr(keyed, "CPU_BLOCK", block)
-    assert torch.equal(sampler._choose(logits, owners, positions), together)
+    assert torch.equal(sampler._choose(logits, owners, positions)[0], together)
+
+
+def test_in_the_second_runner_the_host_never_waits_for_a_device():
+    slots, rows, vocab = 8, 5, 64
+
+    def state(dtype, value):
+        host = torch.full((slots,), value, dtype=dtype)
+        return SimpleNamespace(np=host.numpy(), gpu=host.to("meta"))
+
+    states = SimpleNamespace(
+        vocab_size=vocab,
+        seeds=state(torch.int64, 7),
+        temperature=state(torch.float32, 0.8),
+        top_k=state(torch.int32, 9),
+        top_p=state(torch.float32, 0.9),
+        min_p=state(torch.float32, 0.1),
+    )
+    sampler = SecondSampler(
+        SimpleNamespace(
+            model_config=SimpleNamespace(model=""),
+            req_states=None,
+            num_speculative_steps=0,
+            sampler=SimpleNamespace(sampling_states=states, add_request=None),
+        )
+    )
+    column = torch.zeros(rows, dtype=torch.int32, device="meta")
+    logits = torch.zeros(rows, vocab, dtype=torch.bfloat16, device="meta")  # to read one raises
+    batch = np.arange(rows)
+    chosen, _ = sampler.sample(logits, column, column, batch, column, column, column, batch)
+    assert (chosen.shape, chosen.dtype, chosen.device.type) == ((rows,), torch.int64, "meta")
 
 
 @pytest.mark.engine  # imports vLLM

@@ -18,11 +18,18 @@ def memory_bytes() -> int:
 
 
 def machine(
-    engine: str, model: Path, instances: int, threads: int, kv_cache_bytes: int | None, spin: str
+    engine: str,
+    model: Path,
+    instances: int,
+    threads: int,
+    kv_cache_bytes: int | None,
+    spin: str,
+    devices: int = 1,
 ) -> list[Check]:
     """Compare what the settings of ``[engine.<engine>]`` ask for with what the machine has.
 
-    ``spin`` is the consequence of more threads than CPUs.
+    ``threads`` and ``kv_cache_bytes`` are those on each of an instance's ``devices``; ``spin`` is the
+    consequence of more threads than CPUs.
     """
     there = (model / "config.json").is_file()
     checks = [
@@ -33,17 +40,18 @@ def machine(
             "" if there else f"set [engine.{engine}].model to a directory with a Hugging Face model",
         )
     ]
-    cpus, wanted = len(os.sched_getaffinity(0)), instances * threads
+    each = "" if devices == 1 else f"{devices} x "
+    cpus, wanted = len(os.sched_getaffinity(0)), instances * devices * threads
     checks.append(
         Check(
             engine,
             wanted <= cpus,
-            f"{instances} instances of {threads} threads on {cpus} CPUs",
+            f"{instances} instances of {each}{threads} threads on {cpus} CPUs",
             "" if wanted <= cpus else f"lower threads or instances: {spin}",
         )
     )
     if kv_cache_bytes is not None:
-        memory, needed = memory_bytes(), instances * kv_cache_bytes
+        memory, needed = memory_bytes(), instances * devices * kv_cache_bytes
         checks.append(
             Check(
                 engine,

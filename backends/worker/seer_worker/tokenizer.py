@@ -25,6 +25,9 @@ __all__ = ["ModelTokenizer"]
 
 REMEDY = "copy the model's files anew"
 
+QUESTION, TURN = "question", "turn"
+"""Contents of the messages that stand for a chat before messages that are appended."""
+
 _CONFIG = JsonFormat[dict[str, Any]](dict[str, Any], "no tokenizer's configuration", REMEDY, ConfigError)
 
 
@@ -33,6 +36,11 @@ class ModelTokenizer:
 
     def __init__(self, model_dir: Path) -> None:
         self._dir = model_dir
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the model's files."""
+        return self._dir
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, special tokens as the tokenizer adds them."""
@@ -47,22 +55,55 @@ class ModelTokenizer:
     ) -> list[int]:
         """Return the ids of a chat, with the model's template and the generation prompt.
 
+        ``tools`` of ``template_kwargs`` go to the template for tools, if the model has one of its own.
+
         Raises:
             PromptError: ``template_kwargs`` has a variable that is given to every template, or the tokenizer
                 refuses the text.
         """
-        variables = {
-            "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": True,
-            **self._special_tokens,
-        }
+        return self._encode(self._rendered(messages, template_kwargs), add_special_tokens=False)
+
+    def encode_reply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        written: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids that follow the model's message ``written``: messages and the generation prompt.
+
+        A short chat stands for the one before, so the model's own tokens are not read, and stay as they are.
+
+        Raises:
+            PromptError: with the messages, the template writes another text before them, or as
+                ``encode_chat``.
+        """
+        chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TURN}]
+        before = self._rendered(chat, template_kwargs, ends=True)
+        whole = self._rendered([*chat, *messages], template_kwargs)
+        end = before.rfind(TURN) + len(TURN)
+        if TURN not in before or not whole.startswith(before):
+            raise PromptError(
+                "the chat template writes a message of the assistant's in another way when messages follow,"
+                " so none can be appended; let the environment answer text or token ids"
+            )
+        ids = self._encode(whole[end:], add_special_tokens=False)
+        return ids[1:] if ids and ids[:1] == list(written[-1:]) else ids
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        ends: bool = False,
+    ) -> str:
+        """Return the text of a chat, with the generation prompt unless it ``ends``."""
+        own = {"messages": messages, "add_generation_prompt": not ends, **self._special_tokens}
         further = template_kwargs or {}
-        if taken := sorted(variables.keys() & further.keys()):
+        if taken := sorted(own.keys() & further.keys()):
             raise PromptError(f"chat_template_kwargs cannot set {', '.join(taken)}; leave them out")
-        text = self._template.render(**variables, **further)
-        return self._encode(text, add_special_tokens=False)
+        variables = {"tools": None, "documents": None, **own, **further}
+        template = self._tools_template if variables["tools"] else self._template
+        return str(template.render(**variables))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
@@ -77,6 +118,10 @@ class ModelTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, with special tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -109,6 +154,14 @@ class ModelTokenizer:
     @cached_property
     def _template(self) -> Template:
         """The chat template, in the environment transformers gives it."""
+        return self._compile(self._source(("default",)))
+
+    @cached_property
+    def _tools_template(self) -> Template:
+        """The chat template for messages with tools: the same, where the model has no other."""
+        return self._compile(self._source(("tool_use", "default")))
+
+    def _compile(self, source: str) -> Template:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -117,7 +170,6 @@ class ModelTokenizer:
         def raise_exception(message: str) -> NoReturn:
             raise TemplateError(message)
 
-        source = self._source()
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
         )
@@ -132,8 +184,8 @@ class ModelTokenizer:
                 f"{self._dir}: its chat template is broken: {describe_flaw(error)}; {REMEDY}"
             ) from error
 
-    def _source(self) -> str:
-        """Return the template; of several named ones the one named ``default``."""
+    def _source(self, names: Sequence[str]) -> str:
+        """Return the template; of several named ones the first of these, of which ``default`` is the last."""
         path = self._dir / "chat_template.jinja"
         try:
             source = path.read_text("utf-8") if path.exists() else self._config.get("chat_template")
@@ -151,7 +203,7 @@ class ModelTokenizer:
                     f"{self._dir} has chat templates named {', '.join(map(str, named))}, and none named"
                     " default; give prompts as text or token ids"
                 )
-            source = named["default"]
+            source = next(named[name] for name in names if name in named)
         if not isinstance(source, str):
             raise PromptError(f"{self._dir} has no chat template; give prompts as text or token ids")
         return source

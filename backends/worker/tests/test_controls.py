@@ -38,20 +38,12 @@ def by_hand(logits, sampling, prompt, written):
         row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
     for token in set(written):
         row[token] -= sampling.frequency_penalty * written.count(token) + sampling.presence_penalty
-    if sampling.min_p:
-        highest = max(row)
-        for token in range(VOCAB):
-            share = math.exp((row[token] - highest) / max(sampling.temperature, 1e-9))
-            if row[token] != highest and share < sampling.min_p:
-                row[token] = -math.inf
     return allowed if max(row) == -math.inf else row
 
 
 TOKENS = st.integers(0, VOCAB - 1)
 SAMPLINGS = st.builds(
     Sampling,
-    temperature=st.sampled_from([0.0, 0.7, 1.0]),
-    min_p=st.sampled_from([0.0, 0.3]),
     repetition_penalty=st.sampled_from([1.0, 0.8, 1.5]),
     presence_penalty=st.sampled_from([0.0, 1.0, -0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.25]),

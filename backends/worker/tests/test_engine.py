@@ -572,14 +572,11 @@ def test_a_launch_that_fails_for_want_of_room_does_not_blame_the_interpreter(
     play(story)
 
 
-def test_an_engine_that_cannot_draft_or_share_kv_says_so_or_goes_without(launch):
+def test_an_engine_that_cannot_draft_says_so_and_one_that_shares_no_kv_goes_without(launch):
     engine = process_client("toy-0", launch)
     with pytest.raises(EngineError, match="instance 'toy-0' cannot draft"):
         engine.set_drafter(object())
     assert engine.set_kv_pool(object()) is False
-    spread = process_client("toy-0", attrs.evolve(launch, ignores_kv_pool=False, cannot_share_kv="is spread"))
-    with pytest.raises(EngineError, match="instance 'toy-0' is spread"):
-        spread.set_kv_pool(object())
 
 
 def test_an_instance_says_the_labels_and_the_model_that_it_was_launched_with(launch):

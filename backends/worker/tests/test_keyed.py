@@ -10,15 +10,18 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from seer_worker.sampling import keyed  # noqa: E402
-from seer_worker.sampling.keyed import (  # noqa: E402
+from seer_worker.sampling.keyed import cut, keyed_choices, verify  # noqa: E402
+from seer_worker.sampling.noise import (  # noqa: E402
+    ROUGH,
     gumbel,
-    keyed_choice,
-    keyed_choices,
-    mask_top_k_top_p,
+    logarithm,
+    mass,
     noise_steps,
+    rough_gumbel,
     splitmix64,
-    verify,
 )
+
+from bench.gpu.drawn_cases import KINDS, draw  # noqa: E402
 
 EULER = 0.5772156649015329
 DRAWS = 1 << 18
@@ -32,15 +35,15 @@ def seeds(count, start=0):
     return splitmix64(counter) & (2**63 - 1)
 
 
-def draw(logits, rows_seeds, positions, temperature=1.0, top_k=None, top_p=None):
+def tokens_of(logits, rows_seeds, positions, temperature=1.0, top_k=None, top_p=None):
     rows = len(rows_seeds)
-    noise = gumbel(rows_seeds, positions, noise_steps(len(logits)))
-    return keyed_choice(
+    return keyed_choices(
         logits.expand(rows, -1),
         torch.full((rows,), temperature),
         None if top_k is None else torch.full((rows,), top_k),
         None if top_p is None else torch.full((rows,), top_p),
-        noise,
+        rows_seeds,
+        positions,
     )
 
 
@@ -76,15 +79,45 @@ def test_a_hash_on_another_device_is_the_same():
     assert torch.equal(elsewhere.as_subclass(torch.Tensor), splitmix64(values.clone()))
 
 
+def test_logarithm_and_mass_are_near_those_of_mathematics():
+    x = torch.logspace(-60, 60, 100_001, base=2.0, dtype=torch.float64).float()
+    assert (logarithm(x) - x.double().log()).abs().max() < 4e-6
+    near = torch.linspace(0.5, 2, 100_001)
+    assert (logarithm(near) - near.double().log()).abs().max() < 2e-7
+    below = torch.linspace(-14, 0, 100_001)
+    assert (mass(below) / 2.0**40 / below.double().exp() - 1).abs().max() < 4e-6
+    assert mass(torch.tensor([-torch.inf, -33.0])).tolist() == [0, 0]
+    assert mass(torch.zeros(1)).tolist() == [1 << 40]
+
+
+def test_noise_is_the_double_logarithm_of_its_hash_down_to_the_rarest():
+    keys = splitmix64(seeds(64) + (torch.arange(64) + 1) * -7046029254386353131)
+    bits = splitmix64(keys[:, None] + noise_steps(4096)) & (2**63 - 1)
+    exact = -(-torch.log1p(-(bits.double() / 2.0**63))).log()
+    off = (gumbel(seeds(64), torch.arange(64), noise_steps(4096)) - exact).abs()
+    assert off[exact > -1].max() < 2e-6
+    assert off.max() < 2e-3  # where the uniform is nearly 1, and the token is not drawn
+
+
+def test_rough_noise_is_near_enough_for_candidates():
+    arguments = seeds(64), torch.arange(64), noise_steps(16_384)
+    assert (gumbel(*arguments) - rough_gumbel(*arguments)).abs().max() < ROUGH / 50
+
+
+@pytest.mark.parametrize("seed", range(2 * len(KINDS)))
+def test_a_cpu_s_candidates_have_the_chosen_token_among_them(seed):
+    case = draw(seed, 2_000, 41)
+    assert torch.equal(keyed_choices(**case), keyed._chosen(**case))
+
+
 def test_tokens_stay_what_they_have_always_been():
     positions = torch.arange(16) * 37
     logits = torch.arange(16 * 61, dtype=torch.float32).reshape(16, 61).mul_(0.37).sin_().mul_(4)
-    noise = gumbel(seeds(16), positions, noise_steps(61))
     ones = torch.ones(16)
-    plain = keyed_choice(logits, ones, None, None, noise)
-    cut = keyed_choice(logits, ones * 0.7, torch.full((16,), 8), ones * 0.9, noise)
+    plain = keyed_choices(logits, ones, None, None, seeds(16), positions)
+    within = keyed_choices(logits, ones * 0.7, torch.full((16,), 8), ones * 0.9, seeds(16), positions)
     assert plain.tolist() == GOLDEN_PLAIN
-    assert cut.tolist() == GOLDEN_CUT
+    assert within.tolist() == GOLDEN_CUT
 
 
 def test_the_noise_has_the_moments_and_the_tail_of_a_gumbel():
@@ -95,9 +128,9 @@ def test_the_noise_has_the_moments_and_the_tail_of_a_gumbel():
     assert abs(scaled.mean()) < 5 / math.sqrt(count)
     assert abs(scaled.pow(2).mean() - 1) < 5 * math.sqrt(4.4 / count)
     assert abs(scaled.pow(3).mean() - 1.1395) < 5 * math.sqrt(90 / count)
-    for cut in (4.0, 8.0, 11.0):
-        expected = -math.expm1(-math.exp(-cut)) * count
-        assert abs((noise > cut).sum() - expected) < 5 * math.sqrt(expected)
+    for level in (4.0, 8.0, 11.0):
+        expected = -math.expm1(-math.exp(-level)) * count
+        assert abs((noise > level).sum() - expected) < 5 * math.sqrt(expected)
 
 
 def test_the_noise_is_finite_at_both_ends_of_the_hash():
@@ -110,7 +143,7 @@ def test_the_noise_is_finite_at_both_ends_of_the_hash():
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_tokens_are_drawn_from_the_softmax(temperature):
     logits = torch.linspace(-2, 2, 37).roll(11) * 1.3
-    tokens = draw(logits, seeds(DRAWS), torch.arange(DRAWS) % 977, temperature)
+    tokens = tokens_of(logits, seeds(DRAWS), torch.arange(DRAWS) % 977, temperature)
     assert_drawn_from(tokens.bincount(minlength=37), (logits / temperature).double().softmax(-1))
 
 
@@ -123,8 +156,8 @@ def test_draws_at_other_positions_and_seeds_are_independent(other_seed, other_po
     logits = torch.tensor([0.3, -1.0, 0.0, 1.0, 0.5])
     # Raw neighbouring integers: the worst seeds a user may choose.
     base, positions = torch.arange(DRAWS), 100 + torch.arange(DRAWS) % 50
-    first = draw(logits, base, positions)
-    second = draw(logits, base + other_seed, positions + other_position)
+    first = tokens_of(logits, base, positions)
+    second = tokens_of(logits, base + other_seed, positions + other_position)
     p = logits.double().softmax(-1)
     assert_drawn_from((first * 5 + second).bincount(minlength=25), torch.outer(p, p).flatten())
 
@@ -140,14 +173,10 @@ def test_noise_of_neighbouring_tokens_is_uncorrelated():
 def test_a_row_is_the_same_in_every_batch():
     logits = torch.randn(48, 131, generator=torch.Generator().manual_seed(3)) * 3
     rows_seeds, positions = seeds(48), torch.arange(48) * 7
-    steps = noise_steps(131)
-    ones, k, p = torch.ones(48), torch.full((48,), 40), torch.full((48,), 0.9)
-    noise = gumbel(rows_seeds, positions, steps)
-    together = keyed_choice(logits, ones, k, p, noise)
+    arguments = logits, torch.ones(48), torch.full((48,), 40), torch.full((48,), 0.9), rows_seeds, positions
+    together = keyed_choices(*arguments)
     for rows in (slice(0, 1), slice(5, 6), slice(3, 40), slice(47, 48)):
-        part = gumbel(rows_seeds[rows], positions[rows], steps)
-        assert torch.equal(part, noise[rows])
-        assert torch.equal(keyed_choice(logits[rows], ones[rows], k[rows], p[rows], part), together[rows])
+        assert torch.equal(keyed_choices(*(each[rows] for each in arguments)), together[rows])
 
 
 @pytest.mark.parametrize("block", [1, 131, 1000])
@@ -161,7 +190,6 @@ def test_rows_chosen_in_blocks_are_the_same(monkeypatch, block):
         torch.full((rows,), 0.9),
         seeds(rows),
         torch.arange(rows) * 5,
-        noise_steps(131),
     )
     together = keyed_choices(*arguments)
     monkeypatch.setattr(keyed, "CPU_BLOCK", block)
@@ -171,8 +199,7 @@ def test_rows_chosen_in_blocks_are_the_same(monkeypatch, block):
 def test_temperature_zero_is_greedy_beside_random_rows():
     logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(1))
     temperature = torch.tensor([0.0, 1.0]).repeat(32)
-    noise = gumbel(seeds(64), torch.arange(64), noise_steps(50))
-    tokens = keyed_choice(logits, temperature, None, None, noise)
+    tokens = keyed_choices(logits, temperature, None, None, seeds(64), torch.arange(64))
     assert torch.equal(tokens[::2], logits[::2].argmax(-1))
     assert not torch.equal(tokens[1::2], logits[1::2].argmax(-1))
 
@@ -193,23 +220,33 @@ def kept_by_definition(logits, k, p):
 @pytest.mark.parametrize(("k", "p"), [(5, 1.0), (50, 0.7), (12, 0.6), (1, 0.5), (50, 1e-6), (50, 1.0)])
 def test_the_masks_keep_exactly_top_k_and_top_p(k, p):
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2)) * 2
-    masked = mask_top_k_top_p(logits, torch.full((20,), k), torch.full((20,), p))
+    masked = cut(logits, torch.ones(20), torch.full((20,), k), torch.full((20,), p))
     for row, original in zip(masked, logits, strict=True):
         assert set(row.isfinite().nonzero().flatten().tolist()) == kept_by_definition(original.tolist(), k, p)
 
 
 def test_equal_logits_stay_or_go_together():
     logits = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0]])
-    assert mask_top_k_top_p(logits, torch.tensor([3]), None).isfinite().tolist() == [[True] * 5]
-    assert mask_top_k_top_p(logits, torch.tensor([2]), None).isfinite().tolist() == [
+    ones = torch.ones(1)
+    assert cut(logits, ones, torch.tensor([3]), None).isfinite().tolist() == [[True] * 5]
+    assert cut(logits, ones, torch.tensor([2]), None).isfinite().tolist() == [
         [False, True, False, True, False]
     ]
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_min_p_leaves_tokens_whose_share_of_the_highest_probability_is_large_enough(temperature):
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(6)) * 2
+    least = torch.linspace(0.0, 0.95, 20)
+    kept = cut(logits, torch.full((20,), temperature), None, None, least).isfinite()
+    probabilities = (logits.double() / temperature).softmax(-1)
+    assert torch.equal(kept, probabilities >= least[:, None] * probabilities.amax(-1, keepdim=True))
+
+
 def test_masked_tokens_are_never_drawn_and_the_rest_keep_their_odds():
     logits = torch.linspace(-1, 2, 12)
-    tokens = draw(logits, seeds(DRAWS), torch.arange(DRAWS), top_k=6, top_p=0.8)
-    kept = mask_top_k_top_p(logits[None], torch.tensor([6]), torch.tensor([0.8]))[0]
+    tokens = tokens_of(logits, seeds(DRAWS), torch.arange(DRAWS), top_k=6, top_p=0.8)
+    kept = cut(logits[None], torch.ones(1), torch.tensor([6]), torch.tensor([0.8]))[0]
     counts = tokens.bincount(minlength=12)
     inside = kept.isfinite()
     assert counts[~inside].sum() == 0

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from seer_worker.kv_room import slots, token_bytes
+from seer_worker.kv_room import fitting_slots, slots, token_bytes
 
 CONFIG = {
     "dtype": "bfloat16",
@@ -66,3 +66,18 @@ def test_slots_that_bind_at_any_length_have_a_remedy(tmp_path):
     assert check.ok
     assert check.remedy.startswith("raise [engine.toy].max_running to 64: ")
     assert found(tmp_path, max_running=16, max_model_tokens=4096)[0].remedy == ""
+
+
+def test_slots_suit_contexts_of_an_eighth_of_the_longest_one(tmp_path):
+    def fitting(contexts, **changes):
+        settings = {"dtype": "auto", "max_model_tokens": 0} | changes
+        return fitting_slots(tmp_path, contexts and contexts * 1024 * TOKEN, **settings)
+
+    assert fitting(None) == 64  # there is no checkpoint either
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert fitting(None) == 64
+    assert fitting(25) == 8 * 25
+    assert fitting(25, max_model_tokens=512) == 16 * 25
+    assert fitting(25, tensor_parallel=2) == 16 * 25
+    assert fitting(2) == 64
+    assert fitting(1000) == 1024

@@ -65,3 +65,14 @@ def test_chunks_without_stop_strings_are_not_read():
     assert watched.read == {"k": 0}
     watched.close("k")
     assert watched.read == {}
+
+
+def test_stops_and_min_tokens_count_from_the_beginning_of_the_turn():
+    earlier, sampling = b"a=4 b", Sampling(stop=("=4", "b"), min_tokens=2)
+    turn = msgspec.structs.replace(job(sampling, earlier), turn_start=len(PROMPT) + len(earlier))
+    watched = StopStrings(decode)
+    watched.open(turn)
+    assert watched.find("j", [*b"=4b"]) == 3
+    whole = StopStrings(decode)
+    whole.open(job(sampling, earlier))
+    assert whole.find("j", [*b"=4b"]) == 2

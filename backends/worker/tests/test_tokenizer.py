@@ -175,3 +175,44 @@ def test_a_template_sees_the_variables_that_are_given_to_it(tmp_path):
     for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
         with pytest.raises(PromptError, match=f"chat_template_kwargs cannot set {name}"):
             tokenizer.encode_chat(CHAT, {name: None})
+
+
+REPLY = [{"role": "user", "content": "And 3 < 2?"}]
+
+
+@pytest.mark.parametrize("name", ["turns between marks", "generation marked", "parts of a content"])
+def test_messages_are_appended_as_the_template_writes_a_whole_chat(tmp_path, name):
+    """The model's own tokens stay; behind them stands what the template would have written there."""
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", TEMPLATES[name]))
+    chat = [{"role": "user", "content": "Is 2 < 3?"}, {"role": "assistant", "content": "True"}]
+    whole, written = tokenizer.encode_chat([*chat, *REPLY]), tokenizer.encode_part("True")
+    answer = tokenizer.encode_reply(REPLY, written)
+    assert whole[-len(written) - len(answer) :] == [*written, *answer]
+
+
+def test_an_end_token_that_the_model_has_written_is_not_written_again(tmp_path):
+    template = TEMPLATES["generation marked"]
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
+    written = tokenizer.encode_part("True")
+    [end] = tokenizer.encode_part("</s>")
+    answer = tokenizer.encode_reply(REPLY, written)
+    assert answer[0] == end
+    assert tokenizer.encode_reply(REPLY, [*written, end]) == answer[1:]
+
+
+def test_messages_are_refused_where_the_template_writes_the_turn_before_in_another_way(tmp_path):
+    template = "{% for m in messages %}{{ '*' if loop.last }}{{ m.content }}{% endfor %}"
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
+    with pytest.raises(PromptError, match="in another way when messages follow"):
+        tokenizer.encode_reply(REPLY, [5])
+
+
+def test_variables_of_the_template_are_given_to_messages_that_are_appended_too(tmp_path):
+    template = TEMPLATES["thoughts of earlier turns dropped"]
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", template))
+    plain = tokenizer.encode_reply(REPLY, [5])
+    longer = tokenizer.encode_reply(REPLY, [5], {"enable_thinking": False})
+    assert len(longer) > len(plain)
+    assert longer[: len(plain)] == plain
+    with pytest.raises(PromptError, match="cannot set messages"):
+        tokenizer.encode_reply(REPLY, [5], {"messages": []})

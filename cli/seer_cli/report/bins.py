@@ -59,7 +59,12 @@ class TimeBins:
             return
         table = np.array(self._rows).reshape(-1, 2 + self._count).T
         del self._rows[:]
-        begins_s, ends_s, values = table[0], table[1], table[2:]
+        self.add_all(table[0], table[1], table[2:])
+
+    def add_all(self, begins_s: Floats, ends_s: Floats, values: Floats) -> None:
+        """Add what as many calls of ``add`` would; ``values`` are (count, calls), and no span is empty."""
+        if not len(ends_s):
+            return
         self._end_s = max(self._end_s, float(ends_s.max()))
         while self._end_s > self.width_s * BINS:
             self._widen()

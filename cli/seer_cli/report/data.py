@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from seer_cli.life_words import beginning, rows_of_life, sums
 from seer_cli.report.findings import Finding, busy_s, findings_of, longest_request, slowness
+from seer_cli.report.finished import DraftCounts
 from seer_cli.report.lacks import CAUSES
 from seer_cli.report.lanes import Change, InstanceLane
-from seer_cli.report.reading import MOST_CHUNKS, DraftCounts, GroupStory, ReadRequest, RunReader
+from seer_cli.report.reading import MOST_CHUNKS, GroupStory, ReadRequest, RunReader
 from seer_core.model.chunk_runs import ChunkRun
 from seer_core.model.results import tail_time_s
 
@@ -155,7 +156,8 @@ def run_of(
     spans = np.maximum(np.diff(tail), 1e-9) * max(1, len(reader.lanes))
     before, after = sum(lane.bins.integrals(tail)[2] for lane in reader.lanes.values()) / spans
     running = round(float(before), 2), round(float(after), 2)
-    waiting, tokens_per_s = reader.whole.integrals(edges_s) / np.diff(edges_s)
+    waiting = reader.waiting.integrals(edges_s)[0] / np.diff(edges_s)
+    tokens_per_s = reader.finished.written.integrals(edges_s)[0] / np.diff(edges_s)
     shown = sorted(reader.lanes.values(), key=lambda lane: -slow.get(lane.name, 0.0))[:MOST_LANES]
     order = {name: number for number, name in enumerate(reader.lanes)}
     lanes = [
@@ -189,19 +191,19 @@ def run_of(
         waited_s=dict(zip(CAUSES, reader.waited_s().sum(axis=0).round(3).tolist(), strict=True)),
         groups=[_group(group) for group in groups[:MOST_GROUPS]],
         all_groups=len(reader.groups),
-        drafts_by_siblings=_drafts(reader.by_siblings),
-        drafts_by_age=_drafts({0 if age < 0 else 2**age: each for age, each in reader.by_age.items()}),
+        drafts_by_siblings=_drafts(reader.finished.by_siblings),
+        drafts_by_age=_drafts(reader.finished.by_age),
         drafts_by_position=list(summary.get("acceptance_at", [])),
         chunks=chunks,
         chunk_requests=requests,
-        all_chunks=reader.chunks,
+        all_chunks=reader.finished.chunks,
         lives=[_life(reader, request) for request in reversed(kept[-MOST_LIVES:])],
     )
 
 
 def _figures(reader: RunReader, tail_s: float) -> dict[str, Any]:
     """Return those fields of ``Summary`` that follow from a trace."""
-    tokens, total_s = reader.tokens, reader.total_s
+    tokens, total_s = reader.finished.tokens, reader.total_s
     requests = len(reader.finishes_s)
     return {
         "requests": requests,
@@ -211,11 +213,11 @@ def _figures(reader: RunReader, tail_s: float) -> dict[str, Any]:
         "tail_time_s": tail_s,
         "throughput_tokens_per_s": tokens / total_s if total_s else 0.0,
         "max_tokens": max((group.longest for group in reader.groups), default=0),
-        "chunks": reader.chunks,
-        "migrations": reader.migrations,
-        "cached_tokens": reader.cached_tokens,
-        "pool_tokens": reader.pool_tokens,
-        "prefilled_tokens": reader.prefilled_tokens,
+        "chunks": reader.finished.chunks,
+        "migrations": reader.finished.migrations,
+        "cached_tokens": reader.finished.cached_tokens,
+        "pool_tokens": reader.finished.pool_tokens,
+        "prefilled_tokens": reader.finished.prefilled_tokens,
         "finish_reasons": dict(reader.reasons),
     }
 

@@ -117,10 +117,9 @@ def _lost(
     reader: RunReader, seconds: Mapping[str, Mapping[str, float]], everything_s: float
 ) -> Iterator[Finding]:
     for name, lane in reader.lanes.items():
-        losses = [each for each in lane.changes if each.what.startswith("lost")]
-        if losses:
-            down_s, times = seconds[name]["down"], len(losses)
-            first = f"at {losses[0].at_s:,.1f} s ({printable(losses[0].what)})"
+        if lane.first_loss is not None:
+            down_s, times = seconds[name]["down"], lane.losses
+            first = f"at {lane.first_loss.at_s:,.1f} s ({printable(lane.first_loss.what)})"
             yield Finding(
                 f"Instance {printable(name)} was lost",
                 f"It was lost {f'{times} times, first ' if times > 1 else ''}{first}, and down for"
@@ -203,10 +202,10 @@ def _overheads(
     reader: RunReader, seconds: Mapping[str, Mapping[str, float]], everything_s: float
 ) -> Iterator[Finding]:
     sums = {kind: sum(each[kind] for each in seconds.values()) for kind in SECONDS}
-    again = reader.again_tokens / max(1, reader.prefilled_tokens)
+    again = reader.finished.again_tokens / max(1, reader.finished.prefilled_tokens)
     yield Finding(
         "Context was prefilled again",
-        f"Chunks that went on with a response prefilled {reader.again_tokens:,} tokens of context,"
+        f"Chunks that went on with a response prefilled {reader.finished.again_tokens:,} tokens of context,"
         f" {again:.0%} of all prefill, as neither their instance nor the pool had its KV.",
         again * sums["prefill"] / everything_s,
     )
@@ -216,7 +215,7 @@ def _overheads(
         " their way, of work between steps, and of reports that were not yet there.",
         sums["between"] / everything_s,
     )
-    drafts = [each for each in reader.by_siblings.values() if each.drafted]
+    drafts = [each for each in reader.finished.by_siblings.values() if each.drafted]
     steps, tokens = sum(each.steps for each in drafts), sum(each.tokens for each in drafts)
     working_s = sums["decode"] + sums["drafts"]
     if steps and working_s and (tokens / steps - 1) < sums["drafts"] / max(1e-9, sums["decode"]):

@@ -14,8 +14,10 @@ __all__ = ["CAUSES", "Lacks"]
 
 CAUSES: tuple[Cause, ...] = ("slots", "kv", "turn", "paused", "instances")
 CODES: Mapping[Cause, int] = {"slots": -1, "paused": -2, "instances": -3}
-MOST_NEEDS = 256
+MOST_NEEDS = 64
 """The most sizes of KV that are kept apart; further ones count as the next larger."""
+
+ROUNDING_S = 1e-9
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,7 +52,14 @@ class Lacks:
 
     def causes_s(self, begin_s: float, end_s: float, need: int) -> dict[Cause, float]:
         """Return for how long a request that needed so much KV lacked what between two times."""
-        one = self._causes_s(*(np.array([each], float) for each in (begin_s, end_s, need)))[0]
+        times_s, states = self._states_over_time()
+        # The state at the beginning is that of the last time before it.
+        within = slice(
+            max(0, int(np.searchsorted(times_s, begin_s, side="right")) - 1),
+            int(np.searchsorted(times_s, end_s, side="right")),
+        )
+        wait = (np.array([each], float) for each in (begin_s, end_s, need))
+        one = _causes_s(times_s[within], states[within], *wait)[0]
         return {cause: float(seconds) for cause, seconds in zip(CAUSES, one, strict=True) if seconds > 0}
 
     def by_request(self, rows: int, going_on: Sequence[tuple[int, float, float, int]] = ()) -> Floats:
@@ -61,29 +70,35 @@ class Lacks:
         own: Floats = np.array([self._rows, self._begins_s, self._ends_s, self._needs], np.float64)
         waits = np.concatenate([own, np.array(going_on, np.float64).reshape(-1, 4).T], axis=1)
         found = np.zeros((rows, len(CAUSES)))
-        np.add.at(found, waits[0].astype(np.int64), self._causes_s(*waits[1:]))
+        np.add.at(found, waits[0].astype(np.int64), _causes_s(*self._states_over_time(), *waits[1:]))
         return found
 
-    def _causes_s(self, begins_s: Floats, ends_s: Floats, needs: Floats) -> Floats:
-        """Return the seconds of each wait, as (waits, causes)."""
+    def _states_over_time(self) -> tuple[Floats, Floats]:
+        """Return when each state began, and the states."""
         if len(self._known[0]) != len(self._times_s):
             self._known = np.array(self._times_s), np.array(self._states)
-        times_s, states = self._known
-        found = np.zeros((len(needs), len(CAUSES)))
-        if not len(needs) or not len(times_s):
-            return found
-        for cause, code in CODES.items():
-            found[:, CAUSES.index(cause)] = _between(times_s, states == code, begins_s, ends_s)
-        sizes = np.unique(needs)
-        if len(sizes) > MOST_NEEDS:
-            sizes = np.unique(np.quantile(sizes, np.linspace(0, 1, MOST_NEEDS), method="higher"))
-        size_of = np.searchsorted(sizes, needs)
-        for number, size in enumerate(sizes):
-            mine = size_of == number
-            spans = begins_s[mine], ends_s[mine]
-            found[mine, CAUSES.index("kv")] = _between(times_s, (states >= 0) & (states < size), *spans)
-            found[mine, CAUSES.index("turn")] = _between(times_s, states >= size, *spans)
+        return self._known
+
+
+def _causes_s(times_s: Floats, states: Floats, begins_s: Floats, ends_s: Floats, needs: Floats) -> Floats:
+    """Return the seconds of each wait, as (waits, causes)."""
+    found = np.zeros((len(needs), len(CAUSES)))
+    if not len(needs) or not len(times_s):
         return found
+    for cause, code in CODES.items():
+        found[:, CAUSES.index(cause)] = _between(times_s, states == code, begins_s, ends_s)
+    sizes = np.unique(needs)
+    if len(sizes) > MOST_NEEDS:
+        sizes = np.unique(np.quantile(sizes, np.linspace(0, 1, MOST_NEEDS), method="higher"))
+    size_of = np.searchsorted(sizes, needs)
+    for number, size in enumerate(sizes):
+        mine = size_of == number
+        spans = begins_s[mine], ends_s[mine]
+        found[mine, CAUSES.index("turn")] = _between(times_s, states >= size, *spans)
+    with_a_slot = _between(times_s, states >= 0, begins_s, ends_s)
+    rest_s = with_a_slot - found[:, CAUSES.index("turn")]
+    found[:, CAUSES.index("kv")] = np.where(rest_s > ROUNDING_S, rest_s, 0.0)
+    return found
 
 
 def _between(times_s: Floats, holds: npt.NDArray[np.bool_], begins_s: Floats, ends_s: Floats) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import attrs
 import msgspec
 import numpy as np
@@ -17,6 +19,7 @@ __all__ = ["MOST_CHANGES", "SECONDS", "Change", "InstanceLane"]
 
 FIGURES = ("up", "busy", "running", "reserved", "kv_used", "queued")
 MOST_CHANGES = 200
+STATES_AT_ONCE = 512
 SECONDS = ("decode", "prefill", "drafts", "load", "between", "idle", "down")
 """Where an instance's time goes; the seconds of all of them add up to the run's."""
 
@@ -35,6 +38,7 @@ class InstanceLane:
     """Sums over what a trace has of one instance; times are in seconds since the run's start."""
 
     name: str
+    number: int = 0
     info: InstanceInfo | None = None
     up: bool = False
     running: int = 0
@@ -44,25 +48,35 @@ class InstanceLane:
     bins: TimeBins = attrs.Factory(lambda: TimeBins(len(FIGURES)))
     tokens: int = 0
     chunks: int = 0
+    losses: int = 0
+    first_loss: Change | None = None
     lost_chunks: int = 0
     lost_s: float = 0.0
     stepping_s: float = 0.0
     drafting_s: float = 0.0
-    prefill_s: float = 0.0
-    fetch_s: float = 0.0
+    prefilled_tokens: float = 0.0
+    fetched_tokens: float = 0.0
     speeds: dict[int, tuple[float, float]] = attrs.Factory(dict)
     """Seconds and steps of its chunks, by the power of two of the chunks that ran beside."""
     _report: InstanceReported | None = None
     _reported_s: float = 0.0
-    _since_s: float = 0.0
+    _states: array[float] = attrs.Factory(lambda: array("d", [0.0] * 6))
+    """Rows of a time and of what has held since then: figures but ``busy``, which follows from others."""
 
     def change(self, now: float, up: bool, what: str) -> None:
         """Note that it came up or went down."""
-        self.advance(now)
         self.up, self._report, self._reported_s = up, None, now
         if not up:
             self.running = self.reserved_tokens = 0
+        self._mark(now)
         self.note(now, what)
+
+    def be_lost(self, now: float, reason: str) -> None:
+        """Note that it was lost."""
+        what = f"lost: {reason}"
+        self.losses += 1
+        self.first_loss = self.first_loss or Change(now, what)
+        self.change(now, False, what)
 
     def go_on(self, before: InstanceLane) -> None:
         """Count from the last report of the same instance on."""
@@ -75,53 +89,59 @@ class InstanceLane:
 
     def load(self, now: float, running: int, reserved_tokens: int) -> None:
         """Note its load from now on."""
-        self.advance(now)
         self.running, self.reserved_tokens = running, reserved_tokens
+        self._mark(now)
 
     def report(self, now: float, report: InstanceReported) -> None:
         """Add its own figures, which count from its start."""
-        self.advance(now)
         before = self._report
         since = (0.0, 0.0) if before is None else (before.stepping_s, before.drafting_s)
         most_s = now - self._reported_s  # an instance may have worked before the run, too
         self.stepping_s += min(most_s, max(0.0, report.stepping_s - since[0]))
         self.drafting_s += min(most_s, max(0.0, report.drafting_s - since[1]))
         self._report, self._reported_s = report, now
+        self._mark(now)
 
-    def finish(self, chunk: ChunkRun, beside: int) -> None:
-        """Add a chunk that is over, when ``beside`` chunks were running, this one included."""
-        result, took_s = chunk.result, chunk.end_s - chunk.begin_s
-        if result is None:
-            self.lost_chunks += 1
-            self.lost_s += took_s
-            return
-        self.chunks += 1
-        self.tokens += result.tokens
-        steps = result.steps or result.tokens
-        load = beside.bit_length() - 1
-        seconds, before = self.speeds.get(load, (0.0, 0.0))
-        self.speeds[load] = seconds + took_s, before + steps
-        if self.info is not None:
-            self.prefill_s += result.prefilled_tokens * self.info.prefill_s_per_token
-            self.fetch_s += result.pool_tokens * (self.info.fetch_s_per_token or 0.0)
+    def lose(self, chunk: ChunkRun) -> None:
+        """Add a chunk that brought nothing."""
+        self.lost_chunks += 1
+        self.lost_s += chunk.end_s - chunk.begin_s
 
-    def advance(self, now: float) -> None:
-        """Count the time up to now."""
-        if now > self._since_s:
-            report = self._report if self.up else None
-            self.bins.add(
-                self._since_s,
-                now,
-                (
-                    float(self.up),
-                    float(self.up and self.running > 0),
-                    self.running,
-                    self.reserved_tokens,
-                    0.0 if report is None else report.kv_usage,
-                    0.0 if report is None else report.waiting,
-                ),
+    def finish(self, chunks: int, tokens: int, prefilled_tokens: float, fetched_tokens: float) -> None:
+        """Add chunks that brought so many tokens, after so much context was prefilled, and fetched."""
+        self.chunks += chunks
+        self.tokens += tokens
+        self.prefilled_tokens += prefilled_tokens
+        self.fetched_tokens += fetched_tokens
+
+    def add_speed(self, load: int, seconds: float, steps: float) -> None:
+        """Add the seconds and steps of chunks beside which so many ran, as a power of two."""
+        all_s, before = self.speeds.get(load, (0.0, 0.0))
+        self.speeds[load] = all_s + seconds, before + steps
+
+    def _mark(self, now: float) -> None:
+        """Note what holds from now on."""
+        report = self._report if self.up else None
+        states = self._states
+        states.extend(
+            (
+                *(now, self.up, self.running, self.reserved_tokens),
+                *((0.0, 0.0) if report is None else (report.kv_usage, report.waiting)),
             )
-            self._since_s = now
+        )
+        if len(states) >= STATES_AT_ONCE * 6:
+            self.catch_up(now)
+
+    def catch_up(self, now: float) -> None:
+        """Add up the time to now."""
+        times_s, up, running, reserved, used, queued = np.array(self._states).reshape(-1, 6).T
+        ends_s = np.append(times_s[1:], now)
+        some = ends_s > times_s
+        busy = up * (running > 0)
+        figures = np.stack([up, busy, running, reserved, used, queued])
+        self.bins.add_all(times_s[some], ends_s[some], figures[:, some])
+        del self._states[:-6]
+        self._states[-6] = now
 
     def over_time(self, edges_s: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
         """Return each figure's mean between every two edges."""
@@ -139,8 +159,11 @@ class InstanceLane:
         (up_s,), (busy_s,) = self.bins.integrals(np.array([0.0, total_s]))[:2].tolist()
         stepping_s = min(self.stepping_s or busy_s, busy_s)
         drafts_s = min(self.drafting_s, stepping_s)
-        prefill_s = min(self.prefill_s, stepping_s - drafts_s)
-        load_s = min(self.fetch_s, busy_s - stepping_s)
+        info = self.info
+        prefill_s = 0.0 if info is None else self.prefilled_tokens * info.prefill_s_per_token
+        prefill_s = min(prefill_s, stepping_s - drafts_s)
+        load_s = 0.0 if info is None else self.fetched_tokens * (info.fetch_s_per_token or 0.0)
+        load_s = min(load_s, busy_s - stepping_s)
         return {
             "decode": stepping_s - drafts_s - prefill_s,
             "prefill": prefill_s,

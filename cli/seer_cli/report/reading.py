@@ -12,14 +12,18 @@ import attrs
 import numpy as np
 
 from seer_cli.report.bins import TimeBins
+from seer_cli.report.finished import FinishedChunks
 from seer_cli.report.lacks import Lacks
 from seer_cli.report.lanes import MOST_CHANGES, Change, InstanceLane
-from seer_core.model.chunk_runs import ChunkFollower, ChunkRun
+from seer_core.model.chunk_runs import Cause, ChunkFollower, ChunkRun
 from seer_core.model.events import (
+    AskEnvironment,
     ChunkFinished,
     Command,
     Complete,
     Dispatch,
+    EnvironmentAnswered,
+    EnvironmentFailed,
     Event,
     GroupSpec,
     GroupsSubmitted,
@@ -38,7 +42,10 @@ from seer_core.model.request_life import RequestLife, Wait
 from seer_core.ports.policy import Observer
 from seer_core.scheduling.trace import TraceRecord
 
-__all__ = ["DraftCounts", "GroupStory", "ReadRequest", "RunReader"]
+__all__ = ["GroupStory", "ReadRequest", "RunReader"]
+
+ACTED = -1
+"""Stands among the waits of a request for a time in which its environment worked on its turn."""
 
 MOST_CHUNKS = 10_000
 """Chunks that are kept one by one: those of the requests that finished last."""
@@ -99,22 +106,16 @@ class ReadRequest:
     siblings: int = 0
     """How many of its group had finished when its present chunk was sent."""
     spans: list[tuple[float, float, int] | tuple[ChunkRun, int]] = attrs.Factory(list)
-    """Its waits, each with the KV that it needed, and its chunks, each with the lane it was in."""
+    """Its waits, each with the KV that it needed, and its chunks, each with the lane it was in.
+
+    ``ACTED`` stands in place of the KV where it acted.
+    """
     finished_s: float | None = None
     finish_reason: str | None = None
     before_it: int = 0
+    acts_since_s: float | None = None
     words: tuple[str, list[tuple[str, ...]], str] | None = None
     """Its life in words, once it has been shown."""
-
-
-@attrs.define
-class DraftCounts:
-    """Steps of chunks, and their drafts."""
-
-    steps: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 @attrs.define(eq=False)
@@ -129,23 +130,13 @@ class RunReader(Observer):
     rans_s: array[float] = attrs.Factory(lambda: array("d"))
     """How long each request's chunks ran, by row."""
     lacks: Lacks = attrs.Factory(Lacks)
-    whole: TimeBins = attrs.Factory(lambda: TimeBins(2))
-    """Requests that wait, and tokens that were written."""
+    waiting: TimeBins = attrs.Factory(lambda: TimeBins(1))
+    """How many requests wait."""
+    finished: FinishedChunks = attrs.Factory(FinishedChunks)
     kept: deque[ReadRequest] = attrs.Factory(deque)
     reasons: Counter[str] = attrs.Factory(Counter)
-    tokens: int = 0
     changes: list[Change] = attrs.Factory(list)
     """Pauses, and requests that were given up."""
-    chunks: int = 0
-    migrations: int = 0
-    cached_tokens: int = 0
-    pool_tokens: int = 0
-    prefilled_tokens: int = 0
-    again_tokens: int = 0
-    """Context that a chunk prefilled though an earlier chunk of the request had computed it."""
-    by_siblings: dict[int, DraftCounts] = attrs.Factory(dict)
-    by_age: dict[int, DraftCounts] = attrs.Factory(dict)
-    """By the power of two of the tokens that the response had."""
     _follower: ChunkFollower = attrs.Factory(ChunkFollower)
     open_requests: int = 0
     """The requests that are not over."""
@@ -182,7 +173,6 @@ class RunReader(Observer):
             return
         follower = self._follower
         over = follower.read(record.now, event, record.commands)
-        touched = {chunk.instance_id for chunk in over}
         if not isinstance(event, ChunkFinished):  # most are
             self._event(now, event)
         for chunk in over:
@@ -190,17 +180,14 @@ class RunReader(Observer):
         for command in record.commands:
             match command:
                 case Dispatch():
-                    touched.add(command.instance_id)
                     self._dispatched(command)
                 case Complete(request_id, reason):
                     self._completed(request_id, reason)
-        if isinstance(event, InstanceStarted):
-            touched.add(event.info.id)
-        elif isinstance(event, InstanceLeaving | InstanceLimited | InstanceLost | InstanceStopped):
-            touched.add(event.instance_id)
-        elif not touched and not isinstance(event, RolloutPaused | RolloutResumed):
+                case AskEnvironment(request_id):
+                    self._asked(request_id)
+        if not follower.changed and not isinstance(event, RolloutPaused | RolloutResumed):
             return
-        for name in touched:
+        for name in follower.changed:
             self._load(name)
         self.lacks.note(now, follower.lack())
 
@@ -243,7 +230,8 @@ class RunReader(Observer):
                 parts.append(span[0])
             else:
                 begin_s, end_s, need = span
-                causes_s = self.lacks.causes_s(begin_s, end_s, need)
+                acted: dict[Cause, float] = {"environment": end_s - begin_s}
+                causes_s = acted if need == ACTED else self.lacks.causes_s(begin_s, end_s, need)
                 parts.append(Wait(begin_s + start_s, end_s + start_s, causes_s))
         finished_s = None if request.finished_s is None else request.finished_s + start_s
         return RequestLife(
@@ -266,16 +254,23 @@ class RunReader(Observer):
             case GroupsSubmitted(groups):
                 for spec in groups:
                     self._submitted(now, spec)
+            case EnvironmentAnswered(request_id, tokens):
+                self._answered(request_id, tokens)
+            case EnvironmentFailed(request_id):
+                self._answered(request_id, 0)
             case InstanceReported():
                 lane = self.lanes.get(event.instance_id)
                 if lane is not None:
                     lane.report(now, event)
             case InstanceStarted(info):
-                lane = self.lanes.setdefault(info.id, InstanceLane(info.id))
+                lane = self.lanes.get(info.id)
+                if lane is None:
+                    lane = self.lanes[info.id] = InstanceLane(info.id)
+                    lane.number = self.finished.add_lane(lane)
                 lane.info = info
                 lane.change(now, True, "started again" if lane.changes else "started")
             case InstanceLost(name, reason) if name in self.lanes:
-                self.lanes[name].change(now, False, f"lost: {reason}")
+                self.lanes[name].be_lost(now, reason)
             case InstanceStopped(name) if name in self.lanes:
                 self.lanes[name].change(now, False, "ended")
             case InstanceLeaving(name, reason, by) if name in self.lanes:
@@ -330,31 +325,22 @@ class RunReader(Observer):
     def _over(self, chunk: ChunkRun) -> None:
         lane = self.lanes[chunk.instance_id]
         slot = lane.slots.give_back(chunk.request_id)
-        place = self._follower.places.get(chunk.instance_id)
-        lane.finish(chunk, 1 + (0 if place is None else len(place.sent)))
-        self.chunks += chunk.result is not None
-        request = self._requests.get(chunk.request_id)
-        if request is None:
-            return
+        request = self._requests[chunk.request_id]
         request.spans.append((chunk, slot))
         request.waits_since_s = self.now
         self.rans_s[request.row] += chunk.end_s - chunk.begin_s
         result = chunk.result
         if result is None:
+            lane.lose(chunk)
             return
-        self.migrations += request.instance_id not in ("", chunk.instance_id)
+        place = self._follower.places.get(chunk.instance_id)
+        beside = 1 if place is None else 1 + len(place.sent)
+        age, moved = request.tokens, request.instance_id not in ("", chunk.instance_id)
+        self.finished.add(
+            lane.number, beside, chunk, result, self.start_s or 0.0, age, request.siblings, moved
+        )
         request.instance_id = chunk.instance_id
-        self.tokens += result.tokens
-        self.cached_tokens += result.cached_tokens
-        self.pool_tokens += result.pool_tokens
-        self.prefilled_tokens += result.prefilled_tokens
-        if request.tokens:
-            self.again_tokens += result.prefilled_tokens
-        begin_s = chunk.begin_s - (self.start_s or 0.0)
-        self.whole.add(begin_s, self.now, (0.0, result.tokens / max(self.now - begin_s, 1e-9)))
-        _count(self.by_siblings, request.siblings, result)
-        _count(self.by_age, request.tokens.bit_length() - 1, result)
-        request.tokens += result.tokens
+        request.tokens = age + result.tokens
 
     def _completed(self, request_id: str, reason: str) -> None:
         request = self._request(request_id)
@@ -363,6 +349,7 @@ class RunReader(Observer):
         del self._requests[request_id]
         self.open_requests -= 1
         group = request.group
+        self._end_act(request)
         self._end_wait(request, group.spec.prompt_tokens)
         self.finishes_s.append(self.now)
         self.reasons[reason] += 1
@@ -376,6 +363,26 @@ class RunReader(Observer):
         self._kept_chunks += len(request.spans)
         while self._kept_chunks > 2 * MOST_CHUNKS and len(self.kept) > 1:
             self._kept_chunks -= len(self.kept.popleft().spans)
+
+    def _asked(self, request_id: str) -> None:
+        """Note that a request acts from now on."""
+        request = self._request(request_id)
+        if request is not None:
+            self._end_wait(request, request.group.spec.prompt_tokens)
+            request.acts_since_s = self.now
+
+    def _answered(self, request_id: str, tokens: int) -> None:
+        """Note that a request waits for an engine again, with so many tokens of its environment's."""
+        request = self._request(request_id)
+        if request is not None:
+            request.tokens += tokens
+            self._end_act(request)
+            request.waits_since_s = self.now
+
+    def _end_act(self, request: ReadRequest) -> None:
+        since_s, request.acts_since_s = request.acts_since_s, None
+        if since_s is not None and self.now > since_s:
+            request.spans.append((since_s, self.now, ACTED))
 
     def _end_wait(self, request: ReadRequest, need: int) -> None:
         since_s = request.waits_since_s
@@ -392,14 +399,15 @@ class RunReader(Observer):
 
     def _advance(self) -> None:
         if self.now > self._since_s:
-            waiting = self.open_requests - self._follower.running
-            self.whole.add(self._since_s, self.now, (max(0, waiting), 0.0))
+            waiting = self.open_requests - self._follower.running - len(self._follower.acting)
+            self.waiting.add(self._since_s, self.now, (max(0, waiting),))
             self._since_s = self.now
 
     def catch_up(self) -> None:
-        """Count the time up to now."""
+        """Count the time up to now, and the chunks that have finished."""
+        self.finished.catch_up()
         for lane in self.lanes.values():
-            lane.advance(self.now)
+            lane.catch_up(self.now)
         self._advance()
 
     def waited_s(self) -> np.ndarray:
@@ -418,14 +426,3 @@ class RunReader(Observer):
 
 def _asked(by: str) -> str:
     return f", as asked by {by}" if by else ""
-
-
-def _count(counts: dict[int, DraftCounts], key: int, result: ChunkFinished) -> None:
-    """Add a chunk's steps and drafts to those of its kind."""
-    found = counts.get(key)
-    if found is None:
-        found = counts[key] = DraftCounts()
-    found.steps += result.steps
-    found.tokens += result.tokens
-    found.drafted += result.drafted
-    found.accepted += result.accepted

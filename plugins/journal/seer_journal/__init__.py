@@ -20,11 +20,11 @@ import structlog
 
 from seer_core.errors import InputError, OutputError, quote
 from seer_core.line_files import claim
-from seer_core.model import ChunkRecord, PromptGroup
+from seer_core.model import ChunkRecord, PromptGroup, TurnRecord
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.ports.journal import WrittenResponse
 from seer_journal.reader import read
-from seer_journal.records import FORMAT, Aborted, Begun, Opened, Record, WrittenChunk, difference
+from seer_journal.records import FORMAT, Aborted, Answered, Begun, Opened, Record, WrittenChunk, difference
 from seer_journal.writer import SUFFIX, RecordWriter
 
 __all__ = ["DiskJournal", "Safety"]
@@ -191,6 +191,10 @@ class DiskJournal:
         account = msgspec.structs.astuple(record)
         others = top_logprobs, prompt_logprobs
         self._put(WrittenChunk(request_id, start, token_ids, logprobs, stopped, account, *others))
+
+    def answered(self, request_id: str, start: int, token_ids: Tokens, turn: TurnRecord, done: bool) -> None:
+        """As ``seer_core.ports.journal.Journal.answered``."""
+        self._put(Answered(request_id, start, token_ids, msgspec.structs.astuple(turn), done))
 
     def aborted(self, request_id: str) -> None:
         """As ``seer_core.ports.journal.Journal.aborted``."""

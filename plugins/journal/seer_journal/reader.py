@@ -7,10 +7,10 @@ from pathlib import Path
 import attrs
 
 from seer_core.errors import InputError, quote
-from seer_core.model import ChunkRecord
-from seer_core.model.arrays import TopLogprobs
+from seer_core.model import ChunkRecord, TurnRecord
+from seer_core.model.arrays import LEAST_LOGPROB, TopLogprobs
 from seer_core.ports.journal import WrittenResponse
-from seer_journal.records import FORMAT, Aborted, Begun, Damaged, Opened, Record, WrittenChunk, scan
+from seer_journal.records import FORMAT, Aborted, Answered, Begun, Damaged, Opened, Record, WrittenChunk, scan
 from seer_journal.writer import SUFFIX
 
 __all__ = ["Contents", "read"]
@@ -56,6 +56,8 @@ class Contents:
                     self.responses[record.group_id] = [WrittenResponse() for _ in range(record.n)]
             case WrittenChunk():
                 self._extend(record)
+            case Answered():
+                self._answer(record)
             case Aborted():
                 response = self._response(record.request_id)
                 if response is not None and response.finish_reason is None:
@@ -81,6 +83,8 @@ class Contents:
         response = self._response(chunk.request_id)
         if response is None or response.finish_reason is not None or chunk.start != len(response.token_ids):
             return
+        if response.acting:
+            return
         group = self.groups[chunk.request_id.rpartition("/")[0]]
         limit, tops = group.max_tokens, chunk.top_logprobs
         if len(chunk.token_ids) != len(chunk.logprobs) or chunk.start + len(chunk.token_ids) > limit:
@@ -101,7 +105,38 @@ class Contents:
         response.logprobs.extend(chunk.logprobs)
         self.kept_pairs += _pairs(chunk)
         response.chunks.append(ChunkRecord(*chunk.account))
-        if chunk.stopped:
+        if chunk.stopped and group.turns:
+            response.acting = True
+        elif chunk.stopped:
+            response.finish_reason = "stop"
+        elif len(response.token_ids) == limit:
+            response.finish_reason = "length"
+
+    def _answer(self, answer: Answered) -> None:
+        """Append an answer to the turn that it is of; it stays away where that turn is not whole."""
+        response = self._response(answer.request_id)
+        if response is None or not response.acting or answer.start != len(response.token_ids):
+            return
+        turn, count = TurnRecord(*answer.turn), len(answer.token_ids)
+        limit = self.groups[answer.request_id.rpartition("/")[0]].max_tokens
+        before = sum(each.tokens + each.answer_tokens for each in response.turns)
+        if (
+            before + turn.tokens != answer.start
+            or turn.answer_tokens != count
+            or answer.start + count > limit
+        ):
+            return
+        response.acting = False
+        response.turns.append(turn)
+        response.token_ids.extend(answer.token_ids)
+        response.logprobs.extend([0.0] * count)
+        self.kept_pairs += count
+        if (tops := response.top_logprobs) is not None:
+            for token in answer.token_ids:
+                values = [0.0, *[LEAST_LOGPROB] * (tops.width - 1)]
+                tops.extend(TopLogprobs(tops.width, [token] * tops.width, values))
+                self.kept_pairs += tops.width
+        if answer.done:
             response.finish_reason = "stop"
         elif len(response.token_ids) == limit:
             response.finish_reason = "length"

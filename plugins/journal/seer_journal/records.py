@@ -20,6 +20,7 @@ from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 __all__ = [
     "FORMAT",
     "Aborted",
+    "Answered",
     "Begun",
     "Damaged",
     "Opened",
@@ -67,13 +68,23 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     """The version of the weights."""
     fingerprints: dict[str, str]
     """The fingerprints of the weights, by their recipes."""
+    turns: bool = False
+    """Whether an environment answers the turns of its responses."""
 
     @classmethod
     def of(cls, group: PromptGroup, version: int, fingerprints: dict[str, str]) -> Begun:
         """Return the record of a group."""
         prompt = Tokens(group.prompt_token_ids)
         return cls(
-            group.id, prompt, group.n, group.max_tokens, group.sampling, group.seed, version, fingerprints
+            group.id,
+            prompt,
+            group.n,
+            group.max_tokens,
+            group.sampling,
+            group.seed,
+            version,
+            fingerprints,
+            group.turns,
         )
 
 
@@ -81,6 +92,7 @@ TITLES = {
     "prompt_token_ids": "prompt",
     "version": "weight version",
     "fingerprints": "weights' fingerprint",
+    "turns": "answers by an environment",
 }
 """How a user calls what is not called so in a prompts file."""
 
@@ -125,6 +137,21 @@ class WrittenChunk(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=Fal
     """The log-probs of the prompt, in its first chunk, where it asks for them."""
 
 
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """The environment of a response answered a turn."""
+
+    request_id: str
+    """The request, as ``GROUP/INDEX``."""
+    start: int
+    """The position in the response at which the answer begins."""
+    token_ids: Tokens
+    """The tokens of the answer."""
+    turn: tuple[Any, ...]
+    """The values of a ``TurnRecord``, in order."""
+    done: bool
+    """Whether the response is over with it."""
+
+
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """The user aborted a response."""
 
@@ -132,7 +159,7 @@ class Aborted(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """The request, as ``GROUP/INDEX``."""
 
 
-Record = Opened | Begun | WrittenChunk | Aborted
+Record = Opened | Begun | WrittenChunk | Answered | Aborted
 
 
 class Damaged(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import structlog
 from seer_journal import DiskJournal
 
 from seer_core.errors import InputError, OutputError
-from seer_core.model import ChunkRecord, PromptGroup, Sampling
+from seer_core.model import ChunkRecord, PromptGroup, Sampling, TurnRecord
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 
 GROUPS = [PromptGroup("a", (1, 2, 3), 2, 6, seed=5), PromptGroup("b", (4,), 1, 4)]
@@ -378,3 +378,63 @@ def test_a_wait_that_is_cancelled_just_as_it_ends_is_cancelled(tmp_path, monkeyp
     with DiskJournal(tmp_path / "j") as journal:
         monkeypatch.setattr(seer_journal.writer.os, "fdatasync", lambda file: go_on.wait(60))
         asyncio.run(wait(journal))
+
+
+TURNS = [PromptGroup("t", (1, 2, 3), 3, 8, seed=5, turns=True)]
+
+
+def answer(journal, request_id, start, tokens, turn_tokens, *, done=False, reward=None):
+    turn = TurnRecord(turn_tokens, len(tokens), 0.5, reward)
+    journal.answered(request_id, start, Tokens(tokens), turn, done)
+
+
+def test_the_answers_of_an_environment_are_kept_between_the_turns(tmp_path):
+    with DiskJournal(tmp_path / "j") as journal:
+        assert journal.begin(TURNS, 0, {}) == [[]]
+        chunk(journal, "t/0", 0, [7, 8], stopped=True)
+        answer(journal, "t/0", 2, [9], 2, reward=0.5)
+        chunk(journal, "t/0", 3, [10], stopped=True)
+        chunk(journal, "t/1", 0, [7], stopped=True)
+        answer(journal, "t/1", 1, [], 1, done=True)
+        chunk(journal, "t/2", 0, [7] * 6, stopped=True)
+        answer(journal, "t/2", 6, [9, 9], 6)
+    with DiskJournal(tmp_path / "j") as journal:
+        [found] = journal.begin(TURNS, 0, {})
+    assert [each.token_ids.tolist() for each in found] == [[7, 8, 9, 10], [7], [7] * 6 + [9, 9]]
+    assert found[0].logprobs.tolist() == [-1.0, -1.0, 0.0, -1.0]
+    assert [each.turns for each in found] == [
+        [TurnRecord(2, 1, 0.5, 0.5)],
+        [TurnRecord(1, 0, 0.5)],
+        [TurnRecord(6, 2, 0.5)],
+    ]
+    assert [(each.acting, each.finish_reason) for each in found] == [
+        (True, None),
+        (False, "stop"),
+        (False, "length"),
+    ]
+
+
+def test_an_answer_whose_turn_is_not_whole_or_has_another_length_is_left_out(tmp_path):
+    with DiskJournal(tmp_path / "j") as journal:
+        journal.begin(TURNS, 0, {})
+        chunk(journal, "t/0", 0, [7, 8])
+        answer(journal, "t/0", 2, [9], 2)  # the turn goes on
+        chunk(journal, "t/1", 0, [7, 8], stopped=True)
+        answer(journal, "t/1", 2, [9], 1)  # another turn
+        answer(journal, "t/1", 3, [9], 2)  # another place
+        answer(journal, "t/1", 2, [9] * 7, 2)  # beyond the limit
+        chunk(journal, "t/1", 2, [9])  # a chunk, where an answer is wanted
+        answer(journal, "t/2", 0, [9], 0)
+    with DiskJournal(tmp_path / "j") as journal:
+        [found] = journal.begin(TURNS, 0, {})
+    assert [each.token_ids.tolist() for each in found] == [[7, 8], [7, 8], []]
+    assert [each.acting for each in found] == [False, True, False]
+
+
+def test_a_journal_of_responses_without_an_environment_is_no_other_s(tmp_path):
+    with DiskJournal(tmp_path / "j") as journal:
+        journal.begin(TURNS, 0, {})
+    plain = [msgspec.structs.replace(group, turns=False) for group in TURNS]
+    fact = "its answers by an environment was True and is False now"
+    with DiskJournal(tmp_path / "j") as journal, pytest.raises(InputError, match=fact):
+        journal.begin(plain, 0, {})

@@ -14,7 +14,9 @@ import attrs
 from seer_core.model.arrays import LEAST_LOGPROB, PromptLogprobs, TopLogprobs
 from seer_core.ports.engine import Tokenizer
 from seer_core.text import REPLACEMENT
+from seer_server.parsing import Reading, ToolCall
 from seer_server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from seer_server.tools import NamedTool
 
 __all__ = ["Answer", "Part", "usage"]
 
@@ -25,7 +27,10 @@ Place = tuple[int, float | None, Pairs]
 
 @attrs.frozen
 class Part:
-    """A response, or its next piece; with the tokens of its prompt if it is the first piece, or the only."""
+    """A response, or its next piece; with the tokens of its prompt if it is the first piece, or the only.
+
+    ``reading`` has the parts of a chat's answer that was read by parsers.
+    """
 
     index: int
     text: str
@@ -36,6 +41,7 @@ class Part:
     stop_reason: str | int | None = None
     tops: TopLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    reading: Reading | None = None
 
 
 class Answer:
@@ -50,6 +56,8 @@ class Answer:
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._offsets: Counter[int] = Counter()
         """Characters of the words so far, by choice."""
+        self._calling: set[int] = set()
+        """The choices that have called a tool."""
         self.counts = asked.stream_options is not None and asked.stream_options.include_usage
 
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
@@ -67,8 +75,15 @@ class Answer:
         return {**self._event, "choices": [choice], **self._prompt(part), **more}
 
     def events(self, part: Part) -> list[dict[str, Any]]:
-        """Return the events of a piece: one."""
+        """Return the events of a piece: one, or none if a parser holds back all that it brings."""
+        if part.reading is not None and self._shows_nothing(part, part.reading):
+            return []
         return [self.piece(part)]
+
+    def _shows_nothing(self, part: Part, reading: Reading) -> bool:
+        inner = part.prompt_token_ids is None and part.finish_reason is None
+        wants_tokens = self._asked.return_token_ids or getattr(self._asked, "logprobs", None)
+        return inner and reading.empty and not wants_tokens
 
     def last(self, numbers: dict[str, int]) -> dict[str, Any]:
         """Return the event that has the usage, after all pieces."""
@@ -90,7 +105,10 @@ class Answer:
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
         }
-        if self._chat:
+        if part.reading is not None:
+            choice[place] = {**speaker, **self._parts(part, part.reading, place == "delta")}
+            choice["finish_reason"] = self._reason(part)
+        elif self._chat:
             choice[place] = {**speaker, "content": part.text}
         else:
             choice["text"] = self._shown(part)
@@ -104,6 +122,26 @@ class Answer:
             if not self._chat and part.prompt_token_ids is not None:
                 choice["prompt_token_ids"] = list(part.prompt_token_ids)
         return choice
+
+    def _parts(self, part: Part, reading: Reading, streams: bool) -> dict[str, Any]:
+        """Return the parts of a message as vLLM has them; a piece has those that it brings."""
+        parts: dict[str, Any] = {}
+        if reading.content is not None or not streams:
+            parts["content"] = reading.content
+        elif part.prompt_token_ids is not None:
+            parts["content"] = ""
+        if reading.reasoning is not None or not streams:
+            parts["reasoning"] = reading.reasoning
+        if reading.calls:
+            self._calling.add(part.index)
+            parts["tool_calls"] = [_call(each, streams) for each in reading.calls]
+        return parts
+
+    def _reason(self, part: Part) -> str | None:
+        """Return why a response is over: for calls, unless the request names the one that it makes."""
+        named = isinstance(getattr(self._asked, "tool_choice", None), NamedTool)
+        calls = part.index in self._calling and not named
+        return "tool_calls" if calls and part.finish_reason == "stop" else part.finish_reason
 
     def _shown(self, part: Part) -> str:
         """Return the text of a completion, behind its prompt where that is wanted."""
@@ -189,6 +227,18 @@ class Answer:
                 }
             )
         return places
+
+
+def _call(call: ToolCall, streams: bool) -> dict[str, Any]:
+    """Return a call, or its next piece, as OpenAI has it."""
+    function = {"arguments": call.arguments}
+    if not streams:
+        named = {"name": call.name, **function}
+        return {"id": call.id, "type": "function", "function": named}
+    if call.name is None:
+        return {"index": call.index, "function": function}
+    named = {"name": call.name, **function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": named}
 
 
 def _places_of(part: Part) -> list[Place]:

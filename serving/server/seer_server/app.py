@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from seer_core.errors import EngineError, OverloadError, PromptError, SeerError, quote
-from seer_core.model import Completion
+from seer_core.model import Completion, StructuredOutputs
 from seer_core.ports.engine import Tokenizer
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
@@ -30,7 +30,9 @@ from seer_core.runtime.runtime import Runtime
 from seer_server.answers import Answer, Part, usage
 from seer_server.batches import Batches
 from seer_server.broker import RolloutBroker, Subscription
+from seer_server.choices import ChoiceReader, ParsedChoices, PlainChoices
 from seer_server.control import Control
+from seer_server.forms import Forms, after_reasoning
 from seer_server.http import (
     REFUSALS,
     Handler,
@@ -43,6 +45,7 @@ from seer_server.http import (
     unless_disconnected,
 )
 from seer_server.neutral import FieldError
+from seer_server.parsing import ChatParsers, ParserNames, TokenizerOfFiles, find_parsers, require_parser
 from seer_server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -56,7 +59,6 @@ from seer_server.protocol import (
 )
 from seer_server.reservations import Reservations
 from seer_server.responses_api import ResponsesAnswer, parse_responses
-from seer_server.text import StreamedText
 from seer_server.tokens_api import TokensAnswer, parse_tokens
 
 __all__ = ["make_app"]
@@ -73,6 +75,7 @@ def make_app(
     journal: Journal | None = None,
     observers: Sequence[Observer] = (),
     controls: RunControls | None = None,
+    parsers: ParserNames | None = None,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
@@ -80,14 +83,20 @@ def make_app(
     ``open_completions`` not for completions, chats and the name of the model.  Weights are loaded from
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
     unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
-    ``observers`` see the rollouts, and ``controls``, if any, may command them.
+    ``observers`` see the rollouts, and ``controls``, if any, may command them.  ``parsers`` read the answers
+    of chats.
+
+    Raises:
+        ConfigError: there are no such parsers.
     """
     metrics = Metrics()
     broker = RolloutBroker(make_runtime, most_requests, journal, [metrics, *observers])
     metrics.read("unfinished_requests", "Responses that are not over", lambda: broker.unfinished)
     metrics.read("weight_version", "The weights that are loaded", lambda: broker.runtime.weight_version)
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
-    service, batches = _Service(broker, model), Batches(broker)
+    found = None if parsers is None else find_parsers(parsers, broker.runtime.tokenizer)
+    service = _Service(broker, model, found)
+    batches = Batches(broker)
     reservations, control = Reservations(broker), Control(broker, weight_roots)
 
     def route(method: str, path: str, handler: Handler, needed: str | None = token) -> Route:
@@ -145,6 +154,8 @@ def make_app(
 class _Service:
     broker: RolloutBroker
     model: str
+    parsers: ChatParsers | None
+    forms: Forms = attrs.Factory(Forms)
 
     async def health(self, request: Request) -> Response:
         """Report whether requests are taken; this needs no token."""
@@ -215,9 +226,39 @@ class _Service:
         asked = parse(await read_body(request), kind)
         return await self._roll_out(request, asked, Answer(asked, self.model, self._tokenizer))
 
+    async def _reader(self, asked: GenerationRequest) -> tuple[GenerationRequest, ChoiceReader]:
+        """Return a request with the form that its answers have, and how they are read.
+
+        Raises:
+            FieldError: the form is none, or nothing reads the calls that are asked for.
+        """
+        form = asked.form
+        field = "structured_outputs" if asked.response_format is None else "response_format"
+        await self._require_form(form, field)
+        reader: ChoiceReader = PlainChoices(self._tokenizer)
+        if isinstance(asked, ChatRequest):
+            require_parser(self.parsers, asked.calls)
+            if self.parsers is not None and isinstance(self._tokenizer, TokenizerOfFiles):
+                reading = await asyncio.to_thread(self.parsers.begin, asked, form)
+                if (form := reading.form) is not None:
+                    prompt = {**asked.prompts()[0], "n": 1, "max_tokens": 1}
+                    end = reading.reasoning_end(await self.broker.prompt_tokens(prompt))
+                    form = after_reasoning(form, end)
+                    await self._require_form(form, "tools")
+                reader = ParsedChoices(asked, reading, self._tokenizer)
+        if form is not None:
+            asked = msgspec.structs.replace(asked, structured_outputs=form, response_format=None)
+        return asked, reader
+
+    async def _require_form(self, form: StructuredOutputs | None, field: str) -> None:
+        """Raise FieldError if a form is none, on engines that have forms."""
+        if form is not None and "structured_outputs" in self.broker.runtime.model.controls:
+            await self.forms.require(form, field)
+
     async def _roll_out(self, request: Request, asked: GenerationRequest, answer: Answer) -> Response:
         self._require(asked.model)
         asked = _with_headers(asked, request.headers)
+        asked, reader = await self._reader(asked)
         wanted = records(asked, asked.group or answer.id, self.broker.runtime.model.controls)
         skip = skipped_tokens(asked, len(wanted) * asked.n)
         try:
@@ -225,51 +266,53 @@ class _Service:
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
         if asked.stream:
-            events = self._stream(subscription, answer, skip)
+            events = self._stream(subscription, answer, reader, skip)
             return Stream(events, partial(self.broker.unsubscribe, subscription))
         try:
-            return await self._whole(request, subscription, answer)
+            return await self._whole(request, subscription, answer, reader)
         finally:
             self.broker.unsubscribe(subscription)
 
-    async def _whole(self, request: Request, subscription: Subscription, answer: Answer) -> Response:
+    async def _whole(
+        self, request: Request, subscription: Subscription, answer: Answer, reader: ChoiceReader
+    ) -> Response:
         """Wait for all responses, or for the client to disconnect."""
         try:
             completions = await unless_disconnected(request, _collect(subscription))
         except SeerError as error:
             raise Refused(503, str(error)) from error
-        prompt_of = {group.id: group.prompt_token_ids for group in subscription.groups}
-        parts = [
-            Part(
+        group_of = {group.id: group for group in subscription.groups}
+        parts = []
+        for number, each in enumerate(completions):
+            group = group_of[each.group_id]
+            reading = reader.whole(group, each)
+            part = Part(
                 number,
-                each.text or "",
+                reading.content or "",
                 each.token_ids,
                 each.logprobs,
                 each.finish_reason,
-                prompt_of[each.group_id],
+                group.prompt_token_ids,
                 each.stop_reason,
                 each.top_logprobs,
                 each.prompt_logprobs,
+                reading if reader.parsed else None,
             )
-            for number, each in enumerate(completions)
-        ]
+            parts.append(part)
         used = _usage(subscription, sum(len(each.token_ids) for each in completions))
         return JSONResponse(answer.whole(parts, used, completions[0].weight_version))
 
     async def _stream(
-        self, subscription: Subscription, answer: Answer, skip: Sequence[int]
+        self, subscription: Subscription, answer: Answer, reader: ChoiceReader, skip: Sequence[int]
     ) -> AsyncIterator[bytes]:
         """Yield the new tokens of each response, after those to ``skip``, as server-sent events."""
         places = _places(subscription)
         groups = {group.id: group for group in subscription.groups}
         group_of = {name: groups[name.rpartition("/")[0]] for name in places}
         prompts = {name: group.prompt_token_ids for name, group in group_of.items()}
-        texts = {
-            name: StreamedText(self._tokenizer, group.sampling, group.prompt_token_ids)
-            for name, group in group_of.items()
-        }
+        choices = {name: reader.stream(group) for name, group in group_of.items()}
         written: Counter[str] = Counter()
-        while texts:
+        while choices:
             update = await subscription.updates.get()
             if isinstance(update, SeerError):
                 yield _event(error_body(str(update), "server_error", 503))
@@ -281,18 +324,27 @@ class _Service:
             had = max(0, skip[places[name]] - written[name])
             written[name] += len(new)
             if had:
-                texts[name].add(new[:had])
+                choices[name].add(new[:had])
                 new, scores, tops = new[had:], scores[had:], tops and tops[had:]
             if isinstance(update, Completion):
-                text, reason = texts.pop(name).rest(update.text or ""), update.finish_reason
+                reading, reason = choices.pop(name).rest(new, update), update.finish_reason
             elif new:
-                text, reason = texts[name].add(new), None
+                reading, reason = choices[name].add(new), None
             else:
                 continue
-            stop = update.stop_reason if isinstance(update, Completion) else None
             prompt = prompts.pop(name, None)
-            scored = None if prompt is None else update.prompt_logprobs
-            part = Part(places[name], text, new, scores, reason, prompt, stop, tops, scored)
+            part = Part(
+                places[name],
+                reading.content or "",
+                new,
+                scores,
+                reason,
+                prompt,
+                update.stop_reason if isinstance(update, Completion) else None,
+                tops,
+                None if prompt is None else update.prompt_logprobs,
+                reading=reading if reader.parsed else None,
+            )
             for event in answer.events(part):
                 yield _event(event)
         for event in answer.closing(_usage(subscription, written.total())):

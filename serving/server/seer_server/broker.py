@@ -417,6 +417,7 @@ def _characters(records: Iterable[Mapping[str, Any]]) -> int:
     for record in records:
         prompt, messages = record.get("prompt"), record.get("messages")
         found += len(prompt) if isinstance(prompt, str) else 0
+        found += len(str(record.get("chat_template_kwargs", "")))  # with tools
         for each in messages if isinstance(messages, list | tuple) else ():
             found += len(str(each.get("content", ""))) if isinstance(each, Mapping) else 0
     return found

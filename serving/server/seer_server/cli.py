@@ -19,9 +19,11 @@ from seer_journal import DiskJournal
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
+from seer_core.plugins.loading import fill_slots
 from seer_core.runtime.runtime import Runtime
 from seer_server.app import make_app
 from seer_server.http import is_loopback
+from seer_server.parsing import ParserNames
 from seer_server.process import OrderlyServer, allow_files
 from seer_server.tokens import own_token, read_token
 
@@ -79,6 +81,16 @@ WINDOW_S = 600.0
     show_default=True,
     help="Seconds that responses have to end in, once the server was asked to end.",
 )
+@click.option(
+    "--tool-call-parser",
+    metavar="NAME",
+    help="Parser of calls of tools, by the name that vLLM's server, or SGLang's, has for it: hermes, ...",
+)
+@click.option(
+    "--reasoning-parser",
+    metavar="NAME",
+    help="Parser of reasoning, by the name that vLLM's server, or SGLang's, has for it: qwen3, ...",
+)
 @DASHBOARD_OPTION
 def serve_command(
     config: Config,
@@ -91,6 +103,8 @@ def serve_command(
     journal_dir: Path | None,
     most_requests: int,
     drain_s: int,
+    tool_call_parser: str | None,
+    reasoning_parser: str | None,
     dashboard_port: int | None,
 ) -> None:
     """Serve OpenAI's completions API from the engines of CONFIG, scheduled by its plug-ins.
@@ -111,6 +125,7 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
+    fill_slots(config).refuse_environment("seer serve")
     journal = None if journal_dir is None else DiskJournal.of_session(journal_dir)
     sockets = _bind(host, port)
     any_port = port == 0
@@ -134,6 +149,7 @@ def serve_command(
             journal=journal,
             observers=observers,
             controls=controls,
+            parsers=ParserNames(tool_call_parser, reasoning_parser),
         )
         settings = uvicorn.Config(app, access_log=False, lifespan="on")
         place = f"[{host}]" if ":" in host else host

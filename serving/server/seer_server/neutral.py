@@ -15,7 +15,6 @@ __all__ = ["IGNORED", "IN_CHATS", "IN_COMPLETIONS", "NEUTRAL", "FieldError", "ow
 
 IGNORED = (
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "request_id",
@@ -39,6 +38,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "best_of": (1,),
+    "parallel_tool_calls": (True, False),
     "suffix": ("",),
 }
 """Further fields of completions."""
@@ -53,8 +53,6 @@ IN_CHATS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "reasoning_effort": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
 """Further fields of chats."""
 

@@ -13,6 +13,7 @@ from seer_core.errors import PromptError, printable
 from seer_core.model import SamplingChoice, StructuredOutputs
 from seer_core.model.sampling import CONTROLS, MOST_TOP_LOGPROBS
 from seer_server.neutral import IN_CHATS, IN_COMPLETIONS, FieldError, own_fields
+from seer_server.tools import Tool, ToolChoice, plain_calls, tool_choice_of
 
 __all__ = [
     "ChatRequest",
@@ -35,8 +36,8 @@ MOST_PROMPTS = 65_536
 """Of one request."""
 
 
-FIELD = re.compile(r"(?:at `\$\.|(?:unknown|required) field `)(\w+)")
-"""The field that an error of msgspec's is about."""
+FIELDS = (re.compile(r"at `\$\.(\w+)"), re.compile(r"(?:unknown|required) field `(\w+)"))
+"""The field that an error of msgspec's is about, which of a field within it names that one as well."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +137,18 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
         """How many of the most probable tokens are wanted with each of the prompt's; None without any."""
         return self.prompt_logprobs
 
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form that the answer must have, in whichever field.
+
+        Raises:
+            FieldError: two are given, or the schema is missing.
+        """
+        form = None if self.response_format is None else self.response_format.form
+        if form is not None and self.structured_outputs is not None:
+            raise FieldError("give response_format or structured_outputs, and not both", "response_format")
+        return form or self.structured_outputs
+
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/completions``."""
@@ -195,7 +208,17 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]]
-    """The messages of the chat, each with a ``role`` and a ``content`` of text."""
+    """The messages of the chat, each with a ``role`` and a ``content`` of text. An assistant's may have
+    ``tool_calls`` and ``reasoning``, and those of the role ``tool`` have what a call returned.
+    """
+    tools: list[Tool] | None = None
+    """The functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """Which of them it calls: ``auto``, ``none``, ``required`` or one that is named."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
+    include_reasoning: bool = True
+    """Whether the answer has the reasoning, where a parser finds it; a field of vLLM's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, such as ``enable_thinking``; a field of vLLM's."""
     max_completion_tokens: int | None = None
@@ -209,9 +232,21 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         prompt: dict[str, Any] = {
             "messages": [_plain(number, each) for number, each in enumerate(self.messages)]
         }
-        if self.chat_template_kwargs:
-            prompt["chat_template_kwargs"] = self.chat_template_kwargs
+        variables = dict(self.chat_template_kwargs or {})
+        if self.tools:
+            variables["tools"] = [each.plain for each in self.tools]
+        if variables:
+            prompt["chat_template_kwargs"] = variables
         return [prompt]
+
+    @property
+    def calls(self) -> ToolChoice:
+        """Which tools are to be called; ``none`` where there are none.
+
+        Raises:
+            FieldError: no tool has the name, or there are no tools.
+        """
+        return tool_choice_of(self.tools, self.tool_choice)
 
     @property
     def most_tokens(self) -> int | None:
@@ -266,8 +301,8 @@ def convert(body: bytes, kind: type[S], what: str, own: Callable[[dict[str, Any]
         asked = msgspec.convert(own(msgspec.json.decode(body, type=dict[str, Any])), kind, str_keys=True)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fault = printable(f"the body is no request for {what}: {error}", LONGEST_FAULT)
-        found = FIELD.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
-        raise FieldError(fault, found and found[1]) from None
+        named = (each.search(str(error)) for each in FIELDS if isinstance(error, msgspec.ValidationError))
+        raise FieldError(fault, next((found[1] for found in named if found), None)) from None
     if getattr(asked, "stream_options", None) is not None and not getattr(asked, "stream", None):
         raise PromptError("stream_options is for streams; set stream as well, or leave it out")
     return asked
@@ -310,10 +345,7 @@ def records(
     }
     common["max_tokens"] = asked.most_tokens
     common["top_logprobs"], common["prompt_logprobs"] = asked.tops(controls), asked.of_prompt
-    if asked.response_format is not None and (form := asked.response_format.form) is not None:
-        if asked.structured_outputs is not None:
-            raise FieldError("give response_format or structured_outputs, and not both", "response_format")
-        common["structured_outputs"] = form
+    common["structured_outputs"] = asked.form
     if asked.priority is not None:
         common["labels"] = {"priority": str(asked.priority)}
     return [
@@ -326,6 +358,8 @@ def _plain(number: int, message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with text for its content, which may have come in parts."""
     if not isinstance(message.get("role"), str):
         raise PromptError(f"message {number} has no role; give it one: system, user or assistant")
+    if message["role"] == "assistant":
+        message = plain_calls(number, message)
     content = message.get("content")
     if isinstance(content, str | None):
         return message

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, as far as they are one answer of text: no tools, no state between two requests."""
+"""OpenAI's Responses, as far as they are one answer: text, reasoning and calls, and no state between two."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from seer_core.model import SamplingChoice
 from seer_core.ports.engine import Tokenizer
 from seer_server.answers import Answer, Part
 from seer_server.neutral import FieldError, own_fields
+from seer_server.parsing import Reading
 from seer_server.protocol import (
     ChatRequest,
     FormatType,
@@ -20,6 +21,8 @@ from seer_server.protocol import (
     ResponseFormat,
     convert,
 )
+from seer_server.responses_items import OutputItems, messages_of
+from seer_server.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice
 
 __all__ = ["ResponsesAnswer", "ResponsesRequest", "parse_responses"]
 
@@ -32,8 +35,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "reasoning": ({},),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncation": ("disabled",),
 }
 """Fields of Responses that Seer does not have, and their values that change nothing."""
@@ -41,8 +42,34 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 LOGPROBS = "message.output_text.logprobs"
 """Stands in ``include`` where log-probs are wanted."""
 
-ROLES = {"developer": "system"}
-"""Roles that chat templates lack, and those that stand for them."""
+
+class ResponsesTool(msgspec.Struct, frozen=True):
+    """A function that the model may call; there are no other tools."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+    name: Annotated[str, Meta(min_length=1)]
+    """Its name."""
+    description: str | None = None
+    """What it does, for the model."""
+    parameters: dict[str, Any] | None = None
+    """The schema of its arguments."""
+    strict: bool | None = None
+    """Whether arguments are held to the schema where the parser can do so."""
+
+    @property
+    def plain(self) -> Tool:
+        """The tool as chats have it."""
+        return Tool(Function(self.name, self.description, self.parameters, self.strict))
+
+
+class ResponsesToolChoice(msgspec.Struct, frozen=True):
+    """The one function that is to be called."""
+
+    type: Literal["function"]
+    """The kind of tool."""
+    name: Annotated[str, Meta(min_length=1)]
+    """Its name."""
 
 
 class TextFormat(msgspec.Struct, frozen=True):
@@ -65,9 +92,15 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """The body of ``POST /v1/responses``."""
 
     input: str | list[dict[str, Any]]
-    """Text of the user's, or the messages so far."""
+    """Text of the user's, or the messages so far, with reasoning, calls and what these returned."""
     instructions: str | None = None
     """A system message before them."""
+    tools: list[ResponsesTool] | None = None
+    """The functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    """Which of them it calls: ``auto``, ``none``, ``required`` or one that is named."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
     model: str | None = None
     """The name of the model that is served; it may be left out."""
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -99,30 +132,36 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
         """Return the same request as a chat.
 
         Raises:
-            FieldError: the input has something else than messages of text.
+            FieldError: the input has something else than messages of text, reasoning and calls.
         """
         given = self.input if isinstance(self.input, list) else [{"role": "user", "content": self.input}]
-        messages = [_message(item) for item in given]
+        messages = messages_of(given)
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         names = ("model", "stream", "seed", "chat_template_kwargs", "group", "priority", "timeout_s")
         fields = {name: getattr(self, name) for name in (*names, *SamplingChoice.__struct_fields__)}
-        fields |= {"max_tokens": self.max_output_tokens, "response_format": self._form()}
-        return ChatRequest(messages=messages, logprobs=bool(self.include), **fields)
+        tools = [each.plain for each in self.tools or ()]
+        choice: ToolChoice | None
+        if isinstance(self.tool_choice, ResponsesToolChoice):
+            choice = NamedTool(NamedFunction(self.tool_choice.name))
+        else:
+            choice = self.tool_choice
+        return ChatRequest(
+            messages=messages,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            max_tokens=self.max_output_tokens,
+            response_format=self._form(),
+            logprobs=bool(self.include),
+            **fields,
+        )
 
     def _form(self) -> ResponseFormat | None:
         if self.text is None:
             return None
         form = self.text.format
         return ResponseFormat(form.type, None if form.schema is None else JsonSchema(form.schema))
-
-
-def _message(item: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of the input as chats have it."""
-    kind, role = item.get("type", "message"), item.get("role")
-    if kind != "message" or not isinstance(role, str):
-        raise FieldError("input has an item that is no message; there is nothing else to send", "input")
-    return {"role": ROLES.get(role, role), "content": item.get("content")}
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
@@ -148,79 +187,53 @@ class ResponsesAnswer(Answer):
         super().__init__(chat, model, tokenizer)
         code = self.id.partition("-")[2]
         self._responses, self._model = asked, model
-        self.id, self._item_id = f"resp_{code}", f"msg_{code}"
+        self.id, self._items = f"resp_{code}", OutputItems(code)
         self._created_at = int(time.time())
-        self._text: list[str] = []
-        self._scores: list[dict[str, Any]] = []
-        self._sent = 0
-        """Tokens whose log-probs are in events of pieces."""
-        self._reason: str | None = None
+        self._ending: str | None = None
         self._events = 0
 
     def whole(self, parts: Sequence[Part], numbers: dict[str, int], weight_version: int) -> dict[str, Any]:
         """Return the response."""
-        self._text, self._reason = [parts[0].text], parts[0].finish_reason
-        self._add_logprobs(parts[0])
+        self._add(parts[0])
         return {**self._response(numbers), "weight_version": weight_version}
 
     def events(self, part: Part) -> list[dict[str, Any]]:
         """Return the events of a piece; the first and the last have events around them."""
-        self._add_logprobs(part)
         found = []
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         if part.prompt_token_ids is not None:
-            begun = {"status": "in_progress", "content": []}
             found += [
-                self._event_of("response.created", response=self._response(None)),
-                self._event_of("response.in_progress", response=self._response(None)),
-                self._event_of("response.output_item.added", output_index=0, item=self._item() | begun),
-                self._event_of("response.content_part.added", **place, part=_content("", [])),
+                self._event_of("created", {"response": self._response(None)}),
+                self._event_of("in_progress", {"response": self._response(None)}),
             ]
-        if part.text:
-            self._text.append(part.text)
-            delta = {"delta": part.text, "logprobs": self._scores[self._sent :]}
-            self._sent = len(self._scores)
-            found.append(self._event_of("response.output_text.delta", **place, **delta))
-        if part.finish_reason is not None:
-            self._reason = part.finish_reason
-            text, logprobs = "".join(self._text), self._scores
-            found += [
-                self._event_of("response.output_text.done", **place, text=text, logprobs=logprobs),
-                self._event_of("response.content_part.done", **place, part=_content(text, logprobs)),
-                self._event_of("response.output_item.done", output_index=0, item=self._item()),
-            ]
-        return found
+        return found + [self._event_of(name, fields) for name, fields in self._add(part)]
 
     def closing(self, numbers: dict[str, int]) -> list[dict[str, Any]]:
         """Return the event that has the whole response."""
         response = self._response(numbers)
-        return [self._event_of(f"response.{response['status']}", response=response)]
+        return [self._event_of(response["status"], {"response": response})]
 
-    def _add_logprobs(self, part: Part) -> None:
-        if self._responses.include:
-            self._scores += self.chat_logprobs(part)["content"]
+    def _add(self, part: Part) -> list[tuple[str, dict[str, Any]]]:
+        """Add a piece to the output's items; return its events."""
+        scores = self.chat_logprobs(part)["content"] if self._responses.include else []
+        if part.reading is not None:
+            found = self._items.add(part.reading, scores)
+        else:
+            found = self._items.add(Reading(part.text), scores, plain=True)
+        if part.finish_reason is None:
+            return found
+        self._ending = part.finish_reason
+        return found + self._items.close("completed" if self._ending == "stop" else "incomplete")
 
-    def _event_of(self, type: str, **fields: Any) -> dict[str, Any]:
+    def _event_of(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         number, self._events = self._events, self._events + 1
-        return {"type": type, "sequence_number": number, **fields}
-
-    def _item(self) -> dict[str, Any]:
-        content = [_content("".join(self._text), self._scores)]
-        status = "completed" if self._reason == "stop" else "incomplete"
-        return {
-            "type": "message",
-            "id": self._item_id,
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
+        return {"type": f"response.{name}", "sequence_number": number, **fields}
 
     def _response(self, numbers: dict[str, int] | None) -> dict[str, Any]:
         """Return the response; without its numbers of tokens it has only begun."""
         status, why = "in_progress", None
         if numbers is not None:
-            status = "completed" if self._reason == "stop" else "incomplete"
-            reason = "max_output_tokens" if self._reason == "length" else self._reason
+            status = "completed" if self._ending == "stop" else "incomplete"
+            reason = "max_output_tokens" if self._ending == "length" else self._ending
             why = {"reason": reason} if status == "incomplete" else None
         asked = self._responses
         return {
@@ -229,24 +242,20 @@ class ResponsesAnswer(Answer):
             "created_at": self._created_at,
             "status": status,
             "model": self._model,
-            "output": [] if numbers is None else [self._item()],
+            "output": [] if numbers is None else self._items.plain,
             "error": None,
             "incomplete_details": why,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": {},
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": asked.parallel_tool_calls,
             "temperature": asked.temperature,
             "top_p": asked.top_p,
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": msgspec.to_builtins(asked.tool_choice or ("auto" if asked.tools else "none")),
+            "tools": msgspec.to_builtins(asked.tools or []),
             "top_logprobs": asked.top_logprobs or 0,
             "usage": None if numbers is None else _usage(numbers),
         }
-
-
-def _content(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage(numbers: dict[str, int]) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from seer_core.model import Sampling
-from seer_core.ports.engine import Tokenizer
 from seer_core.text import GrowingText
 
 __all__ = ["StreamedText"]
@@ -15,15 +14,18 @@ class StreamedText:
     """Returns a response's text piece by piece; what may be the beginning of a stop string waits.
 
     Args:
-        tokenizer: without one there is no text.
+        decode: returns the text of tokens; without it there is no text.
         sampling: the request's.
         prompt: the tokens of its prompt.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, sampling: Sampling | None = None, prompt: Sequence[int] = ()
+        self,
+        decode: Callable[[Sequence[int]], str] | None,
+        sampling: Sampling | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
-        self._growing = None if tokenizer is None else GrowingText(tokenizer.decode, prompt)
+        self._growing = None if decode is None else GrowingText(decode, prompt)
         stops = sampling.stop if sampling and not sampling.include_stop_str_in_output else ()
         self._holds = max(map(len, stops), default=1) - 1
         """Characters that wait."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import threading
 import time
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import openai
 import pytest
 import uvicorn
 from seer_server import make_app
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import Assembly, Strategies
@@ -20,6 +22,20 @@ from seer_core.scheduling.scheduler import Policies, Slot
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+TEMPLATE = """\
+{%- if tools %}<|im_start|>tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}
+{%- for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking is false %}<think></think>{% endif %}"""
 TABLES = {
     "seer": {"plugins": ["divided_rollout", "context_sched"], "engine": "sim"},
     "rollout": {"n": 2, "max_tokens": 200},
@@ -126,6 +142,25 @@ def playing():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory):
+    """Return a directory with a tokenizer of bytes and some marks, and a template for tools."""
+    folder = tmp_path_factory.mktemp("bytes")
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(alphabet, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    made.add_tokens([AddedToken(word, normalized=False) for word in MARKS])
+    made.save(str(folder / "tokenizer.json"))
+    named = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
 
 
 @pytest.fixture

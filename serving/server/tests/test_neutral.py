@@ -81,7 +81,7 @@ def test_what_would_change_something_is_refused_by_its_name(ask, kind):
     [
         ({"n": "three"}, "n"),
         ({"nn": 3}, "nn"),
-        ({"stream_options": {"include": True}}, "include"),
+        ({"stream_options": {"include": True}}, "stream_options"),
         ({"stream_options": {"skip_tokens": [-1]}}, "stream_options"),
         ({"model": "another"}, "model"),
         ({"temperature": -1}, "temperature"),

@@ -92,7 +92,7 @@ def test_a_developer_s_message_is_the_system_s(serve_sim, ours):
     ("fields", "param"),
     [
         ({"input": []}, None),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "4"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "c"}]}, "input"),
         ({"input": 4}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -102,6 +102,7 @@ def test_a_developer_s_message_is_the_system_s(serve_sim, ours):
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "structured_outputs"),
         ({"text": {"format": {"type": "json_schema"}}}, "response_format"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(serve_sim, fields, param):

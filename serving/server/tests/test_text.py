@@ -60,7 +60,7 @@ def test_pieces_make_the_text_that_the_tokens_make(tokenizer, data):
     tokenizer, some = tokenizer
     tokens = [token for each in data.draw(st.lists(some, max_size=40)) for token in each]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=8)))
-    growing = StreamedText(tokenizer)
+    growing = StreamedText(tokenizer.decode)
     pieces = [growing.add(tokens[start:stop]) for start, stop in zip([0, *cuts], cuts, strict=False)]
     text = tokenizer.decode(tokens)
     assert "".join(pieces) + growing.rest(text) == text
@@ -76,7 +76,7 @@ class Bytes:
 @given(text=st.text(max_size=30), width=st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
 def test_no_character_waits_once_it_is_whole(text, width):
-    tokens, growing, seen = text.encode(), StreamedText(Bytes()), ""
+    tokens, growing, seen = text.encode(), StreamedText(Bytes().decode), ""
     for start in range(0, len(tokens), width):
         seen += growing.add(tokens[start : start + width])
         whole = tokens[: start + width].decode(errors="ignore")
@@ -96,6 +96,6 @@ class Counting:
 
 def test_a_long_text_is_not_decoded_anew_with_each_piece():
     tokenizer = Counting()
-    growing = StreamedText(tokenizer)
+    growing = StreamedText(tokenizer.decode)
     assert [growing.add([1] * 16) for _ in range(1000)] == ["x" * 16] * 1000
     assert tokenizer.decoded <= 4 * 16 * 1000

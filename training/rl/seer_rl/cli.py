@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 from seer_cli.common import debugged, main_options, set_option, without_option
+from seer_cli.controls import watched
 from seer_cli.output import InputPath, check_writable
-from seer_cli.report.dashboard import Dashboard
 from seer_cli.report.options import DASHBOARD_OPTION
 
 from seer_core.errors import ConfigError, printable
-from seer_core.ports.policy import Observer
 from seer_rl.config import load_training
 from seer_rl.display import TrainDisplay
 from seer_rl.metrics import METRICS
@@ -73,14 +72,20 @@ def train_command(
     check_writable(report)
     with ExitStack() as stack:
         listener: ProgressListener = stack.enter_context(TrainDisplay(table.iterations))
-        observers: list[Observer] = []
-        if dashboard_port is not None:
-            dashboard = stack.enter_context(Dashboard(f"Seer: {out.name}", dashboard_port))
-            observers.append(dashboard.watch("rollout", LATEST))
+        watching, controls = stack.enter_context(watched(dashboard_port, out.name, rollouts=LATEST))
+        observers = [*watching]
         if report is not None:
             listener = ReportWriter(report, f"Seer: {out.name}", listener)
             observers.append(listener.feed)
-        latest = train(table, settings, out, listener, observers, resume=resume)
+        latest = train(
+            table,
+            settings,
+            out,
+            listener,
+            observers,
+            resume=resume,
+            started=lambda session: controls.attach(session.runtime, session.submit),
+        )
     if latest is None:
         click.echo(f"all {table.iterations} iterations are done; give more with --set train.iterations=N")
     else:

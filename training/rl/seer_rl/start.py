@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,12 @@ def train(
     observers: Sequence[Observer] = (),
     *,
     resume: bool = False,
+    started: Callable[[Session], None] | None = None,
 ) -> Path | None:
     """Train as configured, into a directory; return its last checkpoint, None if nothing was left to do.
 
-    ``observers`` see all rollouts.  With ``resume`` go on from the last checkpoint in ``out``, or begin if
-    there is none.
+    ``observers`` see all rollouts; ``started`` is called with the session once its engines are up.  With
+    ``resume`` go on from the last checkpoint in ``out``, or begin if there is none.
 
     Raises:
         SeerError: the run cannot begin, or cannot go on.
@@ -83,7 +84,7 @@ def train(
         if start is not None and start.state.iterations >= table.iterations:
             _plot(out)
             return None
-        _train(table, config, out, listener, observers, checkpoints, start)
+        _train(table, config, out, listener, observers, checkpoints, start, started)
         latest = checkpoints.latest()
         assert latest is not None
         return latest.path
@@ -97,6 +98,7 @@ def _train(
     observers: Sequence[Observer],
     checkpoints: Checkpoints,
     start: Checkpoint | None,
+    started: Callable[[Session], None] | None,
 ) -> None:
     """Start what the loop needs, in order, run it, and end all of it in the opposite order."""
     base_dir, seed, held_out = config.base_dir, config.seer.seed, table.evaluation
@@ -108,6 +110,7 @@ def _train(
         pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
         rewards = stack.enter_context(pool)
         session = Session(config, observers)
+        session.runtime.refuse_environment("seer train")
         trainer = _make_trainer(table, config)
         check_model_fit(table, config, trainer.vocab_size, session.runtime.model.vocab_size)
         if isinstance(trainer, AbstractContextManager):
@@ -119,6 +122,8 @@ def _train(
         trackers = stack.enter_context(tracking(table, out, records(out)))
         transport = stack.enter_context(open_transport(table, trainer, out))
         stack.enter_context(session)
+        if started is not None:
+            started(session)
         phases = Phases(listener)
         rollout = RewardedRollout(session, rewards, listener)
         journals = RolloutJournals(out / "journal", table.journal)

@@ -1,11 +1,17 @@
-"""``seer train --report``: a page of the latest rollouts, which no training depends on."""
+"""``seer train --report`` and ``--dashboard``: pages of rollouts, which no training depends on."""
 
 import json
 import re
 
 import structlog
+from seer_cli.controls import RunCommand, RunControls
+from seer_rl.config import load_training
 from seer_rl.reports import ReportWriter
+from seer_rl.start import train
 from training_runs import RecordingListener, read_metrics, reproducible, run, seer_train
+
+from seer_core.model.events import RolloutPaused, RolloutResumed
+from seer_core.ports.policy import Observer
 
 
 def shown(page):
@@ -31,3 +37,45 @@ def test_a_page_that_cannot_be_written_ends_nothing(tmp_path):
         writer.iterated({"iteration": 0})
     assert [each["event"] for each in logs] == ["no_report"]
     assert listener.lines == [{"iteration": 0}]
+
+
+class Events(Observer):
+    """Keeps events."""
+
+    def __init__(self):
+        self.events = []
+
+    def observe(self, now, event, commands):
+        self.events.append(event)
+
+
+class PausingListener(RecordingListener):
+    """Pauses each rollout, and lets it go on, when its first response has come."""
+
+    def __init__(self, controls):
+        super().__init__()
+        self.controls, self.answers = controls, []
+
+    def responses(self, finished, wanted):
+        if finished == 1:
+            for do in ("pause", "resume"):
+                self.answers.append(self.controls(RunCommand(do, by="Ada")))
+
+
+def test_a_training_is_paused_from_its_page_and_keeps_its_losses(config, tmp_path, uninterrupted):
+    controls, events = RunControls(), Events()
+    listener = PausingListener(controls)
+    train(
+        *load_training(config(), ()),
+        tmp_path / "out",
+        listener,
+        [events],
+        started=lambda session: controls.attach(session.runtime, session.submit),
+    )
+    assert reproducible(listener.lines) == uninterrupted
+    times = len(listener.answers) // 2
+    assert times >= len(listener.lines)
+    paused = "paused: no chunk is sent until the rollout goes on"
+    assert listener.answers == [paused, "the rollout goes on"] * times
+    asked = [each for each in events.events if isinstance(each, RolloutPaused | RolloutResumed)]
+    assert asked == [RolloutPaused("Ada (dashboard)"), RolloutResumed("Ada (dashboard)")] * times

@@ -73,7 +73,9 @@ class SeerExp(BasePPOExp):
             journal = None
             if self.cfg.seer_journal:
                 journal = stack.enter_context(DiskJournal.of_session(self.cfg.seer_journal))
-            self.session = stack.enter_context(Session(self.cfg.seer_config, journal=journal))
+            session = Session(self.cfg.seer_config, journal=journal)
+            session.runtime.refuse_environment("the adapter for SkyRL")
+            self.session = stack.enter_context(session)
             super().run()
 
     def get_inference_client(self) -> SeerEngines:

@@ -21,6 +21,7 @@ class Engines:
         """Start the engines of a config's file, with a journal in that directory if one is named."""
         self._journal = None if journal is None else DiskJournal.of_session(journal)
         self.session = Session(config, journal=self._journal)
+        self.session.runtime.refuse_environment("the adapter for slime")
         self.session.start()
         self._weights: Path | None = None
 

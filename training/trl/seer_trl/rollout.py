@@ -42,6 +42,7 @@ class SeerRollout:
             check_settings(args)
         if weights not in ("directory", "shared_memory"):
             raise ConfigError(f"weights is {weights!r}; it is 'directory' or 'shared_memory'")
+        session.runtime.refuse_environment("the adapter for TRL")
         self.session = session
         self._shared = SharedWeights() if weights == "shared_memory" else None
         self.colocated = colocated

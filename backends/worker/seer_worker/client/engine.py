@@ -55,17 +55,16 @@ class InstanceSpec:
 
     ``instance`` is the import path of its class, or of a function that makes it, and ``settings`` plain data
     for it.  ``own_methods`` are the engine's methods of drafting, each ``<engine>:<method>``.
-    ``cannot_draft``, ``cannot_share_kv`` and ``cannot_wire`` (a pool that exchanges notes with its stores)
-    are the reason why this instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no
-    error.  ``model`` stands for the model's files; ``model_dir`` is where a worker must have
-    the same ones, empty for no check.  ``tokenizer_dir`` has its tokenizer, if there is one.
+    ``cannot_draft`` and ``cannot_wire`` (a pool that exchanges notes with its stores) are the reason why this
+    instance cannot; with ``ignores_kv_pool`` its engine shares no KV, which is no error.  ``model`` stands
+    for the model's files; ``model_dir`` is where a worker must have the same ones, empty for no check.
+    ``tokenizer_dir`` has its tokenizer, if there is one.
     """
 
     instance: str
     settings: Mapping[str, Any]
     own_methods: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     cannot_draft: str | None = attrs.field(default=None, kw_only=True)
-    cannot_share_kv: str | None = attrs.field(default=None, kw_only=True)
     cannot_wire: str | None = attrs.field(default=None, kw_only=True)
     ignores_kv_pool: bool = attrs.field(default=False, kw_only=True)
     model: str = attrs.field(default="", kw_only=True)
@@ -181,12 +180,8 @@ class WorkerClient:
             EngineError: it cannot as it is configured.
         """
         spec = self.transport.spec
-        if pool is not None:
-            rejection = spec.cannot_share_kv or (
-                spec.cannot_wire if implemented(pool, "connect") is not None else None
-            )
-            if rejection is not None:
-                raise EngineError(f"instance {self.id!r} {rejection}")
+        if spec.cannot_wire is not None and implemented(pool, "connect") is not None:
+            raise EngineError(f"instance {self.id!r} {spec.cannot_wire}")
         self._kv_pool = None if spec.ignores_kv_pool else pool
         return self._kv_pool is not None
 

@@ -63,7 +63,7 @@ class ProcessSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The interpreter that runs the workers, where the engine has an environment of its own; relative to the
     config file. Without it: the running one, or the one that the engine's plug-in finds.
     """
-    start_timeout_s: Seconds = 180.0
+    start_timeout_s: Seconds = 600.0
     """A worker that is not ready after so long counts as failed."""
     stop_timeout_s: Seconds = 10.0
     """How long a worker may take to end by itself before it is killed."""
@@ -167,7 +167,6 @@ def make_fleet(
     controls: tuple[str, ...] = (),
     own_methods: tuple[str, ...] = (),
     cannot_draft: str | None = None,
-    cannot_share_kv: str | None = None,
     ignores_kv_pool: bool = False,
 ) -> WorkerFleet:
     """Return the instances of the table ``[engine.<name>]``, not yet started.
@@ -185,7 +184,6 @@ def make_fleet(
             tokenizer are left out where there is none.
         own_methods: as ``Launch`` has it, like the arguments that follow.
         cannot_draft: likewise.
-        cannot_share_kv: likewise.
         ignores_kv_pool: likewise.
 
     Raises:
@@ -204,7 +202,6 @@ def make_fleet(
         launcher,
         own_methods=own_methods,
         cannot_draft=cannot_draft,
-        cannot_share_kv=cannot_share_kv,
         ignores_kv_pool=ignores_kv_pool,
         model=digest,
         model_dir="" if launcher is None else str(model_dir),

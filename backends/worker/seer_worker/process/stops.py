@@ -1,7 +1,8 @@
 """Stop strings: whether the text of a running chunk's response has one, token by token.
 
-The text begins with the response's first token, in whichever chunk that was, so a stop string may lie across
-chunks.  A response ends with the first token that completes one; what a step wrote beyond it is dropped.
+The text begins with the response's first token, or its turn's, in whichever chunk that was, so a stop string
+may lie across chunks.  A response ends with the first token that completes one; what a step wrote beyond it
+is dropped.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class StopStrings:
     def open(self, job: ChunkJob) -> None:
         """Read a chunk's response from now on, if its sampling has stop strings."""
         if job.sampling.stop:
-            growing = GrowingText(self._decode, job.token_ids[: job.prompt_tokens])
-            earlier = growing.add(job.token_ids[job.prompt_tokens :])
+            growing = GrowingText(self._decode, job.token_ids[: job.context_tokens])
+            earlier = growing.add(job.token_ids[job.context_tokens :])
             self._watched[job.id] = _Watched(job, growing, _tail(earlier, job.sampling.stop))
 
     def close(self, job_id: str) -> None:
@@ -52,7 +53,7 @@ class StopStrings:
     def find(self, job_id: str, token_ids: Sequence[int]) -> int | None:
         """Read further tokens of a chunk; return how many the chunk has with the one that ends it, if any."""
         watched = self._watched[job_id]
-        sampling, before = watched.job.sampling, len(watched.job.token_ids) - watched.job.prompt_tokens
+        sampling, before = watched.job.sampling, len(watched.job.token_ids) - watched.job.context_tokens
         for token in token_ids:
             watched.read += 1
             new = watched.growing.add([token])

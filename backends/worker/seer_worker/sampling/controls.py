@@ -1,7 +1,7 @@
-"""Changes of logits by a request's sampling, before a token is drawn by temperature, top-k and top-p.
+"""Changes of logits by a request's sampling, before a token is drawn by temperature, min-p, top-k and top-p.
 
 The rules and their order are vLLM's: structured outputs, allowed tokens, bad words, ``min_tokens``, biases,
-penalties, and min-p.  They depend on the logits, the prompt and the response's tokens before the position,
+and penalties.  They depend on the logits, the prompt and the response's tokens before the position,
 and on nothing else, so a response is the same with any chunks, batch and drafts.
 
 Where the rules leave no token, all but structured outputs and ``allowed_token_ids`` are void at that
@@ -10,7 +10,6 @@ position.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,8 +32,8 @@ __all__ = ["Controlled", "control"]
 class Controlled:
     """A row of logits whose request's sampling changes them.
 
-    ``token_ids`` are all tokens before the position, of which the first ``prompt_tokens`` are the prompt's;
-    ``ends`` are the tokens that end the response; ``request_id`` is its request's.
+    ``token_ids`` are all tokens before the position, of which the first ``prompt_tokens`` are the prompt's,
+    or stand before the turn; ``ends`` are the tokens that end the response; ``request_id`` is its request's.
     """
 
     row: int
@@ -48,13 +47,13 @@ class Controlled:
 def control(
     logits: Tensor, rows: Sequence[Controlled], grammars: Callable[[], Grammars] | None = None
 ) -> Tensor:
-    """Return logits, float32 [rows, vocab], with these rows changed; those given stay as they are.
+    """Return logits with these rows changed, float32 [rows, vocab], or the given ones where there are none.
 
     ``grammars`` returns those of the model, for rows with structured outputs.
     """
     if not rows:
         return logits
-    logits = logits.clone()
+    logits = logits.to(torch.float32, copy=True)
     for each in rows:
         _control(logits[each.row], each, grammars)
     return logits
@@ -85,12 +84,8 @@ def _control(logits: Tensor, row: Controlled, grammars: Callable[[], Grammars] |
         biases = torch.tensor([*sampling.logit_bias.values()], dtype=torch.float32, device=logits.device)
         logits[_index(sampling.logit_bias, logits)] += biases
     _penalize(logits, sampling, token_ids, written)
-    if sampling.min_p:
-        # Probabilities below min_p times the highest, at the request's temperature.
-        least = logits.max() + sampling.temperature * math.log(sampling.min_p)
-        logits.masked_fill_(logits < least, -torch.inf)
-    if before is not None and torch.isneginf(logits.max()):
-        logits.copy_(before)
+    if before is not None:
+        logits.copy_(torch.where(torch.isneginf(logits.max()), before, logits))
 
 
 def _penalize(

@@ -123,6 +123,8 @@ class Grammars:
             return compiler.compile_regex(wanted.regex)
         if wanted.choice is not None:
             return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, wanted.choice)))
+        if wanted.structural_tag is not None:
+            return compiler.compile_structural_tag(wanted.structural_tag)
         assert wanted.grammar is not None
         return compiler.compile_grammar(wanted.grammar)
 

@@ -7,10 +7,9 @@ softmax of its argument, so keyed sampling has the distribution of ordinary samp
 the number of tokens before the sampled one, prompt included.  So a response is the same with any
 chunks, its batch, its instance, and however often it was preempted or moved.
 
-The noise is counter-based.  SplitMix64 (Steele, Lea, Flood 2014; the constants are its own) started at
-``seed`` gives, as output number ``position``, the start of a second SplitMix64 whose output number
-``token`` is the noise.  Sixty-three bits of it make the uniform, so the tail that decides rare tokens
-is not cut off.  Everything is int64 arithmetic modulo 2**64, the same on every device.
+``noise`` makes the noise.  Top-p adds integers, so neither its cut nor anything else of a row depends on the
+number of rows, or on the order in which a device adds.  ``choice`` takes kernels in place of what is here
+on a GPU with Triton.
 
 Drafts are verified by the same rule: every row of logits, whether it follows a draft token or a settled
 one, is sampled by key at its own position; a draft is accepted exactly when it is the token so sampled, and
@@ -26,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seer_worker.sampling.noise import ROUGH, gumbel, logarithm, mass, noise_steps, rough_gumbel, steps_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -33,13 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLACEHOLDER",
-    "gumbel",
-    "keyed_choice",
+    "cut",
     "keyed_choices",
-    "mask_top_k_top_p",
-    "noise_steps",
+    "keyed_scores",
+    "least_by_min_p",
     "rows_at_once",
-    "splitmix64",
     "verify",
 ]
 
@@ -49,103 +48,81 @@ CPU_BLOCK = 1 << 15
 GPU_BLOCK = 1 << 26
 PLACEHOLDER = -1
 
-_MASK_63 = 0x7FFF_FFFF_FFFF_FFFF
-_GAMMA_UNSIGNED, _MIX_1_UNSIGNED, _MIX_2_UNSIGNED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
-
-def _signed(constant: int) -> int:
-    return constant - (1 << 64) if constant >> 63 else constant
-
-
-_GAMMA, _MIX_1, _MIX_2 = map(_signed, (_GAMMA_UNSIGNED, _MIX_1_UNSIGNED, _MIX_2_UNSIGNED))
-
-
-def splitmix64(z: Tensor) -> Tensor:
-    """Apply SplitMix64's finaliser to int64 ``z``, in place."""
-    if z.device.type == "cpu":
-        _splitmix64_numpy(z.numpy().view(np.uint64))
-        return z
-    # ``&`` makes the shifts logical.
-    z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX_1)
-    z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX_2)
-    return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
-
-
-def _splitmix64_numpy(z: NDArray[np.uint64]) -> None:
-    """Do the same in half the time: numpy has unsigned shifts, and less to do before each of them."""
-    shifted = np.empty_like(z)
-    for shift, factor in ((30, _MIX_1_UNSIGNED), (27, _MIX_2_UNSIGNED), (31, None)):
-        np.right_shift(z, np.uint64(shift), out=shifted)
-        np.bitwise_xor(z, shifted, out=z)
-        if factor is not None:
-            np.multiply(z, np.uint64(factor), out=z)
-
-
-def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
-    """Return standard Gumbel noise, float32 [rows, vocab].
-
-    Args:
-        seeds: int64 [rows], each in 0 .. 2**63 - 1.
-        positions: int64 [rows].
-        steps: ``noise_steps(vocab)``.
-    """
-    keys = splitmix64(seeds + (positions + 1) * _GAMMA)
-    bits = splitmix64(keys[:, None] + steps).bitwise_and_(_MASK_63)
-    # The exponential -log1p(-u) is small, and the Gumbel large, where u is small: there float32 is finest.
-    uniform = bits.to(torch.float32).mul_(2.0**-63).clamp_(2.0**-64, 1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
-
-
-def noise_steps(vocab: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return SplitMix64's increments for token ids 0 .. vocab - 1, int64 [vocab]."""
-    return torch.arange(1, vocab + 1, dtype=torch.int64, device=device) * _GAMMA
-
-
-def mask_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """Set logits outside top-k, then outside top-p of what is left, to -inf.
+def cut(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Set logits outside min-p, then outside top-k, then outside top-p of what is left, to -inf.
 
     The cut is a value, never an index: equal logits stay or go together, so the result does not
-    depend on how a sort breaks ties.
-
-    Args:
-        logits: float32 [rows, vocab].
-        top_k: integer [rows], ``vocab`` for no limit, or None.
-        top_p: float32 [rows], 1 for no limit, or None.
-    """
-    if top_k is None and top_p is None:
-        return logits
-    ranked = logits.sort(dim=-1, descending=True).values
-    if top_k is not None:
-        cut = ranked.gather(1, top_k.to(torch.int64)[:, None] - 1)
-        ranked = ranked.masked_fill(ranked < cut, -torch.inf)
-        logits = logits.masked_fill(logits < cut, -torch.inf)
-    if top_p is not None:
-        probabilities = ranked.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        kept = (before < top_p[:, None]).sum(dim=-1, keepdim=True).clamp_(min=1)
-        cut = ranked.gather(1, kept - 1)
-        logits = logits.masked_fill((logits < cut) & (top_p[:, None] < 1), -torch.inf)
-    return logits
-
-
-def keyed_choice(
-    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, noise: Tensor
-) -> Tensor:
-    """Return the chosen token ids, int64 [rows]; a row of temperature 0 is greedy.
+    depend on how a sort breaks ties.  A logit is within top-p if the probabilities of those above it add up
+    to less.
 
     Args:
         logits: float32 [rows, vocab].
         temperature: float32 [rows].
-        top_k: as ``mask_top_k_top_p`` takes it.
-        top_p: likewise.
-        noise: ``gumbel`` of the rows.
+        top_k: integer [rows], ``vocab`` for no limit, or None.
+        top_p: float32 [rows], 1 for no limit, or None.
+        min_p: float32 [rows], the least share of the highest probability, 0 for no limit, or None.
     """
-    greedy = temperature < GREEDY_BELOW
-    if not greedy.any():
-        return (mask_top_k_top_p(logits / temperature[:, None], top_k, top_p) + noise).argmax(dim=-1)
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    chosen = (mask_top_k_top_p(scaled, top_k, top_p) + noise).argmax(dim=-1)
-    return torch.where(greedy, logits.argmax(dim=-1), chosen)
+    if min_p is not None:
+        least = least_by_min_p(logits.amax(dim=-1), temperature, min_p)
+        logits = logits.masked_fill(logits < least[:, None], -torch.inf)
+    if top_k is None and top_p is None:
+        return logits
+    ranked = logits.sort(dim=-1, descending=True).values
+    if top_k is not None:
+        least = ranked.gather(1, top_k.to(torch.int64)[:, None] - 1)
+        ranked = ranked.masked_fill(ranked < least, -torch.inf)
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p is not None:
+        highest = ranked[:, :1]
+        below = ranked - highest.masked_fill(highest == -torch.inf, 0.0)
+        masses = mass(below.mul_(_inverse(temperature)[:, None]))
+        upto = masses.cumsum(dim=-1)
+        limit = (upto[:, -1].double() * top_p.double()).clamp_(min=1.0)
+        within = ((upto - masses).double() < limit[:, None]).sum(dim=-1, keepdim=True)
+        least = ranked.gather(1, within - 1)
+        logits = logits.masked_fill((logits < least) & (top_p[:, None] < 1), -torch.inf)
+    return logits
+
+
+def least_by_min_p(highest: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
+    """Return the least logit of each row that min-p leaves, float32 [rows]."""
+    shares = logarithm(min_p.clamp(min=torch.finfo(torch.float32).tiny))
+    return torch.where(min_p > 0, highest + temperature * shares, -torch.inf)
+
+
+def keyed_scores(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    noise: Tensor,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Return that of which the chosen token has most, float32 [rows, vocab]; temperature 0 has no noise.
+
+    Args:
+        logits: float32 [rows, vocab].
+        temperature: float32 [rows].
+        top_k: as ``cut`` takes it.
+        top_p: likewise.
+        noise: ``gumbel`` of the rows, which is changed.
+        min_p: as ``cut`` takes it.
+    """
+    noise = noise.masked_fill_((temperature < GREEDY_BELOW)[:, None], 0.0)
+    return noise.add_(_scaled(logits, temperature, top_k, top_p, min_p))
+
+
+def _scaled(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
+) -> Tensor:
+    return cut(logits, temperature, top_k, top_p, min_p) * _inverse(temperature)[:, None]
 
 
 def keyed_choices(
@@ -155,37 +132,82 @@ def keyed_choices(
     top_p: Tensor | None,
     seeds: Tensor,
     positions: Tensor,
-    steps: Tensor,
+    min_p: Tensor | None = None,
 ) -> Tensor:
     """Return the chosen token ids, int64 [rows]: as many rows at a time as suit the device.
 
     Args:
-        logits: float32 [rows, vocab].
-        temperature: float32 [rows].
-        top_k: as ``mask_top_k_top_p`` takes it.
+        logits: float32, or a shorter type, [rows, vocab].
+        temperature: float32 [rows]; a row below ``GREEDY_BELOW`` is greedy.
+        top_k: as ``cut`` takes it.
         top_p: likewise.
         seeds: the requests' own, int64 [rows].
         positions: how many tokens stand before each row's, int64 [rows].
-        steps: ``noise_steps(vocab)``.
+        min_p: as ``cut`` takes it.
     """
     rows, vocab = logits.shape
     block = max(1, _block(logits.device) // vocab)
+    choose = _chosen_on_cpu if logits.device.type == "cpu" else _chosen
+    columns = temperature, top_k, top_p, seeds, positions, min_p
     chosen = [
-        keyed_choice(
-            logits[part],
-            temperature[part],
-            None if top_k is None else top_k[part],
-            None if top_p is None else top_p[part],
-            gumbel(seeds[part], positions[part], steps),
+        choose(
+            logits[part].to(torch.float32),
+            *(None if values is None else values[part] for values in columns),  # type: ignore[arg-type]
         )
         for part in (slice(start, start + block) for start in range(0, rows, block))
     ]
     return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
 
+def _chosen(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+    min_p: Tensor | None,
+) -> Tensor:
+    noise = gumbel(seeds, positions, noise_steps(logits.shape[1], logits.device))
+    return keyed_scores(logits, temperature, top_k, top_p, noise, min_p).argmax(dim=-1)
+
+
+def _chosen_on_cpu(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+    min_p: Tensor | None,
+) -> Tensor:
+    """Return the same: candidates by rough noise, and only where a row has several the noise itself."""
+    scaled = _scaled(logits, temperature, top_k, top_p, min_p)
+    greedy = temperature < GREEDY_BELOW
+    rough = rough_gumbel(seeds, positions, noise_steps(logits.shape[1]))
+    if greedy.any():
+        rough.masked_fill_(greedy[:, None], 0.0)
+    rough.add_(scaled)
+    best, chosen = rough.max(dim=-1, keepdim=True)
+    # A sum rounds to one of two neighbours, which for a large one are further apart than the noise is rough.
+    near = rough >= best - (2 * ROUGH + best.abs() * 1e-6)
+    if np.count_nonzero(near.numpy()) == len(near):
+        return chosen[:, 0]
+    rows, tokens = near.nonzero(as_tuple=True)
+    noise = gumbel(seeds[rows], positions[rows], steps_of(tokens)[:, None])[:, 0]
+    noise.masked_fill_(greedy[rows], 0.0)
+    scores = torch.full_like(rough, -torch.inf)
+    scores[rows, tokens] = noise.add_(scaled[rows, tokens])
+    return scores.argmax(dim=-1)
+
+
 def rows_at_once(logits: Tensor) -> int:
     """Return how many rows of these ``verify`` should have sampled together."""
     return max(1, 4 * _block(logits.device) // logits.shape[1])
+
+
+def _inverse(temperature: Tensor) -> Tensor:
+    return torch.where(temperature < GREEDY_BELOW, 1.0, temperature).reciprocal()
 
 
 def _block(device: torch.device) -> int:

@@ -10,9 +10,9 @@ from torch import Tensor
 from seer_core.model.arrays import LEAST_LOGPROB
 from seer_core.ports.engine import ChunkJob
 from seer_worker.process.instance import LogitRow
+from seer_worker.sampling.choice import chosen_by_key
 from seer_worker.sampling.controls import Controlled, control
 from seer_worker.sampling.grammars import Grammars
-from seer_worker.sampling.keyed import keyed_choices, noise_steps
 
 __all__ = ["LogitRecorder", "Sampler"]
 
@@ -47,7 +47,6 @@ class Sampler:
         self.watch = LogitRecorder()
         self._device = device
         self._vocab_size = vocab_size
-        self._steps = noise_steps(vocab_size, device)
 
     def choose(
         self,
@@ -68,23 +67,27 @@ class Sampler:
             ends: the tokens with which the model ends a response.
             grammars: returns those of the model; without it no sampling may have structured outputs.
         """
-        logits = logits.to(torch.float32)
         sampling = [job.sampling for job in jobs]
         seeds, places = self._column([job.seed for job in jobs]), self._column(positions)
         top_k = [min(each.top_k, self._vocab_size) or self._vocab_size for each in sampling]
         self.watch.see(logits, seeds, places)
-        chosen = keyed_choices(
-            control(logits, _controlled(jobs, text, ends), grammars),
-            torch.tensor([each.temperature for each in sampling], device=self._device),
+        controlled = control(logits, _controlled(jobs, text, ends), grammars)
+        chosen, logprobs = chosen_by_key(
+            controlled,
+            self._fractions([each.temperature for each in sampling]),
             self._column(top_k) if min(top_k) < self._vocab_size else None,
-            torch.tensor([each.top_p for each in sampling], device=self._device)
+            self._fractions([each.top_p for each in sampling])
             if any(each.top_p < 1 for each in sampling)
             else None,
             seeds,
             places,
-            self._steps,
+            self._fractions([each.min_p for each in sampling])
+            if any(each.min_p for each in sampling)
+            else None,
         )
-        logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+        # Beside the most probable tokens a token's own log-prob comes from the same operation as theirs.
+        if logprobs is None or controlled is not logits or any(each.top_logprobs for each in sampling):
+            logprobs = logits.to(torch.float32).log_softmax(-1).gather(1, chosen[:, None])[:, 0]
         return chosen.tolist(), logprobs.tolist()
 
     def most_probable(self, logits: Tensor, jobs: Sequence[ChunkJob]) -> list[list[tuple[int, float]]]:
@@ -103,6 +106,9 @@ class Sampler:
             found[row] = list(zip(*pairs, strict=True))[: widths[row]]
         return found
 
+    def _fractions(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
     def _column(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
@@ -117,5 +123,5 @@ def _controlled(
             if text is None:
                 raise ValueError(f"this engine has no {', '.join(job.sampling.controls)}")
             stops = {*ends, *job.sampling.stop_token_ids}
-            found.append(Controlled(row, job.sampling, job.prompt_tokens, text(row), stops, job.request_id))
+            found.append(Controlled(row, job.sampling, job.context_tokens, text(row), stops, job.request_id))
     return found

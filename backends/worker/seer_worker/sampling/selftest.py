@@ -16,7 +16,8 @@ from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.engine import ChunkJob, ChunkOutput
 from seer_worker.process.instance import EngineAdapter, LogitRow
-from seer_worker.sampling.keyed import gumbel, mask_top_k_top_p, noise_steps
+from seer_worker.sampling.keyed import keyed_scores
+from seer_worker.sampling.noise import gumbel, noise_steps
 from seer_worker.wire import Failed
 
 __all__ = ["check_keyed"]
@@ -110,8 +111,7 @@ def _compare(job: ChunkJob, output: ChunkOutput, rows: Iterable[LogitRow]) -> No
 def _scores(job: ChunkJob, position: int, logits: torch.Tensor) -> torch.Tensor:
     """Return what the chosen token has most of, [1, vocab]."""
     vocab = logits.shape[1]
+    temperature, top_p = torch.tensor([[job.sampling.temperature], [job.sampling.top_p]])
     top_k = torch.tensor([min(job.sampling.top_k, vocab) or vocab])
-    masked = mask_top_k_top_p(
-        logits / job.sampling.temperature, top_k, torch.tensor([job.sampling.top_p], dtype=torch.float32)
-    )
-    return masked + gumbel(torch.tensor([job.seed]), torch.tensor([position]), noise_steps(vocab))
+    noise = gumbel(torch.tensor([job.seed]), torch.tensor([position]), noise_steps(vocab))
+    return keyed_scores(logits, temperature, top_k, top_p, noise)

@@ -1,0 +1,29 @@
+"""The parts of a block of KV that the ranks of an instance have."""
+
+import pytest
+from seer_vllm.parts import KvParts
+
+BLOCK_BYTES = 240
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parts", "begins", "writers"),
+    [
+        (1, 1, [0], [0]),
+        (2, 2, [0, 120], [0, 1]),
+        (4, 2, [0, 0, 120, 120], [0, 2]),
+        (4, 1, [0, 0, 0, 0], [0]),
+    ],
+    ids=["one rank", "a part each", "two ranks for each head", "latent KV, the same on all"],
+)
+def test_the_parts_of_all_ranks_make_a_block_and_each_is_written_once(ranks, parts, begins, writers):
+    kv = KvParts(ranks, parts)
+    columns = [kv.columns(rank, BLOCK_BYTES) for rank in range(ranks)]
+    assert [each.start for each in columns] == begins
+    assert {each.stop - each.start for each in columns} == {BLOCK_BYTES // parts}
+    assert [rank for rank in range(ranks) if kv.is_first(rank)] == writers
+    assert sorted({each.start for each in columns}) == [columns[rank].start for rank in writers]
+
+
+def test_only_ranks_of_one_number_have_the_same_layout():
+    assert [KvParts(ranks, 1).layout for ranks in (1, 2, 4)] == ["vllm", "vllm-tp2", "vllm-tp4"]

@@ -1,0 +1,282 @@
+"""Instances of two ranks each that share KV: each rank saves and loads its part of every block."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from seer_core import SharedWeights
+from seer_core.model import PromptGroup, Sampling
+from seer_core.plugins.config import load_config
+from seer_core.plugins.loading import fill_slots
+from seer_core.ports.drafting import SourceSpec, StepTimes
+from seer_core.ports.weights import directory
+from seer_core.runtime.runtime import Runtime
+from seer_core.scheduling.scheduler import Slot
+
+pytestmark = pytest.mark.engine
+kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+
+PLAIN = Sampling(1.0)
+SAMPLINGS = {"greedy": Sampling(0.0), "plain": PLAIN}
+BLOCK = 32
+PART_BYTES = BLOCK * 4 * 2 * 1 * 32 * 4  # layers, keys and values, heads, their size, float32
+BLOCK_BYTES = 2 * PART_BYTES
+TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def pool(loop):
+    pool = kv_local.LocalPool(64 << 20)
+    loop.run_until_complete(pool.start(["vllm-0", "vllm-1"]))
+    yield pool
+    loop.run_until_complete(pool.stop())
+
+
+@pytest.fixture(scope="module")
+def pair(start, models, pool, notes):
+    """Two instances of two ranks that share the pool; the second drafts."""
+    spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, StepTimes((1,), (0,), ((0.001,),)))
+    plain = start(models[0], kv_pool=pool, tensor_parallel=2)
+    drafting = start(models[0], spec, pool, 1, tensor_parallel=2, max_batched_tokens=96)
+    drafting.group = "mixed"
+    return plain, drafting
+
+
+@pytest.fixture
+def cold(pair, pool):
+    """Let both instances and the pool forget everything."""
+
+    def cold():
+        for each in pair:
+            each.run(each.engine.reset_cache())
+        pair[0].run(pool.clear())
+
+    cold()
+    return cold
+
+
+@pytest.fixture(scope="module")
+def expected(roomy, prompts, notes):
+    """Responses of an instance of one rank, which are also what the second instance drafts."""
+    found = {name: roomy.whole(prompts(5), sampling, TOKENS) for name, sampling in SAMPLINGS.items()}
+    (notes / "answers.json").write_text(json.dumps(found["plain"], default=list))
+    return found
+
+
+def rank_of(leader, number):
+    """Return the process of a rank of the instance whose worker is ``leader``."""
+    children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+    [rank] = [pid for pid in children if f"TP{number}" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return int(rank)
+
+
+def test_an_instance_says_what_its_kv_takes_over_all_ranks_and_in_which_layout(pair, roomy):
+    for here in pair:
+        assert here.info.kv_bytes_per_token == roomy.info.kv_bytes_per_token == BLOCK_BYTES // BLOCK
+        assert (here.info.kv_kind, roomy.info.kv_kind) == ("vllm-tp2", "vllm")
+        assert here.info.fingerprint.startswith("vllm-tp2:")
+        assert here.info.fetch_s_per_token is not None
+    blocks, of_one = pair[0].info.kv_capacity_tokens // BLOCK, roomy.info.kv_capacity_tokens // BLOCK
+    assert blocks + 1 == 2 * (of_one + 1)  # as many bytes on each device; one block is vLLM's null block
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_whole_or_moved_at_every_chunk_tokens_are_those_of_one_rank_and_nothing_old_is_prefilled(
+    pair, pool, cold, prompts, expected, name, moved
+):
+    sampling = SAMPLINGS[name]
+    assert pair[0].whole(prompts(5), sampling, TOKENS) == expected[name]
+    cold()
+    before = pool.stats()
+    responses, rounds = moved(pair, prompts(5), sampling, TOKENS, 40)
+    assert responses == expected[name]
+    outputs = [output for outputs in rounds[1:] for output in outputs]
+    assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+    assert min(output.pool_tokens for output in outputs) >= BLOCK
+    counted = pool.stats().since(before)
+    assert counted.torn_blocks == 0
+    assert counted.got_bytes == sum(output.pool_tokens for output in outputs) // BLOCK * BLOCK_BYTES
+    assert counted.put_bytes % BLOCK_BYTES == 0
+    assert counted.put_bytes > 0
+    assert any(output.drafted_at for output in outputs)
+
+
+def test_a_damaged_part_of_one_rank_makes_the_whole_block_a_miss_and_no_token_another(
+    pair, pool, cold, prompts, expected
+):
+    a, b = pair
+    prompt = prompts(1)[0]
+    [first] = a.run(a.chunks([a.job(prompt, 120, 0, PLAIN)]))
+    saved = (len(prompt) + 119) // BLOCK
+    rows = np.frombuffer(pool._memory["vllm-0"].memory, np.uint8).reshape(-1, 4096)
+    begin = np.flatnonzero(rows.any(axis=1))[-1] * 4096  # in the last part of the last block
+    rows.reshape(-1)[begin : begin + 64] ^= 255
+    del rows
+    before = pool.stats()
+    [second] = b.run(b.chunks([b.job([*prompt, *first.token_ids], TOKENS - 120, 0, PLAIN)]))
+    assert [*first.token_ids, *second.token_ids] == list(expected["plain"][0])
+    assert pool.stats().since(before).torn_blocks == 1
+    assert second.pool_tokens < saved * BLOCK
+
+
+def test_a_rank_that_is_killed_ends_its_instance_and_the_other_goes_on_with_its_kv(
+    pair, cold, prompts, expected
+):
+    a, b = pair
+    firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
+    for i, text in enumerate(texts):
+        a.engine.submit(a.job(text, 600, i, PLAIN))
+    a.run(a.until(lambda: any(report.running for report in a.reports[-1:])))
+    os.kill(rank_of(a.pid, 1), signal.SIGKILL)
+    a.run(a.until(lambda: bool(a.losses)))
+    assert len(a.losses) == 1
+    assert "rank" in a.losses[0]
+
+    def go_on(here):
+        outputs = here.run(here.chunks([here.job(text, 100, i, PLAIN) for i, text in enumerate(texts)]))
+        for output, first, whole in zip(outputs, firsts, expected["plain"], strict=False):
+            assert [*first.token_ids, *output.token_ids] == list(whole)
+            assert output.prefilled_tokens <= BLOCK
+
+    go_on(b)
+    a.run(a.engine.start(a))
+    go_on(a)
+
+
+def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(start, models, pool, prompts, expected):
+    def break_rank(launch):
+        environment = {**launch.environment, "PYTHONPATH": str(Path(__file__).parent)}
+        return attrs.evolve(launch, instance="broken_rank:BrokenRank", environment=environment)
+
+    harness = start(models[0], None, pool, 1, change=break_rank, tensor_parallel=2)
+    assert harness.divided(prompts(5), PLAIN, TOKENS, chunk_tokens=40) == expected["plain"]
+    assert harness.losses == []
+    [degradation] = harness.degradations
+    assert degradation.what == "kv_pool"
+    assert "rank 1 cannot read its part of the KV: OSError: rank 1 has lost its memory" in degradation.reason
+    harness.run(harness.engine.stop())
+
+
+def test_new_weights_from_shared_memory_reach_every_rank_and_find_no_kv_of_the_old_ones(
+    pair, pool, cold, roomy, models, prompts
+):
+    from safetensors.torch import load_file
+
+    a, b = pair
+    b.group = "nothing"
+    a.whole(prompts(4), PLAIN, 100)
+    tensors = load_file(models[1] / "model.safetensors")
+    with SharedWeights() as shared, shared.offer(tensors.items()) as source:
+        for here in (a, b, roomy):
+            here.weight_version += 1
+            by_directory = here.run(here.engine.update_weights(directory(models[1]), here.weight_version))
+            assert here.run(here.engine.update_weights(source, here.weight_version)) == by_directory
+    expected = roomy.whole(prompts(4), PLAIN, 100)
+    outputs = b.run(b.chunks([b.job(prompt, 60, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
+    assert {output.pool_tokens + output.cached_tokens for output in outputs} == {0}
+    for i, (prompt, output) in enumerate(zip(prompts(4), outputs, strict=True)):
+        response = list(output.token_ids)
+        if not output.stopped:
+            [rest] = a.run(a.chunks([a.job([*prompt, *response], 40, i, PLAIN)]))
+            assert rest.pool_tokens > 0
+            response += rest.token_ids
+        assert response == list(expected[i])
+    for here in (a, b, roomy):
+        here.weight_version += 1
+        here.run(here.engine.update_weights(directory(models[0]), here.weight_version))
+    b.group = "mixed"
+
+
+class Mover:
+    """Placer that sends each chunk to another instance than the last, and calls ``act`` once, on the way."""
+
+    def __init__(self, act):
+        self.act = act
+        self.placed = 0
+
+    def instance_changed(self, instance):
+        pass
+
+    def instance_lost(self, instance):
+        pass
+
+    def place(self, request, chunk_tokens, instances):
+        fits = [
+            one
+            for one in instances
+            if (one.id != request.instance or len(instances) == 1)
+            and one.free_slots > 0
+            and one.footprint(request, chunk_tokens) <= one.free_kv_tokens
+        ]
+        found = max(fits, key=lambda one: (one.free_kv_tokens, -one.seq), default=None)
+        if found is not None:
+            self.placed += 1
+            if self.placed == 30:
+                self.act()
+        return found
+
+
+CONFIG = """
+[seer]
+engine = "vllm"
+kv_pool = "{pool}"
+plugins = []
+
+[engine.vllm]
+model = "{model}"
+dtype = "float32"
+instances = {instances}
+tensor_parallel = {ranks}
+kv_cache_bytes = 33_554_432
+max_model_tokens = 1024
+start_timeout_s = 300.0
+
+[plugin.divided_rollout]
+chunk_tokens = 48
+
+[rollout]
+max_tokens = 240
+temperature = 1.0
+"""
+
+
+def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_one_rank(
+    models, prompts, tmp_path
+):
+    groups = [PromptGroup(f"g{i}", tuple(prompt), 3, 240, seed=i) for i, prompt in enumerate(prompts(4))]
+
+    async def respond(plugins, pool, instances, ranks, act=None):
+        path = tmp_path / f"{ranks}.toml"
+        path.write_text(CONFIG.format(pool=pool, model=models[0], instances=instances, ranks=ranks))
+        config = load_config(path).with_plugins(plugins)
+        async with Runtime.from_config(config) as runtime:
+            if act is not None:
+                strategies = fill_slots(config)
+                policies = attrs.evolve(
+                    strategies.policies, placer=Slot("placer", "test", Mover(lambda: act(runtime)))
+                )
+                await runtime.use(attrs.evolve(strategies, policies=policies))
+            result = await runtime.rollout(groups).wait()
+        return {one.request_id: list(one.token_ids) for one in result.completions}, result.summary
+
+    def kill(runtime):
+        os.kill(rank_of(runtime.engines["vllm-1"].worker.pid, 1), signal.SIGKILL)
+
+    async def both():
+        whole, _ = await respond((), "none", 1, 1)
+        moved, summary = await respond(("divided_rollout", "grouped_spec"), "local", 2, 2, kill)
+        return whole, moved, summary
+
+    whole, moved, summary = asyncio.run(asyncio.wait_for(both(), 900))
+    assert moved == whole
+    assert summary.instances_lost == 1
+    assert summary.migrations > 5
+    assert summary.accepted_tokens > 0
+    assert summary.pool_tokens > 0

@@ -1,0 +1,1 @@
+"""Proof of the code for GPUs, in parts: ``scripts/gpu-check``."""

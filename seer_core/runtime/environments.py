@@ -1,0 +1,332 @@
+"""Environments at work: turns go to them, many at once, and each answer comes back within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from numbers import Real
+from operator import index, itemgetter
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+import structlog
+
+from seer_core.error_origin import describe_error, one_line
+from seer_core.errors import PromptError, SeerError, printable, quote
+from seer_core.json_files import SHOWN
+from seer_core.plugins.config import TurnsTable
+from seer_core.ports.contracts import implemented
+from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
+from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
+
+__all__ = ["EncodedAnswer", "EnvironmentCalls", "EnvironmentListener", "Question"]
+
+log = structlog.get_logger("seer")
+
+
+class EncodedAnswer(msgspec.Struct, frozen=True):
+    """An environment's answer in tokens, not yet cut to the room that the response has."""
+
+    token_ids: list[int]
+    reward: float | None
+    done: bool
+
+
+class EnvironmentListener(Protocol):
+    """Receives what comes of the turns; both methods return at once."""
+
+    def environment_answered(self, request_id: str, answer: EncodedAnswer) -> None:
+        """Take an answer."""
+        ...
+
+    def environment_failed(self, request_id: str, reason: str) -> None:
+        """Take note that there is no answer, for this reason."""
+        ...
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A turn that its environment is asked about; ``earlier`` returns the turns answered before it."""
+
+    trajectory: Trajectory
+    turn: ModelTurn
+    earlier: Callable[[], Sequence[AnsweredTurn]]
+
+
+@attrs.define(eq=False)
+class _Call:
+    """A question that has not been answered, the environment's work on it, and how to give it up."""
+
+    number: int
+    question: Question
+    working: bool = False
+    work: asyncio.Task[tuple[EncodedAnswer | str, float]] | None = None
+    cancel: Callable[[], None] = lambda: None
+    release: Callable[[], None] = lambda: None
+
+
+class EnvironmentCalls:
+    """Asks one environment about turns: those that it works on at once, and those that wait for that.
+
+    A clock that can be held stands still while the environment's own code runs, and then takes all answers in
+    the order of the questions.  So a virtual run does not depend on how long that code takes.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        settings: TurnsTable,
+        clock: Clock,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        listener: EnvironmentListener,
+    ) -> None:
+        self._environment = environment
+        self._settings = settings
+        self._clock = clock
+        self._model = model
+        self._tokenizer = tokenizer
+        self._listener = listener
+        self._calls: dict[str, _Call] = {}
+        self._waiting: deque[_Call] = deque()
+        self._numbers = count()
+        self._working = 0
+        self._settled: list[tuple[int, _Call, EncodedAnswer | str, float]] = []
+        self._begun: dict[str, Trajectory] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._reset = implemented(environment, "reset")
+        self._close = implemented(environment, "close")
+
+    def ask(self, question: Question) -> None:
+        """Ask about a turn, now or once fewer are worked on; the listener gets the answer, never at once."""
+        call = self._calls[question.trajectory.request_id] = _Call(next(self._numbers), question)
+        self._waiting.append(call)
+        self._begin_next()
+
+    def over(self, request_id: str) -> None:
+        """Drop the turn of a response that is over, if it waits for an answer, and close its trajectory."""
+        call = self._calls.pop(request_id, None)
+        if call is not None:
+            self._give_up(call)
+            self._begin_next()
+        trajectory = self._begun.pop(request_id, None)
+        if trajectory is not None and self._close is not None:
+            closing = asyncio.ensure_future(self._closed(trajectory))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def stop(self) -> None:
+        """Drop all turns, and close all trajectories."""
+        self._waiting.clear()
+        for request_id in {*self._calls, *self._begun}:
+            self.over(request_id)
+
+    async def closed(self) -> None:
+        """Wait until the trajectories that are over have been closed."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _give_up(self, call: _Call) -> None:
+        if call in self._waiting:
+            self._waiting.remove(call)
+        call.cancel()
+        if call.work is not None:
+            call.work.cancel()
+        if call.working:
+            self._worked(call)
+        call.release()
+
+    def _begin_next(self) -> None:
+        while self._waiting and len(self._calls) - len(self._waiting) < self._settings.at_once:
+            call = self._waiting.popleft()
+            if isinstance(self._clock, HeldClock):
+                call.release = self._clock.hold()
+            call.working = True
+            self._working += 1
+            call.work = asyncio.ensure_future(self._answer(call.question))
+            late = partial(self._settle, call, self._late())
+            limit = asyncio.get_running_loop().call_later(self._settings.timeout_s, late)
+            call.cancel = limit.cancel
+            call.work.add_done_callback(partial(self._answered, call))
+
+    def _answered(self, call: _Call, work: asyncio.Task[tuple[EncodedAnswer | str, float]]) -> None:
+        """Take what the environment's work has come to, unless it was given up."""
+        if not work.cancelled():
+            self._settle(call, *work.result())
+
+    def _settle(self, call: _Call, outcome: EncodedAnswer | str, delay_s: float = 0.0) -> None:
+        """End a call with its outcome, after a delay if the answer has one; one that has ended stays so."""
+        if self._calls.get(call.question.trajectory.request_id) is not call or not call.working:
+            return
+        call.cancel()
+        limit_s = self._settings.timeout_s
+        if delay_s > limit_s:
+            delay_s, outcome = limit_s, self._late()
+        self._settled.append((call.number, call, outcome, delay_s))
+        self._worked(call)
+
+    def _worked(self, call: _Call) -> None:
+        """Pass on what has been settled: at once, or where the clock is held once nothing works any more."""
+        call.working = False
+        self._working -= 1
+        if self._working and isinstance(self._clock, HeldClock):
+            return
+        settled, self._settled = sorted(self._settled, key=itemgetter(0)), []
+        for _, each, outcome, delay_s in settled:
+            if self._calls.get(each.question.trajectory.request_id) is not each:  # given up since
+                continue
+            if delay_s:
+                due_s = self._clock.now() + delay_s
+                each.cancel = self._clock.call_at(due_s, partial(self._end, each, outcome))
+            else:
+                self._end(each, outcome)
+        for _, each, _, _ in settled:
+            each.release()
+
+    def _end(self, call: _Call, outcome: EncodedAnswer | str) -> None:
+        request_id = call.question.trajectory.request_id
+        del self._calls[request_id]
+        if call.work is not None:
+            call.work.cancel()  # one that is late, and may not heed it
+        self._begin_next()
+        if isinstance(outcome, str):
+            log.warning("environment_failed", request=request_id, reason=outcome)
+            self._listener.environment_failed(request_id, outcome)
+        else:
+            self._listener.environment_answered(request_id, outcome)
+
+    async def _answer(self, question: Question) -> tuple[EncodedAnswer | str, float]:
+        """Return an answer, or why there is none, and its delay in seconds."""
+        trajectory = question.trajectory
+        try:
+            if trajectory.request_id not in self._begun:
+                self._begun[trajectory.request_id] = trajectory
+                if self._reset is not None:
+                    await _called(self._reset, trajectory, question.earlier())
+            answer = await _called(self._environment.step, trajectory, question.turn)
+            return self._encoded(answer, question.turn), _delay_of(answer)
+        except (Exception, SystemExit) as error:
+            return self._reason(error), 0.0
+
+    async def _closed(self, trajectory: Trajectory) -> None:
+        assert self._close is not None
+        limit = asyncio.timeout(self._settings.timeout_s)
+        try:
+            async with limit:
+                await _called(self._close, trajectory)
+        except (Exception, SystemExit) as error:
+            reason = self._late() if limit.expired() else self._reason(error)
+            log.warning("environment_close_failed", request=trajectory.request_id, reason=reason)
+
+    def _reason(self, error: BaseException) -> str:
+        """Return, in words, why the environment has failed."""
+        if isinstance(error, SeerError):
+            return printable(str(error))
+        return f"its environment raised {describe_error(error, self._environment)}"
+
+    def _late(self) -> str:
+        return (
+            f"its environment took more than {self._settings.timeout_s:g} s for a turn"
+            " ([seer.turns].timeout_s)"
+        )
+
+    def _encoded(self, answer: Any, turn: ModelTurn) -> EncodedAnswer:
+        """Return an answer in tokens; raises SeerError for one that is none."""
+        if not isinstance(answer, EnvironmentAnswer):
+            raise PromptError(
+                f"its environment answered {one_line(quote(answer))}, which is no EnvironmentAnswer"
+            )
+        reward = answer.reward
+        if reward is not None and not (_is_number(reward) and math.isfinite(reward)):
+            raise PromptError(f"its environment gave the reward {quote(reward)}; a reward is a finite number")
+        token_ids = [self._token(each) for each in self._token_ids(answer, turn)]
+        if not token_ids and not answer.done:
+            raise PromptError("its environment answered no token, and the response is not done")
+        return EncodedAnswer(token_ids, None if reward is None else float(reward), bool(answer.done))
+
+    def _token(self, value: Any) -> int:
+        """Return a token of an answer, also of numpy's type; raises PromptError for what is none."""
+        last = self._model.vocab_size - 1
+        with suppress(TypeError):
+            if not isinstance(value, bool) and 0 <= index(value) <= last:
+                return index(value)
+        raise PromptError(f"its environment answered token {quote(value)}; the vocabulary is 0 to {last}")
+
+    def _token_ids(self, answer: EnvironmentAnswer, turn: ModelTurn) -> Sequence[int]:
+        parts = ("token_ids", "text", "messages")
+        given = [name for name in parts if getattr(answer, name) is not None]
+        if len(given) > 1:
+            raise PromptError(f"its environment answered {' and '.join(given)}; give one of them")
+        if answer.token_ids is not None:
+            return answer.token_ids
+        if not given:
+            return []
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise PromptError(f"its environment answered {given[0]}, and this engine has no tokenizer")
+        if answer.text is not None:
+            return tokenizer.encode_part(answer.text)
+        assert answer.messages is not None
+        if not isinstance(tokenizer, ReplyTokenizer):
+            raise PromptError(
+                "its environment answered messages, which this engine's tokenizer cannot append"
+            )
+        try:
+            return tokenizer.encode_reply(answer.messages, turn.token_ids, answer.chat_template_kwargs)
+        except SeerError:
+            raise
+        except Exception as error:
+            fact = printable(str(error), SHOWN)
+            raise PromptError(f"the chat template refused its environment's messages: {fact}") from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _delay_of(answer: Any) -> float:
+    delay_s = getattr(answer, "delay_s", 0.0)
+    return float(delay_s) if _is_number(delay_s) and delay_s > 0 else 0.0
+
+
+async def _called(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the answer of a coroutine function, or of a plain one that runs in a thread of its own."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments)
+    answer = await _in_thread(partial(method, *arguments))
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _in_thread(call: Callable[[], Any]) -> Awaitable[Any]:
+    """Return what a call returns; a thread that hangs keeps neither others nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(answer: Any, error: BaseException | None) -> None:
+        if future.done():  # given up meanwhile
+            return
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        answer, failure = None, None
+        try:
+            answer = call()
+        except BaseException as error:
+            # A future takes no StopIteration.
+            failure = RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
+        try:
+            loop.call_soon_threadsafe(settle, answer, failure)
+        except RuntimeError:  # the loop is closed
+            return
+
+    threading.Thread(target=work, name="seer-environment", daemon=True).start()
+    return future

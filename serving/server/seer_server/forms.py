@@ -1,0 +1,123 @@
+"""Forms of answers at the door: what xgrammar refuses is refused before it reaches an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import msgspec
+
+from seer_core.error_origin import one_line
+from seer_core.model import StructuredOutputs
+from seer_server.neutral import FieldError
+
+__all__ = ["Forms", "after_reasoning"]
+
+READ_S = 10.0
+"""So long a form may take to be read."""
+
+MOST_FORMS = 256
+"""Forms that are not read anew, the newest."""
+
+
+class Forms:
+    """Reads forms as xgrammar does for all engines, beside the event loop, one at a time.
+
+    Where xgrammar is not installed beside the server, engines alone refuse what is no form.
+    """
+
+    def __init__(self) -> None:
+        self._read: OrderedDict[bytes, str | None] = OrderedDict()
+        self._turn = asyncio.Lock()
+
+    async def require(self, form: StructuredOutputs, field: str) -> None:
+        """Refuse a form that is none.
+
+        Raises:
+            FieldError: it is none, or takes too long; ``field`` is the request's that asked for it.
+        """
+        key = msgspec.msgpack.encode(form, order="deterministic")
+        async with self._turn:
+            if key not in self._read:
+                self._read[key] = form.flaw or await _flaw_in_time(form)
+                if len(self._read) > MOST_FORMS:
+                    self._read.popitem(last=False)
+            flaw = self._read[key]
+        if flaw is not None:
+            raise FieldError(flaw, field)
+
+
+async def _flaw_in_time(form: StructuredOutputs) -> str | None:
+    """Return why a form is none; one that takes too long is left to its thread."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[str | None] = loop.create_future()
+
+    def report(flaw: str | None) -> None:
+        if not found.done():
+            found.set_result(flaw)
+
+    def read() -> None:
+        flaw = _flaw(form)
+        with suppress(RuntimeError):  # the server may have ended
+            loop.call_soon_threadsafe(report, flaw)
+
+    Thread(target=read, daemon=True).start()
+    try:
+        async with asyncio.timeout(READ_S):
+            return await found
+    except TimeoutError:
+        return f"structured_outputs takes more than {READ_S:g} s to read; simplify it"
+
+
+def _flaw(form: StructuredOutputs) -> str | None:
+    try:
+        from xgrammar import Grammar
+    except ImportError:
+        return None
+    try:
+        if form.json is not None:
+            text = form.json if isinstance(form.json, str) else msgspec.json.encode(form.json).decode()
+            Grammar.from_json_schema(text)
+        elif form.regex is not None:
+            Grammar.from_regex(form.regex)
+        elif form.grammar is not None:
+            Grammar.from_ebnf(form.grammar)
+        elif form.structural_tag is not None:
+            Grammar.from_structural_tag(form.structural_tag)
+    except Exception as error:  # the library's errors are RuntimeErrors of several kinds
+        return f"structured_outputs is no grammar: {one_line(error)}; correct it"
+    return None
+
+
+def after_reasoning(form: StructuredOutputs, end: str | None) -> StructuredOutputs:
+    """Return a form that holds behind the text that ends the reasoning; the same where there is no such text.
+
+    vLLM lets a model reason freely too, before a form holds.
+    """
+    if end is None:
+        return form
+    reasoning = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end}
+    parts = {"type": "sequence", "elements": [reasoning, _format_of(form)]}
+    tag = {"type": "structural_tag", "format": parts}
+    return StructuredOutputs(structural_tag=msgspec.json.encode(tag).decode())
+
+
+def _format_of(form: StructuredOutputs) -> dict[str, Any]:
+    """Return a form as a part of a structural tag."""
+    if form.json is not None:
+        schema = msgspec.json.decode(form.json) if isinstance(form.json, str) else form.json
+        return {"type": "json_schema", "json_schema": schema}
+    if form.json_object:
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if form.regex is not None:
+        return {"type": "regex", "pattern": form.regex}
+    if form.choice is not None:
+        elements = [{"type": "const_string", "value": each} for each in form.choice]
+        return {"type": "or", "elements": elements}
+    if form.grammar is not None:
+        return {"type": "grammar", "grammar": form.grammar}
+    format: dict[str, Any] = msgspec.json.decode(form.structural_tag or "{}")["format"]
+    return format

@@ -1,0 +1,106 @@
+"""``scripts/gpu-check``: what it reports, and its exit status."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench.frame import ROOT
+from bench.gpu import check
+from bench.gpu.check import COULD_NOT_RUN, FAILED, GpuCheck, GpuMachine, exit_status, outcome_of, page
+
+HERE = "test_gpu_check_functions"
+MACHINE = GpuMachine("cpu", small=True)
+FUNCTIONS = """
+def passes(machine):
+    return [{"device": machine.device, "figure": 1234.5}]
+def fails(machine):
+    assert machine.device != "cpu", "other tokens"
+def breaks(machine):
+    raise RuntimeError("no kernel image")
+"""
+
+
+def run_script(*arguments):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(ROOT / "scripts" / "gpu-check"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_dry_run_tries_every_check_on_a_cpu(tmp_path):
+    done = run_script("--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "gpu-check-1.json").read_text())
+    assert [each["check"] for each in report["checks"]] == [each.name for each in check.PARTS[1]]
+    assert {each["status"] for each in report["checks"]} == {"passed"}
+    assert all(each["rows"] for each in report["checks"])
+    page_of_it = (tmp_path / "gpu-check-1.md").read_text()
+    assert page_of_it in done.stdout
+    assert "times mean nothing" in page_of_it
+    assert f"Send us {tmp_path / 'gpu-check-1.json'}" in done.stdout
+
+
+@pytest.mark.engine
+def test_a_dry_run_of_the_second_part_rolls_out_on_vllm_beside_stock_vllm(tmp_path):
+    done = run_script("--part", 2, "--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [found] = json.loads((tmp_path / "gpu-check-2.json").read_text())["checks"]
+    assert [row["responses"] for row in found["rows"]] == [1, 4]
+    assert all(row["stock vLLM, tokens/s"] > 0 for row in found["rows"])
+
+
+def test_a_machine_without_a_gpu_could_not_run_and_did_not_fail(tmp_path):
+    done = run_script("--out", tmp_path)
+    assert done.returncode == COULD_NOT_RUN
+    assert "PyTorch sees no GPU; --dry-run tries the checks on a CPU" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_part_needs_nothing_of_seer_but_the_sampler():
+    barred = ("attrs", "msgspec", "pluggy", "seer_cli", "seer_core", "seer_vllm", "structlog", "vllm")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({barred}));"
+        f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'backends/worker')!r}];"
+        "import bench.gpu.check, bench.gpu.sampler_checks, bench.gpu.machine_checks;"
+        "from seer_worker.sampling import fused, kernels, keyed"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    (tmp_path / f"{HERE}.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("function", "needs", "status", "reason"),
+    [
+        ("passes", ("json",), "passed", ""),
+        ("fails", (), "failed", "other tokens"),
+        ("breaks", (), "failed", "no kernel image"),
+        ("passes", ("json", "no_such_module"), "skipped", "no_such_module is not installed"),
+    ],
+)
+def test_a_check_passes_fails_or_is_skipped_by_name(functions, function, needs, status, reason):
+    found = outcome_of(GpuCheck("tokens", f"{HERE}:{function}", needs), MACHINE)
+    assert (found["check"], found["status"]) == ("tokens", status)
+    assert reason in found["reason"]
+    report = {"part": 1, "dry_run": False, "machine": {"gpu": "none"}, "checks": [found]}
+    assert f"## tokens: {status}" in page(report)
+    assert reason in page(report)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["passed", "passed"], 0),
+        (["passed", "skipped"], COULD_NOT_RUN),
+        (["failed", "skipped", "passed"], FAILED),
+    ],
+)
+def test_the_exit_status_sets_a_failure_apart_from_what_could_not_run(statuses, expected):
+    assert exit_status([{"status": each} for each in statuses]) == expected
