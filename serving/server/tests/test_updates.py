@@ -26,8 +26,11 @@ class Joined:
 
     def __init__(self):
         self.tokens, self.logprobs, self.over = {}, {}, {}
+        self.of_prompt = {}
+        """The log-probs of the prompt, from the first update of each response."""
 
     def take(self, update):
+        self.of_prompt.setdefault(update.request_id, update.prompt_logprobs)
         tokens = self.tokens.setdefault(update.request_id, [])
         logprobs = self.logprobs.setdefault(update.request_id, [])
         assert update.request_id not in self.over
@@ -82,9 +85,11 @@ ACTS = st.lists(
 )
 
 
-@given(acts=ACTS)
+@given(acts=ACTS, of_prompt=st.sampled_from([None, 0]))
 @settings(max_examples=150, deadline=None)
-def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_is_late(playing, acts):
+def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_is_late(
+    playing, acts, of_prompt
+):
     player, joined = Player(playing), Joined()
 
     def make_runtime(observers):
@@ -98,7 +103,7 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
         async with broker.runtime:
             serving = asyncio.create_task(broker.serve())
             await asyncio.sleep(0)
-            subscription = broker.submit([RECORD], streams=True)
+            subscription = broker.submit([{**RECORD, "prompt_logprobs": of_prompt}], streams=True)
 
             async def read():
                 while not subscription.updates.empty():
@@ -127,6 +132,7 @@ def test_joined_pieces_are_the_response_when_chunks_fail_engines_die_or_reading_
         assert completion.token_ids == list(range(5, 21))
         assert completion.token_ids == joined.tokens[name]
         assert completion.logprobs == joined.logprobs[name]
+        assert (joined.of_prompt[name] is not None) == (of_prompt is not None)
 
 
 @pytest.fixture
