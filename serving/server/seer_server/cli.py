@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from seer_journal import DiskJournal
 
 from seer_core.errors import ConfigError
 from seer_core.plugins.config import Config
-from seer_core.plugins.loading import fill_slots
+from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
 from seer_server.app import make_app
 from seer_server.http import is_loopback
@@ -125,7 +126,6 @@ def serve_command(
         raise ConfigError(
             f"--host {host} lets other machines in; name a --token-file that holds what they must bring"
         )
-    fill_slots(config).refuse_environment("seer serve")
     journal = None if journal_dir is None else DiskJournal.of_session(journal_dir)
     sockets = _bind(host, port)
     any_port = port == 0
@@ -140,7 +140,7 @@ def serve_command(
             token, file = own_token(port)
             click.echo(f"clients bring the token in {file}", err=True)
         app = make_app(
-            partial(Runtime.from_config, config),
+            partial(_make_runtime, config),
             model,
             token,
             most_requests,
@@ -171,6 +171,12 @@ def serve_command(
             file.unlink(missing_ok=True)  # no other server will have this port
     if not server.started:
         sys.exit(3)  # as uvicorn's own command
+
+
+def _make_runtime(config: Config, observers: Sequence[Observer]) -> Runtime:
+    runtime = Runtime.from_config(config, observers)
+    runtime.refuse_environment("seer serve")
+    return runtime
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
