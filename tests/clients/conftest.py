@@ -33,7 +33,7 @@ START_S = 300
 PATIENCE_S = 60
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
-LETTERS = [*(string.ascii_letters + string.digits + ' {}[]":,.-_?!+=#()/*<>|')]
+LETTERS = [*(string.ascii_letters + string.digits + ' {}[]":,.-_?!+=#()/*<>|\n')]
 VOCABULARY = {word: token for token, word in enumerate([*SPECIAL, *LETTERS])}
 
 TEMPLATE = (
@@ -105,6 +105,7 @@ def server(folder):
     (folder / "seer.toml").write_text(CONFIG)
     (folder / "token").write_text("a-token-of-tests-that-is-long-enough")
     command = [SEER, "serve", folder / "seer.toml", "--port", "0", "--token-file", folder / "token"]
+    command += ["--tool-call-parser", "hermes"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines, running, urls = [], threading.Event(), []
 
