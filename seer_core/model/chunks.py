@@ -48,6 +48,8 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     rollout_id: str = ""
     streams: bool = False
     may_end_early: bool = False
+    turns: bool = False
+    """Whether the response may go on where the chunk stops, behind an environment's answer."""
     turn_start: int = 0
     """Where among ``token_ids`` the turn begins that the chunk goes on with; 0 if it is the first turn."""
 

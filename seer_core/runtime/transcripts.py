@@ -276,6 +276,7 @@ class Transcripts:
             rollout_id=self._rollout_id,
             streams=group.streams,
             may_end_early=command.reserved_tokens is not None,
+            turns=group.turns,
             turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
         )
 

@@ -73,7 +73,7 @@ class KvPoolAdapter:
         self._layers.write(slots, staged.blocks)
 
     def end(self, rid: str, tokens: array[int], slots: Tensor, *, cut: bool) -> None:
-        """Save the KV of a chunk at its end, or drop that of a response that is over, but for its prompt.
+        """Save the KV of a chunk or a turn at its end; drop that of a response that is over, but its prompt.
 
         ``cut``: the chunk ended at its last token; the response goes on, unless it was its last chunk.
         """
@@ -83,7 +83,10 @@ class KvPoolAdapter:
         written = self._split(pooled, tokens)
         job = pooled.job
         last = job.last and len(tokens) == len(job.token_ids) + job.max_tokens
-        if cut and not last:
+        turn = job.turns and not cut
+        if turn:
+            self.pooled.drop_with_group(job.group_id, written)
+        if turn or (cut and not last):
             self.save(rid, tokens, slots)
         else:
             self.pooled.drop(written)

@@ -126,7 +126,10 @@ class StoreConnector(KVConnectorBase_V1):
         return self._handed
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        """Save the blocks of a chunk; drop those of a response that is over, but for its group's prompt."""
+        """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
+
+        The prompt of its group stays.
+        """
         self.requests.take(request.request_id)
         params = request.sampling_params
         job = (params.extra_args if params else None) or {}
@@ -136,7 +139,10 @@ class StoreConnector(KVConnectorBase_V1):
         keys, prompt_blocks = self._keys(request), job["prompt_tokens"] // self.block_tokens
         written = self.requests.beyond_prompt(job["group"], keys, prompt_blocks)
         last = job["last"] and request.num_output_tokens == (params.max_tokens if params else 0)
-        if capped and not last:
+        turn = request.status == RequestStatus.FINISHED_STOPPED and job["turns"]
+        if turn:
+            self.requests.drop_with_group(job["group"], written)
+        if turn or (capped and not last):
             self._save(request, block_ids)
         elif capped or request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED):
             self.requests.drop(written)

@@ -409,6 +409,7 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
             "prompt_tokens": job.prompt_tokens,
             "context_tokens": job.context_tokens,
             "last": job.last,
+            "turns": job.turns,
             "may_end_early": job.may_end_early,
         },
     )

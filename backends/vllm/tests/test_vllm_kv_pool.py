@@ -178,6 +178,33 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     b.group = "mixed"
 
 
+def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, cold, prompts):
+    a, b = pair
+    a.group = b.group = "turns"
+    [prompt] = prompts(1, 70)
+    [whole] = a.whole([prompt], PLAIN, 100)
+    stop = next(token for token in whole[50:] if whole.index(token) >= 50)
+    cold()
+    stops = structs.replace(PLAIN, stop_token_ids=(stop,))
+    first = structs.replace(a.job(list(prompt), 100, 0, stops), prompt_tokens=len(prompt), turns=True)
+    [output] = a.run(a.chunks([first]))
+    assert output.stopped
+    assert output.token_ids == whole[: whole.index(stop) + 1]
+    text, answer = [*prompt, *output.token_ids], [5, 6, 7]
+    job = b.job([*text, *answer], 8, 0, stops)
+    later = structs.replace(job, prompt_tokens=len(prompt), turns=True, turn_start=len(text) + len(answer))
+    [output] = b.run(b.chunks([later]))
+    full = (len(text) - 1) // BLOCK
+    assert output.pool_tokens == full * BLOCK
+    assert output.prefilled_tokens == len(text) + len(answer) - full * BLOCK
+    assert released(pool) == 0
+    for here in pair:
+        here.engine.forget_group("turns")
+        here.run(here.engine.reset_cache())
+    assert released(pool) == full
+    a.group, b.group = "group", "mixed"
+
+
 def test_an_instance_says_what_a_token_a_step_and_a_chunk_take_and_what_a_move_costs_where_kv_is_shared(
     pair, roomy
 ):

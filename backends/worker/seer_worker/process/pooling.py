@@ -3,7 +3,8 @@
 Blocks are copied out of the store, and checked, before the engine is promised a single token of them, so that
 what is promised can always be loaded.  They are written to the store before their request's end, or
 preemption, is reported, so that the instance that goes on with the request finds them.  A response that is
-over is dropped from the store at once, its prompt with the last of its group.
+over is dropped from the store at once, its prompt with the last of its group.  A response that stopped, but
+may go on behind an environment's answer, is dropped with its group, too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class PooledRequests:
         self._block_bytes = block_bytes
         self._staged: dict[str, PrefetchedBlocks] = {}
         self._prompts: dict[str, Sequence[bytes]] = {}
+        self._turns: dict[str, dict[bytes, None]] = {}
 
     def stage(self, request_id: str, first: int, keys: Sequence[bytes]) -> int:
         """Copy out what the store has of ``keys``, those of a request from its block ``first`` on.
@@ -57,15 +59,20 @@ class PooledRequests:
         self._prompts.setdefault(group_id, keys[:prompt_blocks])
         return keys[prompt_blocks:]
 
+    def drop_with_group(self, group_id: str, keys: Sequence[bytes]) -> None:
+        """Drop the blocks of a response that may go on only when its group is over."""
+        self._turns.setdefault(group_id, {}).update(dict.fromkeys(keys))
+
     def drop(self, keys: Sequence[bytes]) -> None:
         """Drop blocks that no request needs any more."""
         if keys:
             self.store.ask(lambda store: store.drop(keys), None)
 
     def forget_group(self, group_id: str) -> None:
-        """Drop the prompt of a group that is over."""
-        self.drop(self._prompts.pop(group_id, []))
+        """Drop the prompt of a group that is over, and what its turns have left."""
+        self.drop([*self._prompts.pop(group_id, ()), *self._turns.pop(group_id, ())])
 
     def reset(self) -> None:
         """Forget all groups; their blocks stay."""
         self._prompts.clear()
+        self._turns.clear()
