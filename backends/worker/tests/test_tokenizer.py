@@ -172,6 +172,17 @@ def test_a_template_sees_the_variables_that_are_given_to_it(tmp_path):
     assert tokenizer.encode_chat(CHAT, {}) == plain
     assert tokenizer.encode_chat(CHAT, {"enable_thinking": True, "unknown": [1]}) == plain
     assert tokenizer.encode_chat(CHAT, {"enable_thinking": False})[1:] == plain
-    for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
+    for name in ("messages", "add_generation_prompt", "bos_token"):
         with pytest.raises(PromptError, match=f"chat_template_kwargs cannot set {name}"):
             tokenizer.encode_chat(CHAT, {name: None})
+
+
+def test_tools_go_to_the_template_for_them(tmp_path):
+    named = [
+        {"name": "default", "template": "{{ bos_token }}"},
+        {"name": "tool_use", "template": "{{ bos_token }}{{ bos_token if tools[0].name == 'a' }}"},
+    ]
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", named))
+    [bos] = tokenizer.encode_chat(CHAT, {"tools": None})
+    assert tokenizer.encode_chat(CHAT) == [bos]
+    assert tokenizer.encode_chat(CHAT, {"tools": [{"name": "a"}]}) == [bos, bos]
