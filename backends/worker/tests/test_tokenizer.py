@@ -172,11 +172,12 @@ def test_a_template_sees_the_variables_that_are_given_to_it(tmp_path):
     assert tokenizer.encode_chat(CHAT, {}) == plain
     assert tokenizer.encode_chat(CHAT, {"enable_thinking": True, "unknown": [1]}) == plain
     assert tokenizer.encode_chat(CHAT, {"enable_thinking": False})[1:] == plain
-    for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
+    for name in ("messages", "add_generation_prompt", "bos_token"):
         with pytest.raises(PromptError, match=f"chat_template_kwargs cannot set {name}"):
             tokenizer.encode_chat(CHAT, {name: None})
 
 
+<<<<<<< HEAD
 REPLY = [{"role": "user", "content": "And 3 < 2?"}]
 
 
@@ -216,3 +217,14 @@ def test_variables_of_the_template_are_given_to_messages_that_are_appended_too(t
     assert longer[: len(plain)] == plain
     with pytest.raises(PromptError, match="cannot set messages"):
         tokenizer.encode_reply(REPLY, [5], {"messages": []})
+=======
+def test_tools_go_to_the_template_for_them(tmp_path):
+    named = [
+        {"name": "default", "template": "{{ bos_token }}"},
+        {"name": "tool_use", "template": "{{ bos_token }}{{ bos_token if tools[0].name == 'a' }}"},
+    ]
+    tokenizer = ModelTokenizer(write_tokenizer(tmp_path / "model", named))
+    [bos] = tokenizer.encode_chat(CHAT, {"tools": None})
+    assert tokenizer.encode_chat(CHAT) == [bos]
+    assert tokenizer.encode_chat(CHAT, {"tools": [{"name": "a"}]}) == [bos, bos]
+>>>>>>> 69395411b6ac85abc58e3772333b422fa338ec0e
