@@ -177,7 +177,6 @@ def test_a_template_sees_the_variables_that_are_given_to_it(tmp_path):
             tokenizer.encode_chat(CHAT, {name: None})
 
 
-<<<<<<< HEAD
 REPLY = [{"role": "user", "content": "And 3 < 2?"}]
 
 
@@ -217,7 +216,8 @@ def test_variables_of_the_template_are_given_to_messages_that_are_appended_too(t
     assert longer[: len(plain)] == plain
     with pytest.raises(PromptError, match="cannot set messages"):
         tokenizer.encode_reply(REPLY, [5], {"messages": []})
-=======
+
+
 def test_tools_go_to_the_template_for_them(tmp_path):
     named = [
         {"name": "default", "template": "{{ bos_token }}"},
@@ -227,4 +227,3 @@ def test_tools_go_to_the_template_for_them(tmp_path):
     [bos] = tokenizer.encode_chat(CHAT, {"tools": None})
     assert tokenizer.encode_chat(CHAT) == [bos]
     assert tokenizer.encode_chat(CHAT, {"tools": [{"name": "a"}]}) == [bos, bos]
->>>>>>> 69395411b6ac85abc58e3772333b422fa338ec0e
