@@ -150,6 +150,32 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     assert released(pool) == saved
 
 
+def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, whole, prompts):
+    a, b = pair
+    [prompt] = prompts(1, 70)
+    [expected] = whole([prompt], PLAIN, 100)
+    stop = next(token for token in expected[50:] if expected.index(token) >= 50)
+    stops = structs.replace(PLAIN, stop_token_ids=(stop,))
+    a.group = b.group = "turns"
+    first = structs.replace(a.job(list(prompt), 100, 0, stops), prompt_tokens=len(prompt), turns=True)
+    [output] = a.run(a.chunks([first]))
+    assert output.stopped
+    assert output.token_ids == expected[: expected.index(stop) + 1]
+    text, answer = [*prompt, *output.token_ids], [5, 6, 7]
+    job = b.job([*text, *answer], 8, 0, stops)
+    later = structs.replace(job, prompt_tokens=len(prompt), turns=True, turn_start=len(text) + len(answer))
+    [output] = b.run(b.chunks([later]))
+    full = (len(text) - 1) // BLOCK
+    assert output.pool_tokens == full * BLOCK
+    assert output.prefilled_tokens == len(text) + len(answer) - full * BLOCK
+    assert released(pool) == 0
+    for here in pair:
+        here.engine.forget_group("turns")
+        here.run(here.engine.reset_cache())
+        here.group = "group"
+    assert released(pool) == full
+
+
 def released(pool):
     """Return how many blocks of the pool have been dropped, and wait to be evicted."""
     settings = pool.store("sglang-0").settings
