@@ -325,7 +325,9 @@ class RunReader(Observer):
     def _over(self, chunk: ChunkRun) -> None:
         lane = self.lanes[chunk.instance_id]
         slot = lane.slots.give_back(chunk.request_id)
-        request = self._requests[chunk.request_id]
+        request = self._requests.get(chunk.request_id)
+        if request is None:  # of a group that the trace lacks
+            return
         request.spans.append((chunk, slot))
         request.waits_since_s = self.now
         self.rans_s[request.row] += chunk.end_s - chunk.begin_s
