@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -26,6 +25,7 @@ from seer_core.plugins.config import TurnsTable
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
 from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
+from seer_core.threads import in_thread
 
 __all__ = ["EncodedAnswer", "EnvironmentCalls", "EnvironmentListener", "Question"]
 
@@ -299,34 +299,5 @@ async def _called(method: Callable[..., Any], *arguments: Any) -> Any:
     """Return the answer of a coroutine function, or of a plain one that runs in a thread of its own."""
     if inspect.iscoroutinefunction(method):
         return await method(*arguments)
-    answer = await _in_thread(partial(method, *arguments))
+    answer = await in_thread(None, method, *arguments, name="seer-environment")
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _in_thread(call: Callable[[], Any]) -> Awaitable[Any]:
-    """Return what a call returns; a thread that hangs keeps neither others nor the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(answer: Any, error: BaseException | None) -> None:
-        if future.done():  # given up meanwhile
-            return
-        if error is None:
-            future.set_result(answer)
-        else:
-            future.set_exception(error)
-
-    def work() -> None:
-        answer, failure = None, None
-        try:
-            answer = call()
-        except BaseException as error:
-            # A future takes no StopIteration.
-            failure = RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
-        try:
-            loop.call_soon_threadsafe(settle, answer, failure)
-        except RuntimeError:  # the loop is closed
-            return
-
-    threading.Thread(target=work, name="seer-environment", daemon=True).start()
-    return future

@@ -27,11 +27,11 @@ from seer_core.error_origin import one_line
 from seer_core.errors import EngineError, NoPlaceError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import WeightSpec
+from seer_core.threads import in_thread
 from seer_ray import cluster, places
 from seer_ray.nurse import Started
 from seer_ray.places import Place
 from seer_ray.settings import TABLE, Settings
-from seer_ray.threads import in_thread
 from seer_ray.watch import Watch
 from seer_ray.weights import NodeWeights
 

@@ -28,10 +28,10 @@ from seer_core.error_origin import one_line
 from seer_core.errors import EngineError
 from seer_core.json_files import describe_flaw
 from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSpec, directory
+from seer_core.threads import in_thread
 from seer_core.weights.checkpoint_files import NONCE, digest_of_files, weight_files
 from seer_ray.keeper import SILENCE_S, Cargo, Fetched
 from seer_ray.nurse import Started
-from seer_ray.threads import in_thread
 
 __all__ = ["Delivery", "NodeWeights", "cargo_of", "paths_of", "send_files"]
 

@@ -432,7 +432,7 @@ import os
 import signal
 from seer_ray import cluster, places
 from seer_ray.settings import Settings
-from seer_ray.threads import in_thread
+from seer_core.threads import in_thread
 
 async def main():
     asked_to_end = asyncio.Event()

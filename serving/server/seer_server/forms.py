@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from contextlib import suppress
-from threading import Thread
 from typing import Any
 
 import msgspec
 
 from seer_core.error_origin import one_line
 from seer_core.model import StructuredOutputs
+from seer_core.threads import in_thread
 from seer_server.neutral import FieldError
 
 __all__ = ["Forms", "after_reasoning"]
@@ -52,22 +51,8 @@ class Forms:
 
 async def _flaw_in_time(form: StructuredOutputs) -> str | None:
     """Return why a form is none; one that takes too long is left to its thread."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[str | None] = loop.create_future()
-
-    def report(flaw: str | None) -> None:
-        if not found.done():
-            found.set_result(flaw)
-
-    def read() -> None:
-        flaw = _flaw(form)
-        with suppress(RuntimeError):  # the server may have ended
-            loop.call_soon_threadsafe(report, flaw)
-
-    Thread(target=read, daemon=True).start()
     try:
-        async with asyncio.timeout(READ_S):
-            return await found
+        return await in_thread(READ_S, _flaw, form)
     except TimeoutError:
         return f"structured_outputs takes more than {READ_S:g} s to read; simplify it"
 

@@ -1,4 +1,4 @@
-"""Blocking calls of Ray, kept off the event loop."""
+"""Blocking calls, kept off the event loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ __all__ = ["in_thread"]
 T = TypeVar("T")
 
 
-async def in_thread(limit_s: float, call: Callable[..., T], *arguments: Any) -> T:
-    """Return what a blocking call returns, from a thread of its own.
+async def in_thread(
+    limit_s: float | None, call: Callable[..., T], *arguments: Any, name: str = "seer-call"
+) -> T:
+    """Return what a blocking call returns, from a thread of its own, of this name.
 
     The thread is a daemon: a call that never returns, as of a cluster whose head is gone, keeps neither the
     event loop nor the end of the process waiting.
 
     Raises:
-        TimeoutError: it takes longer than ``limit_s``.
+        TimeoutError: it takes longer than ``limit_s``, if there is a limit.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -38,10 +40,11 @@ async def in_thread(limit_s: float, call: Callable[..., T], *arguments: Any) -> 
         try:
             result = call(*arguments)
         except BaseException as raised:
-            error = raised
+            # A future takes no StopIteration.
+            error = RuntimeError("StopIteration") if isinstance(raised, StopIteration) else raised
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="seer-ray", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     async with asyncio.timeout(limit_s):
         return await done
