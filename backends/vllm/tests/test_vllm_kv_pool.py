@@ -14,14 +14,17 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import StoreSpec
 from seer_core.ports.weights import directory
 
-pytest.register_assert_rewrite("backends.tests.sampling_controls")
+pytest.register_assert_rewrite("backends.tests.sampling_controls", "backends.tests.turns_in_pools")
 
 from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
 
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
-SlotTable = pytest.importorskip("seer_kv_local.slot_table").SlotTable
+from backends.tests.turns_in_pools import (  # noqa: E402
+    expect_the_kv_of_a_turn_until_its_group_is_over,
+    released,
+)
 
 GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 32
@@ -148,14 +151,8 @@ def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):
     assert moved(pair, prompts(3), PLAIN, 120, 50)[0] == expected
 
 
-def released(pool):
-    """Return how many blocks of the pool have been dropped, and wait to be evicted."""
-    settings = pool.store("vllm-0").settings
-    nonce = bytes.fromhex(settings["nonce"])
-    tables = [SlotTable(path, nonce, BLOCK_BYTES) for path in settings["tables"].values()]
-    return sum(
-        np.count_nonzero((table._gens != 0) & (table._marks == 2 * table._gens + 1)) for table in tables
-    )
+def dropped(pool):
+    return released(pool, "vllm-0", BLOCK_BYTES)
 
 
 def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_group(pair, pool, cold, prompts):
@@ -169,40 +166,21 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
         assert not output.stopped  # this seed's response is longer
         text += output.token_ids
         full = (len(text) - 1) // BLOCK
-        assert released(pool) == (0 if not last else full - len(prompt) // BLOCK)
+        assert dropped(pool) == (0 if not last else full - len(prompt) // BLOCK)
     for here in pair:
         here.engine.forget_group("nothing")
         here.run(here.engine.reset_cache())
-    assert released(pool) == full
+    assert dropped(pool) == full
     a.group = "group"
     b.group = "mixed"
 
 
 def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, cold, prompts):
-    a, b = pair
-    a.group = b.group = "turns"
     [prompt] = prompts(1, 70)
-    [whole] = a.whole([prompt], PLAIN, 100)
-    stop = next(token for token in whole[50:] if whole.index(token) >= 50)
+    [expected] = pair[0].whole([prompt], PLAIN, 100)
     cold()
-    stops = structs.replace(PLAIN, stop_token_ids=(stop,))
-    first = structs.replace(a.job(list(prompt), 100, 0, stops), prompt_tokens=len(prompt), turns=True)
-    [output] = a.run(a.chunks([first]))
-    assert output.stopped
-    assert output.token_ids == whole[: whole.index(stop) + 1]
-    text, answer = [*prompt, *output.token_ids], [5, 6, 7]
-    job = b.job([*text, *answer], 8, 0, stops)
-    later = structs.replace(job, prompt_tokens=len(prompt), turns=True, turn_start=len(text) + len(answer))
-    [output] = b.run(b.chunks([later]))
-    full = (len(text) - 1) // BLOCK
-    assert output.pool_tokens == full * BLOCK
-    assert output.prefilled_tokens == len(text) + len(answer) - full * BLOCK
-    assert released(pool) == 0
-    for here in pair:
-        here.engine.forget_group("turns")
-        here.run(here.engine.reset_cache())
-    assert released(pool) == full
-    a.group, b.group = "group", "mixed"
+    expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    pair[0].group, pair[1].group = "group", "mixed"
 
 
 def test_an_instance_says_what_a_token_a_step_and_a_chunk_take_and_what_a_move_costs_where_kv_is_shared(
