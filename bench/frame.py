@@ -39,6 +39,7 @@ CASES = (
     "draft_prediction",
     "draft_step",
     "sampler",
+    "equality",
     "epochs",
     "viewers",
     "server",
