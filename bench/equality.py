@@ -27,7 +27,8 @@ MAX_TOKENS = 768
 GROUPS = 14
 """Prompts of one control in one rollout, eight responses each."""
 
-WORDS = ["now", "so", "step", "plus", "gives", "makes", "past", "nope", "miss", "yet", "hmm", "far"]
+WORDS = ["so", "step", "plus", "gives", "makes", "past", "miss", "yet", "hmm", "far", "ready", "think"]
+"""Words of the example's vocabulary, none of which begins with another one."""
 CONTROLS: dict[str, dict[str, Any]] = {
     "temperature 1": {},
     "temperature 0.7": {"temperature": 0.7},
@@ -128,8 +129,8 @@ def run(options: argparse.Namespace) -> list[Row]:
         while short := [control for control in controls if rows[control]["tokens"] < options.tokens]:
             asked = [record for control in short for record in records(control, number)]
             random.Random(number).shuffle(asked)
-            pairs = zip(one.rollout(asked).completions, other.rollout(asked).completions, strict=True)
-            for expected, found in pairs:
+            written = [sorted(each.rollout(asked).completions, key=_order) for each in (one, other)]
+            for expected, found in zip(*written, strict=True):
                 count(rows[expected.metadata["control"]], expected, found)
             number += 1
             done = min(row["tokens"] for row in rows.values())
@@ -156,6 +157,10 @@ def count(row: Row, expected: Completion, found: Completion) -> None:
     pairs = zip(expected.logprobs, found.logprobs, strict=True)
     most = max((abs(float(one) - float(other)) for one, other in pairs), default=0.0)
     row["largest_logprob_difference"] = max(row["largest_logprob_difference"], most)
+
+
+def _order(completion: Completion) -> str:
+    return completion.request_id
 
 
 def _outcome(completion: Completion) -> tuple[Any, ...]:
