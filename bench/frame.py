@@ -51,6 +51,7 @@ CASES = (
     "pays",
     "floor",
     "rivals",
+    "agents",
     "paper_fit",
     "paper_sensitivity",
 )
