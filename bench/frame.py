@@ -52,6 +52,7 @@ CASES = (
     "pays",
     "floor",
     "rivals",
+    "agents",
     "paper_fit",
     "paper_sensitivity",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -11,12 +12,13 @@ import msgspec
 from seer_core.errors import ConfigError, quote
 from seer_core.json_files import UNREADABLE, is_text
 from seer_core.plugins.config import nearest, structure
-from seer_lab.lengths import DrawnLengths
+from seer_lab.lengths import DrawnLengths, GroupLengths, with_longer_turns
 from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
 
 __all__ = ["PRESSURE", "choose_workload"]
 
+DRAWN = "is drawn, not recorded"
 INSTANCES = 4
 MOST_RESPONSES = 10_000_000
 """Ten times as many as have ever been simulated."""
@@ -34,20 +36,24 @@ def choose_workload(
     on: str | None = None,
     instances: int | None = None,
     pressure: float | None = None,
+    tool_times: float | None = None,
+    turn_tokens: float | None = None,
     tokenizer: Path | None = None,
     read: Callable[..., RecordedLengths] = read_recorded,
 ) -> Workload:
     """Return the workload of that name, ``synthetic``, or one of recorded lengths from a file.
 
     ``lengths`` are KEY=VALUE for ``DrawnLengths``; ``on``, ``instances`` and ``pressure`` are for workloads
-    that bring no engines of their own, ``scale`` is for those that do.  ``read`` reads a file, and gets
-    ``where`` and ``tokenizer``.
+    that bring no engines of their own, ``scale`` is for those that do.  ``tool_times`` and ``turn_tokens``
+    are factors for recorded turns.  ``read`` reads a file, and gets ``where`` and ``tokenizer``.
 
     Raises:
         ConfigError: something is not known, or does not go together.
         InputError, PromptError: the file cannot be used.
     """
+    factors = {"tool-times": tool_times, "turn-tokens": turn_tokens}
     if name in WORKLOADS:
+        _not_for(name, DRAWN, **factors)
         _not_for(
             name,
             "brings its own engines; change them by --set",
@@ -55,7 +61,7 @@ def choose_workload(
             instances=instances,
             pressure=pressure,
         )
-        _not_for(name, "is drawn, not recorded", where=where, tokenizer=tokenizer)
+        _not_for(name, DRAWN, where=where, tokenizer=tokenizer)
         workload = WORKLOADS[name]
         drawn = _changed(workload.lengths, lengths)
         workload = msgspec.structs.replace(workload, lengths=drawn)
@@ -68,15 +74,34 @@ def choose_workload(
         raise ConfigError(f"--on {on}: no such engines{nearest(on, CLUSTERS)}")
     cluster = CLUSTERS[on or "qwen2-vl-72b"]
     if name == "synthetic":
-        _not_for(name, "is drawn, not recorded", where=where, tokenizer=tokenizer)
+        _not_for(name, DRAWN, where=where, tokenizer=tokenizer, **factors)
         drawn = _changed(SYNTHETIC, lengths)
         return crowded(name, drawn, cluster, instances or INSTANCES, pressure or PRESSURE)
     _not_for(name, "has lengths of its own", lengths=lengths)
     recorded = read(name, where, tokenizer)
-    found = crowded(
-        Path(name).name, recorded.iterations, cluster, instances or INSTANCES, pressure or PRESSURE
+    iterations, notes = recorded.iterations, recorded.notes
+    if any(group.turns for groups in iterations for group in groups):
+        times = 1.0 if tool_times is None else tool_times
+        iterations = with_longer_turns(iterations, turn_tokens or 1.0, times)
+        notes = (*notes, _about_turns(iterations))
+    else:
+        _not_for(name, "has no recorded turns", **factors)
+    found = crowded(Path(name).name, iterations, cluster, instances or INSTANCES, pressure or PRESSURE)
+    return msgspec.structs.replace(found, notes=notes)
+
+
+def _about_turns(iterations: Sequence[Sequence[GroupLengths]]) -> str:
+    """Return a sentence about recorded turns."""
+    trajectories = [turns for groups in iterations for group in groups for turns in group.turns]
+    turns = [turn for each in trajectories for turn in each]
+    tools_s = [turn.tool_s for turn in turns if turn.tool_s is not None]
+    written = sum(turn.model_tokens for turn in turns) / len(trajectories)
+    answered = sum(turn.answer_tokens for turn in turns) / len(trajectories)
+    return (
+        f"a response is a trajectory of {len(turns) / len(trajectories):.1f} turns on average, with"
+        f" {written:,.0f} tokens of the model's and {answered:,.0f} of its tools', which take"
+        f" {fmean(tools_s or [0.0]):.3g} s; tokens per s are the model's"
     )
-    return msgspec.structs.replace(found, notes=recorded.notes)
 
 
 def _exists(name: str) -> bool:

@@ -27,6 +27,7 @@ from seer_lab.drawing import importing_to_draw
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.options import (
     POLICY_HELP,
+    check_no_turns,
     check_once,
     check_policies,
     check_repeats,
@@ -99,9 +100,11 @@ def sim_command(
     """Roll out WORKLOAD on simulated engines under each policy, and compare.
 
     WORKLOAD is one of the paper's, moonlight, qwen2-vl-72b or kimi-k2; synthetic; a file with lengths of
-    yours, JSON lines of {"group", "prompt_tokens", "output_tokens": [...]}; the directory of a finished
-    `seer run`; or the log of another system: a file or a directory that verl or slime dumped rollouts to, or
-    a trace of requests.  --scale is for the paper's, --on, --instances and --pressure are for the others.
+    yours, JSON lines of {"group", "prompt_tokens", "output_tokens": [...]}; a file with trajectories of
+    agents, JSON lines of {"group", "index", "prompt_tokens", "turns": [[MODEL_TOKENS, TOOL_S, ANSWER_TOKENS],
+    ...]}; the directory of a finished `seer run`; or the log of another system: a file or a directory that
+    verl or slime dumped rollouts to, or a trace of requests.  --scale is for the paper's, --on, --instances
+    and --pressure are for the others, --tool-times and --turn-tokens for trajectories.
 
     \b
     Example:
@@ -110,6 +113,7 @@ def sim_command(
       seer sim synthetic --engine paced --policy verl --policy context
       seer sim qwen2-vl-72b --scale 0.25 --policy verl --policy seer --bound
       seer sim out/first --policy verl --policy seer --drafts out/first
+      seer sim turns.jsonl --policy sticky --policy context --tool-times 10
       seer sim rollouts --tokenizer my_model --repeat 3 --report would_have.html
     """
     check_writable(json_file, plot, report, inputs=[Path(workload), *log_files(Path(workload))])
@@ -118,6 +122,7 @@ def sim_command(
     check_once(overrides, size)
     check_unbounded(drafts_file, bounded=bounded)
     load = choose_workload(workload, **size)
+    check_no_turns(load, drafts_file, bounded=bounded)
     if drafts_file is not None:
         load = with_replayed(load, read_replayed(drafts_file))
     check_repeats(workload, load, repeat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, log, sqrt
 from random import Random
 from statistics import NormalDist
@@ -14,23 +15,74 @@ from seer_sim.lengths import Lengths, Sigma, normal_of
 from seer_core.plugins.config_types import MOST, Share
 from seer_core.ports.engine import ChunkJob
 
-__all__ = ["LONGEST", "DrawnLengths", "GroupLengths", "Tokens", "TrueLengths", "last_epoch"]
+__all__ = [
+    "LONGEST",
+    "DrawnLengths",
+    "GroupLengths",
+    "RecordedTurn",
+    "Tokens",
+    "TrueLengths",
+    "last_epoch",
+    "with_longer_turns",
+]
 
 LONGEST = 10_000_000
 """Tokens of a prompt or a response; more than any model takes."""
 
 Tokens = Annotated[int, Meta(ge=1, le=LONGEST)]
 
+LONGEST_TOOL_S = 1e6
+"""Seconds of a tool; eleven days."""
+
 _NORMAL = NormalDist()
 
 
+class RecordedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One turn of a trajectory: the model's tokens, the seconds of its tool if any, the answer's tokens."""
+
+    model_tokens: Tokens
+    tool_s: Annotated[float, Meta(ge=0, le=LONGEST_TOOL_S)] | None
+    answer_tokens: Annotated[int, Meta(ge=0, le=LONGEST)]
+
+
 class GroupLengths(msgspec.Struct, frozen=True):
-    """One prompt group: its prompt, and how long each of its responses is, at most ``max_tokens``."""
+    """One prompt group: its prompt, and how long each of its responses is, at most ``max_tokens``.
+
+    Where tools answered, ``turns`` has those of each response, whose length is that of all of them.
+    """
 
     id: str
     prompt_tokens: int
     output_tokens: tuple[int, ...]
     max_tokens: int
+    turns: tuple[tuple[RecordedTurn, ...], ...] = ()
+
+
+def with_longer_turns(
+    iterations: Sequence[Sequence[GroupLengths]], turn_tokens: float, tool_times: float
+) -> list[list[GroupLengths]]:
+    """Return groups whose turns have so many times the tokens, and whose tools take so many times as long."""
+
+    def scaled(turn: RecordedTurn) -> RecordedTurn:
+        tool_s = None if turn.tool_s is None else turn.tool_s * tool_times
+        answer_tokens = max(round(turn.answer_tokens * turn_tokens), min(turn.answer_tokens, 1))
+        return RecordedTurn(max(1, round(turn.model_tokens * turn_tokens)), tool_s, answer_tokens)
+
+    found = []
+    for groups in iterations:
+        turns = [tuple(tuple(map(scaled, each)) for each in group.turns) for group in groups]
+        found.append(
+            [
+                msgspec.structs.replace(group, turns=each, output_tokens=tuple(map(_tokens, each)))
+                for group, each in zip(groups, turns, strict=True)
+            ]
+        )
+    limit = max(max(group.output_tokens) for groups in found for group in groups)
+    return [[msgspec.structs.replace(group, max_tokens=limit) for group in groups] for groups in found]
+
+
+def _tokens(turns: Sequence[RecordedTurn]) -> int:
+    return sum(turn.model_tokens + turn.answer_tokens for turn in turns)
 
 
 def last_epoch(group: GroupLengths, seed: int) -> tuple[int, ...]:
@@ -42,12 +94,18 @@ def last_epoch(group: GroupLengths, seed: int) -> tuple[int, ...]:
 
 
 class TrueLengths(Lengths, frozen=True):
-    """Each response's length by request id, which simulated engines have and policies must not see."""
+    """Each response's length by request id, which simulated engines have and policies must not see.
+
+    Where tools answer, ``by_turn`` has that of each turn, by request id and the context before the turn.
+    """
 
     by_request: dict[str, int] = msgspec.field(default_factory=dict)
+    by_turn: dict[tuple[str, int], int] = msgspec.field(default_factory=dict)
 
     def of(self, job: ChunkJob) -> int:
-        """Return the response's true length in tokens."""
+        """Return the true length of the response, or of its turn, in tokens."""
+        if job.turns:
+            return self.by_turn[job.request_id, job.context_tokens]
         return self.by_request[job.request_id]
 
 

@@ -21,6 +21,7 @@ from seer_lab.workloads import CLUSTERS, Workload
 __all__ = [
     "POLICY_HELP",
     "SIZES",
+    "check_no_turns",
     "check_once",
     "check_policies",
     "check_repeats",
@@ -35,6 +36,8 @@ SIZES: Mapping[str, click.ParamType[Any]] = {
     "scale": FiniteRange(0, 1000, min_open=True),
     "instances": click.IntRange(1, 1_000_000),
     "pressure": FiniteRange(1e-3, 1e6),
+    "tool_times": FiniteRange(0, 1000),
+    "turn_tokens": FiniteRange(0, 1000, min_open=True),
 }
 """Options with one number each, and which numbers they take."""
 
@@ -113,6 +116,18 @@ OPTIONS = (
         type=SIZES["pressure"],
         help="KV that all responses would fill, over the KV there is.  [default: 3]",
     ),
+    click.option(
+        "--tool-times",
+        type=SIZES["tool_times"],
+        metavar="FACTOR",
+        help="Recorded tools take so many times as long.",
+    ),
+    click.option(
+        "--turn-tokens",
+        type=SIZES["turn_tokens"],
+        metavar="FACTOR",
+        help="Recorded turns, and the answers of their tools, have so many times the tokens.",
+    ),
 )
 
 
@@ -129,6 +144,13 @@ def check_unbounded(drafts_file: Path | None, *, bounded: bool) -> None:
     """Raise ConfigError where a bound is asked for that nothing gives."""
     if bounded and drafts_file is not None:
         raise ConfigError("--bound has no least time for drafts of recorded text; leave out --drafts")
+
+
+def check_no_turns(load: Workload, drafts_file: Path | None, *, bounded: bool) -> None:
+    """Raise ConfigError where recorded turns are to have drafts or a bound, which only responses do."""
+    for option, given in {"--drafts": drafts_file is not None, "--bound": bounded}.items():
+        if given and load.has_turns:
+            raise ConfigError(f"{option} does not go with recorded turns; leave it out")
 
 
 def workload_options(command: Command) -> Command:

@@ -37,6 +37,12 @@ POLICIES: Mapping[str, PolicySet] = {
     policy.name: policy
     for policy in (
         PolicySet("verl", ("group_round_robin",), "whole groups in turn, as veRL", shares_kv=False),
+        PolicySet(
+            "sticky",
+            ("sticky_sessions",),
+            "whole turns, each trajectory on one instance, as agents in verl and SkyRL",
+            shares_kv=False,
+        ),
         PolicySet("divided", ("divided_rollout",), "chunks, first come first served"),
         PolicySet("no-context", ("divided_rollout",), "the same: divided rollout that learns nothing"),
         PolicySet(
@@ -87,6 +93,23 @@ POLICIES: Mapping[str, PolicySet] = {
             ("kv_aware_sticky",),
             "whole responses where their prompt is, else least KV",
             shares_kv=False,
+        ),
+        PolicySet(
+            "cache-ttl",
+            ("cache_ttl",),
+            "agents' KV kept while tools work, for a time, after CacheTTL",
+            shares_kv=False,
+        ),
+        PolicySet(
+            "program-pause",
+            ("program_pause",),
+            "agents paused as a whole while KV is short, after ThunderAgent",
+            shares_kv=False,
+        ),
+        PolicySet(
+            "migrate-in-tools",
+            ("migrate_in_tools", "context_sched"),
+            "agents move between turns alone, after Heddle",
         ),
         PolicySet("posterior", ("divided_rollout", "length_posterior"), "chunks, longest plausible first"),
         PolicySet(

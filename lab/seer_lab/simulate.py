@@ -17,11 +17,13 @@ from seer_sim.account import StepAccount
 from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
 
+from seer_core.errors import ConfigError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.results import Summary, Tally
 from seer_core.plugins.config import Config, structure
 from seer_core.plugins.loading import Assembly, assemble
 from seer_core.ports.engine import EngineFleet
+from seer_core.ports.environment import Environment
 from seer_core.ports.policy import Observer
 from seer_core.runtime.runtime import Runtime
 from seer_core.scheduling.scheduler import CORE
@@ -31,6 +33,7 @@ from seer_lab.policies import PolicySet
 from seer_lab.shares import Shares, kv_by_tenths, shares_of
 from seer_lab.texts import RecordedText
 from seer_lab.timeline import InstanceTimeline, Timeline
+from seer_lab.tools import RecordedTools, TurnFigures, turn_figures, turn_lengths
 from seer_lab.workloads import Workload
 
 __all__ = ["ENGINES", "SimulatedIteration", "simulate"]
@@ -58,7 +61,7 @@ class SimulatedIteration(msgspec.Struct, frozen=True):
     ``deferred_tokens`` generated; the summary does not count them.  ``wall_s`` is real time.
     On the ``engine`` "paced" times are those of vLLM's own scheduler on an emulated accelerator, and on
     "paced-sglang" of SGLang's.  ``shares`` and ``kv_by_tenths``, of ten tenths of the time, are there if they
-    were asked for, on simulated engines.
+    were asked for, on simulated engines.  ``turns`` are there where tools answered.
     """
 
     workload: str
@@ -77,11 +80,18 @@ class SimulatedIteration(msgspec.Struct, frozen=True):
     engine: str = "sim"
     shares: Shares | None = None
     kv_by_tenths: list[float] = []
+    turns: TurnFigures | None = None
 
     @property
     def throughput_tokens_per_s(self) -> float:
         """Tokens generated per second, those of put off responses included: they go on from there."""
-        return (self.summary.tokens + self.deferred_tokens) / self.summary.total_time_s
+        written = self.summary.tokens - self.summary.environment_tokens
+        return (written + self.deferred_tokens) / self.summary.total_time_s
+
+    @property
+    def trajectories_per_hour(self) -> float:
+        """Responses that were over per hour."""
+        return self.summary.requests / self.summary.total_time_s * 3600
 
 
 @runtime_checkable
@@ -116,6 +126,8 @@ def simulate(
     if engine in SCHEDULERS:
         config = paced(config, SCHEDULERS[engine])
     groups = list(workload.groups(seed))
+    if engine in SCHEDULERS and workload.has_turns:
+        raise ConfigError(f"--engine {engine} rolls out no recorded turns; leave it out")
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
     timeline = Timeline()
@@ -133,9 +145,10 @@ def simulate(
         for number, group in enumerate(groups)
     ]
     accounts = _keep_accounts(assembly.fleet) if shares else []
+    tools = RecordedTools(groups) if workload.has_turns else None
     began_s = time.monotonic()
     with nullcontext() if engine in SCHEDULERS else no_collections():
-        kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted))
+        kept, put_off, started_s = asyncio.run(_roll_out(config, assembly, prompts, wanted, tools))
     tally = Tally(started_s)
     for completion in kept:
         tally.add(completion)
@@ -151,7 +164,7 @@ def simulate(
         ),
         kv_usage=fmean(_mean_kv_usage(each, started_s, summary.total_time_s) for each in instances),
         deferred_requests=len(put_off),
-        deferred_tokens=sum(len(completion.token_ids) for completion in put_off),
+        deferred_tokens=sum(map(_written_tokens, put_off)),
         finish_times_s=sorted(completion.finished_s - started_s for completion in kept),
         instances=instances,
         late_start_share=_late_start_s(assembly.fleet, started_s) / summary.total_time_s,
@@ -160,7 +173,20 @@ def simulate(
         engine=engine,
         shares=shares_of(accounts, started_s, summary.total_time_s) if accounts else None,
         kv_by_tenths=kv_by_tenths(accounts, started_s, summary.total_time_s) if accounts else [],
+        turns=_turn_figures(kept, groups, assembly.fleet) if tools is not None else None,
     )
+
+
+def _written_tokens(completion: Completion) -> int:
+    """Return how many of a response's tokens the model wrote."""
+    return len(completion.token_ids) - sum(turn.answer_tokens for turn in completion.turns)
+
+
+def _turn_figures(
+    kept: Sequence[Completion], groups: Sequence[GroupLengths], fleet: EngineFleet
+) -> TurnFigures:
+    steps = [engine.turn_steps_s for engine in fleet.engines if isinstance(engine, SimEngine)]
+    return turn_figures(kept, {group.id: group.prompt_tokens for group in groups}, steps)
 
 
 def _known_lengths(group: GroupLengths, policy: PolicySet, seed: int) -> tuple[int, ...] | None:
@@ -197,7 +223,8 @@ def _fleet(config: Config, groups: Sequence[GroupLengths], text: RecordedText | 
     if config.seer.engine == ENGINE:
         return paced_fleet(config, lengths, text)
     settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
-    settings = msgspec.structs.replace(settings, lengths=TrueLengths(by_request=lengths))
+    true = TrueLengths(by_request=lengths, by_turn=turn_lengths(groups))
+    settings = msgspec.structs.replace(settings, lengths=true)
     return attrs.evolve(make_fleet(settings), tokenizer=None)
 
 
@@ -216,14 +243,18 @@ def _prompt_of(group: GroupLengths, number: int, engine: str, text: RecordedText
 
 
 async def _roll_out(
-    config: Config, assembly: Assembly, groups: Sequence[PromptGroup], wanted: int
+    config: Config,
+    assembly: Assembly,
+    groups: Sequence[PromptGroup],
+    wanted: int,
+    environment: Environment | None,
 ) -> tuple[list[Completion], list[Completion], float]:
     """Return the completions of the first ``wanted`` groups to end, those put off, and when it began."""
     left = {group.id: group.n for group in groups}
     whole: set[str] = set()
     completions: list[Completion] = []
     async with Runtime(assembly, config.seer, config.rollout) as runtime:
-        rollout = runtime.rollout(groups)
+        rollout = runtime.rollout(groups, environment=environment)
         async for completion in rollout:
             completions.append(completion)
             left[completion.group_id] -= 1

@@ -39,6 +39,11 @@ class Figure(msgspec.Struct, frozen=True):
 FIGURES = {
     "total_time_s": Figure("total\ntime, s", lambda run: run.summary.total_time_s),
     "throughput_tokens_per_s": Figure("tokens\nper s", lambda run: run.throughput_tokens_per_s),
+    "trajectories_per_hour": Figure(
+        "trajectories\nper hour",
+        lambda run: run.trajectories_per_hour,
+        shown_if=lambda run: run.turns,
+    ),
     "tail_time_s": Figure("tail\ntime, s", lambda run: run.summary.tail_time_s),
     "preemptions": Figure("preemp-\ntions", lambda run: run.summary.preemptions),
     "recomputed_tokens": Figure("recomputed\ntokens", lambda run: run.summary.recomputed_tokens),
@@ -46,6 +51,18 @@ FIGURES = {
         "tokens from\nthe KV pool",
         lambda run: run.summary.pool_tokens,
         shown_if=lambda run: run.summary.pool_tokens,
+    ),
+    "turn_kv_hits": Figure(
+        "KV hits\nat turns",
+        lambda run: run.turns.kv_hits if run.turns else 0.0,
+        ".1%",
+        shown_if=lambda run: run.turns,
+    ),
+    "turn_wait_s": Figure(
+        "longest\nwait, s",
+        lambda run: run.turns.longest_wait_s if run.turns else 0.0,
+        ",.1f",
+        shown_if=lambda run: run.turns,
     ),
     "idle_share": Figure("idle", lambda run: run.idle_share, ".1%"),
     "kv_usage": Figure("KV in\nuse", lambda run: run.kv_usage, ".1%"),

@@ -1,11 +1,11 @@
-"""Recorded lengths: JSON lines, or the trace of a finished ``seer run``."""
+"""Recorded lengths: JSON lines of groups or of trajectories, or the trace of a finished ``seer run``."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,7 @@ from seer_core.json_files import UNREADABLE, describe_flaw, read_bytes
 from seer_core.model.events import ChunkFinished, Complete, GroupSpec, GroupsSubmitted
 from seer_core.scheduling.trace import read_trace
 from seer_lab.lengths import GroupLengths, Tokens
+from seer_lab.trajectories import TRAJECTORY, TrajectoryLine, flaws_of, iterations_of
 
 __all__ = ["read_lengths"]
 
@@ -38,10 +39,23 @@ class LengthsLine(msgspec.Struct, frozen=True):
     workload: str = ""
 
 
+Line = TypeVar("Line", LengthsLine, TrajectoryLine)
+
+
+class LineFormat(msgspec.Struct, Generic[Line], frozen=True):
+    """A kind of line: its type, an example, the flaws of several together, and the groups that they make."""
+
+    into: type[Line]
+    example: str
+    flaws: Callable[[Sequence[tuple[int, Line]]], Iterator[tuple[int, str]]]
+    iterations: Callable[[Sequence[Line]], list[list[GroupLengths]]]
+
+
 def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[GroupLengths]]:
     """Return the groups of each iteration that a file holds; a directory is that of a ``seer run``.
 
-    ``where`` are KEY=VALUE: only lines that say so count.
+    A file whose first line has ``turns`` holds trajectories.  ``where`` are KEY=VALUE: only lines that say
+    so count.
 
     Raises:
         PromptError: it cannot be read, holds bad lines, no line that counts, or several workloads.
@@ -53,22 +67,30 @@ def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[Group
     first = next((line for line in lines if line.strip()), b"")
     if b'"event":' in first:
         return [_of_run(path)]
+    if _is_trajectory(first):
+        return _read_lines(path, lines, where, TRAJECTORIES)
+    return _read_lines(path, lines, where, LENGTHS)
+
+
+def _read_lines(
+    path: Path, lines: Sequence[bytes], where: Sequence[str], form: LineFormat[Line]
+) -> list[list[GroupLengths]]:
     selected = [_selection(text) for text in where]
     problems: list[str] = []
-    found: list[tuple[int, LengthsLine]] = []
+    found: list[tuple[int, Line]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             if all(keep(line) for keep in selected):
-                found.append((number, _decode(line)))
+                found.append((number, _decode(line, form.into)))
         except PromptError as error:
             problems.append(f"{path}:{number}: {error}")
     if problems and not found:
         raise PromptError(
-            f"{problems[0]}\n{path} has no line of lengths; one object a line is needed, {EXAMPLE}"
+            f"{problems[0]}\n{path} has no line of lengths; one object a line is needed, {form.example}"
         )
-    problems += [f"{path}:{number}: {problem}" for number, problem in _contradictions(found)]
+    problems += [f"{path}:{number}: {problem}" for number, problem in form.flaws(found)]
     if problems:
         more = f"\n... and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
         raise PromptError("\n".join(problems[:SHOWN_PROBLEMS]) + more + "\nMend them, then run again")
@@ -81,7 +103,7 @@ def read_lengths(path: str | Path, where: Sequence[str] = ()) -> list[list[Group
             f"{path} holds several workloads: {', '.join(workloads)}; choose one:"
             f" --where workload={workloads[0]}"
         )
-    return _iterations([line for _, line in found])
+    return form.iterations([line for _, line in found])
 
 
 def _selection(text: str) -> Callable[[bytes], bool]:
@@ -105,9 +127,17 @@ def _json(line: bytes) -> Any:
         raise PromptError(f"not valid JSON: {describe_flaw(error, line)}") from error
 
 
-def _decode(line: bytes) -> LengthsLine:
+def _is_trajectory(line: bytes) -> bool:
     try:
-        return msgspec.convert(_json(line), LengthsLine)
+        record = _json(line)
+    except PromptError:
+        return False
+    return isinstance(record, dict) and "turns" in record and "output_tokens" not in record
+
+
+def _decode(line: bytes, into: type[Line]) -> Line:
+    try:
+        return msgspec.convert(_json(line), into)
     except msgspec.ValidationError as error:
         raise PromptError(describe_flaw(error)) from error
 
@@ -142,6 +172,10 @@ def _iterations(lines: Sequence[LengthsLine]) -> list[list[GroupLengths]]:
         group = GroupLengths(str(line.group), line.prompt_tokens, line.output_tokens, limit)
         iterations.setdefault(line.iteration, []).append(group)
     return [iterations[number] for number in sorted(iterations)]
+
+
+LENGTHS = LineFormat(LengthsLine, EXAMPLE, _contradictions, _iterations)
+TRAJECTORIES = LineFormat(TrajectoryLine, TRAJECTORY, flaws_of, iterations_of)
 
 
 def _of_run(path: Path) -> list[GroupLengths]:

@@ -13,7 +13,7 @@ import msgspec
 from seer_sim.cost import PRESETS
 
 from seer_core.errors import ConfigError
-from seer_core.plugins.config import Config, make_config
+from seer_core.plugins.config import Config, TurnsTable, make_config
 from seer_lab.lengths import DrawnLengths, GroupLengths
 from seer_lab.texts import RecordedText
 
@@ -108,6 +108,13 @@ class Workload(msgspec.Struct, frozen=True):
             return self.lengths.draw(seed + LATER_SEEDS * later)
         return self.lengths[(seed + later) % len(self.lengths)]
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether its responses are trajectories, whose turns tools answered."""
+        return not isinstance(self.lengths, DrawnLengths) and any(
+            group.turns for groups in self.lengths for group in groups
+        )
+
     def config(self, plugins: Sequence[str], overrides: Sequence[str] = (), seed: int = 0) -> Config:
         """Return the configuration of a run with these plug-ins; ``overrides`` are KEY=VALUE.
 
@@ -182,7 +189,7 @@ def crowded(
     """Return a workload on so many instances of ``cluster``, with as much KV as makes it as crowded.
 
     ``pressure``: the KV that all responses of the first iteration fill in the end, over what there is.
-    An instance has room for the longest context at least.
+    An instance has room for the longest context at least.  All tools work at once, however long they take.
     """
     first = Workload(name, lengths, {}).groups(0)
     recorded = lengths if not isinstance(lengths, DrawnLengths) else [first]
@@ -193,7 +200,15 @@ def crowded(
         "instances": instances,
         "kv_capacity_tokens": -(-int(capacity) // BLOCK_TOKENS) * BLOCK_TOKENS,
     }
-    return Workload(name, lengths, tables)
+    workload = Workload(name, lengths, tables)
+    if workload.has_turns:
+        trajectories = [turns for groups in recorded for group in groups for turns in group.turns]
+        longest_s = max(turn.tool_s or 0.0 for turns in trajectories for turn in turns)
+        tables["seer"]["turns"] = {
+            "timeout_s": max(longest_s, TurnsTable().timeout_s),
+            "at_once": len(trajectories),
+        }
+    return workload
 
 
 def scaled(workload: Workload, share: float) -> Workload:

@@ -57,6 +57,14 @@ class Strategy(Protocol):
         return
 
     @optional
+    def turn_ended(self, request: Request) -> None:
+        """Note that the environment of a response begins to work on its last turn; its KV is where it ran.
+
+        When it has answered, the request is pushed again, or ``group_changed`` says that it is over.
+        """
+        return
+
+    @optional
     def group_changed(self, group: GroupContext, request: Request) -> None:
         """Note that a response of ``group`` is over; ``group.left`` 0 means that the group is.
 

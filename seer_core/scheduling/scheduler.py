@@ -66,7 +66,7 @@ STARVATION_INTERVAL = 32
 
 NOTIFICATIONS = (
     *("tick", "instance_started", "instance_changed", "instance_lost"),
-    *("group_changed", "group_over"),
+    *("turn_ended", "group_changed", "group_over"),
 )
 """The optional methods of ``Strategy``."""
 
@@ -417,6 +417,8 @@ class Scheduler:
     def _ask_environment(self, request: Request, commands: list[Command]) -> None:
         self.buffer.act(request)
         commands.append(AskEnvironment(request.id))
+        self._subject = request
+        self._notify("turn_ended", request)
 
     def _environment_answered(self, event: EnvironmentAnswered, commands: list[Command]) -> None:
         request = self._acting(event.request_id)

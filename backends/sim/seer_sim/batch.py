@@ -186,9 +186,9 @@ class Batch:
             kv_last=pool.usage + (self._growth(steps, since=1) / pool.capacity if steps > 1 else 0.0),
         )
 
-    def filling(self) -> list[str]:
-        """Return the ids of the requests whose context the step under way computes."""
-        return [run.job.request_id for run, _ in self._filled]
+    def filling(self) -> list[ChunkJob]:
+        """Return the chunks whose context the step under way computes."""
+        return [run.job for run, _ in self._filled]
 
     def end(self, steps: int) -> list[SimChunk]:
         """Finish ``steps`` steps, no more than begun; return the runs that are complete."""

@@ -50,7 +50,8 @@ class SimEngine:
     not among them, decides what comes of them, in expectation; they change the time a chunk takes and none of
     its tokens.  With a ``SimKVPool`` a chunk whose KV is elsewhere waits until it has been brought, one
     transfer after the other, while others are computed.  ``first_steps_s`` holds when the first step of each
-    request here began.  A list set as ``account`` gets what all steps are spent on.
+    request here began, and ``turn_steps_s`` of each turn that it began, by the context before the turn, where
+    an environment answers.  A list set as ``account`` gets what all steps are spent on.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SimEngine:
         self._not_before_s = 0.0
         self._lost = False
         self.first_steps_s: dict[str, float] = {}
+        self.turn_steps_s: dict[tuple[str, int], float] = {}
         self.account: list[StepAccount] | None = None
         self._clear()
 
@@ -196,7 +198,9 @@ class SimEngine:
         """Do nothing: no draft of a simulated model comes from text."""
 
     def forget_group(self, group_id: str) -> None:
-        """Do nothing: no draft of a simulated model comes from text."""
+        """Drop a group's KV from the pool: where an environment ends a response, no chunk says so."""
+        if self._kv_pool is not None:
+            self._kv_pool.forget_group(group_id)
 
     async def measure_steps(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
@@ -283,7 +287,8 @@ class SimEngine:
         """Let others find the KV of a chunk that is complete, if its response goes on."""
         if self._kv_pool is None:
             return
-        if run.stopped or run.job.last:
+        goes_on = run.job.turns if run.stopped else not run.job.last
+        if not goes_on:
             self._kv_pool.drop(run.job.request_id)
         else:
             # The last token was sampled, never computed.
@@ -351,8 +356,11 @@ class SimEngine:
         self._segment = self._batch.begin()
         if self._segment is not None:
             self._segment_began_s = self._clock.now()
-            for request_id in self._batch.filling():
-                self.first_steps_s.setdefault(request_id, self._segment_began_s)
+            for job in self._batch.filling():
+                self.first_steps_s.setdefault(job.request_id, self._segment_began_s)
+                if job.turns:
+                    turn = job.request_id, job.context_tokens
+                    self.turn_steps_s.setdefault(turn, self._segment_began_s)
             self._end_after(1 if self._ending else self._segment.steps)
         else:
             self._answer(self._batch.take_ended_early())

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from seer_core.errors import EngineError
+from seer_core.model.chunk_runs import group_of
 from seer_core.plugins.config_types import NotNegative, Positive
 from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_core.ports.kv import PoolStats, StoreSpec
@@ -103,6 +104,7 @@ class SimKVPool:
     def _forget(self) -> None:
         self._dram = _Tier(self.settings.dram_bytes)
         self._ssd = _Tier(self.settings.ssd_bytes)
+        self._groups: dict[str, set[str]] = {}
 
     async def start(self, instances: Sequence[str]) -> None:
         """Begin without any KV."""
@@ -170,6 +172,7 @@ class SimKVPool:
             new -= before.blocks
         if new > 0:
             self._counts["put_bytes"] += new * block_bytes
+        self._groups.setdefault(group_of(request_id), set()).add(request_id)
         self._put(request_id, _Kept(blocks, blocks * block_bytes, version, node))
 
     def drop(self, request_id: str) -> None:
@@ -177,6 +180,11 @@ class SimKVPool:
         kept = self._take(request_id)
         if kept is not None:
             self._counts["released_blocks"] += kept.blocks
+
+    def forget_group(self, group_id: str) -> None:
+        """Forget what is left of a group that is over."""
+        for request_id in self._groups.pop(group_id, ()):
+            self.drop(request_id)
 
     def _within_reach(self, kept: _Kept, node: str) -> bool:
         return self.settings.spans_nodes or kept.node == node

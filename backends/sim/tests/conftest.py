@@ -89,7 +89,10 @@ def fixed_drafter():
 
 @pytest.fixture(scope="session")
 def chunk_job():
-    """Return a factory of jobs; without ``generated`` it is a response's first chunk."""
+    """Return a factory of jobs; without ``generated`` it is a response's first chunk.
+
+    With ``turn_start``, 0 in the first turn, an environment answers its turns.
+    """
 
     def make(
         name,
@@ -105,6 +108,7 @@ def chunk_job():
         probe=False,
         siblings=0,
         early=False,
+        turn_start=None,
     ):
         prompt_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
         request = request or f"r{name}"
@@ -122,6 +126,8 @@ def chunk_job():
             probe=probe,
             siblings_finished=siblings,
             may_end_early=early,
+            turns=turn_start is not None,
+            turn_start=turn_start or 0,
         )
 
     return make

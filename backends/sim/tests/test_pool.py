@@ -70,6 +70,45 @@ def test_a_request_that_moves_brings_its_full_blocks(move):
     assert output.computed_tokens == 4
 
 
+@pytest.fixture
+def two_turns(simulate, chunk_job):
+    """Return a function: a turn of 40 tokens, 8 of its answer, and one more on another instance."""
+
+    def make(pool, between=lambda first: None):
+        first = simulate(kv_pool=pool)
+        second = simulate(kv_pool=pool, name="sim-1", clock=first.clock)
+        job = chunk_job("a0", request="g/0", group="g", max_tokens=50, known=40, turn_start=0)
+        first.engine.submit(job)
+        tokens = [*first.run().outputs["a0"].token_ids, *range(8)]
+        between(first)
+        next_turn = chunk_job(
+            "a1", request="g/0", group="g", generated=tokens, max_tokens=1, known=9, turn_start=52
+        )
+        began_s = first.clock.now()
+        second.engine.submit(next_turn)
+        second.run()
+        return second, began_s
+
+    return make
+
+
+def test_the_kv_of_a_turn_stays_in_the_pool_while_its_tool_works(two_turns):
+    second, began_s = two_turns(pool_of(latency_s=3.0))
+    # 44 tokens are there, 43 of them computed: ten blocks.  The answer's 8 are new.
+    assert counts(second.sink.outputs["a1"]) == (0, 40, 12)
+    assert second.engine.turn_steps_s["g/0", 52] == pytest.approx(began_s + 3.0, abs=0.1)
+
+
+def test_a_group_that_is_over_leaves_nothing_of_its_turns_in_the_pool(two_turns):
+    pool = pool_of()
+    second, _ = two_turns(pool, between=lambda first: first.engine.forget_group("g"))
+    assert counts(second.sink.outputs["a1"]) == (0, 0, 52)
+    assert pool.stats().released_blocks == 10
+    second.engine.forget_group("g")
+    second.engine.forget_group("another")
+    assert pool.stats().used_bytes == 0
+
+
 def test_without_a_pool_it_computes_them_again(move):
     output, _ = move(None)
     assert counts(output) == (0, 0, 44)

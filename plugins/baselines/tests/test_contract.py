@@ -2,6 +2,7 @@
 
 from seer_baselines.group_round_robin import GroupRoundRobin
 from seer_baselines.oracle_longest_first import OracleLongestFirst
+from seer_baselines.sticky_sessions import StickySessions
 
 from seer_core.testing import PlacerContract, PrioritizerContract
 
@@ -11,6 +12,13 @@ class TestGroupRoundRobin(PlacerContract):
 
     def make(self):
         return GroupRoundRobin()
+
+
+class TestStickySessions(PlacerContract):
+    leaves_room = False
+
+    def make(self):
+        return StickySessions()
 
 
 class TestOracleLongestFirst(PrioritizerContract):

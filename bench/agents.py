@@ -1,0 +1,125 @@
+"""How many trajectories an hour does each way of keeping KV while tools work bring, under KV pressure?
+
+The trajectories are those of a search agent (Qwen2.5-7B, not published, `--data` names their folder): 256
+groups of 8 in each of two iterations, with 2.6 turns on average, as recorded and scaled.  A row's factors
+multiply the tokens of turns and answers, and the seconds of tools.  They run on four simulated instances
+whose KV holds a quarter of all contexts.  The answers of tools are prefilled under every policy.
+
+`sticky` is the way of verl and SkyRL: each trajectory stays on one instance, and its engine's prefix cache
+keeps KV until others need the room.  `cache-ttl`, `program-pause` and `migrate-in-tools` are rivals
+(plugins/rivals), after CacheTTL, ThunderAgent and Heddle.  `divided` and `context` are Seer's scheduling
+without drafts: its pool has the KV of each turn while the tool works.  `room for all` is `sticky` on
+instances whose KV holds all contexts: nothing that is done about KV can bring much more.
+
+KV hits are the part of the context before an answer whose KV was found when the next turn began, in the
+instance or in the pool.  The longest wait is from an answer to the first step of the turn that follows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from seer_cli.stats import ratios
+from seer_lab.choose import choose_workload
+from seer_lab.policies import POLICIES
+from seer_lab.simulate import SimulatedIteration, simulate
+
+from bench.frame import Row, cell, markdown, spread_of
+
+ROOMS = ("seer_core", "plugins", "backends/sim", "lab")
+ROUNDS = 2
+FILE = "agent_turns.jsonl"
+BASELINE, ROOM = "sticky", "room for all"
+RIVALS = ("cache-ttl", "program-pause", "migrate-in-tools")
+OURS = ("divided", "context")
+INSTANCES, PRESSURE, ROOMY = 4, 4.0, 0.5
+CLUSTER = "qwen2.5-14b"
+
+FACTORS: Mapping[str, Mapping[str, float]] = {
+    "as recorded": {"turn_tokens": 1.0, "tool_times": 1.0},
+    "tools x 20": {"turn_tokens": 1.0, "tool_times": 20.0},
+    "turns x 4": {"turn_tokens": 4.0, "tool_times": 1.0},
+    "turns x 4, tools x 20": {"turn_tokens": 4.0, "tool_times": 20.0},
+}
+"""Of tokens and of seconds, by the name of a row."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the case's own options."""
+    parser.add_argument("--data", type=Path, required=True, help=f"folder with {FILE}")
+    parser.add_argument("--only", action="append", choices=FACTORS, help="may repeat (default: all)")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Simulate both iterations of every workload under each policy; a row for each of both."""
+    rows: list[Row] = []
+    for name in options.only or FACTORS:
+        shape: dict[str, Any] = {"on": CLUSTER, "instances": INSTANCES, **FACTORS[name]}
+        crowded = choose_workload(str(options.data / FILE), pressure=PRESSURE, **shape)
+        roomy = choose_workload(str(options.data / FILE), pressure=ROOMY, **shape)
+        found: dict[str, list[SimulatedIteration]] = {}
+        for policy in (BASELINE, *RIVALS, *OURS, ROOM):
+            load, named = (roomy, BASELINE) if policy == ROOM else (crowded, policy)
+            found[policy] = [
+                simulate(load, POLICIES[named], seed, options.set) for seed in range(options.rounds)
+            ]
+            print(f"{name}: {policy}", file=sys.stderr, flush=True)
+        base = [each.trajectories_per_hour for each in found[BASELINE]]
+        for policy, runs in found.items():
+            turns = [each.turns for each in runs if each.turns is not None]
+            per_hour = [each.trajectories_per_hour for each in runs]
+            rows.append(
+                {
+                    "workload": name,
+                    "policy": policy,
+                    "trajectories_per_hour": spread_of(per_hour),
+                    "ratio_to_sticky": spread_of(ratios(per_hour, base)),
+                    "turn_kv_hits": spread_of(each.kv_hits for each in turns),
+                    "turn_wait_s": spread_of(each.longest_wait_s for each in turns),
+                    "total_time_s": spread_of(each.summary.total_time_s for each in runs),
+                    "tail_time_s": spread_of(each.summary.tail_time_s for each in runs),
+                    "idle_share": spread_of(each.idle_share for each in runs),
+                    "summaries": [msgspec.to_builtins(each.summary) for each in runs],
+                }
+            )
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return one line for each workload and policy."""
+    columns = ["trajectories", "policy", "per hour", "times sticky", "KV hits at turns", "recomputed tokens"]
+    lines = [
+        [
+            row["workload"],
+            row["policy"],
+            cell(row["trajectories_per_hour"], ",.0f"),
+            cell(row["ratio_to_sticky"], ".2f", "x"),
+            cell(row["turn_kv_hits"], ".1%"),
+            cell([each["recomputed_tokens"] for each in row["summaries"]], ",.0f"),
+            cell(row["turn_wait_s"], ",.1f", " s"),
+            cell(row["idle_share"], ".1%"),
+        ]
+        for row in rows
+    ]
+    return markdown([*columns, "longest wait", "idle"], lines, left=2)
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return the best of Seer's policies, of the rivals, and the limit, for each workload."""
+    sentences = []
+    for name in dict.fromkeys(row["workload"] for row in rows):
+        found = {row["policy"]: row for row in rows if row["workload"] == name}
+        ratio = {policy: row["ratio_to_sticky"]["median"] for policy, row in found.items()}
+        ours, rival = max(OURS, key=ratio.__getitem__), max(RIVALS, key=ratio.__getitem__)
+        hits = found[ours]["turn_kv_hits"]["median"]
+        sentences.append(
+            f"{name}: {ours} brings {ratio[ours]:.2f}x the trajectories of sticky sessions with"
+            f" {hits:.0%} KV hits, the best rival, {rival}, {ratio[rival]:.2f}x,"
+            f" and room for all KV {ratio[ROOM]:.2f}x."
+        )
+    return " ".join(sentences)
