@@ -105,6 +105,7 @@ def chunk_job():
         probe=False,
         siblings=0,
         early=False,
+        trajectory="",
     ):
         prompt_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
         request = request or f"r{name}"
@@ -122,6 +123,7 @@ def chunk_job():
             probe=probe,
             siblings_finished=siblings,
             may_end_early=early,
+            trajectory=trajectory,
         )
 
     return make
