@@ -15,6 +15,7 @@ from seer_server.reservations import ReservationRequest, RowRequest
 from seer_server.responses_api import ResponsesRequest
 from seer_server.streams import NDJSON
 from seer_server.tokens_api import TokensRequest
+from seer_server.turns import ReleaseRequest
 
 __all__ = ["LINES", "OPERATIONS", "STATUSES", "Operation"]
 
@@ -125,6 +126,17 @@ OPERATIONS = {
     ),
     ("POST", "/detokenize"): Operation(
         DetokenizeRequest, "`prompt`: the text.", record(prompt={"type": "string"})
+    ),
+    ("DELETE", "/v1/trajectories/{id}"): Operation(
+        None, "`ended`: 1, or 0 if there is no such trajectory.", record(ended=INTEGER)
+    ),
+    ("DELETE", "/v1/groups/{id}"): Operation(
+        None, "`ended`: how many trajectories the group has.", record(ended=INTEGER)
+    ),
+    ("POST", "/programs/release"): Operation(
+        ReleaseRequest,
+        "`program_id`, and whether it was `released`: whether there was such a trajectory.",
+        record(program_id=STRING, released={"type": "boolean"}),
     ),
     ("POST", "/v1/rollouts"): Operation(
         BatchRequest, "A stream of `completion` and `progress` lines that ends with `done`.", LINE, NDJSON

@@ -8,7 +8,13 @@ from seer_kv_local.slot_table import SlotTable
 
 from seer_core.model import Sampling
 
-__all__ = ["expect_the_kv_of_a_turn_until_its_group_is_over", "released"]
+PLAIN = Sampling(1.0)
+
+__all__ = [
+    "expect_the_kv_of_a_trajectory_until_it_is_forgotten",
+    "expect_the_kv_of_a_turn_until_its_group_is_over",
+    "released",
+]
 
 
 def released(pool, instance_id, block_bytes):
@@ -45,5 +51,37 @@ def expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, bloc
     assert dropped() == 0
     for here in pair:
         here.engine.forget_group("turns")
+        here.run(here.engine.reset_cache())
+    assert dropped() == full
+
+
+def expect_the_kv_of_a_trajectory_until_it_is_forgotten(pair, prompt, expected, block, dropped):
+    """Write turns that are responses of their own, each on the other instance than the one before.
+
+    ``expected`` and ``dropped`` are as above.  The second turn is cut at its limit.
+    """
+    stop = next(token for token in expected[50:] if expected.index(token) >= 50)
+    text, full = list(prompt), 0
+    for number, (tokens, sampling) in enumerate(((100, Sampling(1.0, stop_token_ids=(stop,))), (40, PLAIN))):
+        here = pair[number % 2]
+        here.group = f"turn {number}"
+        job = structs.replace(here.job(text, tokens, 0, sampling), last=True, trajectory="t")
+        [output] = here.run(here.chunks([job]))
+        assert output.stopped == (number == 0)
+        assert output.pool_tokens == full * block
+        assert output.prefilled_tokens == len(text) - full * block
+        here.engine.forget_group(here.group)
+        text += [*output.token_ids, 5, 6, 7]
+        full = (len(text) - 4) // block
+        assert dropped() == 0
+    third = pair[0]
+    aborted = structs.replace(third.job(text, 400, 0, PLAIN), trajectory="t")
+    third.engine.submit(aborted)
+    third.engine.abort(aborted.id)
+    [output] = third.run(third.chunks([structs.replace(third.job(text, 8, 0, PLAIN), trajectory="t")]))
+    assert output.pool_tokens + output.cached_tokens == full * block
+    full = (len(text) + len(output.token_ids) - 1) // block
+    for here in pair:
+        here.engine.forget_group("t")
         here.run(here.engine.reset_cache())
     assert dropped() == full

@@ -52,6 +52,10 @@ class ChunkJob(msgspec.Struct, frozen=True, gc=False):
     """Whether the response may go on where the chunk stops, behind an environment's answer."""
     turn_start: int = 0
     """Where among ``token_ids`` the turn begins that the chunk goes on with; 0 if it is the first turn."""
+    trajectory: str = ""
+    """The trajectory of which the response is one turn; empty for none. A KV pool keeps its KV, also once the
+    response is over, until the engine's ``forget_group`` of it.
+    """
 
     @property
     def context_tokens(self) -> int:

@@ -76,6 +76,10 @@ class GroupSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its responses as an earlier process left them; empty for none."""
     turns: bool = False
     """Whether an environment answers the turns of its responses."""
+    family: str = ""
+    """The family that it is of, whose groups are siblings to each other; empty for none."""
+    home: str = ""
+    """The instance that has the KV of its trajectory; empty for none."""
 
 
 class GroupsSubmitted(msgspec.Struct, frozen=True, tag=True):

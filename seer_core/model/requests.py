@@ -66,6 +66,16 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """
     turns: bool = False
     """Whether an environment answers the turns of its responses; the rollout sets it."""
+    trajectory: str = ""
+    """The trajectory of which its responses are one turn; empty for none. Their KV stays in the KV pool, for
+    the next turn, until ``Runtime.forget`` of it.
+    """
+    family: str = ""
+    """The family that it is of; empty for none. Groups of a family are siblings to each other: the lengths
+    and the texts of their responses help all of them, until ``Runtime.forget`` of it.
+    """
+    home: str = ""
+    """The instance that has the KV of its trajectory; empty for none."""
 
 
 def request_seed(group_seed: int, index: int) -> int:
@@ -97,6 +107,7 @@ class GroupContext:
     finished.  ``steps`` engine steps verified ``drafted`` draft tokens for it and accepted ``accepted``.
     ``in_flight`` counts its requests in flight by instance, by id, where there are any: there is its prompt.
     ``sampling`` and ``labels`` are the prompt's; it was submitted at ``arrived_s``, on the run's clock.
+    ``finished`` and ``longest_finished_tokens`` are those of its whole ``family``, if it is of one.
     """
 
     id: str
@@ -125,6 +136,10 @@ class GroupContext:
     """The number by arrival of its first request; the others follow."""
     turns: bool = False
     """Whether an environment answers the turns of its responses."""
+    family: str = ""
+    """The family that it is of; empty for none."""
+    informed: bool = False
+    """Whether responses of its family had finished when it came, so that it needs no probe."""
 
     @property
     def estimate_tokens(self) -> int:
@@ -175,7 +190,7 @@ class Request:
     @property
     def probe(self) -> bool:
         """Whether it is the group's speculative request, which predicts the others' length (paper)."""
-        return self.index == 0
+        return self.index == 0 and not self.group.informed
 
     @property
     def context_tokens(self) -> int:

@@ -215,6 +215,11 @@ class RolloutController:
         """Abort requests; each completes at once."""
         self.apply_guarded(RequestsAborted(tuple(request_ids), by))
 
+    def forget(self, name: str) -> None:
+        """Drop what is kept of a trajectory or a family."""
+        self._transcripts.forget(name)
+        self.fleet.forget_group(name, self.fleet.alive)
+
     @property
     def paused(self) -> bool:
         """Whether no chunk is sent until ``resume``."""

@@ -6,10 +6,10 @@ import asyncio
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from numbers import Real
 from operator import index, itemgetter
 from typing import Any, Protocol
@@ -19,17 +19,21 @@ import msgspec
 import structlog
 
 from seer_core.error_origin import describe_error, one_line
-from seer_core.errors import PromptError, SeerError, printable, quote
+from seer_core.errors import EngineError, PromptError, SeerError, printable, quote
 from seer_core.json_files import SHOWN
 from seer_core.plugins.config import TurnsTable
 from seer_core.ports.contracts import implemented
 from seer_core.ports.engine import Clock, HeldClock, ModelInfo, ReplyTokenizer, Tokenizer
 from seer_core.ports.environment import AnsweredTurn, Environment, EnvironmentAnswer, ModelTurn, Trajectory
+from seer_core.runtime.long_texts import LONG_TEXT, characters_of, end_beyond, text_of
 from seer_core.threads import in_thread
 
 __all__ = ["EncodedAnswer", "EnvironmentCalls", "EnvironmentListener", "Question"]
 
 log = structlog.get_logger("seer")
+
+HANGING = 2
+"""Threads of plain methods that there may be for each turn that is worked on at once: half may hang."""
 
 
 class EncodedAnswer(msgspec.Struct, frozen=True):
@@ -76,7 +80,11 @@ class EnvironmentCalls:
     """Asks one environment about turns: those that it works on at once, and those that wait for that.
 
     A clock that can be held stands still while the environment's own code runs, and then takes all answers in
-    the order of the questions.  So a virtual run does not depend on how long that code takes.
+    the order of the questions.  So a virtual run does not depend on how long that code takes.  Long answers
+    are encoded beside the event loop, one at a time, as far as there is room for them.
+
+    Plain methods that never return leave their threads behind.  Once these are too many, no further one is
+    begun, and turns fail at once.
     """
 
     def __init__(
@@ -101,6 +109,8 @@ class EnvironmentCalls:
         self._settled: list[tuple[int, _Call, EncodedAnswer | str, float]] = []
         self._begun: dict[str, Trajectory] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._encoding = asyncio.Lock()
+        self._threads: set[object] = set()
         self._reset = implemented(environment, "reset")
         self._close = implemented(environment, "close")
 
@@ -208,11 +218,35 @@ class EnvironmentCalls:
             if trajectory.request_id not in self._begun:
                 self._begun[trajectory.request_id] = trajectory
                 if self._reset is not None:
-                    await _called(self._reset, trajectory, question.earlier())
-            answer = await _called(self._environment.step, trajectory, question.turn)
-            return self._encoded(answer, question.turn), _delay_of(answer)
+                    await self._bounded(self._reset, trajectory, question.earlier())
+            answer = await self._bounded(self._environment.step, trajectory, question.turn)
+            if _characters(answer) < LONG_TEXT:
+                return self._encoded(answer, question.turn), _delay_of(answer)
+            async with self._encoding:
+                encoded = await in_thread(None, self._encoded, answer, question.turn, name="seer-encoding")
+            return encoded, _delay_of(answer)
         except (Exception, SystemExit) as error:
             return self._reason(error), 0.0
+
+    async def _bounded(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the answer of a method; raises EngineError if too many plain ones have not returned."""
+        if inspect.iscoroutinefunction(method):
+            return await method(*arguments)
+        threads, me = self._threads, object()
+        if len(threads) >= HANGING * self._settings.at_once:
+            raise EngineError(
+                f"{len(threads):,} calls of its environment have not returned, so no other is begun; give its"
+                " tools limits of time, or make its methods coroutines"
+            )
+
+        def call() -> Any:
+            threads.add(me)
+            try:
+                return method(*arguments)
+            finally:
+                threads.discard(me)
+
+        return await _called(call)
 
     async def _closed(self, trajectory: Trajectory) -> None:
         assert self._close is not None
@@ -245,7 +279,9 @@ class EnvironmentCalls:
         reward = answer.reward
         if reward is not None and not (_is_number(reward) and math.isfinite(reward)):
             raise PromptError(f"its environment gave the reward {quote(reward)}; a reward is a finite number")
-        token_ids = [self._token(each) for each in self._token_ids(answer, turn)]
+        # One token beyond the room says as much as a million.
+        found = islice(self._token_ids(answer, turn), turn.left_tokens + 1)
+        token_ids = [self._token(each) for each in found]
         if not token_ids and not answer.done:
             raise PromptError("its environment answered no token, and the response is not done")
         return EncodedAnswer(token_ids, None if reward is None else float(reward), bool(answer.done))
@@ -271,19 +307,45 @@ class EnvironmentCalls:
         if tokenizer is None:
             raise PromptError(f"its environment answered {given[0]}, and this engine has no tokenizer")
         if answer.text is not None:
-            return tokenizer.encode_part(answer.text)
+            return tokenizer.encode_part(answer.text[: end_beyond(answer.text, tokenizer, turn.left_tokens)])
         assert answer.messages is not None
         if not isinstance(tokenizer, ReplyTokenizer):
             raise PromptError(
                 "its environment answered messages, which this engine's tokenizer cannot append"
             )
         try:
-            return tokenizer.encode_reply(answer.messages, turn.token_ids, answer.chat_template_kwargs)
+            messages = _shortened(answer.messages, tokenizer, turn.left_tokens)
+            return tokenizer.encode_reply(messages, turn.token_ids, answer.chat_template_kwargs)
         except SeerError:
             raise
         except Exception as error:
             fact = printable(str(error), SHOWN)
             raise PromptError(f"the chat template refused its environment's messages: {fact}") from error
+
+
+def _characters(answer: Any) -> int:
+    """Return about how much text an answer has."""
+    if not isinstance(answer, EnvironmentAnswer):
+        return 0
+    return characters_of(answer.text, answer.messages, answer.chat_template_kwargs)
+
+
+def _shortened(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, most: int
+) -> Sequence[Mapping[str, Any]]:
+    """Return messages without the text beyond their first ``most`` tokens, which has no room anyhow."""
+    left = end_beyond(text_of(messages), tokenizer, most)
+    if left is None:
+        return messages
+    short = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            short.append({**message, "content": content[:left]})
+            left -= len(short[-1]["content"])
+        else:
+            short.append(dict(message))
+    return short
 
 
 def _is_number(value: Any) -> bool:

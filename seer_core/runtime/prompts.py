@@ -20,6 +20,7 @@ from seer_core.model import MOST_RESPONSES, InstanceInfo, PromptGroup, Sampling,
 from seer_core.plugins.config import RolloutTable, nearest
 from seer_core.plugins.config_types import Positive
 from seer_core.ports.engine import ModelInfo, Tokenizer
+from seer_core.runtime.long_texts import end_beyond, text_of
 
 __all__ = [
     "BadPrompt",
@@ -38,12 +39,6 @@ MOST_LABELS, LONGEST_LABEL = 16, 200
 """Labels of a group, and characters of each, which stand in the trace."""
 
 MOST_SEED = 2**63 - 1
-
-SURE_CHARACTERS = 8
-"""Characters for each of the tokens that a model takes, of which no language has so many on average."""
-
-CUT_TOKENS = 64
-"""Tokens that the cut end of a text may have more than the whole text has there."""
 
 
 class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -383,8 +378,7 @@ def _token_ids(record: PromptRecord, tokenizer: Tokenizer | None, most: int) -> 
     assert record.messages is not None
     if not record.messages:
         raise PromptError("the prompt is empty: messages holds none")
-    contents = (message.get("content") for message in record.messages)
-    _require_short("".join(each for each in contents if isinstance(each, str)), tokenizer, most)
+    _require_short(text_of(record.messages), tokenizer, most)
     try:
         if not record.chat_template_kwargs:
             return tokenizer.encode_chat(record.messages)
@@ -420,14 +414,11 @@ def _bad_words(
 
 def _require_short(text: str, tokenizer: Tokenizer, most: int) -> None:
     """Raise PromptError for a text of more tokens than the model takes; encode little more than those."""
-    size = SURE_CHARACTERS * most
-    while size < len(text):
-        if len(tokenizer.encode(text[:size])) > most + CUT_TOKENS:
-            raise PromptError(
-                f"the prompt has {len(text):,} characters, and the first {size:,} are more than the {most:,}"
-                " tokens that the model takes"
-            )
-        size *= 4
+    if (size := end_beyond(text, tokenizer, most)) is not None:
+        raise PromptError(
+            f"the prompt has {len(text):,} characters, and the first {size:,} are more than the {most:,}"
+            " tokens that the model takes"
+        )
 
 
 def _seed(run_seed: int, iteration: int, group_id: str) -> int:

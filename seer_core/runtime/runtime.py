@@ -242,6 +242,13 @@ class Runtime:
         """
         self._fleet.limit(instance_id, max_running, by)
 
+    def forget(self, name: str) -> None:
+        """Drop what is kept of a trajectory, its KV, or of a family, its texts; an unknown name is no error.
+
+        Groups of it that are unfinished, or come later, are rolled out all the same.
+        """
+        self._controller.forget(name)
+
     async def reset_caches(self) -> None:
         """Let every engine, and the pool, forget all KV, so that the next rollout starts cold.
 

@@ -132,6 +132,8 @@ class Transcripts:
         self._open: dict[str, Transcript] = {}
         self._groups: dict[str, Siblings] = {}
         self._shared: dict[str, SiblingLog] = {}
+        self._families: dict[str, dict[str, int]] = {}
+        """The chunks under way on each instance, of each family."""
 
     @property
     def unfinished(self) -> Collection[str]:
@@ -157,10 +159,14 @@ class Transcripts:
             earlier: responses of earlier rollouts to its prompt, which are pending like siblings' tokens.
         """
         siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
+        name = group.family or group.id
         if self.sharing:
-            shared = self._shared[group.id] = SiblingLog(self._rollout_id, group.id)
-            for number, token_ids in enumerate(earlier):
-                shared.resume(f"{group.id}/earlier-{number}", token_ids)
+            if group.family:
+                siblings.running = self._families.setdefault(name, siblings.running)
+            if name not in self._shared:
+                shared = self._shared[name] = SiblingLog(self._rollout_id, name)
+                for number, token_ids in enumerate(earlier):
+                    shared.resume(f"{group.id}/earlier-{number}", token_ids)
         for index in range(group.n):
             request_id = f"{group.id}/{index}"
             transcript = Transcript(siblings, index, request_seed(group.seed, index))
@@ -177,7 +183,7 @@ class Transcripts:
                 if response.top_logprobs is not None:
                     transcript.top_logprobs = response.top_logprobs
                 if self.sharing:
-                    self._shared[group.id].resume(request_id, transcript.token_ids)
+                    self._shared[name].resume(request_id, transcript.token_ids)
         return GroupSpec(
             group.id,
             len(group.prompt_token_ids),
@@ -188,7 +194,14 @@ class Transcripts:
             dict(group.labels),
             tuple(ResumedResponse(len(each.token_ids), each.finish_reason, each.acting) for each in written),
             group.turns,
+            group.family,
+            group.home,
         )
+
+    def forget(self, family: str) -> None:
+        """Drop what the responses of a family have written, if they do so."""
+        self._shared.pop(family, None)
+        self._families.pop(family, None)
 
     def unfinished_of(self, group_id: str) -> list[str]:
         """Return the ids of a group's requests that are not over."""
@@ -261,7 +274,7 @@ class Transcripts:
         return ChunkJob(
             id=transcript.job_id,
             request_id=command.request_id,
-            group_id=group.id,
+            group_id=group.family or group.id,
             # A sum keeps the lazy tokens of a simulated engine lazy.
             token_ids=siblings.prompt + (written.tolist() if isinstance(written, Tokens) else written),
             prompt_tokens=len(siblings.prompt),
@@ -278,6 +291,7 @@ class Transcripts:
             may_end_early=command.reserved_tokens is not None,
             turns=group.turns,
             turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
+            trajectory=group.trajectory,
         )
 
     def streamed(self, piece: ChunkPiece) -> str | None:
@@ -525,9 +539,11 @@ class Transcripts:
                 " plug-in has changed what it was given; run with --debug to see which"
             )
         siblings.left -= 1
+        family = siblings.group.family
         if not siblings.left:
             del self._groups[siblings.group.id]
-            self._shared.pop(siblings.group.id, None)
+            if not family:
+                self._shared.pop(siblings.group.id, None)
         turns = transcript.turns
         if siblings.group.turns and tokens > transcript.turn_start:
             turns = [*turns, TurnRecord(tokens - transcript.turn_start)]
@@ -560,7 +576,7 @@ class Transcripts:
             reward=sum(rewards) if rewards else None,
             error=transcript.error,
         )
-        instances = () if siblings.left else tuple(siblings.instances)
+        instances = () if siblings.left or family else tuple(siblings.instances)
         return ClosedRequest(
             completion, siblings.prompt, not siblings.left, transcript.resumed_tokens, instances
         )
@@ -580,7 +596,8 @@ class Transcripts:
     def _sharing_of(self, request_id: str) -> SiblingLog | None:
         if not self.sharing:  # then there is nothing to look up
             return None
-        return self._shared.get(self._open[request_id].siblings.group.id)
+        group = self._open[request_id].siblings.group
+        return self._shared.get(group.family or group.id)
 
     def _land(self, job_id: str) -> str:
         """Take a chunk from those under way and return the id of its request."""

@@ -36,15 +36,21 @@ class RequestBuffer:
         self.waiting = 0
         self.acting = 0
 
-    def add_group(self, group: GroupContext, written: Sequence[int] = ()) -> list[Request]:
+    def add_group(
+        self, group: GroupContext, written: Sequence[int] = (), home: str | None = None
+    ) -> list[Request]:
         """Create the group's requests, all waiting, with so many tokens ``written`` before, if any.
 
-        Their ids are ``<group id>/<index>``.
+        Their ids are ``<group id>/<index>``.  The KV of their prompt is on the instance ``home``, if given.
         """
         group.first_seq = self._seq
         requests = [Request(group, index) for index in range(group.size)]
         for request, tokens in zip(requests, written, strict=False):
             request.generated_tokens = tokens
+        if home is not None:
+            for request in requests:
+                request.instance = home
+                self._sent[request.id] = request
         self._groups[group.id] = [*requests]
         self._seq += group.size
         self.waiting += group.size

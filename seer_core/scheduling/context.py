@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+
+import attrs
 
 from seer_core.errors import PromptError
 from seer_core.model import GroupContext, Request
@@ -15,11 +18,25 @@ NO_LABELS: Mapping[str, str] = {}
 """Shared by all groups without labels."""
 
 
+FAMILIES = 4096
+"""Families that are remembered; beyond, the one to which no group has come for longest is forgotten."""
+
+
+@attrs.define(eq=False)
+class _Family:
+    """The lengths that finished responses of sibling groups have shown; ``groups`` are those in flight."""
+
+    finished: int = 0
+    longest_finished_tokens: int = 0
+    groups: dict[str, GroupContext] = attrs.Factory(dict)
+
+
 class ContextManager:
-    """Keeps one ``GroupContext`` per group that is in flight."""
+    """Keeps one ``GroupContext`` per group that is in flight, and what their families have shown."""
 
     def __init__(self) -> None:
         self._groups: dict[str, GroupContext] = {}
+        self._families: OrderedDict[str, _Family] = OrderedDict()
         self._seq = 0
 
     def open(self, spec: GroupSpec, now: float = 0.0) -> GroupContext:
@@ -39,6 +56,8 @@ class ContextManager:
             arrived_s=now,
             turns=spec.turns,
         )
+        if spec.family:
+            self._join(group, spec.family)
         self._seq += 1
         self._groups[spec.id] = group
         return group
@@ -46,8 +65,13 @@ class ContextManager:
     def record_finished(self, request: Request) -> None:
         """Take in the length of a finished response."""
         group = request.group
-        group.finished += 1
-        group.longest_finished_tokens = max(group.longest_finished_tokens, request.generated_tokens)
+        family = self._families.get(group.family) if group.family else None
+        known: list[GroupContext | _Family] = [group]
+        if family is not None:
+            known = [family, *family.groups.values()]
+        for each in known:
+            each.finished += 1
+            each.longest_finished_tokens = max(each.longest_finished_tokens, request.generated_tokens)
 
     def close(self, request: Request) -> None:
         """Note that a request is over; the context is forgotten with the group's last one."""
@@ -55,6 +79,18 @@ class ContextManager:
         group.left -= 1
         if group.left == 0:
             del self._groups[group.id]
+            if (family := self._families.get(group.family)) is not None:
+                family.groups.pop(group.id, None)
+
+    def _join(self, group: GroupContext, name: str) -> None:
+        """Let a group that has arrived profit from what its family has shown, and will show."""
+        family = self._families.pop(name, None) or _Family()
+        self._families[name] = family  # the last one now
+        if len(self._families) > FAMILIES:
+            self._families.popitem(last=False)
+        group.family, group.informed = name, bool(family.finished)
+        group.finished, group.longest_finished_tokens = family.finished, family.longest_finished_tokens
+        family.groups[group.id] = group
 
     @property
     def oldest(self) -> GroupContext:

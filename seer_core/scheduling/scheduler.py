@@ -306,7 +306,8 @@ class Scheduler:
     def _groups_submitted(self, event: GroupsSubmitted, commands: list[Command]) -> None:
         for spec in event.groups:
             group = self.contexts.open(spec, self._now)
-            requests = self.buffer.add_group(group, [response.tokens for response in spec.resumed])
+            home = spec.home if spec.home in self.instances else None
+            requests = self.buffer.add_group(group, [response.tokens for response in spec.resumed], home)
             if self.debug:
                 make_read_only(group, *requests)
             for request in requests:

@@ -78,3 +78,41 @@ def test_an_id_is_unique_among_groups_in_flight_only(contexts):
     again, _ = opened(contexts, "g")
     assert again is not context
     assert again.estimate_tokens == 100
+
+
+def joined(contexts, name, family="f"):
+    """Open a group of a family, of one response, and return it."""
+    context = contexts.open(GroupSpec(name, 10, 1, 100, family=family))
+    return context, RequestBuffer().add_group(context)[0]
+
+
+def test_groups_of_a_family_learn_from_each_other_s_responses(contexts):
+    (first, one), (second, two) = joined(contexts, "a"), joined(contexts, "b")
+    stranger, _ = joined(contexts, "c", family="other")
+    assert (first.informed, one.probe) == (False, True)
+    ended(contexts, one, 30)
+    assert (second.finished, second.estimate_tokens, second.informed) == (1, 30, False)
+    assert (stranger.finished, stranger.estimate_tokens) == (0, 100)
+    late, request = joined(contexts, "d")
+    assert (late.estimate_tokens, late.informed, request.probe) == (30, True, False)
+    ended(contexts, two, 50)
+    assert (late.finished, late.estimate_tokens) == (2, 50)
+
+
+def test_a_family_is_remembered_while_none_of_its_groups_is_under_way(contexts):
+    for number, tokens in enumerate((40, 20)):
+        ended(contexts, joined(contexts, f"g{number}")[1], tokens)
+    assert len(contexts) == 0
+    assert joined(contexts, "later")[0].estimate_tokens == 40
+
+
+def test_the_family_to_which_no_group_has_come_for_longest_is_forgotten(contexts, monkeypatch):
+    monkeypatch.setattr("seer_core.scheduling.context.FAMILIES", 2)
+    for family, tokens in (("old", 40), ("kept", 20), ("new", 10)):
+        ended(contexts, joined(contexts, family, family)[1], tokens)
+    estimates = {family: joined(contexts, f"{family} again", family)[0] for family in ("kept", "new", "old")}
+    assert {name: each.estimate_tokens for name, each in estimates.items()} == {
+        "kept": 20,
+        "new": 10,
+        "old": 100,
+    }

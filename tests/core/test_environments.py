@@ -1,6 +1,7 @@
 """Environments at work: many at once, each within its limit, and each failure of one response alone."""
 
 import asyncio
+import itertools
 import math
 import threading
 
@@ -13,6 +14,7 @@ from seer_core.ports.clock import RealClock
 from seer_core.ports.engine import ModelInfo
 from seer_core.ports.environment import EnvironmentAnswer, ModelTurn, Trajectory
 from seer_core.runtime.environments import EnvironmentCalls, Question
+from seer_core.runtime.long_texts import LONG_TEXT
 
 DONE = EnvironmentAnswer(done=True)
 
@@ -80,9 +82,9 @@ class Scripted:
         self.calls.append(("close", trajectory.request_id))
 
 
-def question(request_id="g/0", number=0, earlier=()):
+def question(request_id="g/0", number=0, earlier=(), left=10):
     trajectory = Trajectory(request_id, "g", 0, 7, (1, 2, 3), {}, {})
-    return Question(trajectory, ModelTurn(number, [5, 6], "ab", "=", 10), lambda: earlier)
+    return Question(trajectory, ModelTurn(number, [5, 6], "ab", "=", left), lambda: earlier)
 
 
 def play(environment, story, *, tokenizer=None, **settings):
@@ -197,6 +199,35 @@ def test_a_plain_method_runs_in_a_thread_and_may_hang_there():
     assert plain.threads == ["seer-environment"] * 2
     assert outcomes.answers.keys() == {"g/0"}
     assert "took more than 0.2 s" in outcomes.failures["g/1"]
+
+
+def test_plain_methods_that_never_return_leave_a_bounded_number_of_threads():
+    class Stuck:
+        def __init__(self):
+            self.begun, self.free = 0, threading.Event()
+
+        def step(self, trajectory, turn):
+            self.begun += 1
+            self.free.wait()
+            return DONE
+
+    stuck = Stuck()
+
+    async def story(calls, outcomes):
+        for number in range(20):
+            calls.ask(question(f"g/{number}"))
+        await outcomes.until(20)
+        stuck.free.set()
+        while calls._threads:
+            await asyncio.sleep(0)
+        calls.ask(question("g/later"))
+        await outcomes.until(21)
+
+    outcomes = play(stuck, story, timeout_s=0.1, at_once=3)
+    late = [each for each in outcomes.failures.values() if "took more than 0.1 s" in each]
+    refused = [each for each in outcomes.failures.values() if "6 calls of its environment have not" in each]
+    assert (len(late), len(refused), stuck.begun) == (6, 14, 7)
+    assert outcomes.answers.keys() == {"g/later"}
 
 
 def test_a_trajectory_is_begun_before_its_first_turn_and_closed_when_it_is_over():
@@ -327,3 +358,101 @@ def test_numbers_of_numpy_are_tokens_and_rewards():
     found = answered(lambda turn: answer)
     assert (found.token_ids, found.reward) == ([7, 8], 0.5)
     assert type(found.token_ids[0]) is int
+
+
+class Watched(Letters):
+    """Keeps the thread and the length of each text that it encodes, and may hold long ones up."""
+
+    def __init__(self):
+        self.threads, self.lengths, self.free = [], [], threading.Event()
+        self.free.set()
+
+    def encode(self, text):
+        self.threads.append(threading.current_thread().name)
+        self.lengths.append(len(text))
+        if len(text) > 1000:
+            assert self.free.wait(60)
+        return super().encode(text)
+
+    encode_part = encode
+
+
+def big(turn, letter="a"):
+    return EnvironmentAnswer(text=letter * LONG_TEXT)
+
+
+def test_a_long_answer_is_encoded_beside_the_event_loop_and_a_short_one_on_it():
+    tokenizer = Watched()
+    assert answered(lambda turn: EnvironmentAnswer(text="ab"), tokenizer=tokenizer).token_ids == [97, 98]
+    assert set(tokenizer.threads) == {threading.current_thread().name}
+    tokenizer.threads.clear()
+    assert answered(big, tokenizer=tokenizer).token_ids == [97] * 11
+    assert set(tokenizer.threads) == {"seer-encoding"}
+
+
+def test_other_answers_come_while_a_long_one_is_encoded():
+    tokenizer = Watched()
+    tokenizer.free.clear()
+
+    def act(turn):
+        return DONE if turn.number else EnvironmentAnswer(text="a" * LONG_TEXT)
+
+    async def story(calls, outcomes):
+        calls.ask(question("g/0", 0, left=LONG_TEXT))
+        while not tokenizer.threads:
+            await asyncio.sleep(0)
+        calls.ask(question("g/1", 1))
+        await outcomes.until(1)
+        tokenizer.free.set()
+        await outcomes.until(2)
+
+    assert play(Scripted(act), story, tokenizer=tokenizer).order == ["g/1", "g/0"]
+
+
+def test_long_answers_are_encoded_one_at_a_time():
+    tokenizer = Watched()
+    tokenizer.free.clear()
+
+    async def story(calls, outcomes):
+        for number in range(3):
+            calls.ask(question(f"g/{number}", left=LONG_TEXT))
+        while not tokenizer.threads:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(tokenizer.threads) == 1
+        tokenizer.free.set()
+        await outcomes.until(3)
+
+    outcomes = play(Scripted(big), story, tokenizer=tokenizer)
+    assert [len(each.token_ids) for each in outcomes.answers.values()] == [LONG_TEXT] * 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        EnvironmentAnswer(text="abc" * 10**6),
+        EnvironmentAnswer(messages=[{"role": "tool", "content": "abc" * 10**6}]),
+        EnvironmentAnswer(
+            messages=[
+                {"role": "tool", "content": "abc"},
+                {"role": "tool", "content": None},
+                {"role": "tool", "content": "abc" * 10**6},
+                {"role": "user", "content": "abc" * 10**6},
+            ]
+        ),
+    ],
+    ids=["text", "message", "messages"],
+)
+def test_no_more_of_an_answer_is_encoded_than_there_is_room_for(answer):
+    class Chats(Watched):
+        def encode_chat(self, messages, template_kwargs=None):
+            return self.encode("".join(message["content"] or "" for message in messages))
+
+    tokenizer = Chats()
+    assert answered(lambda turn: answer, tokenizer=tokenizer).token_ids == list(b"abcabcabcab")
+    assert max(tokenizer.lengths) <= 8 * 10 * 4
+
+
+def test_tokens_without_an_end_are_read_as_far_as_there_is_room_for_them():
+    assert answered(lambda turn: EnvironmentAnswer(token_ids=itertools.repeat(7))).token_ids == [7] * 11

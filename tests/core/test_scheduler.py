@@ -875,3 +875,40 @@ def test_an_abort_that_the_queue_rejects_names_the_request(make_rig):
     rig.group("g")
     with pytest.raises(PluginError, match=r"slot 'prioritizer' for request 'g/0': raised KeyError"):
         rig.handle(RequestsAborted(("g/0",)))
+
+
+class AtHome(LeastLoaded):
+    """A placer that keeps requests where their KV is."""
+
+    def place(self, request, chunk_tokens, instances):
+        at_home = [each for each in instances if each.id == request.instance and each.free_slots]
+        return super().place(request, chunk_tokens, at_home or instances)
+
+
+def turn(name, home):
+    return GroupSpec(name, 10, 1, 100, family="f", home=home)
+
+
+def test_a_placer_sees_where_the_kv_of_a_request_s_trajectory_is(make_rig):
+    rig = make_rig(policies(placer=AtHome()))
+    rig.start("a")
+    rig.start("b")
+    assert rig.submit(turn("first", "b")) == [Dispatch("first/0", "b", 100, 110, migrated=False)]
+    rig.finish("first/0", 20, stopped=True)
+    assert rig.submit(turn("moved", "gone")) == [Dispatch("moved/0", "a", 100, 110, migrated=False)]
+    assert rig.scheduler.buffer.get_sent("first/0") is None
+
+
+def test_a_request_that_leaves_the_home_of_its_trajectory_has_moved(rig):
+    rig.start("a")
+    rig.start("b")
+    assert rig.submit(turn("g", "b")) == [Dispatch("g/0", "a", 100, 110, migrated=True)]
+
+
+def test_a_home_that_is_lost_before_the_first_chunk_is_none(rig):
+    rig.start("a")
+    rig.pause()
+    rig.submit(turn("g", "a"))
+    rig.lose("a")
+    rig.start("b")
+    assert rig.resume() == [Dispatch("g/0", "b", 100, 110, migrated=False)]

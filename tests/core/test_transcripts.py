@@ -10,6 +10,7 @@ from seer_core.errors import PluginError, TransitionError, WeightVersionError
 from seer_core.model import PromptGroup, Sampling
 from seer_core.model.arrays import Logprobs, PromptLogprobs, Tokens, TopLogprobs
 from seer_core.model.events import ChunkFailed, ChunkFinished, Complete, Dispatch
+from seer_core.ports.drafting import SiblingTokens
 from seer_core.ports.engine import ChunkOutput
 from seer_core.runtime.transcripts import Transcripts
 
@@ -194,6 +195,27 @@ def test_a_group_that_is_over_is_no_longer_kept_for_sharing():
     write(book, "a/0", "x", [7], stopped=True)
     book.complete(Complete("a/0", "stop"), 1.0)
     assert list(book._shared) == ["b"]
+
+
+def of_family(name, prompt):
+    return PromptGroup(name, prompt, 1, 8, family="f", trajectory="t")
+
+
+def test_groups_of_a_family_are_sent_each_other_s_text_until_the_family_is_forgotten():
+    book = book_of(of_family("a", (1, 2)), of_family("b", (1, 2, 7, 9)), sharing=True, rollout_id="r")
+    send(book, "b/0", "y")
+    job = send(book, "a/0", "x")
+    assert (job.group_id, job.trajectory) == ("f", "t")
+    book.finished("x", answer(job, [7, 8], stopped=True), 1.0)
+    assert book.pending("a/0") == [("y", SiblingTokens("r", "f", "a/0", 0, Tokens([7, 8])))]
+    closed = book.complete(Complete("a/0", "stop"), 1.0)
+    assert (closed.group_over, closed.instances) == (True, ())
+    book.add(of_family("c", (1, 2, 3)))
+    send(book, "c/0", "late")
+    assert pending(book, "c/0") == [("late", "a/0", 0, [7, 8])]
+    book.forget("f")
+    book.finished("y", answer(send(book, "b/0", "y"), [5]), 2.0)
+    assert pending(book, "b/0") == []
 
 
 def test_a_chunk_may_end_early_where_less_than_all_of_it_is_reserved():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from seer_core import Runtime, load_config
+from seer_core.ports.policy import Observer
 
 CONTROLS = {
     "stop": [" be", "the an", "."],
@@ -23,6 +24,18 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 
 pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup` installs it")
+
+
+class Completed(Observer):
+    """An observer that keeps the completions."""
+
+    def __init__(self):
+        self.completions = []
+
+    def observe(self, now, event, commands): ...
+
+    def completed(self, now, completion):
+        self.completions.append(completion)
 
 
 def test_clients_of_the_server_get_the_tokens_of_the_library():
@@ -54,6 +67,8 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         for number in range(2)  # one is asked for as a whole, and one as a stream
     ]
     found, streamed, reasons, first_prompt = {}, [], {}, []
+    watch = Completed()
+    watched = watch.completions
 
     async def roll_out():
         async with Runtime.from_config(config) as runtime:
@@ -144,6 +159,27 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
             assert without["logprobs"]["tokens"] == with_one["logprobs"]["tokens"][:-1]
             assert with_one["text"].startswith(without["text"])
 
+    def take_turns(url):
+        """Take turns as an agent does; the second one finds the KV of the first, and ids change no token."""
+        prompt, ids = first_prompt, {"trajectory": "agent", "group": "task"}
+        for number in range(3):
+            turns = []
+            for more in (ids, {}):
+                body = {"token_ids": prompt, "sampling_params": {"max_tokens": 96, "seed": 5}, **more}
+                answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=240)
+                assert answer.status_code == 200, answer.text
+                turns.append(answer.json()["choices"][0]["token_ids"])
+            assert turns[0] == turns[1]
+            chunk = watched[-2].chunks[0]
+            found = chunk.cached_tokens + chunk.pool_tokens
+            print(f"turn {number}: {found} of {len(prompt)} tokens found, {chunk.prefilled_tokens} prefilled")
+            assert number == 0 or chunk.prefilled_tokens <= 64
+            assert found + chunk.prefilled_tokens == len(prompt)
+            prompt = [*prompt, *turns[0], *first_prompt[:20]]
+        assert len({each.chunks[0].instance for each in watched[-6::2]}) == 1
+        answer = httpx.delete(f"{url}/v1/groups/task", timeout=240)
+        assert answer.json() == {"ended": 1}
+
     def train(url):
         """Hand in all as a batch, with the first weights, with others, and with the first again."""
         weights = load_file(EXAMPLE / "weights" / "model.safetensors")
@@ -162,7 +198,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
         return [{each.request_id: (list(each.token_ids), each.text) for each in batch} for batch in batches]
 
     async def serve():
-        app = make_app(partial(Runtime.from_config, config))
+        app = make_app(partial(Runtime.from_config, config), observers=[watch])
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
         serving = asyncio.create_task(server.serve())
         while not server.started:
@@ -175,6 +211,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
             await asyncio.to_thread(ask_controlled, client)
         await asyncio.to_thread(ask_for_tokens, url)
         await asyncio.to_thread(ask_for_scores, url)
+        await asyncio.to_thread(take_turns, url)
         batches = await asyncio.to_thread(train, url)
         server.should_exit = True
         await serving

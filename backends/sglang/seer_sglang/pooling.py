@@ -73,15 +73,20 @@ class KvPoolAdapter:
         self._layers.write(slots, staged.blocks)
 
     def end(self, rid: str, tokens: array[int], slots: Tensor, *, cut: bool) -> None:
-        """Save the KV of a chunk or a turn at its end; drop that of a response that is over, but its prompt.
+        """Save the KV of a chunk or a turn at its end; drop that of a response that is over, but its prompt,
+        or else its trajectory.
 
         ``cut``: the chunk ended at its last token; the response goes on, unless it was its last chunk.
         """
         pooled = self._saved(rid)
         if pooled is None:
             return
-        written = self._split(pooled, tokens)
         job = pooled.job
+        if job.trajectory:
+            self.pooled.drop_with_group(job.trajectory, self._keys(pooled, tokens))
+            self.save(rid, tokens, slots)
+            return
+        written = self._split(pooled, tokens)
         last = job.last and len(tokens) == len(job.token_ids) + job.max_tokens
         turn = job.turns and not cut
         if turn:
@@ -104,7 +109,7 @@ class KvPoolAdapter:
     def give_up(self, rid: str) -> None:
         """Drop what there is of an aborted chunk, but for its group's prompt."""
         pooled = self._saved(rid)
-        if pooled is not None:
+        if pooled is not None and not pooled.job.trajectory:
             self.pooled.drop(self._split(pooled, array("q", pooled.job.token_ids)))
 
     def _keys(self, pooled: Pooled, tokens: array[int]) -> list[bytes]:

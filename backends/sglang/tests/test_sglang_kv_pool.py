@@ -23,6 +23,7 @@ pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.turns_in_pools import (  # noqa: E402
+    expect_the_kv_of_a_trajectory_until_it_is_forgotten,
     expect_the_kv_of_a_turn_until_its_group_is_over,
     released,
 )
@@ -157,6 +158,14 @@ def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, who
     [prompt] = prompts(1, 70)
     [expected] = whole([prompt], PLAIN, 100)
     expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    for here in pair:
+        here.group = "group"
+
+
+def test_the_kv_of_a_trajectory_is_in_the_pool_until_it_is_forgotten(pair, pool, whole, prompts):
+    [prompt] = prompts(1, 70)
+    [expected] = whole([prompt], PLAIN, 100)
+    expect_the_kv_of_a_trajectory_until_it_is_forgotten(pair, prompt, expected, BLOCK, lambda: dropped(pool))
     for here in pair:
         here.group = "group"
 

@@ -90,8 +90,9 @@ class Batch:
     ) -> SimChunk:
         """Return the run of a chunk that has ``tokens`` and will generate ``new_tokens``, to be queued."""
         run = SimChunk(job, tokens, new_tokens, stopped, response_tokens)
-        # A prompt's last token is always computed, for its logits.
-        run.prompt = job.group_id, (job.prompt_tokens - 1) // self._block
+        # A prompt's last token is always computed, for its logits.  That of a turn is its trajectory so far.
+        shared = 0 if job.trajectory else (job.prompt_tokens - 1) // self._block
+        run.prompt = job.group_id, shared
         return run
 
     def push(self, run: SimChunk) -> None:
@@ -101,7 +102,7 @@ class Batch:
     def reusable_blocks(self, run: SimChunk) -> tuple[int, int]:
         """Return the blocks that a run need not compute if another has them, and how many it has."""
         reusable = (run.tokens - 1) // self._block
-        return reusable, self.pool.found(run.job.request_id, run.prompt, reusable)
+        return reusable, self.pool.found(run.kv_name, run.prompt, reusable)
 
     @property
     def may_admit(self) -> bool:
@@ -268,7 +269,7 @@ class Batch:
                 continue
             reusable = (run.tokens - 1) // self._block
             blocks = self._blocks(run.tokens)
-            found = self.pool.admit(run.job.request_id, run.prompt, blocks, reusable)
+            found = self.pool.admit(run.kv_name, run.prompt, blocks, reusable)
             run.computed = found * self._block
             if not run.preemptions:
                 run.cached = run.computed
@@ -318,7 +319,7 @@ class Batch:
             held = self._blocks(run.computed)
         elif run is self._filling:
             self._filling = None
-        self.pool.release(run.job.request_id, run.prompt, held, run.computed // self._block)
+        self.pool.release(run.kv_name, run.prompt, held, run.computed // self._block)
         run.computed = 0
 
     def _like_steps(self, growth_tokens: float) -> int:

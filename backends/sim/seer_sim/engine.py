@@ -198,7 +198,7 @@ class SimEngine:
         """Do nothing: no draft of a simulated model comes from text."""
 
     def forget_group(self, group_id: str) -> None:
-        """Drop a group's KV from the pool: where an environment ends a response, no chunk says so."""
+        """Let the pool drop the KV of a group or a trajectory; no draft here comes from text."""
         if self._kv_pool is not None:
             self._kv_pool.forget_group(group_id)
 
@@ -255,7 +255,7 @@ class SimEngine:
     def _fetch(self, run: SimChunk) -> bool:
         """Begin to bring what the pool has of a run's context and this instance has not; queue it then."""
         pool, job = self._kv_pool, run.job
-        if pool is None or run.preemptions or not run.tokens > job.prompt_tokens:
+        if pool is None or run.preemptions or not (job.trajectory or run.tokens > job.prompt_tokens):
             return False
         reusable, here = self._batch.reusable_blocks(run)
         here = max(here, run.fetched_blocks)
@@ -263,12 +263,12 @@ class SimEngine:
             return False
         # It may look again when it is let in, which is counted as one search.
         find = pool.look if run.sought else pool.find
-        found = find(job.request_id, self._weight_version, reusable, self._info.node)
+        found = find(run.kv_name, self._weight_version, reusable, self._info.node)
         run.sought = True
         if found <= here:
             return False
         run.fetched_blocks = found
-        seconds = pool.fetch_s(job.request_id, (found - here) * self._block_bytes)
+        seconds = pool.fetch_s(run.kv_name, (found - here) * self._block_bytes)
         self._fetched_s = max(self._fetched_s, self._clock.now()) + seconds
 
         def arrive() -> None:
@@ -284,17 +284,18 @@ class SimEngine:
         return self._info.block_tokens * self._info.kv_bytes_per_token
 
     def _keep(self, run: SimChunk) -> None:
-        """Let others find the KV of a chunk that is complete, if its response goes on."""
+        """Let others find the KV of a chunk that is complete, if its response or its trajectory goes on."""
         if self._kv_pool is None:
             return
         goes_on = run.job.turns if run.stopped else not run.job.last
-        if not goes_on:
-            self._kv_pool.drop(run.job.request_id)
+        if not (goes_on or run.job.trajectory):
+            self._kv_pool.drop(run.kv_name)
         else:
             # The last token was sampled, never computed.
             blocks = (run.final_tokens - 1) // self._info.block_tokens
             version, node = self._weight_version, self._info.node
-            self._kv_pool.put(run.job.request_id, version, blocks, self._block_bytes, node)
+            group = run.job.trajectory or run.job.group_id
+            self._kv_pool.put(run.kv_name, version, blocks, self._block_bytes, node, group)
 
     def _speculate(self, drafter: Drafter | None) -> Speculation | None:
         """Return speculation by a new policy of the drafter's."""

@@ -2,7 +2,8 @@
 
 As in vLLM siblings share the full blocks of their prompt, and a free block keeps its content until it is
 used again.  Content goes by names, not by a hash of tokens: a request finds its group's prompt, and behind
-it its own blocks.  Empty blocks are used before any that hold content (vLLM keeps strict order of release).
+it its own blocks; a turn of a trajectory finds all of what its trajectory has.  Empty blocks are used before
+any that hold content (vLLM keeps strict order of release).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class BlockPool:
         self.free += held - shared
         self._empty += held - computed
         if computed > shared:
-            assert request_id not in self._kept, f"request {request_id!r} ran twice at a time"
+            self._empty += self._kept.pop(request_id, 0)  # of another turn of its trajectory at that time
             self._kept[request_id] = computed - shared
         if shared == whole and whole:
             self._users[prompt] -= 1

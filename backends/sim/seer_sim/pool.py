@@ -13,7 +13,6 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from seer_core.errors import EngineError
-from seer_core.model.chunk_runs import group_of
 from seer_core.plugins.config_types import NotNegative, Positive
 from seer_core.plugins.hookspecs import Startup, hookimpl
 from seer_core.ports.kv import PoolStats, StoreSpec
@@ -165,14 +164,19 @@ class SimKVPool:
             self._put(request_id, kept)
         return self.settings.latency_s + kv_bytes / rate
 
-    def put(self, request_id: str, version: int, blocks: int, block_bytes: int, node: str = "") -> None:
-        """Keep the first ``blocks`` of a request's KV, in memory, and no longer what another node has."""
+    def put(
+        self, request_id: str, version: int, blocks: int, block_bytes: int, node: str = "", group_id: str = ""
+    ) -> None:
+        """Keep the first ``blocks`` of a request's KV, in memory, and no longer what another node has.
+
+        ``forget_group`` of its group, or of its trajectory, drops it.
+        """
         before, new = self._take(request_id), blocks
         if before is not None and before.version == version and self._within_reach(before, node):
             new -= before.blocks
         if new > 0:
             self._counts["put_bytes"] += new * block_bytes
-        self._groups.setdefault(group_of(request_id), set()).add(request_id)
+        self._groups.setdefault(group_id, set()).add(request_id)
         self._put(request_id, _Kept(blocks, blocks * block_bytes, version, node))
 
     def drop(self, request_id: str) -> None:

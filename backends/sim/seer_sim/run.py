@@ -23,7 +23,7 @@ class SimChunk:
     ``tokens`` and ``computed`` stand still while it decodes.  ``fills`` counts the steps that finished its
     context and gave a token, ``verified[g]`` the decoding steps with g draft tokens.  ``fetched_blocks``
     were brought from the KV pool, which was ``sought`` for them, and ``pool_tokens`` found there alone.
-    ``response_tokens`` is how long the response will be.
+    ``response_tokens`` is how long the response will be.  Its KV is kept as ``kv_name``.
     """
 
     __slots__ = (
@@ -36,6 +36,7 @@ class SimChunk:
         "final_tokens",
         "job",
         "joined",
+        "kv_name",
         "new_tokens",
         "offset",
         "phase",
@@ -55,6 +56,7 @@ class SimChunk:
         self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool, response_tokens: int = 0
     ) -> None:
         self.job = msgspec.structs.replace(job, token_ids=[])  # only their number matters, and it is large
+        self.kv_name = job.trajectory or job.request_id
         self.new_tokens = new_tokens
         self.stopped = stopped
         self.response_tokens = response_tokens or tokens - job.context_tokens + new_tokens

@@ -109,6 +109,7 @@ def chunk_job():
         siblings=0,
         early=False,
         turn_start=None,
+        trajectory="",
     ):
         prompt_ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
         request = request or f"r{name}"
@@ -128,6 +129,7 @@ def chunk_job():
             may_end_early=early,
             turns=turn_start is not None,
             turn_start=turn_start or 0,
+            trajectory=trajectory,
         )
 
     return make

@@ -325,3 +325,42 @@ def test_requests_move_less_between_nodes_where_that_costs_a_prefill(moves):
     assert all(chunk.pool_tokens for _, chunk in apart + within)
     assert not any(chunk.pool_tokens for _, chunk in far)
     assert all(chunk.pool_tokens for _, chunk in near)
+
+
+def turns_of(simulate, chunk_job, pool, instances):
+    """Return what three turns of a trajectory cost, each on the next of so many instances."""
+    first = simulate(kv_pool=pool)
+    sims = [first, *(simulate(kv_pool=pool, name=f"sim-{n}", clock=first.clock) for n in range(1, instances))]
+    prompt, outputs = list(range(100, 140)), []
+    for number in range(3):
+        sim, name = sims[number % instances], f"turn-{number}"
+        sim.engine.submit(chunk_job(name, prompt=prompt, max_tokens=20, known=20, trajectory="t"))
+        output = sim.run().outputs[name]
+        assert output.stopped
+        outputs.append(counts(output))
+        prompt += [*output.token_ids, 1, 2, 3, 4]
+    return sims, outputs
+
+
+def test_a_turn_of_a_trajectory_finds_the_kv_of_the_turns_before_until_it_is_forgotten(simulate, chunk_job):
+    pool = pool_of()
+    sims, outputs = turns_of(simulate, chunk_job, pool, 2)
+    assert outputs == [(0, 0, 40), (0, 56, 8), (56, 24, 8)]
+    assert pool.stats().used_bytes > 0
+    for sim in sims:
+        sim.engine.forget_group("t")
+        assert sim.engine._batch.pool.free == sim.engine._batch.pool.capacity
+    assert pool.stats().used_bytes == 0
+
+
+def test_a_turn_on_the_instance_of_the_turns_before_finds_their_kv_without_a_pool(simulate, chunk_job):
+    _, outputs = turns_of(simulate, chunk_job, None, 1)
+    assert outputs == [(0, 0, 40), (56, 0, 8), (80, 0, 8)]
+
+
+def test_turns_of_a_trajectory_may_run_at_a_time(simulate, chunk_job):
+    sim = simulate(kv_pool=pool_of())
+    for name in "abc":
+        sim.engine.submit(chunk_job(name, prompt=30, max_tokens=10, known=10, trajectory="t"))
+    assert sorted(sim.run().outputs) == ["a", "b", "c"]
+    assert sim.engine._batch.pool.free == sim.engine._batch.pool.capacity

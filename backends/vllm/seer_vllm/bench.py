@@ -49,7 +49,8 @@ class VllmBench:
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int, *, save: bool = False) -> None:
         """Queue a request that is sampled at temperature 1, to its last token."""
-        job = {"group": GROUP, "prompt_tokens": len(prompt), "last": False, "turns": False} if save else {}
+        kept = {"group": GROUP, "last": False, "turns": False, "trajectory": ""}
+        job = {**kept, "prompt_tokens": len(prompt)} if save else {}
         params = SamplingParams(
             temperature=1.0,
             max_tokens=max_tokens,

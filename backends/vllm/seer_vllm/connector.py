@@ -128,7 +128,7 @@ class StoreConnector(KVConnectorBase_V1):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
 
-        The prompt of its group stays.
+        The prompt of its group stays, and so does all of a trajectory.
         """
         self.requests.take(request.request_id)
         params = request.sampling_params
@@ -137,6 +137,11 @@ class StoreConnector(KVConnectorBase_V1):
             return False, None
         capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
         keys, prompt_blocks = self._keys(request), job["prompt_tokens"] // self.block_tokens
+        if job["trajectory"]:
+            self.requests.drop_with_group(job["trajectory"], keys)
+            if capped or request.status == RequestStatus.FINISHED_STOPPED:
+                self._save(request, block_ids)
+            return False, None
         written = self.requests.beyond_prompt(job["group"], keys, prompt_blocks)
         last = job["last"] and request.num_output_tokens == (params.max_tokens if params else 0)
         turn = request.status == RequestStatus.FINISHED_STOPPED and job["turns"]

@@ -410,6 +410,7 @@ def _sampling_params(job: ChunkJob, script: ScriptedTokens | None) -> SamplingPa
             "context_tokens": job.context_tokens,
             "last": job.last,
             "turns": job.turns,
+            "trajectory": job.trajectory,
             "may_end_early": job.may_end_early,
         },
     )

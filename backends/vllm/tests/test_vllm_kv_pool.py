@@ -22,6 +22,7 @@ pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 from backends.tests.turns_in_pools import (  # noqa: E402
+    expect_the_kv_of_a_trajectory_until_it_is_forgotten,
     expect_the_kv_of_a_turn_until_its_group_is_over,
     released,
 )
@@ -180,6 +181,14 @@ def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, col
     [expected] = pair[0].whole([prompt], PLAIN, 100)
     cold()
     expect_the_kv_of_a_turn_until_its_group_is_over(pair, prompt, expected, BLOCK, lambda: dropped(pool))
+    pair[0].group, pair[1].group = "group", "mixed"
+
+
+def test_the_kv_of_a_trajectory_is_in_the_pool_until_it_is_forgotten(pair, pool, cold, prompts):
+    [prompt] = prompts(1, 70)
+    [expected] = pair[0].whole([prompt], PLAIN, 100)
+    cold()
+    expect_the_kv_of_a_trajectory_until_it_is_forgotten(pair, prompt, expected, BLOCK, lambda: dropped(pool))
     pair[0].group, pair[1].group = "group", "mixed"
 
 

@@ -51,7 +51,7 @@ class ContextAware(Prioritizer):
         """Queue a waiting request: a probe with the probes, another with its group."""
         self._waiting += 1
         tokens, index, context = request.generated_tokens, request.index, request.group
-        if not index:
+        if not index and not context.informed:
             probes = self._fresh_probes
             if not tokens and (not probes or probes[-1].group.seq < context.seq):
                 probes.append(request)
@@ -89,7 +89,7 @@ class ContextAware(Prioritizer):
     def take(self, request: Request) -> None:
         """Remove a waiting request: its entry is stale once it does not wait."""
         self._waiting -= 1
-        if request.generated_tokens and request.index:
+        if request.generated_tokens and (request.index or request.group.informed):
             begun = self._groups[request.group.seq].begun
             if begun[0][2] is request:  # or it would lie below when the request comes back, further
                 heappop(begun)

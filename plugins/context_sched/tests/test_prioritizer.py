@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from seer_context_sched import ContextAware
 
+from seer_core.model import GroupContext, Request, RequestState
 from seer_core.testing import QueueHarness
 
 MAX_TOKENS = 50
@@ -64,6 +65,28 @@ def test_among_probes_the_one_with_the_fewest_tokens_is_next():
     for request, tokens in ((first, 30), (second, 10), (third, 20)):
         rollout.come_back(request, tokens)
     assert [rollout.serve() for _ in range(3)] == [second, third, first]
+
+
+def test_a_group_whose_family_has_shown_lengths_needs_no_probe():
+    queue = ContextAware()
+
+    def wait(seq, longest, tokens=0):
+        group = GroupContext(f"g{seq}", seq, 1, 5, MAX_TOKENS, left=1, first_seq=seq)
+        if longest:
+            group.informed, group.finished, group.longest_finished_tokens = True, 1, longest
+        queue.push(request := Request(group, 0, generated_tokens=tokens))
+        return request
+
+    def serve():
+        queue.take(request := queue.peek())
+        request.state = RequestState.RUNNING
+        return request
+
+    short, long, unknown = wait(0, 10), wait(1, 40), wait(2, 0)
+    assert [serve() for _ in range(3)] == [unknown, long, short]
+    long.generated_tokens, long.state = 20, RequestState.WAITING
+    queue.push(long)
+    assert (serve(), queue.peek(), len(queue)) == (long, None, 0)
 
 
 def test_a_probe_between_chunks_goes_before_everything_else():

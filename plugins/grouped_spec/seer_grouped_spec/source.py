@@ -43,6 +43,7 @@ class _IndexedGroup:
     """One group in the index, and the handles there of its requests seen so far, here or elsewhere."""
 
     handle: int
+    prompt_tokens: int
     requests: dict[str, int] = attrs.Factory(dict)
 
 
@@ -68,6 +69,8 @@ class GroupedSource:
         self._groups: dict[str, _IndexedGroup] = {}
         self._free: list[int] = []
         self._requests = np.zeros(0, np.int64)
+        self._shifts = np.zeros(0, np.int32)
+        """By how many tokens the prompt of a chunk is longer than its group's in the index."""
         self._add_slots(host.max_running)
         self._chances = np.zeros((host.max_running, host.draft_tokens), np.float32)
         self._paths = host.paths
@@ -89,12 +92,14 @@ class GroupedSource:
             self._rollout_id = job.rollout_id
         try:
             request = self._catch_up(job)
+            shift = job.prompt_tokens - self._groups[job.group_id].prompt_tokens
         except DraftIndexError:
-            request = NO_REQUEST
+            request, shift = NO_REQUEST, 0
         if not self._free:  # more chunks wait for a place in the batch than the batch has
             self._add_slots(len(self._requests))
         slot = self._free.pop()
         self._requests[slot] = request
+        self._shifts[slot] = shift
         self._choice.open(slot, job.probe)
         return slot
 
@@ -117,7 +122,8 @@ class GroupedSource:
         """Draft for the batch, lines or trees, and keep what is worth verifying."""
         handles = batch.handles
         self._choice.learn(handles, batch.written, batch.new_tokens, self._clock() - self._ended_s)
-        asked = (self._requests[handles], batch.lengths, batch.written, batch.new_tokens, batch.limits)
+        lengths = batch.lengths - self._shifts[handles]  # groups of a family have prompts of their own
+        asked = (self._requests[handles], lengths, batch.written, batch.new_tokens, batch.limits)
         tree: tuple[Int32, ...] = ()
         if self._paths == 1:
             self._index.draft(*asked, batch.drafts, batch.counts, self._chances)
@@ -179,6 +185,7 @@ class GroupedSource:
         size = len(self._requests)
         self._free += range(size, size + count)
         self._requests = np.concatenate((self._requests, np.full(count, NO_REQUEST, np.int64)))
+        self._shifts = np.concatenate((self._shifts, np.zeros(count, np.int32)))
 
     def _group_of(self, job: ChunkJob) -> _IndexedGroup:
         """Return the request's group, opened now if it is new or was dropped for memory."""
@@ -189,7 +196,7 @@ class GroupedSource:
                 return group
         prompt = np.array(job.token_ids[: job.prompt_tokens], np.int32)
         handle = self._index.open_group(prompt, time.monotonic(), self._settings.group_ttl_s)
-        group = self._groups[job.group_id] = _IndexedGroup(handle)
+        group = self._groups[job.group_id] = _IndexedGroup(handle, len(prompt))
         return group
 
     def _request_of(self, group: _IndexedGroup, request_id: str) -> int:

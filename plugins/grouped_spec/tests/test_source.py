@@ -94,6 +94,20 @@ def test_a_sibling_s_text_is_drafted_where_it_was_written_before(make_rig):
     assert draft == PHRASE[6:14]
 
 
+def test_a_sibling_of_a_family_with_another_prompt_drafts_from_its_text(make_rig):
+    rig = make_rig()
+    first = rig.open(0, "a/0", PHRASE)
+    rig.propose([first], [0])
+    ids = [*PROMPT, *OTHER, *PHRASE[:6]]
+    job = ChunkJob("b/0#0", "b/0", "g", ids, len(PROMPT) + len(OTHER), 256, Sampling(), 7, 0)
+    second = rig.source.open(job)
+    rig.lengths[1] = len(ids)
+    assert rig.propose([second], [1]) == [PHRASE[6:14]]
+    rig.write(1, PHRASE[6:10])
+    assert rig.propose([first, second], [0, 1])[1] == PHRASE[10:18]
+    assert rig.source.stats()["index_mismatched"] == 0
+
+
 def test_a_group_s_text_is_not_drafted_for_another_while_it_lives(make_rig):
     rig = make_rig()
     first = rig.open(0, "g/0", PHRASE)

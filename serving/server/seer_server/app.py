@@ -60,6 +60,8 @@ from seer_server.protocol import (
 from seer_server.reservations import Reservations
 from seer_server.responses_api import ResponsesAnswer, parse_responses
 from seer_server.tokens_api import TokensAnswer, parse_tokens
+from seer_server.trajectories import IDLE_S
+from seer_server.turns import EndTrajectories, trajectory_in, turn_of
 
 __all__ = ["make_app"]
 
@@ -76,6 +78,7 @@ def make_app(
     observers: Sequence[Observer] = (),
     controls: RunControls | None = None,
     parsers: ParserNames | None = None,
+    trajectory_idle_s: float = IDLE_S,
 ) -> Starlette:
     """Return an ASGI application that starts a runtime with itself and ends it with itself.
 
@@ -84,20 +87,23 @@ def make_app(
     directories below ``weight_roots``, or from any if that is None.  At most ``most_requests`` responses are
     unfinished at a time.  What the ``journal`` has of a group that comes again is not computed again.
     ``observers`` see the rollouts, and ``controls``, if any, may command them.  ``parsers`` read the answers
-    of chats.
+    of chats.  Trajectories are forgotten after ``trajectory_idle_s`` seconds without a turn.
 
     Raises:
         ConfigError: there are no such parsers.
     """
     metrics = Metrics()
-    broker = RolloutBroker(make_runtime, most_requests, journal, [metrics, *observers])
+    broker = RolloutBroker(make_runtime, most_requests, journal, [metrics, *observers], trajectory_idle_s)
+    trajectories = broker.trajectories
     metrics.read("unfinished_requests", "Responses that are not over", lambda: broker.unfinished)
     metrics.read("weight_version", "The weights that are loaded", lambda: broker.runtime.weight_version)
+    metrics.read("trajectories", "Trajectories that are not forgotten", lambda: trajectories.kept)
     metrics.read("asleep", "Whether the instances sleep", lambda: broker.runtime.asleep)
     found = None if parsers is None else find_parsers(parsers, broker.runtime.tokenizer)
     service = _Service(broker, model, found)
     batches = Batches(broker)
     reservations, control = Reservations(broker), Control(broker, weight_roots)
+    ending = EndTrajectories(trajectories)
 
     def route(method: str, path: str, handler: Handler, needed: str | None = token) -> Route:
         return Route(path, guarded(handler, needed), methods=[method])
@@ -126,6 +132,9 @@ def make_app(
             route("GET", "/v1/models/{model:path}", service.one_model, for_completions),
             route("POST", "/v1/responses", service.respond, for_completions),
             route("POST", "/inference/v1/generate", service.generate, for_completions),
+            route("DELETE", "/v1/trajectories/{id:path}", ending.end, for_completions),
+            route("DELETE", "/v1/groups/{id:path}", ending.end_group, for_completions),
+            route("POST", "/programs/release", ending.release, for_completions),
             route("GET", "/metrics", _exposing(metrics)),
             route("GET", "/targets", _naming_targets(metrics)),
             route("GET", "/version", service.version, for_completions),
@@ -259,10 +268,13 @@ class _Service:
         self._require(asked.model)
         asked = _with_headers(asked, request.headers)
         asked, reader = await self._reader(asked)
-        wanted = records(asked, asked.group or answer.id, self.broker.runtime.model.controls)
+        turn = turn_of(asked.trajectory, asked.group, request.headers)
+        name = answer.id if turn is not None else asked.group or answer.id
+        wanted = records(asked, name, self.broker.runtime.model.controls)
         skip = skipped_tokens(asked, len(wanted) * asked.n)
         try:
-            subscription = await self.broker.submit_text(wanted, bool(asked.stream), fitting=True)
+            stream = bool(asked.stream)
+            subscription = await self.broker.submit_text(wanted, stream, fitting=True, turn=turn)
         except OverloadError as error:
             raise refusal(error, self.broker.retry_s(len(wanted) * asked.n)) from error
         if asked.stream:
@@ -373,10 +385,13 @@ class _Service:
 
 
 def _with_headers(asked: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
-    """Take group and priority from headers, for clients that cannot add fields."""
+    """Take trajectory, group and priority from headers, for clients that cannot add fields."""
     group, priority = headers.get("x-seer-group"), headers.get("x-seer-priority")
+    trajectory = trajectory_in(headers)
     if group is not None and asked.group is None:
         asked = msgspec.structs.replace(asked, group=group)
+    if trajectory is not None and asked.trajectory is None:
+        asked = msgspec.structs.replace(asked, trajectory=trajectory)
     if priority is not None and asked.priority is None:
         try:
             asked = msgspec.structs.replace(asked, priority=int(priority))

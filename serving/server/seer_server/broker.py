@@ -18,8 +18,10 @@ from seer_core.model import Completion, PromptGroup
 from seer_core.model.events import ChunkFinished, Command, Event, InstanceLost
 from seer_core.ports.journal import Journal
 from seer_core.ports.policy import Observer
+from seer_core.runtime.long_texts import LONG_TEXT, characters_of
 from seer_core.runtime.rollout import Rollout
 from seer_core.runtime.runtime import Runtime
+from seer_server.trajectories import IDLE_S, AgentTurn, Trajectories
 from seer_server.updates import UpdateQueue
 
 __all__ = ["AsleepError", "BusyError", "BusyUpdatingError", "GoneError", "RolloutBroker", "Subscription"]
@@ -28,9 +30,6 @@ log = structlog.get_logger("seer")
 
 FINISHES = 64
 """Responses from whose ends the rate of completions is computed."""
-
-LONG_TEXT = 1 << 16
-"""Characters of a request's prompts from which they are encoded beside the event loop."""
 
 UPDATING = "weights change, or instances fall asleep or wake; try again in a moment"
 LONGEST_RETRY_S = 60
@@ -93,8 +92,10 @@ class RolloutBroker(Observer):
         most_requests: int | None = None,
         journal: Journal | None = None,
         observers: Sequence[Observer] = (),
+        trajectory_idle_s: float = IDLE_S,
     ) -> None:
         self.runtime = make_runtime([self, *observers])
+        self.trajectories = Trajectories(trajectory_idle_s, lambda name: self.runtime.forget(name))
         self.reserved = self.instances_lost = 0
         self._most_requests, self._journal = most_requests, journal
         self._rollout: Rollout | None = None
@@ -174,6 +175,7 @@ class RolloutBroker(Observer):
             if self._failure is None and self._rollout is not None:
                 with suppress(SeerError):
                     await self._rollout.abort()
+            self.trajectories.close()
 
     async def _read(self, rollout: Rollout) -> None:
         try:
@@ -262,17 +264,18 @@ class RolloutBroker(Observer):
         iteration: int = 0,
         *,
         fitting: bool = False,
+        turn: AgentTurn | None = None,
     ) -> Subscription:
         """As ``submit``; long text is encoded beside the event loop, that of one request at a time."""
         if _characters(records) < LONG_TEXT:
-            return self.submit(records, streams, iteration, fitting=fitting)
+            return self.submit(records, streams, iteration, fitting=fitting, turn=turn)
         async with self._encoding:
             self.require_rollout()
             self.require_capacity(len(records))
             groups = await asyncio.to_thread(
                 self.runtime.groups, records, iteration=iteration, fitting=fitting
             )
-            return self._add(groups, streams)
+            return self._add(groups, streams, turn)
 
     async def prompt_tokens(self, record: Mapping[str, Any]) -> Sequence[int]:
         """Return the tokens of the prompt that a record has, as a request with it would have them.
@@ -294,17 +297,20 @@ class RolloutBroker(Observer):
         iteration: int = 0,
         *,
         fitting: bool = False,
+        turn: AgentTurn | None = None,
     ) -> Subscription:
-        """Add prompts to the rollout, ``fitting`` as for ``Runtime.groups``.
+        """Add prompts to the rollout, ``fitting`` as for ``Runtime.groups``; they may be a ``turn``.
 
         Raises as ``Rollout.add``, but a ``PromptError`` if no room will do.
         """
         self.require_rollout()
         self.require_capacity(len(records))
-        return self._add(self.runtime.groups(records, iteration=iteration, fitting=fitting), streams)
+        return self._add(self.runtime.groups(records, iteration=iteration, fitting=fitting), streams, turn)
 
-    def _add(self, made: Sequence[PromptGroup], streams: bool) -> Subscription:
+    def _add(self, made: Sequence[PromptGroup], streams: bool, turn: AgentTurn | None) -> Subscription:
         rollout = self.require_rollout()
+        if turn is not None:
+            made = self.trajectories.mark(made, turn)
         groups = [msgspec.structs.replace(group, streams=streams) for group in made]
         wanted = sum(group.n for group in groups)
         self.require_capacity(wanted)
@@ -315,9 +321,13 @@ class RolloutBroker(Observer):
         others = {group.id: self._subscriptions.get(group.id) for group in groups}
         # Beforehand: what a journal has is over at once.
         self._subscriptions.update((group.id, subscription) for group in groups)
+        if turn is not None:
+            self.trajectories.begin(groups, turn)
         try:
             rollout.add(groups)
         except BaseException:
+            if turn is not None:
+                self.trajectories.refused(groups)
             self._subscriptions.update((name, each) for name, each in others.items() if each is not None)
             for name, each in others.items():
                 if each is None:
@@ -404,6 +414,7 @@ class RolloutBroker(Observer):
     def completed(self, now: float, completion: Completion) -> None:
         """Put a response into the updates of its subscription."""
         self._finishes.append(now)
+        self.trajectories.completed(completion)
         if self._drained is not None and not self.unfinished:
             self._drained.set()
         subscription = self._subscriptions.get(completion.group_id)
@@ -413,11 +424,5 @@ class RolloutBroker(Observer):
 
 def _characters(records: Iterable[Mapping[str, Any]]) -> int:
     """Return about how much text the prompts of records are."""
-    found = 0
-    for record in records:
-        prompt, messages = record.get("prompt"), record.get("messages")
-        found += len(prompt) if isinstance(prompt, str) else 0
-        found += len(str(record.get("chat_template_kwargs", "")))  # with tools
-        for each in messages if isinstance(messages, list | tuple) else ():
-            found += len(str(each.get("content", ""))) if isinstance(each, Mapping) else 0
-    return found
+    names = ("prompt", "messages", "chat_template_kwargs")
+    return sum(characters_of(*map(record.get, names)) for record in records)

@@ -27,6 +27,7 @@ from seer_server.http import is_loopback
 from seer_server.parsing import ParserNames
 from seer_server.process import OrderlyServer, allow_files
 from seer_server.tokens import own_token, read_token
+from seer_server.trajectories import IDLE_S
 
 __all__ = ["serve_command"]
 
@@ -76,6 +77,13 @@ WINDOW_S = 600.0
     help="Responses that may be unfinished at a time; more are refused, with the time to try again.",
 )
 @click.option(
+    "--trajectory-idle-s",
+    type=click.FloatRange(0, min_open=True),
+    default=IDLE_S,
+    show_default=True,
+    help="Seconds without a turn after which an agent's trajectory is forgotten, and its KV dropped.",
+)
+@click.option(
     "--drain-s",
     type=click.IntRange(0),
     default=30,
@@ -103,6 +111,7 @@ def serve_command(
     weight_roots: tuple[Path, ...],
     journal_dir: Path | None,
     most_requests: int,
+    trajectory_idle_s: float,
     drain_s: int,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
@@ -150,6 +159,7 @@ def serve_command(
             observers=observers,
             controls=controls,
             parsers=ParserNames(tool_call_parser, reasoning_parser),
+            trajectory_idle_s=trajectory_idle_s,
         )
         settings = uvicorn.Config(app, access_log=False, lifespan="on")
         place = f"[{host}]" if ":" in host else host

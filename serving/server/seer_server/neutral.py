@@ -59,6 +59,9 @@ IN_CHATS: dict[str, tuple[Any, ...]] = {
 NO_LIMIT = -1
 """``top_k`` as vLLM's clients turn it off; here that is 0."""
 
+PROGRAM = "program_id"
+"""``trajectory``, as clients of ThunderAgent name it."""
+
 
 class FieldError(PromptError):
     """A field of a request is not as it must be.
@@ -88,4 +91,6 @@ def own_fields(fields: Mapping[str, Any], further: Mapping[str, tuple[Any, ...]]
             raise FieldError(f"{name} is not supported; leave it out", name)
     if own.get("top_k") == NO_LIMIT:
         own["top_k"] = 0
+    if (program := own.pop(PROGRAM, None)) is not None:
+        own.setdefault("trajectory", program)
     return own

@@ -108,6 +108,11 @@ class GenerationRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True,
     """Whether the answer has token ids beside the text; a field of vLLM's."""
     group: str | None = None
     """The id of the group, a field of Seer's. The header ``X-Seer-Group`` gives it where this is absent."""
+    trajectory: str | None = None
+    """The id of the trajectory of which the request is a turn, a field of Seer's. A header gives it where
+    this is absent: ``X-Seer-Trajectory``, or that of another system. ``group`` is then a group of
+    trajectories.
+    """
     priority: int | None = None
     """The group's label ``priority``, which strategies see; a field of Seer's. The header ``X-Seer-Priority``
     gives it where this is absent.
@@ -324,8 +329,9 @@ def skipped_tokens(asked: GenerationRequest, choices: int) -> list[int]:
             "skip_tokens is for streams that go on behind their prompts; leave echo and prompt_logprobs out"
         )
         raise FieldError(words, "stream_options")
-    if asked.group is None and asked.seed is None:
-        raise PromptError("skip_tokens is for tokens that come again; name the group or the seed they had")
+    if asked.seed is None and (asked.group is None or asked.trajectory is not None):
+        named = "the seed" if asked.trajectory is not None else "the group or the seed"
+        raise PromptError(f"skip_tokens is for tokens that come again; name {named} they had")
     return skip
 
 

@@ -119,6 +119,8 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
     """Variables for the model's chat template, such as ``enable_thinking``."""
     group: str | None = None
     """The id of the group, a field of Seer's. The header ``X-Seer-Group`` gives it where this is absent."""
+    trajectory: str | None = None
+    """The id of the trajectory of which the request is a turn, as in chats."""
     priority: int | None = None
     """The group's label ``priority``, which strategies see. The header ``X-Seer-Priority`` gives it where
     this is absent.
@@ -138,8 +140,9 @@ class ResponsesRequest(SamplingChoice, frozen=True, forbid_unknown_fields=True, 
         messages = messages_of(given)
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        names = ("model", "stream", "seed", "chat_template_kwargs", "group", "priority", "timeout_s")
-        fields = {name: getattr(self, name) for name in (*names, *SamplingChoice.__struct_fields__)}
+        names = ("model", "stream", "seed", "chat_template_kwargs", "group", "trajectory", "priority")
+        same = (*names, "timeout_s", *SamplingChoice.__struct_fields__)
+        fields = {name: getattr(self, name) for name in same}
         tools = [each.plain for each in self.tools or ()]
         choice: ToolChoice | None
         if isinstance(self.tool_choice, ResponsesToolChoice):

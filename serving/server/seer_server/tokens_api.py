@@ -91,6 +91,8 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Options of the stream."""
     group: str | None = None
     """The id of the group, a field of Seer's. The header ``X-Seer-Group`` gives it where this is absent."""
+    trajectory: str | None = None
+    """The id of the trajectory of which the request is a turn, as in completions."""
     priority: int | None = None
     """The group's label ``priority``, which strategies see. The header ``X-Seer-Priority`` gives it where
     this is absent.
@@ -100,7 +102,7 @@ class TokensRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def completion(self) -> CompletionRequest:
         """Return the same request as one for completions."""
-        names = ("model", "stream", "stream_options", "group", "priority", "timeout_s")
+        names = ("model", "stream", "stream_options", "group", "trajectory", "priority", "timeout_s")
         fields = {name: getattr(self, name) for name in names}
         sampling = {name: getattr(self.sampling_params, name) for name in TokensSampling.__struct_fields__}
         if sampling["logprobs"] is not None:

@@ -1,0 +1,207 @@
+"""Trajectories of agents, whose turns are requests: where the KV of each is, and how long it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import attrs
+import msgspec
+
+from seer_core.model import Completion, PromptGroup
+
+__all__ = ["IDLE_S", "LONGEST_ID", "MOST_KEPT", "AgentTurn", "Trajectories"]
+
+IDLE_S = 3600.0
+"""Default time without a turn after which a trajectory is forgotten."""
+
+MOST_KEPT = 65_536
+"""Trajectories, and groups of them, that are kept; beyond, those without a turn for longest are forgotten."""
+
+LONGEST_ID = 200
+"""Characters of an id, as of a group's."""
+
+PREFIX = "trajectory:"
+"""Stands before a trajectory's id where engines keep its KV, beside groups with ids of their own."""
+
+
+class AgentTurn(msgspec.Struct, frozen=True):
+    """A request as a turn of a trajectory."""
+
+    trajectory: str
+    """The trajectory's id."""
+    group: str = ""
+    """The group of trajectories that it is of; empty for none."""
+    last: bool = False
+    """Whether the trajectory ends with it."""
+
+
+@attrs.define(eq=False)
+class _Trajectory:
+    """A trajectory that has not been forgotten; ``turns`` are under way, ``home`` has its KV."""
+
+    id: str
+    group: str
+    used_s: float = 0.0
+    home: str = ""
+    turns: int = 0
+    ended: bool = False
+
+
+@attrs.define(eq=False)
+class _TrajectoryGroup:
+    """A group of trajectories; ``members`` have not been forgotten."""
+
+    used_s: float = 0.0
+    members: set[str] = attrs.Factory(set)
+
+
+class Trajectories:
+    """Keeps what the turns of trajectories share, until they end or nothing comes for ``idle_s`` seconds.
+
+    ``forget`` drops what the engines keep of a trajectory or a group, by its name there.
+    """
+
+    def __init__(self, idle_s: float, forget: Callable[[str], None]) -> None:
+        self._idle_s = idle_s
+        self._forget = forget
+        self._trajectories: OrderedDict[str, _Trajectory] = OrderedDict()
+        self._groups: OrderedDict[str, _TrajectoryGroup] = OrderedDict()
+        self._under_way: dict[str, tuple[_Trajectory, int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def kept(self) -> int:
+        """The trajectories that have not been forgotten."""
+        return len(self._trajectories)
+
+    @property
+    def kept_groups(self) -> int:
+        """The groups of trajectories that have not been forgotten."""
+        return len(self._groups)
+
+    def mark(self, groups: Sequence[PromptGroup], turn: AgentTurn) -> list[PromptGroup]:
+        """Return the groups of a request as those of a turn."""
+        known = self._trajectories.get(turn.trajectory)
+        marks = {
+            "trajectory": PREFIX + turn.trajectory,
+            "family": turn.group,
+            "home": "" if known is None else known.home,
+        }
+        return [msgspec.structs.replace(group, **marks) for group in groups]
+
+    def begin(self, groups: Sequence[PromptGroup], turn: AgentTurn) -> None:
+        """Take note of a turn that is under way from now on."""
+        now = asyncio.get_running_loop().time()
+        trajectory = self._trajectories.pop(turn.trajectory, None) or _Trajectory(turn.trajectory, turn.group)
+        self._trajectories[turn.trajectory] = trajectory  # the last one now
+        trajectory.used_s, trajectory.ended = now, turn.last
+        if turn.group != trajectory.group:
+            self._leave_group(trajectory)
+            trajectory.group = turn.group
+        if turn.group:
+            group = self._groups.pop(turn.group, None) or _TrajectoryGroup()
+            self._groups[turn.group] = group
+            group.used_s = now
+            group.members.add(trajectory.id)
+        for each in groups:
+            trajectory.turns += 1
+            self._under_way[each.id] = trajectory, each.n
+        self._make_room()
+        if self._timer is None:
+            self._look_later(self._idle_s)
+
+    def completed(self, completion: Completion) -> None:
+        """Take note of a response, which may be a turn's."""
+        found = self._under_way.get(completion.group_id)
+        if found is None:
+            return
+        trajectory, left = found
+        if completion.chunks:
+            trajectory.home = completion.chunks[-1].instance
+        if left > 1:
+            self._under_way[completion.group_id] = trajectory, left - 1
+        else:
+            self._over(completion.group_id)
+
+    def refused(self, groups: Sequence[PromptGroup]) -> None:
+        """Take note that a turn which has begun is not rolled out."""
+        for each in groups:
+            self._over(each.id)
+
+    def _over(self, group_id: str) -> None:
+        found = self._under_way.pop(group_id, None)
+        if found is None:
+            return
+        trajectory = found[0]
+        trajectory.turns -= 1
+        trajectory.used_s = asyncio.get_running_loop().time()
+        if trajectory.id in self._trajectories:
+            self._trajectories.move_to_end(trajectory.id)
+        if trajectory.ended:
+            self.end(trajectory.id)
+
+    def end(self, trajectory_id: str) -> bool:
+        """Forget a trajectory, once no turn of it is under way; return whether there is one."""
+        trajectory = self._trajectories.get(trajectory_id)
+        if trajectory is None:
+            return False
+        if trajectory.turns:
+            trajectory.ended = True
+        else:
+            del self._trajectories[trajectory_id]
+            self._leave_group(trajectory)
+            self._forget(PREFIX + trajectory_id)
+        return True
+
+    def end_group(self, group_id: str) -> int | None:
+        """End a group and its trajectories; return how many they are, or None if there is no such group."""
+        group = self._groups.pop(group_id, None)
+        if group is None:
+            return None
+        for each in group.members:
+            self.end(each)
+        self._forget(group_id)
+        return len(group.members)
+
+    def close(self) -> None:
+        """Keep no time any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _leave_group(self, trajectory: _Trajectory) -> None:
+        if (group := self._groups.get(trajectory.group)) is not None:
+            group.members.discard(trajectory.id)
+
+    def _make_room(self) -> None:
+        """Forget those that were used longest ago, where there are too many, but none with a turn."""
+        if len(self._trajectories) > MOST_KEPT:
+            idle = next((each.id for each in self._trajectories.values() if not each.turns), None)
+            if idle is not None:
+                self.end(idle)
+        if len(self._groups) > MOST_KEPT:
+            self.end_group(next(iter(self._groups)))
+
+    def _look_later(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._forget_idle)
+
+    def _forget_idle(self) -> None:
+        """Forget what had no turn for too long, and look again when the next one is due."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        wait_s = self._idle_s
+        for trajectory in [each for each in self._trajectories.values() if not each.turns]:
+            left_s = trajectory.used_s + self._idle_s - now
+            if left_s > 0:
+                wait_s = left_s
+                break
+            self.end(trajectory.id)
+        for name, group in [(name, each) for name, each in self._groups.items() if not each.members]:
+            left_s = group.used_s + self._idle_s - now
+            if left_s > 0:
+                wait_s = min(wait_s, left_s)
+                break
+            self.end_group(name)
+        if self._trajectories or self._groups:
+            self._look_later(wait_s)
