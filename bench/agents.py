@@ -12,7 +12,9 @@ without drafts: its pool has the KV of each turn while the tool works.  `room fo
 instances whose KV holds all contexts: nothing that is done about KV can bring much more.
 
 KV hits are the part of the context before an answer whose KV was found when the next turn began, in the
-instance or in the pool.  The longest wait is from an answer to the first step of the turn that follows.
+instance or in the pool.  The longest wait is from an answer to the first step of the turn that follows.  The
+first nine tenths leave out the tail: in each iteration nine trajectories have a turn of a thousand tokens or
+more, up to 3,000, where others have 80, and the last of them ends long after the instances have run empty.
 """
 
 from __future__ import annotations
@@ -79,6 +81,9 @@ def run(options: argparse.Namespace) -> list[Row]:
                     "policy": policy,
                     "trajectories_per_hour": spread_of(per_hour),
                     "ratio_to_sticky": spread_of(ratios(per_hour, base)),
+                    "ratio_without_tail": spread_of(
+                        ratios(map(_early_s, found[BASELINE]), map(_early_s, runs))
+                    ),
                     "turn_kv_hits": spread_of(each.kv_hits for each in turns),
                     "turn_wait_s": spread_of(each.longest_wait_s for each in turns),
                     "total_time_s": spread_of(each.summary.total_time_s for each in runs),
@@ -90,15 +95,21 @@ def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def _early_s(run: SimulatedIteration) -> float:
+    """Return how long the first nine tenths of the trajectories took."""
+    return run.summary.total_time_s - run.summary.tail_time_s
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return one line for each workload and policy."""
-    columns = ["trajectories", "policy", "per hour", "times sticky", "KV hits at turns", "recomputed tokens"]
+    columns = ["trajectories", "policy", "per hour", "times sticky", "first nine tenths", "KV hits at turns"]
     lines = [
         [
             row["workload"],
             row["policy"],
             cell(row["trajectories_per_hour"], ",.0f"),
             cell(row["ratio_to_sticky"], ".2f", "x"),
+            cell(row["ratio_without_tail"], ".2f", "x"),
             cell(row["turn_kv_hits"], ".1%"),
             cell([each["recomputed_tokens"] for each in row["summaries"]], ",.0f"),
             cell(row["turn_wait_s"], ",.1f", " s"),
@@ -106,7 +117,7 @@ def table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return markdown([*columns, "longest wait", "idle"], lines, left=2)
+    return markdown([*columns, "recomputed tokens", "longest wait", "idle"], lines, left=2)
 
 
 def answer(rows: Sequence[Row]) -> str:
@@ -116,9 +127,10 @@ def answer(rows: Sequence[Row]) -> str:
         found = {row["policy"]: row for row in rows if row["workload"] == name}
         ratio = {policy: row["ratio_to_sticky"]["median"] for policy, row in found.items()}
         ours, rival = max(OURS, key=ratio.__getitem__), max(RIVALS, key=ratio.__getitem__)
-        hits = found[ours]["turn_kv_hits"]["median"]
+        hits, early = (found[ours][name]["median"] for name in ("turn_kv_hits", "ratio_without_tail"))
         sentences.append(
-            f"{name}: {ours} brings {ratio[ours]:.2f}x the trajectories of sticky sessions with"
+            f"{name}: {ours} brings {ratio[ours]:.2f}x the trajectories of sticky sessions"
+            f" per hour, and {early:.2f}x without the tail, with"
             f" {hits:.0%} KV hits, the best rival, {rival}, {ratio[rival]:.2f}x,"
             f" and room for all KV {ratio[ROOM]:.2f}x."
         )

@@ -12,6 +12,7 @@ from seer_core.model.events import (
     GroupSpec,
     ResumedResponse,
 )
+from seer_core.scheduling.defaults import LeastLoaded
 from seer_core.scheduling.scheduler import Policies, Slot
 
 
@@ -98,6 +99,23 @@ def test_requests_may_wait_for_the_end_of_others_turns(make_rig):
     rig.start("a")
     rig.group("g", n=2, turns=True)
     assert rig.finish("g/0", 20, stopped=True) == [AskEnvironment("g/0")]
+
+
+def test_strategies_are_notified_of_each_tool_that_begins(make_rig):
+    ended = []
+
+    class Watch(LeastLoaded):
+        def turn_ended(self, request):
+            ended.append((request.id, request.instance, request.state.value, request.generated_tokens))
+
+    rig = make_rig(Policies(placer=Slot("placer", "mine", Watch())))
+    rig.start("a")
+    rig.group("g", max_tokens=100, turns=True)
+    rig.finish("g/0", 20, stopped=True)
+    rig.answer("g/0", 5)
+    rig.finish("g/0", 7, stopped=True)
+    rig.answer("g/0", 0, done=True)
+    assert set(ended) == {("g/0", "a", "acting", 20), ("g/0", "a", "acting", 32)}
 
 
 def test_an_acting_request_can_be_aborted(rig):

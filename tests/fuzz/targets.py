@@ -120,6 +120,16 @@ LENGTHS = [
     {"group": group, "prompt_tokens": 3, "output_tokens": [5, 9], "max_tokens": 20, "iteration": group % 2}
     for group in range(4)
 ]
+TRAJECTORIES = [
+    {
+        "group": 1,
+        "index": index,
+        "prompt_tokens": 3,
+        "turns": [[5, 0.5, 9], [4, None, 0]],
+        "iteration": index % 2,
+    }
+    for index in range(4)
+]
 LOGS = (
     [{"input": "a", "output": "b" * each, "gts": None, "score": 1.0, "step": 1} for each in range(3)],
     [{"timestamp": each, "input_length": 9, "output_length": each, "hash_ids": [1]} for each in range(3)],
@@ -427,7 +437,11 @@ TARGETS = (
     Target("config", _there("c.toml"), _file("f.toml", _try_config)),
     Target("set", lambda workspace: [text.encode() for text in SETS], _try_set),
     Target("prompts", lambda workspace: [_lines(PROMPTS).encode()], _file("f.jsonl", _try_prompts)),
-    Target("lengths", lambda workspace: [_lines(LENGTHS).encode()], _file("f.jsonl", _try_lengths)),
+    Target(
+        "lengths",
+        lambda workspace: [_lines(each).encode() for each in (LENGTHS, TRAJECTORIES)],
+        _file("f.jsonl", _try_lengths),
+    ),
     Target("logs", lambda workspace: [_lines(each).encode() for each in LOGS], _file("f.jsonl", _try_log)),
     Target("drawn-lengths", lambda workspace: [DRAWN.encode()], _try_drawn),
     Target("trace", _there("run/trace.jsonl"), _file("run/trace.jsonl", _try_trace)),
