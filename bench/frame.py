@@ -42,6 +42,7 @@ CASES = (
     "epochs",
     "viewers",
     "server",
+    "agents",
     "chunk_overhead",
     "journal",
     "driver_deaths",
