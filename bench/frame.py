@@ -43,6 +43,7 @@ CASES = (
     "epochs",
     "viewers",
     "server",
+    "server_agents",
     "chunk_overhead",
     "journal",
     "driver_deaths",

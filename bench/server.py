@@ -117,7 +117,7 @@ async def rows(url: str, records: Records, at_once: int) -> int:
 def serve(config: Path) -> tuple[subprocess.Popen[str], str]:
     """Start the server; return it and its address."""
     command = [sys.executable, "-c", "from seer_main import main; main()", "serve", str(config)]
-    options = ["--port", "0", "--log-level", "warning", "--most-requests", "100000"]
+    options = ["--port", "0", "--log-level", "warning", "--most-requests", "100000", "--open-completions"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
