@@ -103,6 +103,11 @@ class Runtime:
         """The KV pool that instances share, if any."""
         return self._fleet.kv_pool
 
+    @property
+    def environment(self) -> Slot[Environment] | None:
+        """The environment that the configuration names, if any."""
+        return self._controller.strategies.environment
+
     def refuse_environment(self, user: str) -> None:
         """Raise ConfigError where an environment is configured for a ``user`` that reads no turns."""
         self._controller.strategies.refuse_environment(user)

@@ -20,6 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "tiny_rl" / "train.toml"
+TURNS = ROOT / "examples" / "tool_reasoner" / "train.toml"
 
 ARMS = {
     "baseline": ("seer.plugins=['group_round_robin']", "seer.kv_pool=none"),
@@ -54,7 +55,13 @@ def differences(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def train(
-    arm: str, folder: Path, engine: str, iterations: int, groups: int, overrides: Sequence[str] = ()
+    arm: str,
+    folder: Path,
+    engine: str,
+    iterations: int,
+    groups: int,
+    overrides: Sequence[str] = (),
+    config: Path = CONFIG,
 ) -> list[dict[str, Any]]:
     """Train under one arm; return its metrics, a mapping for each iteration."""
     out = folder / arm
@@ -69,7 +76,7 @@ def train(
         *ARMS[arm],
         *overrides,
     ]
-    command = [sys.executable, "-c", "from seer_main import main; main()", "train", str(CONFIG)]
+    command = [sys.executable, "-c", "from seer_main import main; main()", "train", str(config)]
     command += ["--out", str(out), *(part for setting in settings for part in ("--set", setting))]
     if arm == "killed":
         kill_during(command, out)

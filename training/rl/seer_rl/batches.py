@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import compress
 
 import attrs
 import torch
@@ -17,8 +18,8 @@ __all__ = ["MicroBatch", "micro_batches"]
 class MicroBatch:
     """Samples as one tensor.  ``ids`` and ``positions``, int64, and ``mask`` are [rows, width].
 
-    The mask holds where a token of a response stands: the n tokens whose log-probs enter the loss, row by
-    row.  ``advantages`` and ``engine_logprobs`` are theirs, float32 [n].
+    The mask holds where a trained token of a response stands: the n tokens whose log-probs enter the loss,
+    row by row.  ``advantages`` and ``engine_logprobs`` are theirs, float32 [n].
     """
 
     ids: Tensor
@@ -77,11 +78,12 @@ def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         row, end = 0 if packed else number, begin + _tokens(sample)
         ids[row, begin:end] = torch.tensor([*sample.prompt, *sample.response])
         positions[row, begin:end] = torch.arange(end - begin)
-        mask[row, begin + len(sample.prompt) : end] = True
+        trained = mask[row, begin + len(sample.prompt) : end]
+        trained[:] = True if sample.loss_mask is None else torch.tensor(list(sample.loss_mask)).bool()
         begin = end if packed else 0
-    sizes = torch.tensor([len(sample.response) for sample in samples])
+    sizes = torch.tensor([sample.trained_tokens for sample in samples])
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
-    logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    logprobs = [logprob for sample in samples for logprob in _trained_logprobs(sample)]
     return MicroBatch(
         ids,
         positions,
@@ -89,3 +91,7 @@ def _layout(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         advantages.repeat_interleave(sizes),
         torch.tensor(logprobs, dtype=torch.float32),
     )
+
+
+def _trained_logprobs(sample: Sample) -> Iterable[float]:
+    return sample.logprobs if sample.loss_mask is None else compress(sample.logprobs, sample.loss_mask)

@@ -46,11 +46,16 @@ class TrainingState(msgspec.Struct, frozen=True):
     """The ``[rollout]`` table."""
     model: str
     """The directory of the first weights."""
+    environment: dict[str, Any] = {}
+    """The settings of the plug-in that answers turns, by its name; empty without one."""
 
 
-def state_of(iterations: int, table: TrainTable, config: Config) -> TrainingState:
+def state_of(
+    iterations: int, table: TrainTable, config: Config, environment: dict[str, Any]
+) -> TrainingState:
     """Return the state of a run when so many iterations are done."""
-    return TrainingState(iterations, config.seer.seed, table, config.rollout, str(first_model(table, config)))
+    model = str(first_model(table, config))
+    return TrainingState(iterations, config.seer.seed, table, config.rollout, model, environment)
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -136,9 +141,11 @@ class CheckpointWriter:
         table: TrainTable,
         config: Config,
         journals: RolloutJournals,
+        environment: dict[str, Any],
     ) -> None:
         self._checkpoints, self._trainer = checkpoints, trainer
         self._table, self._config, self._journals = table, config, journals
+        self._environment = environment
         self._thread = ThreadPoolExecutor(1, "seer-checkpoint")
         self._saving: Future[None] | None = None
 
@@ -176,7 +183,8 @@ class CheckpointWriter:
             self._trainer.export(directory)
             self._trainer.save(directory)
 
-        self._checkpoints.save(state_of(iterations, self._table, self._config), write)
+        state = state_of(iterations, self._table, self._config, self._environment)
+        self._checkpoints.save(state, write)
         self._journals.drop(iterations)
 
 

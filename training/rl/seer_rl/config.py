@@ -160,9 +160,13 @@ class TrainTable(Struct, frozen=True):
     """A file of JSON lines, of which each iteration takes the next ``groups``, or ``FILE.py:FUNCTION``, a
     function of the iteration, ``groups`` and the seed that returns such records.
     """
-    reward: str
+    reward: str = ""
     """``FILE.py:FUNCTION`` or ``package.module:FUNCTION``: it takes a ``seer_rl.Response`` and returns a
-    number.
+    number, to which the rewards of an environment are added. Empty leaves rewards to the environment.
+    """
+    environment: str = ""
+    """``FILE.py:CLASS`` or ``package.module:CLASS``: an environment, made without arguments, that answers
+    the turns of responses; empty for none, or for that of a plug-in.
     """
     iterations: Count = 100
     """How many iterations are trained."""

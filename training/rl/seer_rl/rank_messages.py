@@ -52,18 +52,23 @@ class AddSample(msgspec.Struct, frozen=True, tag=True):
     response: Tokens
     logprobs: Logprobs
     advantage: float
+    loss_mask: bytes | None = None
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
         """Return the message for a sample."""
         return cls(
-            Tokens(sample.prompt), Tokens(sample.response), Logprobs(sample.logprobs), sample.advantage
+            Tokens(sample.prompt),
+            Tokens(sample.response),
+            Logprobs(sample.logprobs),
+            sample.advantage,
+            sample.loss_mask,
         )
 
     @property
     def sample(self) -> Sample:
         """The sample that this was made of."""
-        return Sample(self.prompt, self.response, self.logprobs, self.advantage)
+        return Sample(self.prompt, self.response, self.logprobs, self.advantage, self.loss_mask)
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):

@@ -7,8 +7,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import attrs
+import msgspec
 
 from seer_core import Completion, PromptGroup, Session
+from seer_core.ports.environment import Environment
 from seer_core.ports.journal import Journal
 from seer_rl.errors import RewardError, TrainError
 from seer_rl.phases import ProgressListener
@@ -21,11 +23,16 @@ __all__ = ["RewardedRollout"]
 
 @attrs.frozen(eq=False)
 class RewardedRollout:
-    """Rolls prompts out through a session, and submits each response that finishes for its reward."""
+    """Rolls prompts out through a session, and submits each response that finishes for its reward.
+
+    Without ``rewards`` its reward is that of its environment: 0 where that gave none.
+    """
 
     session: Session
-    rewards: RewardPool
+    rewards: RewardPool | None
     listener: ProgressListener
+    environment: Environment | None = None
+    """It answers the turns of responses; None leaves that to the session's configuration."""
 
     def run(
         self, prompts: Iterable[Mapping[str, Any]], iteration: int, journal: Journal | None = None
@@ -44,7 +51,10 @@ class RewardedRollout:
         _check_sampling(groups)
         wanted = sum(group.n for group in groups)
         found: dict[tuple[str, int], tuple[Completion, Future[float]]] = {}
-        for completion in self.session.stream(records, iteration, keep=False, journal=journal):
+        stream = self.session.stream(
+            records, iteration, keep=False, journal=journal, environment=self.environment
+        )
+        for completion in stream:
             found[completion.group_id, completion.index] = completion, self._reward(completion)
             self.listener.responses(len(found), wanted)
         return [
@@ -62,21 +72,29 @@ class RewardedRollout:
             "instances_lost": summary.instances_lost,
             "resumed_tokens": summary.resumed_tokens,
             "acceptance_length": round(summary.acceptance_length, 3),
+            "environment_s": round(summary.environment_s, 3),
         }
 
     def _reward(self, completion: Completion) -> Future[float]:
-        if completion.whole:
+        if completion.whole and self.rewards is not None:
             return self.rewards.submit(
                 Response(
                     completion.metadata,
                     completion.text,
                     list(completion.token_ids),
                     completion.finish_reason,
+                    [msgspec.structs.replace(turn, environment_s=None) for turn in completion.turns],
+                    completion.reward,
                 )
             )
-        none: Future[float] = Future()
-        none.set_exception(RewardError(f"it ended with {completion.finish_reason!r}"))
-        return none
+        found: Future[float] = Future()
+        if not completion.whole:
+            found.set_exception(
+                RewardError(completion.error or f"it ended with {completion.finish_reason!r}")
+            )
+        else:
+            found.set_result(completion.reward or 0.0)
+        return found
 
 
 def _check_sampling(groups: Sequence[PromptGroup]) -> None:

@@ -79,7 +79,9 @@ class RewardPool:
             worker.kill()
 
     def submit(self, response: Response) -> Future[float]:
-        """Return the future reward of a response; a ``RewardError`` if it has none.
+        """Return the future reward of a response, the function's and its environment's added up.
+
+        It is a ``RewardError`` if the function gave none.
 
         After ``MOST_LATE`` responses in a row that took too long no further one is judged.
         """
@@ -115,7 +117,7 @@ class RewardPool:
         self._late = self._late + 1 if answer.late else 0
         if answer.error:
             raise RewardError(answer.error)
-        return answer.reward
+        return answer.reward + (response.environment_reward or 0.0)
 
 
 class _Died(Exception):

@@ -45,7 +45,7 @@ class FinishedResponse:
 
     def unscored(self) -> Sample:
         """Return the sample that this response is without its reward: the advantage is 0."""
-        return Sample(self.group.prompt_token_ids, self.completion.token_ids, self.completion.logprobs, 0.0)
+        return _sample(self.group, self.completion, 0.0)
 
 
 @attrs.frozen(eq=False)
@@ -94,7 +94,7 @@ def samples(scored: Sequence[ScoredResponse], *, scale: bool) -> list[Sample]:
     for each in scored:
         groups.setdefault(each.group.id, []).append(each)
     return [
-        Sample(each.group.prompt_token_ids, each.completion.token_ids, each.completion.logprobs, advantage)
+        _sample(each.group, each.completion, advantage)
         for members in groups.values()
         for each, advantage in zip(
             members,
@@ -102,6 +102,12 @@ def samples(scored: Sequence[ScoredResponse], *, scale: bool) -> list[Sample]:
             strict=True,
         )
     ]
+
+
+def _sample(group: PromptGroup, completion: Completion, advantage: float) -> Sample:
+    """Return a sample in which the environment's tokens, if there are any, are not trained on."""
+    mask = bytes(completion.loss_mask) if completion.turns else None
+    return Sample(group.prompt_token_ids, completion.token_ids, completion.logprobs, advantage, mask)
 
 
 def failures(scored: Sequence[ScoredResponse]) -> dict[str, int]:
@@ -125,6 +131,8 @@ def rollout_facts(scored: Sequence[ScoredResponse]) -> dict[str, Any]:
         "reward_mean": math.fsum(rewards) / len(rewards),
         "mixed_groups": sum(len(values) > 1 for values in mixed.values()) / len(mixed),
         "tokens": sum(lengths),
+        "environment_tokens": sum(turn.answer_tokens for each in scored for turn in each.completion.turns),
+        "turns": sum(len(each.completion.turns) for each in scored),
         "mean_tokens": sum(lengths) / len(lengths),
         "max_tokens": max(lengths),
         "cut": reasons["length"] / len(scored),

@@ -20,6 +20,7 @@ from seer_core.ports.contracts import flaw_of
 from seer_core.ports.policy import Observer
 from seer_rl.checkpoints import Checkpoint, Checkpoints, CheckpointWriter, TrainingState, state_of
 from seer_rl.config import TrainTable, first_model
+from seer_rl.environments import TrainingEnvironment
 from seer_rl.evaluation import Evaluation
 from seer_rl.journals import RolloutJournals
 from seer_rl.loop import TrainingLoop
@@ -107,10 +108,14 @@ def _train(
         "[train.evaluation].prompts", held_out.prompts, base_dir, held_out.groups, seed
     )
     with ExitStack() as stack:
-        pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
-        rewards = stack.enter_context(pool)
+        rewards = None
+        if table.reward:
+            pool = RewardPool(table.reward, base_dir, table.rewards.workers, table.rewards.timeout_s)
+            rewards = stack.enter_context(pool)
         session = Session(config, observers)
-        session.runtime.refuse_environment("seer train")
+        environment = TrainingEnvironment.of(table, config, session)
+        if start is not None and start.state.environment != environment.plugin:
+            raise _changed(["the environment of [seer].plugins"], start)
         trainer = _make_trainer(table, config)
         check_model_fit(table, config, trainer.vocab_size, session.runtime.model.vocab_size)
         if isinstance(trainer, AbstractContextManager):
@@ -122,10 +127,11 @@ def _train(
         trackers = stack.enter_context(tracking(table, out, records(out)))
         transport = stack.enter_context(open_transport(table, trainer, out))
         stack.enter_context(session)
+        stack.enter_context(environment.opened(session))
         if started is not None:
             started(session)
         phases = Phases(listener)
-        rollout = RewardedRollout(session, rewards, listener)
+        rollout = RewardedRollout(session, rewards, listener, environment.own)
         journals = RolloutJournals(out / "journal", table.journal)
         TrainingLoop(
             table=table,
@@ -136,7 +142,7 @@ def _train(
             journals=journals,
             evaluation=Evaluation(held_out_prompts or None, rollout, journals, phases),
             transport=transport,
-            checkpoints=CheckpointWriter(checkpoints, trainer, table, config, journals),
+            checkpoints=CheckpointWriter(checkpoints, trainer, table, config, journals, environment.plugin),
             metrics=MetricsLog(file, trackers),
             phases=phases,
         ).run(start)
@@ -154,14 +160,19 @@ def _start(
     latest = checkpoints.latest()
     if latest is None:
         return None
-    before, now = _settings(latest.state), _settings(state_of(latest.state.iterations, table, config))
+    state = state_of(latest.state.iterations, table, config, latest.state.environment)
+    before, now = _settings(latest.state), _settings(state)
     changed = [key for key in now if now[key] != before[key]]
     if changed:
-        raise ConfigError(
-            f"{', '.join(changed)} changed since {latest.path} was written: training would go on as another"
-            " run; restore it, or begin anew in another directory"
-        )
+        raise _changed(changed, latest)
     return latest
+
+
+def _changed(names: Sequence[str], latest: Checkpoint) -> ConfigError:
+    return ConfigError(
+        f"{', '.join(names)} changed since {latest.path} was written: training would go on as another run;"
+        " restore it, or begin anew in another directory"
+    )
 
 
 def _settings(state: TrainingState) -> dict[str, Any]:

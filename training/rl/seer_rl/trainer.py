@@ -27,7 +27,16 @@ class Sample:
     response: Sequence[int]
     logprobs: Sequence[float]
     advantage: float
-    """The weight of each of its tokens in the loss."""
+    """The weight of each of its trained tokens in the loss."""
+    loss_mask: bytes | None = None
+    """For each token of ``response`` 1 if it is trained on, and 0 if an environment answered it; None where
+    all are trained on.
+    """
+
+    @property
+    def trained_tokens(self) -> int:
+        """How many tokens of the response are trained on."""
+        return len(self.response) if self.loss_mask is None else sum(self.loss_mask)
 
 
 class Trainer(Protocol):
@@ -49,6 +58,9 @@ class Trainer(Protocol):
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on one iteration's samples, in submission order; return metrics.
+
+        Tokens that a sample's ``loss_mask`` leaves out are context alone: they have no loss, no penalty and
+        no log-prob, and do not count in the mean.
 
         Among them are ``loss``, ``grad_norm``, and ``dlogp_mean``, ``dlogp_p9999`` and ``dlogp_max``: how far
         the engine's log-probs are from the trainer's own, before the update, over ``trained_tokens``.

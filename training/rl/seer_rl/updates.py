@@ -31,8 +31,8 @@ NO_UPDATE = {
 class PolicyUpdates:
     """The updates by one iteration's samples, or by the micro-batches of them that one replica has.
 
-    The loss is a mean over the tokens of all responses, of those without a gradient too.  ``reference`` has
-    the reference's log-probs of each micro-batch, and is empty without a penalty.
+    The loss is a mean over the trained tokens of all responses, of those without a gradient too.
+    ``reference`` has the reference's log-probs of each micro-batch, and is empty without a penalty.
     """
 
     table: LossTable
@@ -120,4 +120,4 @@ def check_finite(loss: float, norm: float) -> None:
 
 
 def _tokens(samples: Sequence[Sample]) -> int:
-    return sum(len(sample.response) for sample in samples)
+    return sum(sample.trained_tokens for sample in samples)

@@ -30,6 +30,17 @@ def test_a_packed_batch_has_one_row_in_which_positions_begin_anew():
 
 
 @pytest.mark.parametrize("packed", [False, True])
+def test_tokens_that_an_environment_answered_are_laid_out_and_not_trained_on(packed):
+    turns = Sample([4, 5], [6, 7, 8, 9], [-6.0, 0.0, 0.0, -9.0], 2.0, bytes([1, 0, 0, 1]))
+    [batch] = micro_batches([turns, SHORT], 20, packed=packed)
+    assert batch.ids.flatten().tolist()[:6] == [4, 5, 6, 7, 8, 9]
+    assert batch.targets.tolist() == [6, 9, 2, 3]
+    assert batch.trained(batch.ids).tolist() == [5, 8, 1, 2]
+    assert batch.advantages.tolist() == [2.0, 2.0, 1.0, 1.0]
+    assert batch.engine_logprobs.tolist() == [-6.0, -9.0, -2.0, -3.0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
 def test_each_token_is_predicted_from_the_place_before_it(packed):
     [batch] = micro_batches([SHORT, LONG], 20, packed=packed)
     assert batch.trained(batch.ids).tolist() == [5, 6, 7, 1, 2]

@@ -15,7 +15,7 @@ from seer_core.errors import InputError, OutputError
 def state(config):
     """Return a function that returns the state of a run after so many iterations."""
     table, settings = load_training(config())
-    return lambda iterations: state_of(iterations, table, settings)
+    return lambda iterations: state_of(iterations, table, settings, {})
 
 
 @pytest.fixture

@@ -48,7 +48,9 @@ def samples():
     found = []
     for number in range(6):
         prompt, response = ([rng.randrange(3, 512) for _ in range(count)] for count in (4, 5 + 4 * number))
-        found.append(Sample(prompt, response, [-6.0] * len(response), (-1.0) ** number * (1 + number / 7)))
+        mask = bytes(place % 3 != 1 for place in range(len(response))) if number % 2 else None
+        advantage = (-1.0) ** number * (1 + number / 7)
+        found.append(Sample(prompt, response, [-6.0] * len(response), advantage, mask))
     return found
 
 

@@ -13,6 +13,7 @@ from seer_rl import Response, RewardError, rewards
 from seer_rl.rewards import RewardPool
 
 from seer_core.errors import ConfigError
+from seer_core.model import TurnRecord
 
 
 @pytest.fixture
@@ -46,6 +47,13 @@ def alive(pid):
 def test_a_reward_gets_the_whole_response(pool):
     facts = "response.metadata['a'], sum(response.token_ids), len(response.text), len(response.finish_reason)"
     assert pool(f"return sum([{facts}])").submit(response(a=0.25)).result() == 0.25 + 11 + 4 + 4
+
+
+def test_an_environment_s_reward_is_added_to_the_function_s_which_gets_it_too(pool):
+    turns = [TurnRecord(2, 1, None, 0.25), TurnRecord(3)]
+    given = Response({}, "text", [5] * 6, "stop", turns, 0.25)
+    body = "return 10 * response.environment_reward + len(response.turns) + response.turns[0].answer_tokens"
+    assert pool(body).submit(given).result() == 2.5 + 2 + 1 + 0.25
 
 
 def test_what_a_reward_prints_is_no_answer(pool):

@@ -73,13 +73,15 @@ def by_hand(model, samples, optimizer):
         betas=(optimizer.beta1, optimizer.beta2),
         weight_decay=optimizer.weight_decay,
     )
-    tokens, norms = sum(len(each.response) for each in samples), []
+    tokens, norms = sum(each.trained_tokens for each in samples), []
     for _ in range(2):
         loss = torch.zeros(())
         for each in samples:
             logits = reference(torch.tensor([[*each.prompt, *each.response]])).logits[0]
             logprobs = torch.log_softmax(logits, -1)[len(each.prompt) - 1 : -1]
             chosen = logprobs.gather(-1, torch.tensor(each.response)[:, None])
+            if each.loss_mask is not None:
+                chosen = chosen * torch.tensor(list(each.loss_mask))[:, None]
             loss = loss - each.advantage * chosen.sum() / tokens
         steps.zero_grad()
         loss.backward()
@@ -106,6 +108,49 @@ def test_the_loss_is_the_mean_over_tokens_and_a_step_that_of_adamw(model, sample
         assert (tensor - after[name]).abs().median() < 2e-3 * moved + 1e-12
         if settings:
             assert (default[name] - after[name]).abs().max() > 2e-2 * moved
+
+
+def masked(samples):
+    """Return samples in which every third token is an environment's, whose engine log-prob is 0."""
+    found = []
+    for each in samples:
+        mask = bytes(place % 3 != 1 for place in range(len(each.response)))
+        logprobs = [logprob * bit for logprob, bit in zip(each.logprobs, mask, strict=True)]
+        found.append(Sample(each.prompt, each.response, logprobs, each.advantage, mask))
+    return found
+
+
+def test_an_environment_s_tokens_are_context_alone(model, samples, tmp_path):
+    turns = masked(samples)
+    metrics, after = learn(model, tmp_path, turns, times=2)
+    tokens = sum(sum(each.loss_mask) for each in turns)
+    assert metrics[0]["trained_tokens"] == tokens < sum(len(each.response) for each in turns)
+    expected = -sum(each.advantage * sum(each.loss_mask) for each in turns) / tokens
+    assert metrics[0]["loss"] == pytest.approx(expected, rel=1e-6)
+    assert metrics[0]["dlogp_max"] < 1e-5
+    norms, reference = by_hand(model, turns, TABLE.optimizer)
+    assert [each["grad_norm"] for each in metrics] == pytest.approx(norms, rel=1e-3)
+    before = weights(model)
+    for name, tensor in reference.items():
+        assert (tensor - after[name]).abs().median() < 2e-3 * (tensor - before[name]).abs().max() + 1e-12
+
+
+def test_an_environment_s_tokens_enter_neither_ratio_nor_penalty(model, samples, tmp_path):
+    table = change(loss=LossTable(epochs=3, kl=0.5))
+    turns = masked(samples)
+    trainer = TorchTrainer(table, model, 0)
+    seen = []
+
+    def record(batch, compute=trainer._model.logprobs):
+        seen.append(compute(batch))
+        return seen[-1]
+
+    trainer._model.logprobs = record
+    metrics = trainer.train(turns)
+    tokens = sum(each.trained_tokens for each in turns)
+    assert sum(len(each) for each in seen) == 3 * tokens
+    assert metrics["clipped"] > 0
+    assert metrics["kl"] > 0
 
 
 def test_engine_and_trainer_agree_on_log_probs_and_a_difference_is_measured(model, samples, tmp_path):

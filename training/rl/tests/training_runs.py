@@ -17,6 +17,7 @@ SPEEDS = {
     "instances_lost",
     "resumed_tokens",
     "acceptance_length",
+    "environment_s",
 }
 BASELINE = ("seer.plugins=['group_round_robin']",)
 WAIT_FOR = """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,9 +14,10 @@ from skyrl.backends.skyrl_train.inference_servers.base import (
     InferenceEngineOutput,
 )
 
-from seer_core import Sampling, Session
+from seer_core import Completion, Sampling, Session
 from seer_core.errors import ConfigError, EngineError
 from seer_core.model.sampling import CONTROLS
+from seer_skyrl.turns import BatchTurns, group_id_of, iteration_of
 
 if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorInput
@@ -46,6 +48,7 @@ class SeerEngines(InferenceEngineInterface):
         self.tokenizer = tokenizer
         self.batch: GeneratorInput | None = None
         self._model_name = model_name
+        self._turns: BatchTurns | None = None
 
     @property
     def model_name(self) -> str:
@@ -57,19 +60,25 @@ class SeerEngines(InferenceEngineInterface):
     ) -> InferenceEngineOutput:
         """Roll out a whole batch of prompts, and return the responses in their order.
 
-        Seeds follow from ``[seer].seed``, SkyRL's step, the prompt's place in its data and the repetition.
-        Evaluations have the same ones each time.  Log-probs are those of the engines, in nats.
+        Within ``turn_by_turn`` they are the next turns of the sessions that are named.
+
+        Seeds follow from ``[seer].seed``, SkyRL's step, the prompt's place in its data, the repetition and
+        the turn.  Evaluations have the same ones each time.  Log-probs are those of the engines, in nats.
 
         Raises:
             ConfigError: SkyRL asks for something that a rollout of Seer's cannot give.
             EngineError: an engine failed a response.
         """
         batch, prompts = self.batch, input_batch["prompt_token_ids"]
-        if batch is None or prompts is None or len(prompts) != len(batch["prompts"]):
-            raise ConfigError("Seer rolls out whole batches of SkyRL's; set generator.batched=true")
         how = input_batch["sampling_params"] or {}
-        about = batch["batch_metadata"]
-        ids = [f"{about.training_phase}-{each.instance_id}" for each in batch["trajectory_ids"]]
+        sessions = input_batch.get("session_ids")
+        if self._turns is not None and prompts is not None and sessions is not None:
+            turns = zip(sessions, prompts, strict=True)
+            asked = [self._turns.ask(session, prompt, sampling(how)) for session, prompt in turns]
+            return self._output(await asyncio.gather(*asked), how)
+        if batch is None or prompts is None or len(prompts) != len(batch["prompts"]):
+            raise ConfigError("Seer rolls out batches of SkyRL's; let a SeerGenerator ask for them")
+        ids = [group_id_of(batch, each) for each in batch["trajectory_ids"]]
         groups: dict[str, dict[str, Any]] = {}
         for group_id, prompt in zip(ids, prompts, strict=True):
             group = groups.setdefault(
@@ -81,10 +90,23 @@ class SeerEngines(InferenceEngineInterface):
                     " one; let it give them the same"
                 )
             group["n"] += 1
-        iteration = about.global_step if about.training_phase == "train" else 0
-        result = await asyncio.to_thread(self.session.rollout, list(groups.values()), iteration)
+        result = await asyncio.to_thread(self.session.rollout, list(groups.values()), iteration_of(batch))
         places = [each.repetition_id for each in batch["trajectory_ids"]]
-        completions = result.in_order(zip(ids, places, strict=True))
+        return self._output(result.in_order(zip(ids, places, strict=True)), how)
+
+    @asynccontextmanager
+    async def turn_by_turn(self, batch: GeneratorInput) -> AsyncIterator[None]:
+        """Let SkyRL's agent loops ask for the turns of a batch, each by a request of its own."""
+        rollout = self.session.open()
+        opened = await asyncio.to_thread(rollout.__enter__)
+        try:
+            self._turns = BatchTurns(opened, batch)
+            yield
+        finally:
+            self._turns = None
+            await asyncio.to_thread(rollout.__exit__, None, None, None)
+
+    def _output(self, completions: Sequence[Completion], how: Mapping[str, Any]) -> InferenceEngineOutput:
         for each in completions:
             if not each.whole:
                 raise EngineError(

@@ -38,8 +38,12 @@ class SeerGenerator(SkyRLGymGenerator):
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         """Roll a batch out through Seer; environments, rewards and masks are SkyRL's."""
-        self.inference_engine_client.batch = input_batch
-        return await super().generate(input_batch, disable_tqdm)
+        engines = self.inference_engine_client
+        engines.batch = input_batch
+        if self.generator_cfg.batched:
+            return await super().generate(input_batch, disable_tqdm)
+        async with engines.turn_by_turn(input_batch):
+            return await super().generate(input_batch, disable_tqdm)
 
 
 class SeerTrainer(RayPPOTrainer):
@@ -109,8 +113,6 @@ def check(cfg: SeerConfig) -> None:
     trainer, generator = cfg.trainer, cfg.generator
     if not cfg.seer_config:
         raise ConfigError("Seer's config is not named; give seer_config=/path/to/rollout.toml")
-    if not generator.batched:
-        raise ConfigError("Seer rolls out whole batches of single turns; set generator.batched=true")
     if generator.vision_language_generator:
         raise ConfigError("Seer rolls out text alone; leave out generator.vision_language_generator")
     if generator.inference_engine.enable_return_routed_experts:

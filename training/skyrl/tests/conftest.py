@@ -22,6 +22,7 @@ elif sys.version_info < (3, 12):
 import skyrl_gym  # noqa: E402
 
 skyrl_gym.register(id="even", entry_point="skyrl_task:Even")
+skyrl_gym.register(id="rounds", entry_point="skyrl_task:Rounds")
 
 
 @pytest.fixture

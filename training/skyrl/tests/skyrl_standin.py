@@ -145,8 +145,34 @@ def register(id, entry_point):
 
 class SkyRLGymGenerator:
     def __init__(self, generator_cfg, skyrl_gym_cfg, inference_engine_client, tokenizer):
+        self.generator_cfg = generator_cfg
         self.inference_engine_client = inference_engine_client
         self.tokenizer = tokenizer
+
+    async def agent_loop(self, prompt, environment, sampling_params, trajectory):
+        session = f"{trajectory.instance_id}_{trajectory.repetition_id}"
+        ids = self.tokenizer.apply_chat_template(
+            environment.init(prompt)[0], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        found = {"prompt": ids, "mask": [], "logprobs": [], "rewards": []}
+        step = {"done": False}
+        try:
+            while not step["done"]:
+                output = await self.inference_engine_client.generate(
+                    {"prompt_token_ids": [ids], "session_ids": [session], "sampling_params": sampling_params},
+                    model=None,
+                )
+                [tokens], [logprobs] = output["response_ids"], output["response_logprobs"]
+                step = environment.step(output["responses"][0])
+                texts = [] if step["done"] else [each["content"] for each in step["observations"]]
+                answer = self.tokenizer.encode(" ".join(texts), add_special_tokens=False)
+                ids = [*ids, *tokens, *answer]
+                found["mask"] += [1] * len(tokens) + [0] * len(answer)
+                found["logprobs"] += logprobs + [0.0] * len(answer)
+                found["rewards"] += [0.0] * (len(tokens) - 1) + [step["reward"]] + [0.0] * len(answer)
+        finally:
+            await self.inference_engine_client.finish_session(session)
+        return found | {"response": ids[len(found["prompt"]) :], "reason": output["stop_reasons"][0]}
 
     async def generate(self, batch, disable_tqdm=False):
         environments, prompts = [], []
@@ -155,7 +181,21 @@ class SkyRLGymGenerator:
         ):
             module, _, made = _environments[name].partition(":")
             environments.append(getattr(importlib.import_module(module), made)(extras=extras))
-            prompts.append(environments[-1].init(prompt)[0])
+            prompts.append(prompt)
+        if not self.generator_cfg.batched:
+            loops = zip(prompts, environments, batch["trajectory_ids"], strict=True)
+            params = batch["sampling_params"]
+            found = await asyncio.gather(*(self.agent_loop(*each[:2], params, each[2]) for each in loops))
+            names = {
+                "prompt_token_ids": "prompt",
+                "response_ids": "response",
+                "rewards": "rewards",
+                "loss_masks": "mask",
+                "stop_reasons": "reason",
+                "rollout_logprobs": "logprobs",
+            }
+            return {name: [each[key] for each in found] for name, key in names.items()}
+        prompts = [one.init(prompt)[0] for one, prompt in zip(environments, prompts, strict=True)]
         ids = self.tokenizer.apply_chat_template(
             prompts, add_generation_prompt=True, tokenize=True, return_dict=False
         )

@@ -1,6 +1,7 @@
 """SkyRL's generator, trainer and experiment, called as SkyRL calls them, on simulated engines."""
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,8 @@ from seer_core.model.sampling import CONTROLS
 from seer_core.plugins.config import RolloutTable
 from seer_core.ports.engine import ModelInfo
 from seer_core.runtime.prompts import make_groups
+
+HOW = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": 1}
 
 
 @pytest.fixture
@@ -91,6 +94,78 @@ def test_evaluation_has_the_same_seeds_each_time(cfg, tokenizer, engines):
     early = roll_out(cfg, tokenizer, engines, phase="eval", step=0)
     roll_out(cfg, tokenizer, engines, step=1)
     assert roll_out(cfg, tokenizer, engines, phase="eval", step=5)["response_ids"] == early["response_ids"]
+
+
+@pytest.fixture
+def loops(cfg):
+    """Return SkyRL's options for agent loops, which ask for each turn."""
+    cfg.generator.batched = False
+    check(cfg)
+    return cfg
+
+
+def rounds(cfg, tokenizer, engines, broken=(), **about):
+    batch = batch_of(cfg, **about)
+    for row, extras in enumerate(batch["env_extras"]):
+        extras |= {"rounds": 1 + row % 4, "broken": row in broken}
+    batch["env_classes"] = ["rounds"] * len(batch["env_classes"])
+    return asyncio.run(generator(cfg, tokenizer, engines).generate(batch, disable_tqdm=True))
+
+
+def turns_of(output):
+    """Return what the model wrote, by request: tokens and log-probs."""
+    found = {}
+    for row, mask in enumerate(output["loss_masks"]):
+        edges = [place for place, (a, b) in enumerate(pairwise([0, *mask, 0])) if a != b]
+        for number, (begin, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+            first, later = f"train-{row // 3}/{row % 3}", f"train-{row // 3}-{row % 3}-{number}/0"
+            found[later if number else first] = (
+                output["response_ids"][row][begin:end],
+                output["rollout_logprobs"][row][begin:end],
+            )
+    return found
+
+
+def test_agent_loops_ask_for_each_turn_and_first_turns_are_groups(loops, tokenizer, engines):
+    output = rounds(loops, tokenizer, engines)
+    assert len(output["response_ids"]) == 12
+    completions = engines.session.result.completions
+    assert turns_of(output) == {
+        each.request_id: (each.token_ids.tolist(), each.logprobs.tolist()) for each in completions
+    }
+    assert len(completions) == 3 * (1 + 2 + 3 + 4)
+    assert {each.weight_version for each in completions} == {0}
+    for row, mask in enumerate(output["loss_masks"]):
+        assert len(mask) == len(output["response_ids"][row]) == len(output["rollout_logprobs"][row])
+        rewards = [reward for reward in output["rewards"][row] if reward]
+        assert rewards == [float(number) for number in range(1, 1 + len(rewards))]
+        assert len(rewards) == 1 + row % 4
+
+
+def test_turns_follow_from_step_and_data_under_any_scheduler(loops, tokenizer, engines, other_config):
+    one, two = (rounds(loops, tokenizer, engines, step=step) for step in (1, 2))
+    assert one["response_ids"] != two["response_ids"]
+    with Session(other_config) as session:
+        again = rounds(loops, tokenizer, SeerEngines(session, tokenizer))
+    for name in ("response_ids", "loss_masks", "rewards"):
+        assert again[name] == one[name]
+
+
+def test_an_environment_that_fails_ends_the_batch_and_the_engines_go_on(loops, tokenizer, engines):
+    with pytest.raises(ValueError, match="no such game"):
+        rounds(loops, tokenizer, engines, broken=[4])
+    assert len(rounds(loops, tokenizer, engines)["response_ids"]) == 12
+
+
+def test_a_turn_of_another_batch_is_refused(loops, tokenizer, engines):
+    async def ask():
+        async with engines.turn_by_turn(batch_of(loops)):
+            await engines.generate(
+                {"prompt_token_ids": [[1]], "session_ids": ["7_0"], "sampling_params": HOW}
+            )
+
+    with pytest.raises(ConfigError, match="a turn of '7_0', which is not in its batch"):
+        asyncio.run(ask())
 
 
 def trainer_of(cfg, engines, saved):
@@ -176,7 +251,6 @@ def test_skyrl_s_sampling_is_the_prompts():
     ("option", "value", "message"),
     [
         ("seer_config", "", "give seer_config="),
-        ("generator.batched", False, "set generator.batched=true"),
         ("generator.vision_language_generator", True, "rolls out text alone"),
         ("generator.inference_engine.enable_return_routed_experts", True, "no routed experts"),
         ("trainer.fully_async.enabled", True, "leave out trainer.fully_async"),
@@ -214,7 +288,7 @@ def test_prompts_that_differ_within_a_group_are_refused(cfg, tokenizer, engines)
 
 
 def test_requests_without_a_batch_are_refused(engines):
-    with pytest.raises(ConfigError, match=r"set generator\.batched=true"):
+    with pytest.raises(ConfigError, match="let a SeerGenerator ask for them"):
         asyncio.run(engines.generate({"prompt_token_ids": [[1, 2]], "sampling_params": {}}))
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from seer_core import Sampling, Session, SharedWeights
 from seer_core.errors import ConfigError, EngineError, OutputError
+from seer_trl.tools import ToolTurns
 
 if TYPE_CHECKING:
     from trl import GRPOConfig, GRPOTrainer
@@ -42,7 +43,6 @@ class SeerRollout:
             check_settings(args)
         if weights not in ("directory", "shared_memory"):
             raise ConfigError(f"weights is {weights!r}; it is 'directory' or 'shared_memory'")
-        session.runtime.refuse_environment("the adapter for TRL")
         self.session = session
         self._shared = SharedWeights() if weights == "shared_memory" else None
         self.colocated = colocated
@@ -54,38 +54,60 @@ class SeerRollout:
         """Return ``prompt_ids``, ``completion_ids`` and ``logprobs`` for each prompt, in their order.
 
         Prompts are texts or conversations, each repeated as often as it shall be answered.  ``logprobs`` are
-        those of the engines, in nats.
+        those of the engines, in nats.  Where the session's configuration has an environment, there are
+        ``env_mask``, which is 0 for its tokens, and its rewards, ``environment_reward``, too.  Where the
+        trainer has tools or environments, completions and log-probs are those of the first turns: then TRL
+        asks for the rest, in place of the loop in which it would call tools itself.
 
         Raises:
             ConfigError: the trainer asks for something that Seer's rollouts do not support.
             EngineError: an engine failed a response, or cannot load the weights.
         """
         check(trainer)
+        if trainer.tools:
+            self.session.runtime.refuse_environment("a trainer of TRL's with tools")
         self.session.wake()
         self._send_weights(trainer)
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             raise ConfigError("Seer rolls out text alone, and these prompts have images; take them out")
         records = self._records(prompt_ids, trainer)
-        result = self.session.rollout(records, iteration=self._step)
+        places = [(record["group_id"], index) for record in records for index in range(record["n"])]
+        tools = None
+        if trainer.tools:
+            tools = ToolTurns(trainer, prompt_ids, {place: row for row, place in enumerate(places)})
+        result = self.session.rollout(
+            records,
+            iteration=self._step,
+            environment=tools,  # type: ignore[arg-type]  # its methods are plain ones, which run in threads
+        )
         self._batches += 1
         if self.colocated:
             self.session.sleep()
-        completions = result.in_order(
-            (record["group_id"], index) for record in records for index in range(record["n"])
-        )
+        completions = result.in_order(places)
         for each in completions:
             if not each.whole:
+                reason = each.error or "the engines' logs say why"
                 raise EngineError(
                     f"response {each.request_id} ended with {each.finish_reason!r}, and TRL cannot train"
-                    " without it; the engines' logs say why"
+                    f" without it; {reason}"
                 )
         _correct_by_logprobs(trainer, self)
-        return {
+        output: dict[str, list[Any]] = {
             "prompt_ids": prompt_ids,
             "completion_ids": [each.token_ids.tolist() for each in completions],
             "logprobs": [each.logprobs.tolist() for each in completions],
         }
+        if tools is not None:
+            for name in ("completion_ids", "logprobs"):
+                first = zip(output[name], completions, strict=True)
+                output[name] = [values[: completion.turns[0].tokens] for values, completion in first]
+            results = tools.results(completions)
+            trainer._tool_call_loop = lambda *_: results
+        elif self.session.runtime.environment is not None:
+            output["env_mask"] = [each.loss_mask for each in completions]
+            output["environment_reward"] = [each.reward for each in completions]
+        return output
 
     def sync_weights(self) -> None:
         """Do nothing: TRL calls this just before the rollout, which sends the weights itself."""
@@ -141,8 +163,6 @@ def check(trainer: GRPOTrainer) -> None:
         )
     if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
         raise ConfigError("Seer's engines load whole models, and this one has adapters; train without PEFT")
-    if trainer.tools or trainer.environment_factories:
-        raise ConfigError("Seer's rollouts call no tools and no environments; leave them out")
     check_settings(trainer.args)
 
 

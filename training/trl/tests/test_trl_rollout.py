@@ -113,7 +113,7 @@ def test_with_the_tokens_of_trl_itself_training_is_that_without_seer_bit_for_bit
     remaining = iter(drawn)
     whole = Session.rollout
 
-    def with_own_tokens(self, records, iteration=None):
+    def with_own_tokens(self, records, iteration=None, **_):
         result, (ids, _, noise) = whole(self, records, iteration), next(remaining)
         torch.set_rng_state(noise)
         places = [(record["group_id"], index) for record in records for index in range(record["n"])]
@@ -243,8 +243,6 @@ def test_trainers_that_no_rollout_suits_are_refused(config, make_trainer, monkey
         for owner, name, value, message in [
             (type(trainer.accelerator), "num_processes", 2, "TRL trains in 2 processes"),
             (trainer.model, "peft_config", {}, "has adapters; train without PEFT"),
-            (trainer, "tools", [print], "call no tools and no environments"),
-            (trainer, "environment_factories", {"game": print}, "call no tools and no environments"),
         ]:
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, value, raising=False)
@@ -291,7 +289,7 @@ def test_any_temperature_will_do_where_logprobs_do_not_count(config, make_traine
 def test_a_response_that_an_engine_failed_ends_training_by_name(config, make_trainer, monkeypatch):
     whole = Session.rollout
 
-    def with_a_failure(self, records, iteration):
+    def with_a_failure(self, records, iteration, **_):
         result = whole(self, records, iteration)
         failed = msgspec.structs.replace(result.completions[0], finish_reason="error")
         return msgspec.structs.replace(result, completions=[failed, *result.completions[1:]])

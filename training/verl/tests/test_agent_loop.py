@@ -2,11 +2,12 @@
 
 import asyncio
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from batches import batch, expected, responses
+from batches import batch, expected, prompts, responses
 from seer_client import ClientError
 from seer_verl import agent_loop_tq
 from seer_verl.agent_loop import AgentLoopManager, AgentLoopWorker
@@ -15,6 +16,8 @@ from seer_verl.rows import ROW, BatchRow
 from seer_verl.settings import Settings, settings_of
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from verl.workers.rollout.replica import TokenOutput
+
+TOOLS = Path(__file__).with_name("doubling.py")
 
 
 class Here:
@@ -120,6 +123,49 @@ def test_loops_with_tools_write_on_a_row_more_than_once(configure, server):
     for turn, name in ((first, "5-0"), (second, "5-0-0-1")):
         token_ids, logprobs = found[name, 0]
         assert (turn.token_ids, turn.log_probs) == (token_ids, pytest.approx(logprobs))
+
+
+def test_verls_loop_with_tools_writes_turns_that_are_the_librarys(manage, server):
+    rollout = "actor_rollout_ref.rollout"
+    manager = manage(
+        f"{rollout}.agent.default_agent_loop=tool_agent",
+        f"{rollout}.multi_turn.format=even",
+        f"{rollout}.multi_turn.function_tool_path={TOOLS}",
+        f"{rollout}.response_length=40",
+    )
+    output = manager.generate_sequences(batch(groups=4, step=7))
+    records, found = [], {}
+    masks = output.batch["attention_mask"][:, 16:].bool()
+    for row, prompt in enumerate(prompts(output)):
+        tokens = output.batch["responses"][row][masks[row]].tolist()
+        written = output.batch["response_mask"][row][masks[row]].tolist()
+        logprobs = output.batch["rollout_log_probs"][row][masks[row]].tolist()
+        assert {value for value, bit in zip(logprobs, written, strict=True) if not bit} <= {0.0}
+        for number, (begin, end) in enumerate(turns_of(written)):
+            name, index = (
+                (f"7-{row // 3}", row % 3) if number == 0 else (f"7-{row // 3}-{row % 3}-{number}", 0)
+            )
+            found[name, index] = tokens[begin:end], pytest.approx(logprobs[begin:end])
+            context = [*prompt, *tokens[:begin]]
+            most = min(40, 56 - len(context))
+            if index == 0:
+                n = 3 if number == 0 else 1
+                records.append({"group_id": name, "prompt_token_ids": context, "n": n, "max_tokens": most})
+    library = server.library(records, 7)
+    assert library.keys() == found.keys()
+    for name, (written, logprobs) in found.items():  # verl cuts a last turn that is too long
+        assert written == library[name][0][: len(written)]
+        assert logprobs == library[name][1][: len(written)]
+    assert len(found) > 12 + 4
+    assert set(output.non_tensor_batch["__num_turns__"]) > {2}
+
+
+def turns_of(written):
+    """Return where the turns of a row begin and end, of the mask of the tokens that the model wrote."""
+    edges = [
+        place for place in range(len(written) + 1) if [0, *written, 0][place] != [0, *written, 0][place + 1]
+    ]
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 @pytest.mark.parametrize(
