@@ -1,4 +1,4 @@
-"""Checks of the machine for this backend: vLLM, a torch that fits it, a model, memory, CPUs."""
+"""Checks of the machine for this backend: vLLM, a torch that fits it, GPUs, a model, memory, CPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from seer_worker.gpus import gpus, hardware, placement
 from seer_worker.machine import machine as asked_of_machine
 
 from seer_core.installation import how_to_install
@@ -37,6 +38,7 @@ def installation() -> list[Check]:
     torch = _version("torch")
     finding = f"torch {torch}" if torch else "torch is not installed"
     checks.append(Check(PART, torch is not None, finding, "" if torch else SETUP))
+    checks += hardware(PART)
     if torch is not None and "+cpu" in torch:
         for name in ("torchaudio", "torchcodec", "torchvision"):
             other = _version(name)
@@ -60,11 +62,24 @@ def elsewhere(python: Path) -> list[Check]:
 
 
 def machine(
-    model: Path, instances: int, devices: int, threads: int, kv_cache_bytes: int | None, runner: str
+    model: Path,
+    instances: int,
+    devices: int,
+    threads: int,
+    kv_cache_bytes: int | None,
+    runner: str,
+    share: float | None = None,
 ) -> list[Check]:
-    """Compare what the settings ask for with what the machine has."""
+    """Compare what the settings ask for with what the machine has.
+
+    ``share`` is vLLM's ``gpu_memory_utilization``, if it is set.
+    """
     spin = "threads that wait for a CPU spin, and may be 25 times slower"
-    checks = asked_of_machine(PART, model, instances, threads, kv_cache_bytes, spin, devices)
+    there = [] if on_cpu() else gpus()
+    in_memory = None if there else kv_cache_bytes
+    checks = asked_of_machine(PART, model, instances, threads, in_memory, spin, devices)
+    if there:
+        checks += placement(PART, instances, devices, kv_cache_bytes, share, os.environ, there)
     if kv_cache_bytes is None and on_cpu():
         checks.append(
             Check(

@@ -127,6 +127,7 @@ def seer_doctor(settings: Settings | None, startup: Startup | None) -> list[Chec
             settings.threads,
             settings.kv_cache_bytes,
             settings.runner,
+            settings.engine_args.get("gpu_memory_utilization"),
         ),
         *slots(
             "vllm",
