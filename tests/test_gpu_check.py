@@ -52,6 +52,27 @@ def test_a_dry_run_of_the_second_part_rolls_out_on_vllm_beside_stock_vllm(tmp_pa
     assert all(row["stock vLLM, tokens/s"] > 0 for row in found["rows"])
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize("part", [3, 5, 6, 7])
+def test_a_dry_run_of_a_part_makes_every_check_of_it_on_engines_on_a_cpu(tmp_path, part):
+    done = run_script("--part", part, "--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = json.loads((tmp_path / f"gpu-check-{part}.json").read_text())["checks"]
+    assert [each["check"] for each in checks] == [each.name for each in check.PARTS[part]]
+    other = [
+        value for each in checks for row in each["rows"] for key, value in row.items() if "unlike" in key
+    ]
+    assert other
+    assert not any(other)
+
+
+def test_the_second_model_runner_is_left_out_of_a_dry_run_with_a_reason(tmp_path):
+    done = run_script("--part", 4, "--dry-run", "--out", tmp_path)
+    assert done.returncode == COULD_NOT_RUN
+    [found] = json.loads((tmp_path / "gpu-check-4.json").read_text())["checks"]
+    assert (found["status"], found["reason"]) == ("skipped", "vLLM's second model runner needs a GPU")
+
+
 def test_a_machine_without_a_gpu_could_not_run_and_did_not_fail(tmp_path):
     done = run_script("--out", tmp_path)
     assert done.returncode == COULD_NOT_RUN

@@ -1,8 +1,10 @@
 """One command that proves the code for GPUs on a machine that has one, in parts of under ten minutes.
 
 Part 1 needs torch and Triton alone: the sampler's tokens beside PyTorch's and a CPU's, its speed beside what
-the device allows, copies between the memories, and the draft index where it is built.  Part 2 needs vLLM for
-GPUs and a model: a real run beside stock vLLM.
+the device allows, copies between the memories, and the draft index where it is built.  The other parts need
+vLLM for GPUs and a model: rollouts beside stock vLLM (2), drafts on the first (3) and the second (4) model
+runner, two instances on one GPU (5), new weights and sleep (6), batch invariance (7).  Each runs by itself;
+what an earlier part found stays in its own files.
 """
 
 from __future__ import annotations
@@ -24,14 +26,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 FAILED, COULD_NOT_RUN = 1, 3
 EXITS = "exit status: 0 all checks passed, 1 a check failed, 3 none failed and some could not run"
-NOT_BUILT = (
-    "drafts in a real run",
-    "moves over a KV pool",
-    "an instance killed in mid-rollout",
-    "an update of the weights",
-    "sleep and wake",
-)
-"""What no part checks yet."""
+ENGINE = ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_context_sched")
+"""What a rollout needs."""
+DRAFTS = (*ENGINE, "seer_grouped_spec")
+POOL = (*ENGINE, "seer_kv_local")
 
 
 class Missing(Exception):
@@ -55,18 +53,23 @@ PARTS: dict[int, tuple[GpuCheck, ...]] = {
         GpuCheck("copies between memories", "bench.gpu.machine_checks:copies", ("torch",)),
         GpuCheck("speed of the draft index", "bench.gpu.machine_checks:draft_index", ("seer_grouped_spec",)),
     ),
-    2: (
-        GpuCheck(
-            "rollouts beside stock vLLM",
-            "bench.gpu.engine_checks:rollouts",
-            ("vllm", "seer_core", "seer_vllm", "seer_divided_rollout", "seer_context_sched"),
-        ),
+    2: (GpuCheck("rollouts beside stock vLLM", "bench.gpu.engine_checks:rollouts", ENGINE),),
+    3: (GpuCheck("drafts on the first model runner", "bench.gpu.draft_checks:drafts_first", DRAFTS),),
+    4: (GpuCheck("drafts on the second model runner", "bench.gpu.draft_checks:drafts_second", DRAFTS),),
+    5: (
+        GpuCheck("two instances on one GPU, and a pool", "bench.gpu.instance_checks:moves", POOL),
+        GpuCheck("an instance killed in mid-rollout", "bench.gpu.instance_checks:kill", POOL),
     ),
+    6: (
+        GpuCheck("new weights", "bench.gpu.state_checks:weights", ENGINE),
+        GpuCheck("sleep and wake", "bench.gpu.state_checks:sleep", ENGINE),
+    ),
+    7: (GpuCheck("batch invariance off and on", "bench.gpu.engine_checks:invariance", ENGINE),),
 }
 
 
 class GpuMachine(NamedTuple):
-    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for part 2."""
+    """Where checks run: ``cuda``, or ``cpu`` in a dry run, whose sizes are small; and a model for engines."""
 
     device: str
     small: bool
@@ -146,7 +149,6 @@ def page(report: dict[str, Any]) -> str:
             parts.append(f"```\n{each['reason'].strip()}\n```")
         if each["rows"]:
             parts.append(table(each["rows"]))
-    parts.append(f"Not built yet: {', '.join(NOT_BUILT)}.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -188,7 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="of both files (default out)"
     )
-    parser.add_argument("--model", type=Path, metavar="DIR", help="of part 2 (default: the bundled one)")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="of parts 2 to 7 (default: the bundled one)"
+    )
     options = parser.parse_args(arguments)
     machine = machine_of(options.dry_run, options.part)
     if isinstance(machine, str):
@@ -204,7 +208,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "dry_run": options.dry_run,
         "machine": described(machine),
         "checks": checks,
-        "not_built": NOT_BUILT,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"gpu-check-{options.part}.json"

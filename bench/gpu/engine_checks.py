@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.gpu.check import ROOT, GpuMachine
-
-Row = dict[str, Any]
-MODEL = ROOT / "examples" / "tiny_reasoner" / "weights"
-PROMPT_TOKENS = 64
-LOWEST, HIGHEST = 5, 60
-"""Token ids of prompts, which every model has."""
-EXACT = {"VLLM_BATCH_INVARIANT": "1"}
-"""With it a GPU's logits do not depend on the batch."""
-CONFIG = """
-[seer]
-plugins = ["divided_rollout", "context_sched"]
-engine = "vllm"
-[engine.vllm]
-model = {model}
-dtype = "{dtype}"
-max_model_tokens = {longest}
-max_running = {running}
-{more}
-[plugin.divided_rollout]
-chunk_tokens = {chunk}
-"""
+from bench.gpu.sessions import (
+    EXACT,
+    MODEL,
+    PROMPT_TOKENS,
+    RUNNERS,
+    Rolled,
+    Row,
+    config_of,
+    dtype_of,
+    prompts,
+    roll_out,
+    session_of,
+)
 
 
 def batches(machine: GpuMachine) -> tuple[tuple[int, ...], int]:
@@ -45,25 +34,20 @@ def batches(machine: GpuMachine) -> tuple[tuple[int, ...], int]:
 def rollouts(machine: GpuMachine) -> list[Row]:
     """Compare the tokens of one, eight and 64 responses, and time them with and without Seer."""
     sizes, tokens = batches(machine)
-    tokens_exact = tokens if machine.small else 128
-    exact = seer_rollouts(machine, tokens_exact, {} if machine.small else EXACT)
-    timed = exact if machine.small else seer_rollouts(machine, tokens, {})
+    exact = by_size(machine, tokens if machine.small else 128, {} if machine.small else EXACT)
+    timed = exact if machine.small else by_size(machine, tokens, {})
     stock = stock_rollouts(machine, tokens)
     rows = []
     for size in sizes:
-        ours, theirs = timed[size]["seconds"], stock[str(size)]
-        other = sum(
-            one != many
-            for one, many in zip(exact[size]["tokens"], exact[sizes[-1]]["tokens"][:size], strict=True)
-        )
+        theirs = stock[str(size)]
         rows.append(
             {
                 "responses": size,
                 "tokens of each": tokens,
-                "unlike those of the largest batch": other,
-                "Seer, tokens/s": size * tokens / ours,
+                "unlike those of the largest batch": unlike_largest(exact, size),
+                "Seer, tokens/s": timed[size].tokens_per_s,
                 "stock vLLM, tokens/s": size * tokens / theirs,
-                "ratio": theirs / ours,
+                "ratio": theirs / timed[size].seconds,
             }
         )
     for row in rows:
@@ -71,68 +55,45 @@ def rollouts(machine: GpuMachine) -> list[Row]:
     return rows
 
 
-def prompts(count: int, tokens: int) -> list[Row]:
-    """Return prompts of one response each, with seeds of their own."""
-    drawn = random.Random(0)
-    return [
-        {
-            "group_id": f"prompt-{number}",
-            "prompt_token_ids": [drawn.randint(LOWEST, HIGHEST) for _ in range(PROMPT_TOKENS)],
-            "n": 1,
-            "max_tokens": tokens,
-            "seed": number,
-            "ignore_eos": True,
-        }
-        for number in range(count)
-    ]
+def invariance(machine: GpuMachine) -> list[Row]:
+    """Count the responses that depend on their batch, and time them, with and without batch invariance."""
+    sizes, tokens = batches(machine)
+    rows = []
+    for runner in RUNNERS[:1] if machine.small else RUNNERS:
+        for environment in ({}, EXACT):
+            found = by_size(machine, tokens, environment, runner)
+            rows.append(
+                {
+                    "model runner": runner,
+                    "batch invariant": bool(environment),
+                    "responses alone": sizes[0],
+                    "unlike those of the largest batch": unlike_largest(found, sizes[0]),
+                    "tokens/s of the largest batch": found[sizes[-1]].tokens_per_s,
+                }
+            )
+    for row in rows:
+        wrong = row["batch invariant"] and row["unlike those of the largest batch"]
+        assert not wrong, f"a response depends on its batch: {row}"
+    return rows
 
 
-def seer_rollouts(machine: GpuMachine, tokens: int, environment: Mapping[str, str]) -> dict[int, Row]:
-    """Return the seconds and the tokens of a rollout of each size, in one session."""
-    from seer_core import Session
-
+def by_size(
+    machine: GpuMachine, tokens: int, environment: Mapping[str, str], runner: str = "auto"
+) -> dict[int, Rolled]:
+    """Return a rollout of each size, in one session."""
     sizes, _ = batches(machine)
+    config = config_of(machine, tokens, sizes[-1], {"runner": runner}, {})
     found = {}
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "seer.toml"
-            config.write_text(config_of(machine, tokens), "utf-8")
-            with Session(config) as session:
-                for size in (sizes[-1], *sizes):  # the first warms up
-                    records = prompts(size, tokens)
-                    start = time.perf_counter()
-                    responses = {each.group_id: [*each.token_ids] for each in session.stream(records)}
-                    seconds = time.perf_counter() - start
-                    ordered = [responses[each["group_id"]] for each in records]
-                    found[size] = {"seconds": seconds, "tokens": ordered}
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with session_of(config, environment) as session:
+        for size in (sizes[-1], *sizes):  # the first warms up
+            found[size] = roll_out(session, prompts(size, tokens))
     return found
 
 
-def config_of(machine: GpuMachine, tokens: int) -> str:
-    """Return the config of a rollout in chunks."""
-    sizes, _ = batches(machine)
-    more = "kv_cache_bytes = 67_108_864" if machine.device == "cpu" else "enforce_eager = false"
-    return CONFIG.format(
-        model=json.dumps(str(machine.model or MODEL)),
-        dtype=dtype_of(machine),
-        longest=PROMPT_TOKENS + tokens,
-        running=sizes[-1],
-        chunk=max(tokens // 4, 4),
-        more=more,
-    )
-
-
-def dtype_of(machine: GpuMachine) -> str:
-    """Return the type of weights and logits: on a GPU that of large models."""
-    return "float32" if machine.device == "cpu" else "bfloat16"
+def unlike_largest(found: Mapping[int, Rolled], size: int) -> int:
+    """Return how many responses of a batch differ from the same ones in the largest batch."""
+    largest = found[max(found)].tokens
+    return sum(tokens != largest[name] for name, tokens in found[size].tokens.items())
 
 
 def stock_rollouts(machine: GpuMachine, tokens: int) -> dict[str, float]:

@@ -116,6 +116,8 @@ class DraftContext(msgspec.Struct, frozen=True):
     """The instance that a draft source works in.
 
     ``paths`` is how many paths of a draft the engine verifies at once: 1 is a line, more are a tree.
+    ``lengths`` are those of which all drafts of a step get one, rising from 0, where the engine needs that:
+    it pads each to the least that holds the longest.  Without any, each draft has its own length.
     ``report(reason)`` lets the user see that the source drafts less than it should, or not at all: the run's
     log and summary say so.  It may be called from any thread, and returns at once; a reason that has been
     reported is not reported again.  ``clock`` returns seconds as the instance's steps take them, where
@@ -135,6 +137,7 @@ class DraftContext(msgspec.Struct, frozen=True):
     step_times: StepTimes
     """Measured step times of the instance, or None."""
     paths: int = 1
+    lengths: tuple[int, ...] = ()
     report: Callable[[str], None] = ignore_report
     """Called with a reason when the source does less than it should."""
     clock: Callable[[], float] | None = None

@@ -45,6 +45,7 @@ class VllmBench:
             draft_tokens=scheduler.num_spec_tokens if drafts else 0,
             block_tokens=config.cache_config.block_size,
             blocks=blocks - 1,  # the first block is vLLM's null block
+            draft_lengths=scheduler.draft_lengths,
         )
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int, *, save: bool = False) -> None:

@@ -4,11 +4,15 @@ vLLM makes one connector for its scheduler, which has the pool's store, and one 
 KV, or with tensor parallelism a part of it.  Blocks are copied out of the store before the scheduler is
 promised any of them, because vLLM's own way back from a failed load lets another request of the same step
 read the block before it is computed again.
+
+Blocks are saved while their chunk runs: each step begins to copy out some that earlier steps have filled, as
+many as the workers' buffers hold, and they are put into the store when it has ended.  What is left at the end
+of a chunk is saved there, before the end is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,7 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
-from seer_vllm.blocks import VllmLayers
+from seer_vllm.blocks import STAGED_BYTES, VllmLayers
 from seer_vllm.parts import parts_of
 
 if TYPE_CHECKING:
@@ -39,9 +43,21 @@ __all__ = ["StoreConnector"]
 
 @attrs.define(eq=False)
 class Loads(KVConnectorMetadata):
-    """Loads that all workers make before this step: block numbers, and what belongs there."""
+    """Loads that all workers make before this step: block numbers, and what belongs there.
+
+    ``staged`` are the blocks that they copy out during it.
+    """
 
     loads: list[tuple[list[int], Bytes | SharedBlocks]] = attrs.field(factory=list)
+    staged: list[int] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class RunningSave:
+    """A chunk that runs and is saved; of its blocks the first ``saved`` were found, or are on their way."""
+
+    request: Request
+    saved: int
 
 
 class StoreConnector(KVConnectorBase_V1):
@@ -80,7 +96,13 @@ class StoreConnector(KVConnectorBase_V1):
         self._blocks = kv_cache_config.num_blocks
         self.requests = PooledRequests(FailsafeStore(None), self.block_bytes)
         """Without a store, which ``attach`` gives, everything is a miss."""
-        self._read: Callable[[list[int]], Bytes] | None = None
+        self._read: Callable[[list[int] | None], Bytes] | None = None
+        self._running: dict[str, RunningSave] = {}
+        self._cached_tokens: dict[str, int] = {}
+        """Tokens of requests that are let in whose KV vLLM's own cache has."""
+        self._staged_keys: list[bytes] = []
+        self.most_staged = max(1, STAGED_BYTES * self.parts.parts // self.block_bytes)
+        """The blocks that a step copies out at most, without those of chunks that end."""
         self._loads = self._handed = Loads()
         self._layers: VllmLayers | None = None
         self._columns = self.parts.columns(vllm_config.parallel_config.rank, self.block_bytes)
@@ -94,16 +116,18 @@ class StoreConnector(KVConnectorBase_V1):
     # In the scheduler.
 
     def attach(
-        self, store: KVStore, read: Callable[[list[int]], Bytes], report: Callable[[str], None]
+        self, store: KVStore, read: Callable[[list[int] | None], Bytes], report: Callable[[str], None]
     ) -> None:
         """Use a store; ``read`` returns the workers' blocks of these numbers, uint8 [n, block_bytes].
 
-        ``report`` gets the reason if the store is given up.
+        Called with None it returns those that the workers have staged.  ``report`` gets the reason if the
+        store is given up.
         """
         self.requests.store, self._read = FailsafeStore(store, report), read
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
+        self._cached_tokens[request.request_id] = num_computed_tokens
         if request.get_skip_reading_prefix_cache():  # every position is computed, for its log-prob
             return 0, False
         first = num_computed_tokens // self.block_tokens
@@ -114,6 +138,10 @@ class StoreConnector(KVConnectorBase_V1):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         """Load what was promised into the blocks given for it, before this step."""
+        job = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+        if "group" in job and not job["last"]:
+            found = self._cached_tokens.pop(request.request_id, 0) + num_external_tokens
+            self._running[request.request_id] = RunningSave(request, found // self.block_tokens)
         staged = self.requests.take(request.request_id)
         if staged is not None and num_external_tokens:
             count = num_external_tokens // self.block_tokens
@@ -122,14 +150,33 @@ class StoreConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
         """Hand this step's loads to the workers; shared memory lives until the next step."""
+        self._loads.staged = self._plan_staged(scheduler_output.num_scheduled_tokens)
         self._handed, self._loads = self._loads, Loads()
         return self._handed
+
+    @property
+    def staged(self) -> int:
+        """How many blocks the workers copy out during this step."""
+        return len(self._handed.staged)
+
+    def put_staged(self) -> None:
+        """Put into the store what the workers have copied out during the step just made."""
+        keys, self._staged_keys = self._staged_keys, []
+        if keys and self.saves:
+
+            def read(lacking: list[int]) -> Bytes:
+                assert self._read is not None
+                return self._read(None)[lacking]
+
+            self.requests.save(keys, read)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
 
         The prompt of its group stays, and so does all of a trajectory.
         """
+        self._running.pop(request.request_id, None)
+        self._cached_tokens.pop(request.request_id, None)
         self.requests.take(request.request_id)
         params = request.sampling_params
         job = (params.extra_args if params else None) or {}
@@ -157,6 +204,27 @@ class StoreConnector(KVConnectorBase_V1):
         """Save the blocks of a request that is about to lose them."""
         assert self._kv_cache_manager is not None
         self._save(request, self._kv_cache_manager.get_block_ids(request.request_id)[0])
+
+    def _plan_staged(self, scheduled: Iterable[str]) -> list[int]:
+        """Return blocks of running chunks that are full and not saved yet, and remember their keys.
+
+        A step writes no block that was full before it, and takes none from a request that is in it.
+        """
+        assert self._kv_cache_manager is not None
+        block_ids: list[int] = []
+        for request_id in scheduled:
+            running = self._running.get(request_id)
+            if running is None:
+                continue
+            keys = self._keys(running.request)
+            full = min(running.request.num_computed_tokens // self.block_tokens, len(keys))
+            end = min(full, running.saved + self.most_staged - len(block_ids))
+            if end > running.saved:
+                ids = self._kv_cache_manager.get_block_ids(request_id)[0]
+                block_ids += ids[running.saved : end]
+                self._staged_keys += keys[running.saved : end]
+                running.saved = end
+        return block_ids
 
     def _for_workers(self, blocks: Bytes) -> Bytes | SharedBlocks:
         """Return blocks as they go to the workers: a single one is in this process."""
@@ -197,17 +265,17 @@ class StoreConnector(KVConnectorBase_V1):
         for block_ids, blocks in metadata.loads:
             assert not isinstance(blocks, SharedBlocks)  # which is an array once it has come here
             self._layers.write(block_ids, blocks[:, self._columns])
+        self._layers.stage(metadata.staged)
 
-    def read(self, block_ids: list[int]) -> Bytes:
-        """Return blocks, uint8 [n, block_bytes], of which this worker has all parts."""
+    def read(self, block_ids: list[int] | None) -> Bytes:
+        """Return this worker's part of blocks, or without numbers of those staged, uint8 [n, its bytes]."""
         assert self._layers is not None
-        return self._layers.read(block_ids)
+        return self._layers.take() if block_ids is None else self._layers.read(block_ids)
 
-    def read_part(self, block_ids: list[int], into: Bytes) -> None:
+    def read_part(self, block_ids: list[int] | None, into: Bytes) -> None:
         """Write this worker's part of blocks into uint8 [n, block_bytes], if no other does."""
-        assert self._layers is not None
         if self._is_first:
-            into[:, self._columns] = self._layers.read(block_ids)
+            into[:, self._columns] = self.read(block_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything has been loaded by now."""

@@ -105,13 +105,13 @@ class WorkerExtension:
         """Return the memory in use: this process's, or all of the device."""
         return memory.used_bytes(self.model_runner.device)
 
-    def seer_read_kv(self, block_ids: list[int]) -> Bytes:
-        """Return blocks of KV, uint8 [n, block_bytes]."""
+    def seer_read_kv(self, block_ids: list[int] | None) -> Bytes:
+        """Return blocks of KV, or without numbers those staged, uint8 [n, block_bytes]."""
         connector = get_kv_transfer_group()
         assert isinstance(connector, StoreConnector)
         return connector.read(block_ids)
 
-    def seer_read_kv_part(self, block_ids: list[int], into: Bytes) -> str | None:
+    def seer_read_kv_part(self, block_ids: list[int] | None, into: Bytes) -> str | None:
         """Write this rank's part of blocks into uint8 [n, block_bytes]; return why it cannot.
 
         An error of one rank would leave the answers of the others in vLLM's queues, for the next call.

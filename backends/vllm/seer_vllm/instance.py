@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import structlog
+from msgspec import structs
 from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
 from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
@@ -39,6 +40,7 @@ from seer_core.ports.weights import WeightSpec
 from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
 from seer_vllm.connector import StoreConnector
+from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
 from seer_vllm.runners import SECOND, settle_runner
@@ -75,12 +77,20 @@ class VllmCore:
         internals.check_imports(on_cpu=current_platform.is_cpu())
         patches.install(Path(start.scratch))
         source = start.source
-        choice = settle_runner(source, start.settings.get("tensor_parallel_size", 1))
+        settings = {"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings}
+        uniform = settings.pop("uniform_drafts", None)
+        choice = settle_runner(source, settings.get("tensor_parallel_size", 1))
+        second = choice.runner == SECOND
+        lengths: tuple[int, ...] = ()
+        if source is not None and own_method(source) is None:
+            lengths = lengths_of(source.draft_tokens)
+        if uniform is False or (uniform is None and settings["enforce_eager"]):
+            lengths = ()
         args = EngineArgs(
-            **{"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings},
+            **settings,
             speculative_config=None
             if source is None
-            else speculative_config(source, second=choice.runner == SECOND),
+            else speculative_config(source, second=second, lengths=lengths),
             kv_transfer_config=None if start.store is None else KV_TRANSFER,
             worker_extension_cls=EXTENSION,
             scheduler_cls=SCHEDULER,
@@ -99,8 +109,12 @@ class VllmCore:
         scheduler = self.engine.engine_core.engine_core.scheduler
         assert isinstance(scheduler, AccountingScheduler)
         internals.check_scheduler(scheduler)
+        if uniform or self.engine.vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+            scheduler.draft_lengths = lengths
         self._scheduler = scheduler
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
+        if runner is None and self._connector is not None:
+            self._connector.most_staged = 0  # what a copy costs is emulated at the end of a chunk
         [group, *_] = scheduler.kv_cache_config.kv_cache_groups
         self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
         self._requests: dict[str, str] = {}
@@ -109,7 +123,9 @@ class VllmCore:
         self.vocab_size: int = self.engine.vllm_config.model_config.get_vocab_size()
         figures = "" if args.disable_log_stats else serve_figures(start.address, get_prometheus_registry())
         self.info = self._describe(start.instance_id, figures)
-        self.drafts = None if source is None else VllmDrafts(self._call, own_method(source) is None)
+        self.drafts = (
+            None if source is None else VllmDrafts(self._call, own_method(source) is None, scheduler)
+        )
 
     def add(self, job: ChunkJob, salt: str, script: ScriptedTokens | None) -> None:
         """Queue a chunk; what computes the steps finds a script in its ``extra_args``."""
@@ -199,13 +215,14 @@ class VllmCore:
         self._connector.attach(store, self._read_kv, report)
         return self._connector.requests
 
-    def _read_kv(self, block_ids: list[int]) -> Bytes:
-        """Return blocks, uint8 [n, block_bytes], of which each rank writes its part."""
+    def _read_kv(self, block_ids: list[int] | None) -> Bytes:
+        """Return blocks, uint8 [n, block_bytes], of which each rank writes its part; None: those staged."""
         assert self._connector is not None
         if self._parts.ranks == 1:
             blocks: Bytes = self._call("seer_read_kv", block_ids)[0]
             return blocks
-        shared = SharedBlocks(len(block_ids), self._connector.block_bytes)
+        count = self._connector.staged if block_ids is None else len(block_ids)
+        shared = SharedBlocks(count, self._connector.block_bytes)
         for rank, flaw in enumerate(self._call("seer_read_kv_part", block_ids, shared)):
             if flaw is not None:
                 raise EngineError(f"rank {rank} cannot read its part of the KV: {flaw}")
@@ -340,13 +357,16 @@ class VllmCore:
 class VllmDrafts:
     """``DraftControl`` of vLLM: drafts are made in its workers, by a source or by a method of vLLM's own."""
 
-    def __init__(self, call: Callable[..., list[Any]], takes_source: bool) -> None:
+    def __init__(
+        self, call: Callable[..., list[Any]], takes_source: bool, scheduler: AccountingScheduler
+    ) -> None:
         self.takes_source = takes_source
         self._call = call
+        self._scheduler = scheduler
 
     def attach(self, spec: SourceSpec, host: DraftContext) -> None:
         """Make the source in the first worker."""
-        self._call("seer_attach", spec, host)
+        self._call("seer_attach", spec, structs.replace(host, lengths=self._scheduler.draft_lengths))
 
     def open(self, request_id: str, job: ChunkJob) -> None:
         """Open a chunk that vLLM calls ``request_id``."""
@@ -374,8 +394,14 @@ class VllmDrafts:
 
     def report(self) -> tuple[float, dict[str, float]]:
         """Return the seconds spent on drafts, and the source's figures."""
-        report: tuple[float, dict[str, float]] = self._call("seer_draft", "report")[0]
-        return report
+        seconds, figures = self._call("seer_draft", "report")[0]
+        if self._scheduler.draft_lengths:
+            steps = {
+                "drafted_steps": float(self._scheduler.drafted_steps),
+                "uniform_steps": float(self._scheduler.uniform_steps),
+            }
+            figures = figures | steps
+        return seconds, figures
 
     def take_degradations(self) -> list[Degraded]:
         """Return what has failed since the last call."""

@@ -42,6 +42,7 @@ PROOF = "nothing proves that a layer answers by the weights just loaded"
 SPLIT = "verifying short drafts on a CPU costs three times as much"
 VERIFIED = "drafts are not verified by key"
 PIECES = "responses that stream come at the ends of chunks"
+RAGGED = "the drafts of a step have no common length, and steps no full CUDA graph"
 UNDRAFTED = "there are no drafts"
 PADDED = "a new request is padded with drafts of no meaning, beyond the end of its chunk"
 
@@ -87,6 +88,7 @@ IMPORTED = (
     Name(_DRAFTS, "logits_indices", VERIFIED),
     Name(_SCHEDULER, "schedule", ACCOUNT, ("self", "throttle_prefills")),
     Name(_SCHEDULER, "update_from_output", ACCOUNT, ("self", "scheduler_output", "model_runner_output")),
+    Name(_SCHEDULER, "update_draft_token_ids", RAGGED, ("self", "draft_token_ids")),
     Name(
         _SCHEDULER,
         "_preempt_request",

@@ -83,6 +83,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     enforce_eager: bool | None = None
     """Whether the model runs without CUDA graphs and compilation; unless it is set, it does on a CPU only."""
+    uniform_drafts: bool | None = None
+    """Whether all drafts of a step have one length, which full CUDA graphs need, and short ones are padded;
+    unless it is set, they have it where such graphs are.
+    """
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
     """
@@ -157,7 +161,8 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "disable_log_stats": not settings.metrics,
     }
-    graphs = {} if settings.enforce_eager is None else {"enforce_eager": settings.enforce_eager}
+    decided = {"enforce_eager": settings.enforce_eager, "uniform_drafts": settings.uniform_drafts}
+    graphs = {name: value for name, value in decided.items() if value is not None}
     optional = {
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "max_model_len": settings.max_model_tokens,

@@ -8,6 +8,7 @@ from seer_worker.process.drafts import Drafting, Drafts, SourceProposer
 from seer_worker.wire import Degraded
 
 from seer_core.ports.drafting import SourceSpec
+from seer_vllm.draft_lengths import schedule_of
 from seer_vllm.drafters import OWN_METHODS
 
 if TYPE_CHECKING:
@@ -23,11 +24,15 @@ CARRIER = {"method": "ngram_gpu", "prompt_lookup_min": 1, "prompt_lookup_max": 1
 """The method with which the second model runner is made, before ``speculator.install`` replaces it."""
 
 
-def speculative_config(spec: SourceSpec, *, second: bool) -> dict[str, Any]:
-    """Return vLLM's ``speculative_config`` for a source; ``second``: for its second model runner."""
+def speculative_config(spec: SourceSpec, *, second: bool, lengths: tuple[int, ...] = ()) -> dict[str, Any]:
+    """Return vLLM's ``speculative_config`` for a source; ``second``: for its second model runner.
+
+    That records graphs for drafts of these ``lengths``, if there are any.
+    """
     method = own_method(spec)
     if second:
-        return {**CARRIER, "num_speculative_tokens": spec.draft_tokens}
+        graphs = {"num_speculative_tokens_per_batch_size": schedule_of(lengths)} if lengths else {}
+        return {**CARRIER, "num_speculative_tokens": spec.draft_tokens, **graphs}
     if method is None:
         return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": spec.draft_tokens}
     return {**spec.settings, "method": method, "num_speculative_tokens": spec.draft_tokens}

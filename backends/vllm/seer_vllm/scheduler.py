@@ -13,10 +13,11 @@ from seer_worker.process.account import RequestStats
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from seer_vllm.connector import StoreConnector
+from seer_vllm.draft_lengths import PADDING, length_of
 
 __all__ = ["AccountingScheduler", "RequestAccount"]
 
@@ -32,7 +33,8 @@ class AccountingScheduler(Scheduler):
     """Keeps an account of every request until ``settle`` is called for it.
 
     Where KV runs short, a request that ``may_end_early`` and has a token ends with what it has; others are
-    preempted.
+    preempted.  Drafts that need one length (``draft_lengths``) are padded here, between what drafts and what
+    verifies, for both model runners; the padding counts as drafted.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,7 +43,11 @@ class AccountingScheduler(Scheduler):
         self._ended_early: list[Request] = []
         self.scheduled: tuple[int, int] = (0, 0)
         """Requests and positions of the last step planned."""
-        if self.num_spec_tokens and self.dynamic_sd_lookup is None:
+        self.draft_lengths: tuple[int, ...] = ()
+        """The lengths of which all drafts of a step have one; without any, each has its own."""
+        self.drafted_steps = self.uniform_steps = 0
+        """Steps with drafts, and those among them whose requests had the same number of positions."""
+        if self.num_spec_tokens:
             # A draft length by batch size, constant here, keeps vLLM from padding a new request with drafts
             # that mean nothing, which would be verified, and may reach past its chunk's end.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
@@ -62,7 +68,22 @@ class AccountingScheduler(Scheduler):
             if stats is not None:  # the second model runner gets preempted requests as new ones, without
                 account.pool_tokens = stats.num_external_cached_tokens
         self.scheduled = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
+        if output.scheduled_spec_decode_tokens:
+            self.drafted_steps += 1
+            self.uniform_steps += len(set(output.num_scheduled_tokens.values())) == 1
         return output
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take the drafts for the next step, padded to one length if they have to have one."""
+        super().update_draft_token_ids(draft_token_ids)
+        if not self.draft_lengths:
+            return
+        found = [self.requests.get(each) for each in draft_token_ids.req_ids]
+        requests = [each for each in found if each and not each.is_finished() and not each.is_prefill_chunk]
+        longest = max((len(each.spec_token_ids) for each in requests), default=0)
+        length = length_of(longest, self.draft_lengths)
+        for each in requests:
+            each.spec_token_ids = [*each.spec_token_ids, *[PADDING] * (length - len(each.spec_token_ids))]
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """End a request early, if it may and has a token, or preempt it; its KV goes to the pool."""
@@ -89,6 +110,8 @@ class AccountingScheduler(Scheduler):
         logprobs = model_runner_output.logprobs
         if isinstance(self.connector, StoreConnector) and logprobs is not None:
             self.connector.saves = bool(np.isfinite(logprobs.logprobs[:, 0]).all())
+        if isinstance(self.connector, StoreConnector):
+            self.connector.put_staged()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for account, drafts, before in drafted:
             request = account.request

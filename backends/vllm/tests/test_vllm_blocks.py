@@ -50,6 +50,32 @@ def test_blocks_are_read_and_loaded_in_any_layout(layout):
         assert torch.equal(layer.narrow(*span), expected.narrow(*span))
 
 
+def test_more_blocks_than_the_buffer_holds_are_read_and_written_in_pieces(monkeypatch):
+    monkeypatch.setattr("seer_vllm.blocks.STAGED_BYTES", 2 * 2 * 4 * 8 * 4)
+    layer = LAYOUTS["plain"]()
+    before = layer.clone()
+    kv = layers(layer)
+    assert kv.most_staged == 2
+    order = [4, 1, 3, 0, 5]
+    blocks = kv.read(order)
+    assert np.array_equal(blocks.view(np.float32), before[order].reshape(5, -1).numpy())
+    layer.zero_()
+    kv.write(order, blocks)
+    assert torch.equal(layer[order], before[order])
+    assert not layer[2].any()
+
+
+def test_staged_blocks_are_those_of_the_moment_and_none_is_nothing():
+    layer = LAYOUTS["plain"]()
+    kv = layers(layer)
+    expected = kv.read([3, 2])
+    kv.stage([3, 2])
+    layer.zero_()
+    assert np.array_equal(kv.take(), expected)
+    kv.stage([])
+    assert len(kv.take()) == 0
+
+
 @pytest.mark.parametrize(
     "layer",
     [filled(2, BLOCKS, 4, 8), filled(BLOCKS, 2, 4, 16)[..., :8], filled(BLOCKS + 1, 2, 4, 8)],

@@ -242,6 +242,31 @@ def test_preemptions_with_drafts_in_flight_change_no_token_and_no_account(
     assert calls(notes)[-1] == ["stop"]
 
 
+@pytest.mark.parametrize("uniform", [True, False], ids=["padded", "each its own"])
+def test_drafts_padded_to_one_length_change_no_token_and_keep_steps_uniform(
+    start, models, notes, roomy, prompts, uniform
+):
+    source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, DRAFT_TOKENS, TIMES)
+    harness = start(models[0], source=source, uniform_drafts=uniform)
+    expected = roomy.whole(prompts(6), PLAIN, 160)
+    (notes / "answers.json").write_text(json.dumps(expected, default=list))
+    harness.group = "mixed"
+    assert harness.whole(prompts(6), PLAIN, 160) == expected
+    assert harness.divided(prompts(6), PLAIN, 160, 48) == expected
+    drafted = {len(output.drafted_at) for output in harness.outputs.values()}
+    assert (drafted == {DRAFT_TOKENS}) == uniform
+    harness.run(harness.until(lambda: harness.reports[-1].running == 0))
+    figures = harness.reports[-1].drafting
+    if uniform:
+        # Others are those in which a chunk begins, is prefilled, or comes near the model's length limit.
+        assert figures["uniform_steps"] > 0.8 * figures["drafted_steps"] > 0
+        times = harness.run(harness.engine.measure_steps((4,), (0, 2)))
+        assert times.draft_tokens == (0, DRAFT_TOKENS)
+    else:
+        assert "uniform_steps" not in figures
+    harness.run(harness.engine.stop())
+
+
 def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, notes, roomy, prompts):
     expected = roomy.whole(prompts(4), PLAIN, 80)
     source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 2, TIMES)

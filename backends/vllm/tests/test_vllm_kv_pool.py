@@ -141,6 +141,28 @@ def test_log_probs_of_prompts_are_computed_though_the_pool_has_their_kv(pair, co
     assert any(output.pool_tokens for output in respond(drafting, PLAIN))
 
 
+def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_all(
+    pair, pool, cold, answers, prompts
+):
+    plain, drafting = pair
+    [prompt] = prompts(1)
+    going_on = Sampling(1.0, ignore_eos=True)
+    [expected] = plain.whole([prompt], going_on, 640)
+    answers([expected])
+    cold()
+    job = structs.replace(plain.job(prompt, 600, 0, going_on), last=False, streams=True)
+    plain.engine.submit(job)
+    plain.run(plain.until(lambda: pool.stats().used_bytes >= 3 * BLOCK_BYTES))
+    assert job.id not in plain.answers
+    plain.run(plain.until(lambda: job.id in plain.answers))
+    output = plain.outputs[job.id]
+    saved = (len(prompt) + len(output.token_ids) - 1) // BLOCK
+    text = [*prompt, *output.token_ids]
+    [then] = drafting.run(drafting.chunks([drafting.job(text, 40, 0, going_on)]))
+    assert output.token_ids + then.token_ids == expected
+    assert then.pool_tokens == saved * BLOCK
+
+
 def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):
     a, b = pair
     expected = a.whole(prompts(3), PLAIN, 120)
@@ -246,7 +268,7 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, st
     ended = [output.stopped for output in outputs]
     assert not all(ended)
     for over, output in zip(ended, again, strict=True):
-        assert (output.pool_tokens > 0) != over  # of the new version; a response that ended is not kept
+        assert output.pool_tokens > 0 or over  # of the new version; a response that ended may be gone
     a.run(pool.clear())
     assert pool.stats().used_bytes == 0
     for each in pair:

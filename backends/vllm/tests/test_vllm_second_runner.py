@@ -222,6 +222,23 @@ def test_steps_are_measured_with_drafts_and_leave_nothing_behind(second_drafting
     assert drafts("perfect", expected, lambda it: it.whole(prompts(2), PLAIN, 12)) == expected
 
 
+def test_drafts_padded_to_one_length_change_no_token_on_the_second(
+    start_second, roomy, models, scripted, notes, prompts
+):
+    harness = start_second(models[0], scripted, uniform_drafts=True)
+    expected = roomy.whole(prompts(4), PLAIN, 40)
+    (notes / "answers.json").write_text(json.dumps(expected, default=list))
+    harness.group = "mixed"  # drafts of 0 to 4 tokens
+    assert harness.whole(prompts(4), PLAIN, 40) == expected
+    assert harness.divided(prompts(4), PLAIN, 40, 11) == expected
+    harness.run(harness.until(lambda: harness.reports[-1].running == 0))
+    figures = harness.reports[-1].drafting
+    assert figures["uniform_steps"] > 0.8 * figures["drafted_steps"] > 0
+    times = harness.run(harness.engine.measure_steps((2,), (0, 1, 3), 16))
+    assert times.draft_tokens == (0, 4)
+    harness.run(harness.engine.stop())
+
+
 def test_a_source_that_fails_is_given_up_and_the_tokens_stay(start_second, roomy, models, notes, prompts):
     harness = start_second(
         models[0], SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 4, STEP_TIMES)

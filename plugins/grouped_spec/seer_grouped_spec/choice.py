@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Int32 = NDArray[np.int32]
     Float32 = NDArray[np.float32]
 
-__all__ = ["Choice", "ClassChoice", "make_choice"]
+__all__ = ["Choice", "ClassChoice", "OneLengthChoice", "make_choice"]
 
 
 class Choice(Protocol):
@@ -56,7 +56,10 @@ class Choice(Protocol):
 
 
 def make_choice(settings: SourceSettings, host: DraftContext) -> Choice:
-    """Return the choice that ``policy`` names."""
+    """Return the choice that ``policy`` names, or the one for engines whose drafts have one length."""
+    if host.lengths:
+        policy = MarginalBenefit(host.step_times, host.draft_tokens, allowed=host.lengths)
+        return OneLengthChoice(policy, host.lengths)
     if settings.policy == "class":
         return ClassChoice(MarginalBenefit(host.step_times, host.draft_tokens, settings.priority_factor))
     profile = StepCurves(host.step_times, host.draft_tokens).table(host.max_running)
@@ -126,6 +129,55 @@ class ClassChoice:
             counts[b] = self._drafted[handle] = chosen
             if drafts is not None and parents is not None:
                 self._trees[handle] = drafts[b, :chosen].tolist(), parents[b, :chosen].tolist()
+
+
+class OneLengthChoice:
+    """One length for all drafts of a step, by the paper's rule for a batch of one class.
+
+    A request with a shorter draft, or none, is padded, and costs as much.  So acceptance is learnt over all
+    requests of a step: what a length gives is what the batch gains by it.
+    """
+
+    def __init__(self, policy: MarginalBenefit, lengths: Sequence[int]) -> None:
+        self._policy = policy
+        self._lengths = lengths
+        self._length = 0
+        self._drafting: set[int] = set()
+        self._steps = 0
+
+    def open(self, handle: int, probe: bool) -> None:
+        """See ``Choice``; a probe gets no longer drafts than others."""
+        self._drafting.discard(handle)
+
+    def learn(self, handles: Int32, written: Int32, new_tokens: Int32, seconds: float) -> None:
+        """See ``Choice``; step times are believed as they were measured."""
+        self._steps += 1
+        if not self._length or (self._steps % TokenChoice.LEARN_EVERY and not self._policy.exploring):
+            return
+        pairs = zip(handles.tolist(), written.tolist(), strict=True)
+        kept = [tokens - 1 for handle, tokens in pairs if tokens and handle in self._drafting]
+        positions = range(self._length)
+        self._policy.record_acceptance(
+            [len(kept)] * self._length, [sum(tokens > j for tokens in kept) for j in positions]
+        )
+
+    def choose(
+        self,
+        handles: Int32,
+        lengths: Int32,
+        counts: Int32,
+        chances: Any,
+        drafts: Int32 | None = None,
+        parents: Int32 | None = None,
+    ) -> None:
+        """See ``Choice``; the engine pads to the least length that holds the longest draft."""
+        _, wanted = self._policy.lengths(0, len(handles))
+        counts[:] = counts.clip(max=self._holding(wanted))
+        self._length = self._holding(int(counts.max(initial=0)))
+        self._drafting = set(handles.tolist())
+
+    def _holding(self, tokens: int) -> int:
+        return min(length for length in self._lengths if length >= tokens)
 
 
 def accepted_nodes(tokens: Sequence[int], parents: Sequence[int], accepted: Sequence[int]) -> list[bool]:

@@ -78,7 +78,8 @@ class MarginalBenefit:
     plain step, or so much less often that it costs at most ``EXPLORE_SHARE``, drafts one token per request,
     where drafts could pay at all (``EXPLORE_HOPE``).
 
-    ``refresh``: calls of ``record_acceptance`` between two looks at what was learnt.
+    ``refresh``: calls of ``record_acceptance`` between two looks at what was learnt.  ``allowed`` are the
+    lengths to choose from, if they are not all.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class MarginalBenefit:
         *,
         refresh: int = 16,
         least_gain: float = 0.02,
+        allowed: Sequence[int] = (),
     ) -> None:
         if max_draft_tokens < 0:
             raise ValueError(f"max_draft_tokens = {max_draft_tokens} is negative")
@@ -103,6 +105,7 @@ class MarginalBenefit:
         self._curves = _curves(step_times, max_draft_tokens)
         self._lengths = self._curves.lengths
         self._speculates = self._lengths[:, None] >= np.maximum(self._lengths, 1)
+        self._allowed = np.isin(self._lengths, allowed) if allowed else np.full(len(self._lengths), True)
         self._hope = _tokens([EXPLORE_HOPE**j for j in self._lengths[1:].tolist()])
         self._drafted = [0.0] * max_draft_tokens
         self._accepted = [0.0] * max_draft_tokens
@@ -183,6 +186,7 @@ class MarginalBenefit:
             pays &= self._speculates
         else:
             pays[0, 0] = False
+        pays &= self._allowed[:ours, None] & self._allowed[:theirs]
         worth = np.where(pays, (self._priority * probe_tokens + other_tokens) / seconds, -inf)
         best = int(worth.argmax())
         return divmod(best, theirs) if worth.item(best) > 0 else (0, 0)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from seer_grouped_spec._index import Calibration, Step, StepModel, TokenChoice
+from seer_grouped_spec.choice import OneLengthChoice
 from seer_grouped_spec.curves import StepCurves
+from seer_grouped_spec.policy import MarginalBenefit
 
 from seer_core.ports.drafting import StepTimes
 
@@ -214,3 +216,55 @@ def test_calibration_keeps_the_order_and_stays_a_probability(verdicts, times):
     assert (np.diff(worth) >= -1e-12).all()
     assert worth.min() >= 0
     assert worth.max() <= 1
+
+
+# One length for all requests.
+
+
+def one_length(step_times, longest=8, lengths=(0, 2, 4, 8)):
+    policy = MarginalBenefit(step_times, longest, refresh=1, allowed=lengths)
+    choice = OneLengthChoice(policy, lengths)
+    for handle in range(8):
+        choice.open(handle, False)
+    return choice
+
+
+def drafted(choice, counts):
+    handles, counts = np.arange(len(counts), dtype=np.int32), np.array(counts, np.int32)
+    choice.choose(handles, handles, counts, None)
+    return counts.tolist()
+
+
+def learn(choice, written):
+    handles, written = np.arange(len(written), dtype=np.int32), np.array(written, np.int32)
+    for _ in range(TokenChoice.LEARN_EVERY):
+        choice.learn(handles, written, written, 0.0)
+
+
+def test_all_drafts_of_a_step_are_cut_to_one_of_the_lengths_that_pays_for_the_batch():
+    times = StepTimes((4,), (0, 2, 4, 8), ((1.0, 1.05, 1.1, 9.0),))
+    assert drafted(one_length(times), [8, 5, 1, 0]) == [4, 4, 1, 0]
+    assert drafted(one_length(FLAT), [8, 5, 1, 0]) == [8, 5, 1, 0]
+    assert drafted(one_length(STEEP), [8, 5, 1, 0]) == [0, 0, 0, 0]
+
+
+def test_what_a_length_gives_is_learnt_over_all_requests_those_that_were_padded_too():
+    times = StepTimes((4,), (0, 8), ((1.0, 1.3),))
+    one, many = (one_length(times, lengths=(0, 8)) for _ in range(2))
+    for _ in range(100):
+        drafted(one, [8, 0, 0, 0])
+        learn(one, [2, 1, 1, 1])  # one request of four accepts a token
+        drafted(many, [8, 8, 8, 8])
+        learn(many, [2, 2, 2, 2])
+    assert drafted(one, [8, 0, 0, 0]) == [0, 0, 0, 0]
+    assert max(drafted(many, [8, 8, 8, 8])) > 0
+
+
+@given(candidates(), st.sampled_from([FLAT, MEASURED, STEEP]))
+def test_one_length_never_lengthens_a_draft_and_is_one_of_those_allowed(given, times):
+    _, counts = given
+    before = counts.tolist()
+    after = drafted(one_length(times), before)
+    assert all(new <= old for new, old in zip(after, before, strict=True))
+    ceiling = max(after)
+    assert after == [min(count, ceiling) for count in before]

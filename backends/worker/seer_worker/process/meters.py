@@ -32,7 +32,8 @@ RUNNING = 32
 
 class Sizes(NamedTuple):
     """Limits of an engine: tokens of the vocabulary and of a request, requests and positions of a step,
-    tokens of a draft, and KV in so many blocks of so many tokens.
+    tokens of a draft, and KV in so many blocks of so many tokens.  ``draft_lengths`` are those that steps
+    have, where not all are.
     """
 
     vocab: int
@@ -42,6 +43,7 @@ class Sizes(NamedTuple):
     draft_tokens: int
     block_tokens: int
     blocks: int
+    draft_lengths: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
@@ -121,9 +123,15 @@ class StepProfiler:
     def measure(
         self, batch: Sequence[int], draft_tokens: Sequence[int], context_tokens: int | None = None
     ) -> StepTimes | None:
-        """Return the median seconds of a step for each size that fits; None if none does."""
+        """Return the median seconds of a step for each size that fits; None if none does.
+
+        A draft length that no step of the engine has is measured as the next longer one.
+        """
         sizes, context_tokens = self._bench.sizes, context_tokens or CONTEXT_TOKENS
-        lengths = sorted({n for n in draft_tokens if 0 <= n <= sizes.draft_tokens} | {0})
+        run = sizes.draft_lengths or range(sizes.draft_tokens + 1)
+        lengths = sorted(
+            {min(each for each in run if each >= n) for n in (0, *draft_tokens) if 0 <= n <= max(run)}
+        )
         rows = {}
         for size in sorted(set(batch)):
             if 1 <= size <= sizes.running and self._fits(size, lengths, context_tokens):

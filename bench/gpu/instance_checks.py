@@ -1,0 +1,112 @@
+"""Two instances on one GPU: KV that moves between them, and the death of one in the middle of a rollout."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.check import GpuMachine
+from bench.gpu.sessions import EXACT, SHARED_GPU, Row, config_of, prompts, roll_out, session_of
+
+POOL_BYTES = 1 << 30
+SHARE = 0.4
+"""The part of a GPU's memory that each of two instances may take."""
+KV_BYTES = 1 << 30
+PAIRS = ((1, False), (1, True), (2, False), (2, True))
+"""How many instances there are, and whether they have a pool."""
+WORKER = b"seer_worker.process.child"
+
+
+def pair_config(machine: GpuMachine, instances: int, tokens: int, pool: bool) -> Row:
+    """Return the config of instances that share a GPU by its memory, and perhaps a pool."""
+    engine: Row = {"instances": instances}
+    if machine.device == "cuda":
+        engine |= {"kv_cache_bytes": KV_BYTES, "engine_args": {"gpu_memory_utilization": SHARE}}
+    running = 4 if machine.small else 32
+    return config_of(machine, tokens, running, engine, {}, POOL_BYTES if pool else 0)
+
+
+def environment_of(machine: GpuMachine) -> dict[str, str]:
+    """Return the variables of workers: both have one GPU, and exact tokens."""
+    return {} if machine.small else EXACT | SHARED_GPU
+
+
+def moves(machine: GpuMachine) -> list[Row]:
+    """Roll out on one instance, on two, and on two with a pool: equal tokens, and the seconds it takes."""
+    groups, responses, tokens = (2, 2, 32) if machine.small else (8, 8, 512)
+    records = prompts(groups, tokens, responses)
+    rows, first = [], None
+    for instances, pool in ((1, False), (2, True)) if machine.small else PAIRS:
+        with session_of(pair_config(machine, instances, tokens, pool), environment_of(machine)) as session:
+            roll_out(session, records)  # warms up
+            rolled = roll_out(session, records)
+        first = first or rolled
+        summary = rolled.summary
+        assert not summary.degradations, f"the pool was given up: {summary.degradations}"
+        rows.append(
+            {
+                "instances": instances,
+                "pool": pool,
+                "responses": groups * responses,
+                "unlike those of one instance": rolled.unlike(first),
+                "moves": summary.migrations,
+                "tokens from the pool": summary.pool_tokens,
+                "computed again": summary.recomputed_tokens,
+                "tokens/s": rolled.tokens_per_s,
+            }
+        )
+    for row in rows:
+        assert not row["unlike those of one instance"], f"a move changes a response: {row}"
+    return rows
+
+
+def kill(machine: GpuMachine) -> list[Row]:
+    """Kill one of two instances in the middle of a rollout: its work goes on, and it starts again."""
+    groups, responses, tokens = (3, 2, 48) if machine.small else (8, 8, 512)
+    records = prompts(groups, tokens, responses)
+    with session_of(pair_config(machine, 2, tokens, pool=True), environment_of(machine)) as session:
+        before = roll_out(session, records)
+        finished: dict[str, list[int]] = {}
+        victim = workers()[0]
+        for each in session.stream([*map(dict, records)], iteration=0):
+            if not finished:
+                os.kill(victim, signal.SIGKILL)
+            finished[each.request_id] = [*each.token_ids]
+        summary = session.result.summary
+        after = roll_out(session, records)
+        alive = len(workers())
+    other = sum(tokens != before.tokens[name] for name, tokens in finished.items())
+    rows = [
+        {
+            "responses": len(finished),
+            "unlike those of an undisturbed rollout": other,
+            "instances lost": summary.instances_lost,
+            "tokens from the pool": summary.pool_tokens,
+            "computed again": summary.recomputed_tokens,
+            "seconds": summary.total_time_s,
+            "seconds undisturbed": before.seconds,
+            "instances in the next rollout": alive,
+        }
+    ]
+    assert summary.instances_lost == 1, f"the death was not noticed: {rows}"
+    assert finished.keys() == before.tokens.keys(), f"a response was lost: {rows}"
+    assert not other, f"a death changes a response: {rows}"
+    assert not after.unlike(before), "a response differs in the rollout after a death"
+    return rows
+
+
+def workers() -> list[int]:
+    """Return the process ids of this process's workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                command: Any = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended
+                continue
+            if parent == os.getpid() and WORKER in command:
+                found.append(int(entry.name))
+    return sorted(found)
