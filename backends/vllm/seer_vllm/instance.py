@@ -113,8 +113,9 @@ class VllmCore:
             scheduler.draft_lengths = lengths
         self._scheduler = scheduler
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
-        if runner is None and self._connector is not None:
-            self._connector.most_staged = 0  # what a copy costs is emulated at the end of a chunk
+        if self._connector is not None and (runner is None or self._connector.parts.ranks > 1):
+            # An emulated copy costs time at the end of a chunk; over several ranks it is not proved yet.
+            self._connector.most_staged = 0
         [group, *_] = scheduler.kv_cache_config.kv_cache_groups
         self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
         self._requests: dict[str, str] = {}
