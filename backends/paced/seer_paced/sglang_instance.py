@@ -73,6 +73,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "max_total_tokens": settings.kv_capacity_tokens + 2 * page,  # what seer_sglang does not promise
         "max_prefill_tokens": settings.max_batched_tokens,
         "chunked_prefill_size": settings.max_batched_tokens,
+        "mem_fraction_static": 0.5,  # by default SGLang keeps 1.5 MB for each of those tokens
         "context_length": settings.max_model_tokens,
         "disable_cuda_graph": True,
         "kv_cache_bytes": None,

@@ -98,3 +98,7 @@ def test_in_real_time_a_process_of_its_own_writes_the_same(simulated):
 def test_a_drafter_is_refused():
     with pytest.raises(EngineError, match="does not draft on SGLang's scheduler: take the drafter out"):
         roll_out(plugins=[*PLUGINS, "grouped_spec"])
+
+
+def test_a_step_may_take_more_tokens_than_a_real_one_would_have_memory_for(simulated):
+    assert tokens_of(roll_out(max_batched_tokens=65_536)) == simulated
