@@ -11,7 +11,13 @@ PACKAGES = {"seer_client", "seer_rl", "seer_server", "seer_skyrl", "seer_slime",
 FRAMEWORKS = {
     "_finish_weight_sync",  # SkyRL's
     "_get_cuda_rng_state",  # Megatron's
-    "_last_loaded_step",  # TRL's
+    "_async_tool_dicts",  # TRL's
+    "_batch_environments",
+    "_env_tools",
+    "_get_tool_suffix_ids",
+    "_last_loaded_step",
+    "_sync_tool_dicts",
+    "_tool_call_loop",
     "_ROLLOUT_REGISTRY",  # verl's
     "_run_agent_loop",
     "_set_cuda_rng_state",

@@ -125,7 +125,7 @@ class ToolTurns:
         tools = trainer.tools
         if trainer.environment_factories is not None:
             tools = trainer._env_tools[trainer._batch_environments[row]]
-        message = parse_response(trainer._tokenizer, token_ids, prefix=conversation.ids, tools=tools)
+        message = parse_response(trainer.processing_class, token_ids, prefix=conversation.ids, tools=tools)
         conversation.messages.append(message)
         conversation.ids += token_ids
         conversation.turns += 1
