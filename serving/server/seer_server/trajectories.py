@@ -177,11 +177,19 @@ class Trajectories:
     def _make_room(self) -> None:
         """Forget those that were used longest ago, where there are too many, but none with a turn."""
         if len(self._trajectories) > MOST_KEPT:
-            idle = next((each.id for each in self._trajectories.values() if not each.turns), None)
+            idle = self._idlest()
             if idle is not None:
-                self.end(idle)
+                self.end(idle.id)
         if len(self._groups) > MOST_KEPT:
             self.end_group(next(iter(self._groups)))
+
+    def _idlest(self) -> _Trajectory | None:
+        """Return the trajectory without a turn that was used longest ago."""
+        return next((each for each in self._trajectories.values() if not each.turns), None)
+
+    def _unused_group(self) -> str | None:
+        """Return the group without a trajectory that was used longest ago."""
+        return next((name for name, group in self._groups.items() if not group.members), None)
 
     def _look_later(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._forget_idle)
@@ -191,14 +199,14 @@ class Trajectories:
         self._timer = None
         now = asyncio.get_running_loop().time()
         wait_s = self._idle_s
-        for trajectory in [each for each in self._trajectories.values() if not each.turns]:
+        while (trajectory := self._idlest()) is not None:
             left_s = trajectory.used_s + self._idle_s - now
             if left_s > 0:
                 wait_s = left_s
                 break
             self.end(trajectory.id)
-        for name, group in [(name, each) for name, each in self._groups.items() if not each.members]:
-            left_s = group.used_s + self._idle_s - now
+        while (name := self._unused_group()) is not None:
+            left_s = self._groups[name].used_s + self._idle_s - now
             if left_s > 0:
                 wait_s = min(wait_s, left_s)
                 break
