@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bench.gpu.check import GpuMachine
-from bench.gpu.sessions import EXACT, Row, config_of, needs_gpu, prompts, roll_out, session_of
+from bench.gpu.sessions import EXACT, Row, config_of, needs_gpu, prompts, roll_out_warm
 
 DRAFT_TOKENS = 8
 KINDS: dict[str, bool | None] = {"none": None, "each its own length": False, "one length": True}
@@ -43,9 +43,7 @@ def drafts(machine: GpuMachine, runner: str) -> list[Row]:
             settings = {"draft_tokens": DRAFT_TOKENS, "profile": str(profile)}
             plugins = {} if uniform is None else {"grouped_spec": settings}
             config = config_of(machine, tokens, groups * responses, engine, plugins)
-            with session_of(config, {} if machine.small else EXACT) as session:
-                roll_out(session, records)  # warms up
-                rolled = roll_out(session, records)
+            rolled = roll_out_warm(config, {} if machine.small else EXACT, records)
             plain = plain or rolled
             summary = rolled.summary
             assert not summary.degradations, f"drafts were given up: {summary.degradations}"

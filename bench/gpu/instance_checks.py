@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.check import GpuMachine
-from bench.gpu.sessions import EXACT, SHARED_GPU, Row, config_of, prompts, roll_out, session_of
+from bench.gpu.sessions import EXACT, SHARED_GPU, Row, config_of, prompts, roll_out, roll_out_warm, session_of
 
 POOL_BYTES = 1 << 30
 SHARE = 0.4
@@ -39,9 +39,8 @@ def moves(machine: GpuMachine) -> list[Row]:
     records = prompts(groups, tokens, responses)
     rows, first = [], None
     for instances, pool in ((1, False), (2, True)) if machine.small else PAIRS:
-        with session_of(pair_config(machine, instances, tokens, pool), environment_of(machine)) as session:
-            roll_out(session, records)  # warms up
-            rolled = roll_out(session, records)
+        config = pair_config(machine, instances, tokens, pool)
+        rolled = roll_out_warm(config, environment_of(machine), records)
         first = first or rolled
         summary = rolled.summary
         assert not summary.degradations, f"the pool was given up: {summary.degradations}"

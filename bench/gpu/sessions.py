@@ -125,6 +125,15 @@ def roll_out(session: Any, records: Sequence[Mapping[str, Any]]) -> Rolled:
     return Rolled(tokens, time.perf_counter() - start, session.result.summary)
 
 
+def roll_out_warm(
+    config: Mapping[str, Any], environment: Mapping[str, str], records: Sequence[Mapping[str, Any]]
+) -> Rolled:
+    """Return the second rollout of these prompts, in a session of its own; the first one warms up."""
+    with session_of(config, environment) as session:
+        roll_out(session, records)
+        return roll_out(session, records)
+
+
 def needs_gpu(machine: GpuMachine, what: str) -> None:
     """Say that a dry run leaves something out.
 
