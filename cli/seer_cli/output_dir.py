@@ -79,6 +79,13 @@ class OutputDir:
             return None
         return summary if summary.get("ended") == "finished" else None
 
+    @classmethod
+    def remove_journal(cls, path: Path) -> None:
+        """Delete the journal of a finished run whose process was killed before it had deleted it."""
+        with contextlib.suppress(OSError, OutputError), claim(path, f"another run writes into {path}"):
+            if cls.finished(path) is not None:
+                shutil.rmtree(path / JOURNAL, ignore_errors=True)
+
     def open_journal(self, facts: Mapping[str, str], safety: Safety | Literal["none"]) -> DiskJournal | None:
         """Open the journal, an earlier run's if this one goes on with it; None where none is wanted.
 

@@ -108,6 +108,7 @@ def run_command(
         raise click.UsageError("--resume needs the journal; leave --journal=none out")
     check_apart(json_file, *(out / name for name in RUN_FILES))
     if resume and (finished := OutputDir.finished(out)) is not None:
+        OutputDir.remove_journal(out)
         if json_file is not None:
             write_json(json_file, finished)
         click.echo(f"the run in {printable(str(out))} has finished; nothing is left to do")

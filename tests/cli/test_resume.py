@@ -89,6 +89,17 @@ def test_a_run_that_was_killed_goes_on_with_the_same_command(run, killed, expect
     assert json.loads((tmp_path / "summary.json").read_bytes()) == summary
 
 
+def test_a_run_that_was_killed_between_its_summary_and_the_end_leaves_no_journal(run, killed, seer, tmp_path):
+    killed()
+    out, aside = tmp_path / "out", tmp_path / "aside"
+    shutil.copytree(out / "journal", aside)
+    assert seer(*run("out", "--resume", token_s=0)).exit_code == 0
+    shutil.copytree(aside, out / "journal")
+    result = seer(*run("out", "--resume"))
+    assert (result.exit_code, result.stdout) == (0, f"the run in {out} has finished; nothing is left to do\n")
+    assert not (out / "journal").exists()
+
+
 def test_a_run_that_dies_again_and_again_loses_nothing(run, start_seer, expected, tmp_path):
     draw, out, deaths = random.Random(3), tmp_path / "out", 0
     while True:

@@ -82,10 +82,13 @@ def train(
     with _claimed(out), _reporting(out, table, listener) as listener:
         checkpoints = Checkpoints(out / "checkpoints", table.keep)
         start = _start(checkpoints, table, config, out, resume)
+        journals = RolloutJournals(out / "journal", table.journal)
+        if start is not None:
+            journals.drop(start.state.iterations)  # which a killed process may have left
         if start is not None and start.state.iterations >= table.iterations:
             _plot(out)
             return None
-        _train(table, config, out, listener, observers, checkpoints, start, started)
+        _train(table, config, out, listener, observers, checkpoints, journals, start, started)
         latest = checkpoints.latest()
         assert latest is not None
         return latest.path
@@ -98,6 +101,7 @@ def _train(
     listener: ProgressListener,
     observers: Sequence[Observer],
     checkpoints: Checkpoints,
+    journals: RolloutJournals,
     start: Checkpoint | None,
     started: Callable[[Session], None] | None,
 ) -> None:
@@ -132,7 +136,6 @@ def _train(
             started(session)
         phases = Phases(listener)
         rollout = RewardedRollout(session, rewards, listener, environment.own)
-        journals = RolloutJournals(out / "journal", table.journal)
         TrainingLoop(
             table=table,
             session=session,

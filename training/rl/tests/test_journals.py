@@ -117,3 +117,12 @@ def test_journals_of_iterations_that_a_checkpoint_has_are_dropped(tmp_path):
     (tmp_path / "notes").write_text("mine")
     journals.drop(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000002-held-out-2", "notes"]
+
+
+def test_journals_that_a_killed_process_did_not_drop_go_with_resume(config, tmp_path):
+    out = tmp_path / "out"
+    run(config, out)
+    with RolloutJournals(out / "journal", "system").open(1):
+        pass
+    run(config, out, resume=True)
+    assert list((out / "journal").iterdir()) == []
