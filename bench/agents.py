@@ -2,8 +2,10 @@
 
 The trajectories are those of a search agent (Qwen2.5-7B, not published, `--data` names their folder): 256
 groups of 8 in each of two iterations, with 2.6 turns on average, as recorded and scaled.  A row's factors
-multiply the tokens of turns and answers, and the seconds of tools.  They run on four simulated instances
-whose KV holds a quarter of all contexts.  The answers of tools are prefilled under every policy.
+multiply the tokens of turns and answers, and the seconds of tools.  Longer tasks have more turns: in `4
+joined` and `16 joined` so many recorded trajectories make one, 10 and 42 turns on average.  They run on four
+simulated instances whose KV holds a quarter of all contexts.  The answers of tools are prefilled under every
+policy.
 
 `sticky` is the way of verl and SkyRL: each trajectory stays on one instance, and its engine's prefix cache
 keeps KV until others need the room.  `cache-ttl`, `program-pause` and `migrate-in-tools` are rivals
@@ -42,26 +44,29 @@ OURS = ("divided", "context")
 INSTANCES, PRESSURE, ROOMY = 4, 4.0, 0.5
 CLUSTER = "qwen2.5-14b"
 
-FACTORS: Mapping[str, Mapping[str, float]] = {
-    "as recorded": {"turn_tokens": 1.0, "tool_times": 1.0},
-    "tools x 20": {"turn_tokens": 1.0, "tool_times": 20.0},
-    "turns x 4": {"turn_tokens": 4.0, "tool_times": 1.0},
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "as recorded": {"tool_times": 1.0},
+    "tools x 20": {"tool_times": 20.0},
+    "turns x 4": {"turn_tokens": 4.0},
     "turns x 4, tools x 20": {"turn_tokens": 4.0, "tool_times": 20.0},
+    "4 joined": {"join": 4},
+    "16 joined": {"join": 16},
+    "16 joined, tools x 20": {"join": 16, "tool_times": 20.0},
 }
-"""Of tokens and of seconds, by the name of a row."""
+"""What is done to the recorded trajectories, by the name of a row."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
     parser.add_argument("--data", type=Path, required=True, help=f"folder with {FILE}")
-    parser.add_argument("--only", action="append", choices=FACTORS, help="may repeat (default: all)")
+    parser.add_argument("--only", action="append", choices=SHAPES, help="may repeat (default: all)")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Simulate both iterations of every workload under each policy; a row for each of both."""
     rows: list[Row] = []
-    for name in options.only or FACTORS:
-        shape: dict[str, Any] = {"on": CLUSTER, "instances": INSTANCES, **FACTORS[name]}
+    for name in options.only or SHAPES:
+        shape: dict[str, Any] = {"on": CLUSTER, "instances": INSTANCES, **SHAPES[name]}
         crowded = choose_workload(str(options.data / FILE), pressure=PRESSURE, **shape)
         roomy = choose_workload(str(options.data / FILE), pressure=ROOMY, **shape)
         found: dict[str, list[SimulatedIteration]] = {}

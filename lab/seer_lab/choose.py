@@ -12,7 +12,7 @@ import msgspec
 from seer_core.errors import ConfigError, quote
 from seer_core.json_files import UNREADABLE, is_text
 from seer_core.plugins.config import nearest, structure
-from seer_lab.lengths import DrawnLengths, GroupLengths, with_longer_turns
+from seer_lab.lengths import DrawnLengths, GroupLengths, joined, with_longer_turns
 from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, Workload, crowded, scaled
 
@@ -38,6 +38,7 @@ def choose_workload(
     pressure: float | None = None,
     tool_times: float | None = None,
     turn_tokens: float | None = None,
+    join: int | None = None,
     tokenizer: Path | None = None,
     read: Callable[..., RecordedLengths] = read_recorded,
 ) -> Workload:
@@ -45,13 +46,14 @@ def choose_workload(
 
     ``lengths`` are KEY=VALUE for ``DrawnLengths``; ``on``, ``instances`` and ``pressure`` are for workloads
     that bring no engines of their own, ``scale`` is for those that do.  ``tool_times`` and ``turn_tokens``
-    are factors for recorded turns.  ``read`` reads a file, and gets ``where`` and ``tokenizer``.
+    are factors for recorded turns, ``join`` is how many recorded trajectories make one.  ``read`` reads a
+    file, and gets ``where`` and ``tokenizer``.
 
     Raises:
         ConfigError: something is not known, or does not go together.
         InputError, PromptError: the file cannot be used.
     """
-    factors = {"tool-times": tool_times, "turn-tokens": turn_tokens}
+    factors = {"tool-times": tool_times, "turn-tokens": turn_tokens, "join": join}
     if name in WORKLOADS:
         _not_for(name, DRAWN, **factors)
         _not_for(
@@ -82,7 +84,7 @@ def choose_workload(
     iterations, notes = recorded.iterations, recorded.notes
     if any(group.turns for groups in iterations for group in groups):
         times = 1.0 if tool_times is None else tool_times
-        iterations = with_longer_turns(iterations, turn_tokens or 1.0, times)
+        iterations = with_longer_turns(joined(iterations, join or 1), turn_tokens or 1.0, times)
         notes = (*notes, _about_turns(iterations))
     else:
         _not_for(name, "has no recorded turns", **factors)

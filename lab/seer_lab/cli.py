@@ -104,7 +104,8 @@ def sim_command(
     agents, JSON lines of {"group", "index", "prompt_tokens", "turns": [[MODEL_TOKENS, TOOL_S, ANSWER_TOKENS],
     ...]}; the directory of a finished `seer run`; or the log of another system: a file or a directory that
     verl or slime dumped rollouts to, or a trace of requests.  --scale is for the paper's, --on, --instances
-    and --pressure are for the others, --tool-times and --turn-tokens for trajectories.
+    and --pressure are for the others, --tool-times, --turn-tokens and --join for
+    trajectories.
 
     \b
     Example:

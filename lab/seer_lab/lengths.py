@@ -22,6 +22,7 @@ __all__ = [
     "RecordedTurn",
     "Tokens",
     "TrueLengths",
+    "joined",
     "last_epoch",
     "with_longer_turns",
 ]
@@ -56,6 +57,32 @@ class GroupLengths(msgspec.Struct, frozen=True):
     output_tokens: tuple[int, ...]
     max_tokens: int
     turns: tuple[tuple[RecordedTurn, ...], ...] = ()
+
+
+def joined(iterations: Sequence[Sequence[GroupLengths]], count: int) -> list[list[GroupLengths]]:
+    """Return groups of an iteration, each made of up to ``count`` recorded ones, one after another.
+
+    So a trajectory has the turns of all their trajectories of its index, and each prompt but the first is
+    what follows the last turn before, at once.  A group has as many trajectories as its smallest part.
+    """
+    return [
+        [_joined(groups[start : start + count]) for start in range(0, len(groups), count)]
+        for groups in iterations
+    ]
+
+
+def _joined(parts: Sequence[GroupLengths]) -> GroupLengths:
+    trajectories = []
+    for of_parts in zip(*(part.turns for part in parts), strict=False):
+        turns: list[RecordedTurn] = []
+        for part, more in zip(parts, of_parts, strict=True):
+            if turns and not turns[-1].answer_tokens:
+                turns[-1] = RecordedTurn(turns[-1].model_tokens, 0.0, part.prompt_tokens)
+            turns += more
+        trajectories.append(tuple(turns))
+    tokens = tuple(map(_tokens, trajectories))
+    first = parts[0]
+    return GroupLengths(first.id, first.prompt_tokens, tokens, max(tokens), tuple(trajectories))
 
 
 def with_longer_turns(

@@ -38,6 +38,7 @@ SIZES: Mapping[str, click.ParamType[Any]] = {
     "pressure": FiniteRange(1e-3, 1e6),
     "tool_times": FiniteRange(0, 1000),
     "turn_tokens": FiniteRange(0, 1000, min_open=True),
+    "join": click.IntRange(1, 10_000),
 }
 """Options with one number each, and which numbers they take."""
 
@@ -127,6 +128,12 @@ OPTIONS = (
         type=SIZES["turn_tokens"],
         metavar="FACTOR",
         help="Recorded turns, and the answers of their tools, have so many times the tokens.",
+    ),
+    click.option(
+        "--join",
+        type=SIZES["join"],
+        metavar="N",
+        help="So many recorded trajectories make one, as a longer task has more turns.",
     ),
 )
 

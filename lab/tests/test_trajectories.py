@@ -151,6 +151,24 @@ def test_longer_tools_take_longer_and_longer_turns_have_more_tokens(agents):
     assert slow.summary.tokens == plain.summary.tokens
 
 
+def test_joined_trajectories_have_the_turns_of_all_and_the_prompts_between(write):
+    lines = [
+        LINE,
+        {**LINE, "index": 1},
+        with_turns([5, 0.3, 0], group="b", prompt_tokens=9),
+        with_turns([6, None, 0], group="b", prompt_tokens=9, index=1),
+        with_turns([7, 0.4, 2], [8, None, 0], group="c", prompt_tokens=11),
+    ]
+    (groups,) = choose_workload(str(write(*lines)), join=2).lengths
+    assert [group.prompt_tokens for group in groups] == [30, 11]
+    first = RecordedTurn(40, 0.5, 100), RecordedTurn(13, 0.0, 9)
+    assert groups[0].turns == ((*first, RecordedTurn(5, 0.3, 0)), (*first, RecordedTurn(6, None, 0)))
+    assert groups[0].output_tokens == (167, 168)
+    assert groups[1].turns == ((RecordedTurn(7, 0.4, 2), RecordedTurn(8, None, 0)),)
+    assert {group.max_tokens for group in groups} == {168}
+    assert simulate(choose_workload(str(write(*lines)), join=2), POLICIES["context"]).turns is not None
+
+
 def test_a_tool_may_take_longer_than_environments_usually_may(agents):
     run = simulate(agents(tool_times=1000.0), POLICIES["divided"])
     assert run.summary.finish_reasons == {"stop": 24}
@@ -176,13 +194,13 @@ def test_the_longest_wait_is_from_an_answer_to_the_step_that_follows(write):
     assert queued.turns.longest_wait_s == pytest.approx(0.4 * queued.summary.total_time_s, rel=0.15)
 
 
-@pytest.mark.parametrize("option", ["tool_times", "turn_tokens"])
+@pytest.mark.parametrize("option", ["tool_times", "turn_tokens", "join"])
 def test_factors_are_for_recorded_turns(write, option):
     lengths = write({"group": 7, "prompt_tokens": 3, "output_tokens": [5, 9]})
     words = option.replace("_", "-")
     for name in (str(lengths), "synthetic", "moonlight"):
         with pytest.raises(ConfigError, match=f"--{words} does not go with"):
-            choose_workload(name, **{option: 2.0})
+            choose_workload(name, **{option: 2})
 
 
 def test_the_command_shows_what_matters_for_agents_and_writes_it(seer, write, tmp_path):
