@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 from itertools import islice, pairwise
+from math import ceil
 from typing import Any
 
 from bench.frame import EXAMPLE, Row, markdown, prompts
@@ -25,7 +26,9 @@ ROUNDS = 1
 CHUNK_TOKENS = 96
 MAX_TOKENS = 768
 GROUPS = 14
-"""Prompts of one control in one rollout, eight responses each."""
+"""Prompts of one control in one rollout at most, eight responses each."""
+GROUP_TOKENS = 2000
+"""What the responses to one prompt have at the least, by experience."""
 
 WORDS = ["so", "step", "plus", "gives", "makes", "past", "miss", "yet", "hmm", "far", "ready", "think"]
 """Words of the example's vocabulary, none of which begins with another one."""
@@ -80,10 +83,10 @@ def configs(options: argparse.Namespace) -> tuple[Config, Config]:
     return config.with_plugins(()), config
 
 
-def records(control: str, number: int) -> list[dict[str, Any]]:
+def records(control: str, number: int, groups: int) -> list[dict[str, Any]]:
     """Return the prompts of one control in rollout ``number``; each rollout has other seeds."""
     found = []
-    for place, prompt in enumerate(islice(prompts(), GROUPS)):
+    for place, prompt in enumerate(islice(prompts(), groups)):
         random_ = random.Random(f"{control}/{number}/{place}")
         found.append(
             {
@@ -125,9 +128,9 @@ def run(options: argparse.Namespace) -> list[Row]:
     }
     whole, divided = configs(options)
     with Session(whole) as one, Session(divided) as other:
-        number = 0
+        number, groups = 0, min(GROUPS, ceil(options.tokens / GROUP_TOKENS))
         while short := [control for control in controls if rows[control]["tokens"] < options.tokens]:
-            asked = [record for control in short for record in records(control, number)]
+            asked = [record for control in short for record in records(control, number, groups)]
             random.Random(number).shuffle(asked)
             written = [sorted(each.rollout(asked).completions, key=_order) for each in (one, other)]
             for expected, found in zip(*written, strict=True):
