@@ -66,16 +66,14 @@ class PromptGroup(msgspec.Struct, frozen=True):
     """
     turns: bool = False
     """Whether an environment answers the turns of its responses; the rollout sets it."""
-    trajectory: str = ""
-    """The trajectory of which its responses are one turn; empty for none. Their KV stays in the KV pool, for
+    trajectories: tuple[str, ...] = ()
+    """The trajectory of which each response is one turn; empty for none. Their KV stays in the KV pool, for
     the next turn, until ``Runtime.forget`` of it.
     """
     family: str = ""
     """The family that it is of; empty for none. Groups of a family are siblings to each other: the lengths
     and the texts of their responses help all of them, until ``Runtime.forget`` of it.
     """
-    home: str = ""
-    """The instance that has the KV of its trajectory; empty for none."""
 
 
 def request_seed(group_seed: int, index: int) -> int:

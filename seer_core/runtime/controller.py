@@ -74,6 +74,8 @@ class RolloutController:
         self._chunk_numbers = count()
         self._calls: EnvironmentCalls | None = None
         self._environment_started = False
+        self._homes: dict[str, str] = {}
+        """The instance that has the KV of each trajectory."""
 
     def use(self, strategies: Strategies) -> None:
         """Replace the strategies and the observers, and start none of them."""
@@ -187,13 +189,17 @@ class RolloutController:
         if self._calls is not None:
             groups = [msgspec.structs.replace(group, turns=True) for group in groups]
         written, earlier = self._written(groups), self._earlier(groups)
-        specs = tuple(map(transcripts.add, groups, written, earlier))
+        specs = tuple(map(transcripts.add, groups, written, earlier, map(self._home, groups)))
         log.info("groups_submitted", groups=len(specs), requests=sum(spec.n for spec in specs))
         try:
             self.apply(GroupsSubmitted(specs))
         except BaseException as error:
             self.fail(error)
             raise
+
+    def _home(self, group: PromptGroup) -> str:
+        """Return the instance that has the KV of the one trajectory of a group; empty if there is none."""
+        return self._homes.get(group.trajectories[0], "") if len(set(group.trajectories)) == 1 else ""
 
     def _written(self, groups: Sequence[PromptGroup]) -> Sequence[Sequence[WrittenResponse]]:
         """Return what an earlier process has written of each group; raises as ``Journal.begin``."""
@@ -218,6 +224,7 @@ class RolloutController:
     def forget(self, name: str) -> None:
         """Drop what is kept of a trajectory or a family."""
         self._transcripts.forget(name)
+        self._homes.pop(name, None)
         self.fleet.forget_group(name, self.fleet.alive)
 
     @property
@@ -397,6 +404,8 @@ class RolloutController:
             self._calls.over(command.request_id)
         if rollout.journal is not None and command.finish_reason == "aborted":
             rollout.journal.aborted(command.request_id)
+        if closed.trajectory and closed.completion.chunks:
+            self._homes[closed.trajectory] = closed.completion.chunks[-1].instance
         self._tally.add(closed.completion, closed.group_over, closed.resumed_tokens)
         rollout.take(closed.completion, closed.group_over)
         self.observers.completed(now, closed.completion)

@@ -71,6 +71,13 @@ class PromptRecord(SamplingChoice, frozen=True, forbid_unknown_fields=True, omit
     """Labels that strategies see."""
     timeout_s: Positive | None = None
     """Responses that are not over so long after their submission are aborted."""
+    trajectories: tuple[str, ...] | None = None
+    """The trajectory of which each response is a turn, where a program of its own asks for turn after turn.
+    The KV pool keeps the KV of a trajectory for its next turn.
+    """
+    family: str | None = None
+    """The family of the group. Groups of a family are siblings to each other, as responses of one group are.
+    """
 
 
 class BadPrompt(Struct, frozen=True):
@@ -189,6 +196,16 @@ def problem_of(group: PromptGroup, model: ModelInfo) -> str | None:
         return f"group_id has {len(group.id):,} characters; it may have {LONGEST_ID}"
     if not group.id.isprintable():
         return f"group_id {quote(group.id)} holds a character that cannot be printed; take it out"
+    if group.trajectories and len(group.trajectories) != group.n:
+        return (
+            f"it names {len(group.trajectories):,} trajectories; name one for each of {group.n:,} responses"
+        )
+    for name in (group.family, *group.trajectories):
+        if len(name) > LONGEST_ID or not name.isprintable():
+            return (
+                f"the name {quote(name)} of a trajectory or a family cannot be one; it may have {LONGEST_ID}"
+                " characters that can be printed"
+            )
     if group.n < 1 or group.max_tokens < 1:
         return f"n is {quote(group.n)} and max_tokens is {quote(group.max_tokens)}; both must be at least 1"
     if group.n > MOST_RESPONSES:
@@ -289,6 +306,8 @@ class _Maker:
             metadata=record.metadata,
             labels=record.labels,
             timeout_s=record.timeout_s,
+            trajectories=record.trajectories or (),
+            family=record.family or "",
         )
         problem = problem_of(group, self.model)
         if problem is not None:

@@ -358,6 +358,10 @@ class SessionRollout:
         """Abort all unfinished requests of a group."""
         self._call(_soon(self._rollout.abort_group, group_id))
 
+    def forget(self, name: str) -> None:
+        """Drop what is kept of a trajectory or a family; see ``Runtime.forget``."""
+        self._call(_soon(self._runtime.forget, name))
+
     def wait(self) -> RolloutResult:
         """Close it, and return the whole result once everything has finished."""
         self.close()

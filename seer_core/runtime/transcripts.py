@@ -81,6 +81,12 @@ class Transcript:
     unread: int = 0
     error: str | None = None
 
+    @property
+    def trajectory(self) -> str:
+        """The trajectory of which it is a turn; empty for none."""
+        names = self.siblings.group.trajectories
+        return names[self.index] if names else ""
+
 
 class InFlightChunk(msgspec.Struct):
     """A chunk under way: the command that sent it, when, and whether its instance is to end it early."""
@@ -93,7 +99,7 @@ class InFlightChunk(msgspec.Struct):
 class ClosedRequest(msgspec.Struct, frozen=True):
     """A request that is over, whether its group is, and if so the ``instances`` that may forget it.
 
-    An earlier process has written its first ``resumed_tokens``.
+    An earlier process has written its first ``resumed_tokens``.  It was a turn of ``trajectory``, if named.
     """
 
     completion: Completion
@@ -101,6 +107,7 @@ class ClosedRequest(msgspec.Struct, frozen=True):
     group_over: bool
     resumed_tokens: int
     instances: tuple[str, ...] = ()
+    trajectory: str = ""
 
 
 class Transcripts:
@@ -150,6 +157,7 @@ class Transcripts:
         group: PromptGroup,
         written: Sequence[WrittenResponse] = (),
         earlier: Sequence[Tokens] = (),
+        home: str = "",
     ) -> GroupSpec:
         """Begin the transcripts of a group; return its specification for the scheduler.
 
@@ -157,6 +165,7 @@ class Transcripts:
             group: the group.
             written: its responses as an earlier process left them, which become part of these; or none.
             earlier: responses of earlier rollouts to its prompt, which are pending like siblings' tokens.
+            home: the instance that has the KV of its trajectory; empty for none.
         """
         siblings = self._groups[group.id] = Siblings(group, list(group.prompt_token_ids), group.n)
         name = group.family or group.id
@@ -195,7 +204,7 @@ class Transcripts:
             tuple(ResumedResponse(len(each.token_ids), each.finish_reason, each.acting) for each in written),
             group.turns,
             group.family,
-            group.home,
+            home,
         )
 
     def forget(self, family: str) -> None:
@@ -291,7 +300,7 @@ class Transcripts:
             may_end_early=command.reserved_tokens is not None,
             turns=group.turns,
             turn_start=len(siblings.prompt) + transcript.turn_start if transcript.turn_start else 0,
-            trajectory=group.trajectory,
+            trajectory=transcript.trajectory,
         )
 
     def streamed(self, piece: ChunkPiece) -> str | None:
@@ -578,7 +587,12 @@ class Transcripts:
         )
         instances = () if siblings.left or family else tuple(siblings.instances)
         return ClosedRequest(
-            completion, siblings.prompt, not siblings.left, transcript.resumed_tokens, instances
+            completion,
+            siblings.prompt,
+            not siblings.left,
+            transcript.resumed_tokens,
+            instances,
+            transcript.trajectory,
         )
 
     def _job_of(self, request_id: str) -> str:

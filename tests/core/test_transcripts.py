@@ -198,7 +198,7 @@ def test_a_group_that_is_over_is_no_longer_kept_for_sharing():
 
 
 def of_family(name, prompt):
-    return PromptGroup(name, prompt, 1, 8, family="f", trajectory="t")
+    return PromptGroup(name, prompt, 1, 8, family="f", trajectories=("t",))
 
 
 def test_groups_of_a_family_are_sent_each_other_s_text_until_the_family_is_forgotten():

@@ -123,6 +123,10 @@ class AsyncClient:
         """Abort groups and requests, as ``Client.abort`` does."""
         return await self._number(self._calls.abort(groups, requests))
 
+    async def end_family(self, family: str) -> int:
+        """End a family of groups and its trajectories, as ``Client.end_family`` does."""
+        return await self._number(self._calls.end_family(family))
+
     async def update_weights(
         self, directory: str | os.PathLike[str], *, version: int | None = None, wait_s: float = 5.0
     ) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -158,6 +159,11 @@ class Calls:
     def abort(self, groups: Iterable[str], requests: Iterable[str]) -> Call:
         """Return the request that aborts groups and requests."""
         return self._post("/v1/abort", "aborted", groups=list(groups), requests=list(requests))
+
+    def end_family(self, family: str) -> Call:
+        """Return the request that ends a family."""
+        url = f"/v1/groups/{quote(family, safe='')}"
+        return Call({"method": "DELETE", "url": url, "timeout": httpx.Timeout(CONNECT_S)}, result="ended")
 
     def weights(self, directory: str | os.PathLike[str], version: int | None, wait_s: float) -> Call:
         """Return the request that loads a directory; a relative one begins where this process is."""

@@ -167,6 +167,13 @@ class Client:
         """
         return self._number(self._calls.abort(groups, requests))
 
+    def end_family(self, family: str) -> int:
+        """End a family of groups, and return how many trajectories that were; their KV is dropped.
+
+        Records name them by ``family`` and ``trajectories``.  A family that is not known is no error.
+        """
+        return self._number(self._calls.end_family(family))
+
     def update_weights(
         self, directory: str | os.PathLike[str], *, version: int | None = None, wait_s: float = 5.0
     ) -> int:

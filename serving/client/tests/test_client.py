@@ -254,6 +254,14 @@ def test_what_is_aborted_ends_for_the_client_that_waits_for_it(serve_by_hand, pl
     assert found == {"a/0": "aborted", "a/1": "aborted", "b/0": "stop", "b/1": "aborted"}
 
 
+def test_a_family_ends_with_its_trajectories(serve, connect):
+    record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, "family": "a/b", "trajectories": ["x", "y"]}
+    with serve() as served:
+        client = connect(served)
+        assert len(list(client.rollout([record]))) == 2
+        assert [client.end_family("a/b"), client.end_family("a/b")] == [2, 0]
+
+
 def test_a_row_whose_reservation_closes_is_an_error(serve_by_hand, playing, connect):
     engine = playing.Hand()
     with serve_by_hand(engine) as served, ThreadPoolExecutor(2) as pool:

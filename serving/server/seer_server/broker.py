@@ -309,8 +309,7 @@ class RolloutBroker(Observer):
 
     def _add(self, made: Sequence[PromptGroup], streams: bool, turn: AgentTurn | None) -> Subscription:
         rollout = self.require_rollout()
-        if turn is not None:
-            made = self.trajectories.mark(made, turn)
+        made = self.trajectories.mark(made, turn)
         groups = [msgspec.structs.replace(group, streams=streams) for group in made]
         wanted = sum(group.n for group in groups)
         self.require_capacity(wanted)
@@ -321,13 +320,11 @@ class RolloutBroker(Observer):
         others = {group.id: self._subscriptions.get(group.id) for group in groups}
         # Beforehand: what a journal has is over at once.
         self._subscriptions.update((group.id, subscription) for group in groups)
-        if turn is not None:
-            self.trajectories.begin(groups, turn)
+        self.trajectories.begin(groups, turn)
         try:
             rollout.add(groups)
         except BaseException:
-            if turn is not None:
-                self.trajectories.refused(groups)
+            self.trajectories.refused(groups)
             self._subscriptions.update((name, each) for name, each in others.items() if each is not None)
             for name, each in others.items():
                 if each is None:

@@ -39,12 +39,11 @@ class AgentTurn(msgspec.Struct, frozen=True):
 
 @attrs.define(eq=False)
 class _Trajectory:
-    """A trajectory that has not been forgotten; ``turns`` are under way, ``home`` has its KV."""
+    """A trajectory that has not been forgotten; ``turns`` are under way."""
 
     id: str
     group: str
     used_s: float = 0.0
-    home: str = ""
     turns: int = 0
     ended: bool = False
 
@@ -68,7 +67,7 @@ class Trajectories:
         self._forget = forget
         self._trajectories: OrderedDict[str, _Trajectory] = OrderedDict()
         self._groups: OrderedDict[str, _TrajectoryGroup] = OrderedDict()
-        self._under_way: dict[str, tuple[_Trajectory, int]] = {}
+        self._under_way: dict[str, _Trajectory] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -81,60 +80,57 @@ class Trajectories:
         """The groups of trajectories that have not been forgotten."""
         return len(self._groups)
 
-    def mark(self, groups: Sequence[PromptGroup], turn: AgentTurn) -> list[PromptGroup]:
-        """Return the groups of a request as those of a turn."""
-        known = self._trajectories.get(turn.trajectory)
-        marks = {
-            "trajectory": PREFIX + turn.trajectory,
-            "family": turn.group,
-            "home": "" if known is None else known.home,
-        }
-        return [msgspec.structs.replace(group, **marks) for group in groups]
+    def mark(self, groups: Sequence[PromptGroup], turn: AgentTurn | None) -> list[PromptGroup]:
+        """Return the groups of a request as those of a turn, their trajectories named as in the engines."""
+        found = []
+        for group in groups:
+            names = group.trajectories if turn is None else (turn.trajectory,) * group.n
+            family = group.family if turn is None else turn.group
+            names = tuple(PREFIX + name for name in names)
+            found.append(msgspec.structs.replace(group, trajectories=names, family=family))
+        return found
 
-    def begin(self, groups: Sequence[PromptGroup], turn: AgentTurn) -> None:
-        """Take note of a turn that is under way from now on."""
+    def begin(self, groups: Sequence[PromptGroup], turn: AgentTurn | None) -> None:
+        """Take note of turns that are under way from now on."""
+        for group in groups:
+            for index, name in enumerate(group.trajectories):
+                trajectory = self._begin_turn(name.removeprefix(PREFIX), group.family)
+                trajectory.ended = turn is not None and turn.last
+                self._under_way[f"{group.id}/{index}"] = trajectory
+
+    def _begin_turn(self, trajectory_id: str, family: str) -> _Trajectory:
         now = asyncio.get_running_loop().time()
-        trajectory = self._trajectories.pop(turn.trajectory, None) or _Trajectory(turn.trajectory, turn.group)
-        self._trajectories[turn.trajectory] = trajectory  # the last one now
-        trajectory.used_s, trajectory.ended = now, turn.last
-        if turn.group != trajectory.group:
+        trajectory = self._trajectories.pop(trajectory_id, None) or _Trajectory(trajectory_id, family)
+        self._trajectories[trajectory_id] = trajectory  # the last one now
+        trajectory.used_s = now
+        trajectory.turns += 1
+        if family != trajectory.group:
             self._leave_group(trajectory)
-            trajectory.group = turn.group
-        if turn.group:
-            group = self._groups.pop(turn.group, None) or _TrajectoryGroup()
-            self._groups[turn.group] = group
+            trajectory.group = family
+        if family:
+            group = self._groups.pop(family, None) or _TrajectoryGroup()
+            self._groups[family] = group
             group.used_s = now
             group.members.add(trajectory.id)
-        for each in groups:
-            trajectory.turns += 1
-            self._under_way[each.id] = trajectory, each.n
         self._make_room()
         if self._timer is None:
             self._look_later(self._idle_s)
+        return trajectory
 
     def completed(self, completion: Completion) -> None:
-        """Take note of a response, which may be a turn's."""
-        found = self._under_way.get(completion.group_id)
-        if found is None:
-            return
-        trajectory, left = found
-        if completion.chunks:
-            trajectory.home = completion.chunks[-1].instance
-        if left > 1:
-            self._under_way[completion.group_id] = trajectory, left - 1
-        else:
-            self._over(completion.group_id)
+        """Take note of a response, which may be a turn."""
+        self._over(completion.request_id)
 
     def refused(self, groups: Sequence[PromptGroup]) -> None:
-        """Take note that a turn which has begun is not rolled out."""
-        for each in groups:
-            self._over(each.id)
+        """Take note that turns which have begun are not rolled out."""
+        for group in groups:
+            for index in range(group.n):
+                self._over(f"{group.id}/{index}")
 
-    def _over(self, group_id: str) -> None:
-        found = self._under_way.pop(group_id, None)
-        if found is None:
+    def _over(self, request_id: str) -> None:
+        trajectory = self._under_way.pop(request_id, None)
+        if trajectory is None:
             return
-        trajectory = found[0]
         trajectory.turns -= 1
         trajectory.used_s = asyncio.get_running_loop().time()
         if trajectory.id in self._trajectories:

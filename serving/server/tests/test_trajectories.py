@@ -1,6 +1,7 @@
 """Agents' trajectories: their turns go on where their KV is, siblings help each other, and nothing stays."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -266,6 +267,63 @@ def test_a_turn_that_is_refused_is_not_under_way(serve_sim):
         assert kept(served).kept == 0
 
 
+# Turns of trainers, whose records name a trajectory for each response.
+
+
+def roll_out(served, **record):
+    """Roll out a record; return its responses' tokens by index."""
+    record = {"max_tokens": 24, "n": 2, "ignore_eos": True, **record}
+    answer = httpx.post(f"{served.url}/v1/rollouts", json={"records": [record]}, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    lines = map(json.loads, answer.text.splitlines())
+    found = {each["index"]: each["token_ids"] for line in lines if (each := line.get("completion"))}
+    assert len(found) == record["n"], answer.text
+    return found
+
+
+def test_each_response_of_a_record_is_a_turn_of_its_own_trajectory(serve_watched):
+    served, records, forgotten = serve_watched()
+    with served:
+        first = roll_out(
+            served, group_id="g", prompt_token_ids=[5] * 20, family="f", trajectories=["f/0", "f/1"]
+        )
+        assert kept(served).kept == 2
+        for index in (1, 0):
+            roll_out(
+                served,
+                group_id=f"g-{index}-1",
+                prompt_token_ids=[*[5] * 20, *first[index], 9],
+                n=1,
+                family="f",
+                trajectories=[f"f/{index}"],
+            )
+        assert delete(served, "/v1/groups/f") == {"ended": 2}
+        assert (kept(served).kept, kept(served).kept_groups) == (0, 0)
+    homes = {each.request_id: each.chunks[-1].instance for each in records.completions}
+    assert [each.home for each in records.specs] == ["", homes["g/1"], homes["g/0"]]
+    assert {each.family for each in records.specs} == {"f"}
+    later = [each for each in records.completions if each.request_id.endswith("-1/0")]
+    assert all(each.chunks[0].cached_tokens >= 32 for each in later)
+    assert sorted(forgotten) == ["f", f"{PREFIX}f/0", f"{PREFIX}f/1"]
+
+
+@pytest.mark.parametrize(
+    ("names", "fact"),
+    [
+        ({"trajectories": ["a"]}, "it names 1 trajectories; name one for each of 2 responses"),
+        ({"trajectories": ["a", "b\n"]}, "of a trajectory or a family cannot be one"),
+        ({"family": "x" * 201}, "of a trajectory or a family cannot be one"),
+    ],
+)
+def test_names_of_a_record_that_cannot_be_are_refused(serve_sim, names, fact):
+    record = {"prompt_token_ids": [5], "n": 2, "max_tokens": 4, **names}
+    with serve_sim() as served:
+        answer = httpx.post(f"{served.url}/v1/rollouts", json={"records": [record]}, timeout=PATIENCE_S)
+        assert answer.status_code == 400
+        assert fact in answer.json()["error"]["message"]
+        assert kept(served).kept == 0
+
+
 # What is kept.
 
 
@@ -291,8 +349,12 @@ def keep(story, idle_s=60.0):
     return forgotten
 
 
+def begin(trajectories, groups, turn):
+    trajectories.begin(trajectories.mark(groups, turn), turn)
+
+
 def play(trajectories, name, group_id=""):
-    trajectories.begin([group(f"turn of {name}")], AgentTurn(name, group_id))
+    begin(trajectories, [group(f"turn of {name}")], AgentTurn(name, group_id))
     trajectories.completed(completion(f"turn of {name}"))
 
 
@@ -300,7 +362,7 @@ def test_what_was_used_longest_ago_makes_room_and_a_turn_under_way_stays(monkeyp
     monkeypatch.setattr("seer_server.trajectories.MOST_KEPT", 3)
 
     def story(trajectories):
-        trajectories.begin([group("long")], AgentTurn("busy"))
+        begin(trajectories, [group("long")], AgentTurn("busy"))
         for name in "abcb":
             play(trajectories, name)
         play(trajectories, "d")
@@ -324,7 +386,7 @@ def test_groups_are_bounded_as_well(monkeypatch):
 
 def test_a_trajectory_between_two_turns_is_forgotten_in_time_and_one_in_a_turn_is_not():
     async def story(trajectories):
-        trajectories.begin([group("long")], AgentTurn("busy"))
+        begin(trajectories, [group("long")], AgentTurn("busy"))
         play(trajectories, "idle", "g")
         while trajectories.kept > 1 or trajectories.kept_groups:
             await asyncio.sleep(0)

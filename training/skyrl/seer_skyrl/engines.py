@@ -103,8 +103,10 @@ class SeerEngines(InferenceEngineInterface):
             self._turns = BatchTurns(opened, batch)
             yield
         finally:
-            self._turns = None
+            turns, self._turns = self._turns, None
             await asyncio.to_thread(rollout.__exit__, None, None, None)
+            if turns is not None:
+                await asyncio.to_thread(turns.forget)
 
     def _output(self, completions: Sequence[Completion], how: Mapping[str, Any]) -> InferenceEngineOutput:
         for each in completions:

@@ -2,7 +2,7 @@
 
 A response's first turn is one of its group, which the scheduler gets as soon as all of its first turns are
 asked for.  What an environment has answered differs from response to response, so each further turn is a
-group of one.
+group of one, of the first group's family.  A response is a trajectory, whose KV is kept until all are over.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class BatchTurns:
         number = self._asked[session]
         self._asked[session] += 1
         if number:
-            group_id, index = f"{group_id}-{index}-{number}", 0
-            ready = self._expect((group_id, index))
-            await self._add(group_id, prompt, 1, wanted)
+            turn = f"{group_id}-{index}-{number}"
+            ready = self._expect((turn, 0))
+            await self._add(turn, group_id, [index], prompt, wanted)
             return await ready
         ready = self._expect((group_id, index))
         first = self._first.setdefault(group_id, {})
@@ -78,16 +78,37 @@ class BatchTurns:
                 " one; let it give them the same"
             )
         if len(first) == self._sizes[group_id]:
-            await self._add(group_id, prompt, len(first), wanted)
+            await self._add(group_id, group_id, sorted(first), prompt, wanted)
         return await ready
 
     def _expect(self, place: Place) -> asyncio.Future[Completion]:
         ready = self._waiting[place] = self._loop.create_future()
         return ready
 
-    async def _add(self, group_id: str, prompt: Sequence[int], n: int, wanted: Mapping[str, Any]) -> None:
-        record = {"group_id": group_id, "prompt_token_ids": prompt, "n": n, **wanted}
+    async def _add(
+        self,
+        group_id: str,
+        family: str,
+        indices: Sequence[int],
+        prompt: Sequence[int],
+        wanted: Mapping[str, Any],
+    ) -> None:
+        record = {
+            "group_id": group_id,
+            "prompt_token_ids": prompt,
+            "n": len(indices),
+            "family": family,
+            "trajectories": [_trajectory(family, index) for index in indices],
+            **wanted,
+        }
         await asyncio.to_thread(self._rollout.add, [record], self._iteration)
+
+    def forget(self) -> None:
+        """Drop what is kept for further turns."""
+        for group_id, index in self._places.values():
+            self._rollout.forget(_trajectory(group_id, index))
+        for group_id in self._sizes:
+            self._rollout.forget(group_id)
 
     def _read(self) -> None:
         """Pass each turn on as it finishes, in a thread, until the rollout is over."""
@@ -107,3 +128,7 @@ class BatchTurns:
         for ready in self._waiting.values():
             if not ready.done():
                 ready.set_exception(error)
+
+
+def _trajectory(group_id: str, index: int) -> str:
+    return f"{group_id}/{index}"

@@ -142,6 +142,22 @@ def test_agent_loops_ask_for_each_turn_and_first_turns_are_groups(loops, tokeniz
         assert len(rewards) == 1 + row % 4
 
 
+def test_a_turn_goes_on_where_the_turn_before_has_left_its_kv(loops, tokenizer, engines):
+    rounds(loops, tokenizer, engines)
+    found = {each.request_id: each for each in engines.session.result.completions}
+    turns = {
+        name: found[
+            f"train-{row // 3}-{row % 3}-{number - 1}/0" if number > 1 else f"train-{row // 3}/{row % 3}"
+        ]
+        for row in range(12)
+        for number in range(1, 1 + row % 4)
+        if (name := f"train-{row // 3}-{row % 3}-{number}/0")
+    }
+    assert len(turns) == 18
+    assert all(found[name].chunks[0].instance == before.instances[-1] for name, before in turns.items())
+    assert engines.session.runtime._controller._homes == {}
+
+
 def test_turns_follow_from_step_and_data_under_any_scheduler(loops, tokenizer, engines, other_config):
     one, two = (rounds(loops, tokenizer, engines, step=step) for step in (1, 2))
     assert one["response_ids"] != two["response_ids"]

@@ -6,21 +6,30 @@ This one is for ``trainer.use_v1=False``; ``seer_verl.agent_loop_tq`` has that o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import ray
+from seer_client import AsyncClient
 from verl.experimental import agent_loop as verls
 from verl.protocol import DataProto
 from verl.utils.ray_utils import auto_await
 
 from seer_verl.check import check
 from seer_verl.llm_client import LLMClient
-from seer_verl.rows import ROW, BatchRow, Names, iteration_of, places
+from seer_verl.rows import ROW, BatchRow, Names, iteration_of, places, reserved_record
 
-__all__ = ["AgentLoopManager", "AgentLoopWorker", "RowAware"]
+__all__ = ["AgentLoopManager", "AgentLoopWorker", "RowAware", "end_families"]
 
 COLUMN = "seer_row"
+
+
+async def end_families(client: AsyncClient, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Let the server drop the KV of reserved groups' trajectories, whose loops are over."""
+    for group in groups:
+        if "family" in group:
+            await client.end_family(group["family"])
 
 
 class RowAware:
@@ -35,7 +44,8 @@ class RowAware:
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
     ) -> Any:
         group, index = self.place(kwargs)
-        ROW.set(BatchRow(group, index, iteration_of(trajectory["step"], trajectory["validate"])))
+        iteration = iteration_of(trajectory["step"], trajectory["validate"])
+        ROW.set(BatchRow(group, index, iteration, kwargs["agent_name"]))
         return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)  # type: ignore[misc]
 
 
@@ -68,17 +78,19 @@ class AgentLoopManager(verls.AgentLoopManager):
         step = prompts.meta_info.get("global_steps", -1)
         rows = self._rows(prompts, validate, step)
         sizes = Counter(group for group, _ in rows)
-        groups = [{"group_id": name, "n": n} for name, n in sizes.items()]
+        names = prompts.non_tensor_batch.get("agent_name", [self.llm_client.usual_agent] * len(rows))
+        agents = {group: str(agent) for (group, _), agent in zip(rows, names, strict=True)}
+        groups = [reserved_record(name, n, agents[name]) for name, n in sizes.items()]
         column = np.empty(len(rows), dtype=object)
         column[:] = rows
         prompts.non_tensor_batch[COLUMN] = column
         try:
             client, prompt_wait_s = self.llm_client.connect(), self.llm_client.settings.prompt_wait_s
-            async with (
-                client,
-                client.reserve(groups, iteration=iteration_of(step, validate), prompt_wait_s=prompt_wait_s),
-            ):
-                output = await super().generate_sequences(prompts)
+            iteration = iteration_of(step, validate)
+            async with client:
+                async with client.reserve(groups, iteration=iteration, prompt_wait_s=prompt_wait_s):
+                    output = await super().generate_sequences(prompts)
+                await end_families(client, groups)
         finally:
             del prompts.non_tensor_batch[COLUMN]
         output.non_tensor_batch.pop(COLUMN, None)

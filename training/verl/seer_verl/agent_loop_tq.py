@@ -12,10 +12,10 @@ import ray
 from tensordict import NonTensorStack, TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq as verls
 
-from seer_verl.agent_loop import RowAware
+from seer_verl.agent_loop import RowAware, end_families
 from seer_verl.check import check
 from seer_verl.llm_client import LLMClient
-from seer_verl.rows import Names, iteration_of
+from seer_verl.rows import Names, iteration_of, reserved_record
 
 __all__ = ["AgentLoopManager", "AgentLoopWorker"]
 
@@ -45,8 +45,9 @@ class AgentLoopWorker(RowAware, VerlsWorker):
             ClientError: the server refuses them, or is gone.
         """
         validate, step = "validate" in batch and batch["validate"], batch["global_steps"]
+        groups = self._groups(batch, validate)
         reservation = self.llm_client.client.reserve(
-            self._groups(batch, validate),
+            groups,
             iteration=iteration_of(step, validate),
             prompt_wait_s=self.llm_client.settings.prompt_wait_s,
         )
@@ -55,9 +56,18 @@ class AgentLoopWorker(RowAware, VerlsWorker):
         try:
             await super().generate_sequences(batch)
         finally:
-            closing = asyncio.create_task(_close(reservation, self.background_tasks - others))
+            closing = asyncio.create_task(self._close(reservation, groups, self.background_tasks - others))
             self.background_tasks.add(closing)
             closing.add_done_callback(self.background_tasks.discard)
+
+    async def _close(
+        self, reservation: Any, groups: list[dict[str, Any]], tasks: set[asyncio.Task[Any]]
+    ) -> None:
+        """End a reservation when its loops are over; what they have not requested is given up."""
+        if tasks:
+            await asyncio.wait(tasks)
+        await reservation.__aexit__(None, None, None)
+        await end_families(self.llm_client.client, groups)
 
     def _groups(self, batch: TensorDict, validate: bool) -> list[dict[str, Any]]:
         config = self.config.actor_rollout_ref.rollout
@@ -65,7 +75,13 @@ class AgentLoopWorker(RowAware, VerlsWorker):
         sizes = [usual] * len(batch)
         if "__rollout_n__" in batch:
             sizes = list(batch["__rollout_n__"])
-        return [{"group_id": name, "n": int(n)} for name, n in zip(batch[COLUMN], sizes, strict=True)]
+        agents = config.agent.default_agent_loop
+        if "agent_name" in batch:
+            agents = batch["agent_name"]
+        if isinstance(agents, str):
+            agents = [agents] * len(batch)
+        rows = zip(batch[COLUMN], sizes, agents, strict=True)
+        return [reserved_record(name, int(n), str(agent)) for name, n, agent in rows]
 
 
 class AgentLoopManager(verls.AgentLoopManagerTQ):
@@ -91,10 +107,3 @@ class AgentLoopManager(verls.AgentLoopManagerTQ):
         validate, step = "validate" in prompts and prompts["validate"], prompts["global_steps"]
         prompts[COLUMN] = NonTensorStack(*self.names.take(len(prompts), step, validate))
         super().generate_sequences(prompts)
-
-
-async def _close(reservation: Any, tasks: set[asyncio.Task[Any]]) -> None:
-    """End a reservation when its loops are over; what they have not requested is given up."""
-    if tasks:
-        await asyncio.wait(tasks)
-    await reservation.__aexit__(None, None, None)

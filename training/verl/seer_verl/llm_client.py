@@ -54,6 +54,7 @@ class LLMClient:
         self.settings: Settings = settings_of(rollout)
         self.prompt_length: int = rollout.prompt_length
         self.response_length: int = rollout.response_length
+        self.usual_agent: str = rollout.agent.default_agent_loop
         self._client: tuple[asyncio.AbstractEventLoop, AsyncClient] | None = None
 
     def connect(self) -> AsyncClient:
@@ -100,16 +101,11 @@ class LLMClient:
             )
         ids = list(normalize_token_ids(prompt_ids))
         wanted = self.sampling(sampling_params, len(ids))
-        turn, row.turns = row.turns, row.turns + 1
-        if turn == 0:
+        turn, row.turns = row.next_turn(), row.turns + 1
+        if row.turns == 1:
             completion = await self.client.rollout_row(row.group, row.index, prompt_token_ids=ids, **wanted)
-        else:  # what a tool has answered differs from row to row
-            record = {
-                "group_id": f"{row.group}-{row.index}-{turn}",
-                "prompt_token_ids": ids,
-                "n": 1,
-                **wanted,
-            }
+        else:
+            record = {**turn, "prompt_token_ids": ids, **wanted}
             (completion,) = [each async for each in self.client.rollout([record], iteration=row.iteration)]
         if completion.finish_reason not in STOPS:
             raise RuntimeError(f"the response {completion.request_id} has failed; the server's log says why")

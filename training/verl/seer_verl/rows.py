@@ -6,18 +6,42 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["ROW", "BatchRow", "Names", "iteration_of", "places"]
+__all__ = ["ROW", "BatchRow", "Names", "iteration_of", "places", "reserved_record"]
+
+SINGLE_TURN = "single_turn_agent"
+"""verl's agent loop that asks for one turn of a row; others may ask for more."""
 
 
 @dataclass
 class BatchRow:
-    """The response ``index`` of a group, and how often it was written on: more than once with tools."""
+    """The response ``index`` of a group, which is written by an agent loop of verl's, in ``turns`` so far."""
 
     group: str
     index: int
     iteration: int
+    agent: str = SINGLE_TURN
     turns: int = 0
+
+    def next_turn(self) -> dict[str, Any]:
+        """Return the record of its next turn without its prompt; what tools answer differs by the row."""
+        record: dict[str, Any] = {"group_id": f"{self.group}-{self.index}-{self.turns}", "n": 1}
+        if self.agent != SINGLE_TURN:
+            record |= {"family": self.group, "trajectories": [_trajectory(self.group, self.index)]}
+        return record
+
+
+def reserved_record(group: str, n: int, agent: str) -> dict[str, Any]:
+    """Return the record of a reserved group; the KV of its rows is kept where ``agent`` may add turns."""
+    record: dict[str, Any] = {"group_id": group, "n": n}
+    if agent != SINGLE_TURN:
+        record |= {"family": group, "trajectories": [_trajectory(group, index) for index in range(n)]}
+    return record
+
+
+def _trajectory(group: str, index: int) -> str:
+    return f"{group}-{index}"
 
 
 ROW: ContextVar[BatchRow | None] = ContextVar("ROW", default=None)

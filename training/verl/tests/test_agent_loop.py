@@ -4,15 +4,17 @@ import asyncio
 import pickle
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from batches import batch, expected, prompts, responses
 from seer_client import ClientError
+from seer_client.tokens import token_of
 from seer_verl import agent_loop_tq
 from seer_verl.agent_loop import AgentLoopManager, AgentLoopWorker
 from seer_verl.llm_client import LLMClient
-from seer_verl.rows import ROW, BatchRow
+from seer_verl.rows import ROW, BatchRow, reserved_record
 from seer_verl.settings import Settings, settings_of
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from verl.workers.rollout.replica import TokenOutput
@@ -150,7 +152,8 @@ def test_verls_loop_with_tools_writes_turns_that_are_the_librarys(manage, server
             most = min(40, 56 - len(context))
             if index == 0:
                 n = 3 if number == 0 else 1
-                records.append({"group_id": name, "prompt_token_ids": context, "n": n, "max_tokens": most})
+                record = {"group_id": name, "prompt_token_ids": context, "n": n, "max_tokens": most}
+                records.append({**record, "family": f"7-{row // 3}"})  # simulated lengths follow from it
     library = server.library(records, 7)
     assert library.keys() == found.keys()
     for name, (written, logprobs) in found.items():  # verl cuts a last turn that is too long
@@ -158,6 +161,18 @@ def test_verls_loop_with_tools_writes_turns_that_are_the_librarys(manage, server
         assert logprobs == library[name][1][: len(written)]
     assert len(found) > 12 + 4
     assert set(output.non_tensor_batch["__num_turns__"]) > {2}
+    headers = {"Authorization": f"Bearer {token_of(server.url)}"}
+    metrics = httpx.get(f"{server.url}/metrics", headers=headers).text
+    assert "seer_trajectories 0.0" in metrics  # they end with the batch
+
+
+def test_rows_are_trajectories_where_their_loop_may_add_turns():
+    assert reserved_record("5-0", 2, "single_turn_agent") == {"group_id": "5-0", "n": 2}
+    assert BatchRow("5-0", 1, 5, "single_turn_agent", 3).next_turn() == {"group_id": "5-0-1-3", "n": 1}
+    trajectories = {"family": "5-0", "trajectories": ["5-0-0", "5-0-1"]}
+    assert reserved_record("5-0", 2, "tool_agent") == {"group_id": "5-0", "n": 2, **trajectories}
+    turn = {"group_id": "5-0-1-3", "n": 1, "family": "5-0", "trajectories": ["5-0-1"]}
+    assert BatchRow("5-0", 1, 5, "tool_agent", 3).next_turn() == turn
 
 
 def turns_of(written):
