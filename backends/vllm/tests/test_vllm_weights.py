@@ -327,9 +327,9 @@ class Watch:
             self.lost.set()
 
 
-@pytest.mark.parametrize("way", [pytest.param("directory", marks=pytest.mark.long), "shared_memory"])
+@pytest.mark.parametrize("way", [pytest.param("directory", marks=pytest.mark.long), "shared", "sent"])
 def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_trainer_goes_on(
-    make_fleet, loop, tied_models, prompts, tmp_path, shared, way
+    make_fleet, loop, tied_models, prompts, tmp_path, request, way
 ):
     pool = make_fleet(tied_models[0], instances=2, start_timeout_s=400.0)
     watch = Watch()
@@ -339,6 +339,7 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
     ]
     checkpoint, weights = tmp_path / "checkpoint", tensors(tied_models[1])
     write(checkpoint, weights)
+    source = str(checkpoint) if way == "directory" else request.getfixturevalue(way)(weights)
 
     async def rollout(runtime):
         result = await runtime.rollout(groups).wait()
@@ -347,7 +348,7 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
 
     async def run():
         async with Runtime(Assembly(pool, strategies, None), SeerTable()) as runtime:
-            await runtime.update_weights(str(checkpoint) if way == "directory" else shared(weights))
+            await runtime.update_weights(source)
             before = await rollout(runtime)
             write(checkpoint, tensors(tied_models[0]))  # in place, as trainers do
             for array in weights.values():
