@@ -38,7 +38,7 @@ GATHER_S = 0.1
 """Seconds that a pass waits for further readers."""
 CONNECT_S = 30
 LIMIT_S = 300
-"""Seconds that a reader waits for its pass, and each of a pass for the slowest of all between two pieces."""
+"""Seconds that a reader waits for its pass, and within a pass for the slowest of all at each piece."""
 READERS = "readers"
 """The key of the store that counts the passes asked for; the number before is a reader's own."""
 
