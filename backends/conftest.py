@@ -8,6 +8,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from seer_core.model.events import InstanceDegraded, InstanceReported
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.engine import ChunkJob, ChunkOutput, ChunkPiece
 from seer_core.ports.kv import KVPool
+from seer_core.ports.weights import WeightSpec
 
 T = TypeVar("T")
 
@@ -460,6 +463,60 @@ def run_engine(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Harnes
     yield run
     for harness in started:
         harness.run(harness.engine.stop())
+
+
+DOOMED = """
+import json, os, signal, sys
+from pathlib import Path
+from safetensors.torch import load_file
+from seer_core import SharedWeights
+from seer_worker.weights import broadcast
+
+weights = load_file(Path(sys.argv[1]) / "model.safetensors")
+passes, left = int(sys.argv[2]), None
+original = broadcast.SharedMemory.bytes_between
+
+def bytes_between(memory, begin, end):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(memory, begin, end)
+
+broadcast.SharedMemory.bytes_between = bytes_between
+with (
+    SharedWeights() as shared,
+    broadcast.BroadcastWeights(piece_bytes=1 << 10) as sender,
+    shared.offer(weights.items()) as held,
+    sender.offer(held) as source,
+):
+    size = len(list(broadcast._pieces(source.settings)))
+    left = passes * size + size // 2
+    print(json.dumps([source.path, dict(source.settings)]), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def killed_trainer() -> Iterator[Callable[[Path, int], WeightSpec]]:
+    """Return a function that starts a trainer, which broadcasts a model so many times and a half.
+
+    Then SIGKILL ends it.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(model: Path, passes: int) -> WeightSpec:
+        command = [sys.executable, "-c", DOOMED, str(model), str(passes)]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(trainer)
+        assert trainer.stdout is not None
+        path, settings = json.loads(trainer.stdout.readline())
+        return WeightSpec(path, settings)
+
+    yield start
+    for trainer in started:
+        trainer.kill()
+        trainer.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -97,8 +97,9 @@ FILES = {
     "Written by `seer train --out DIR`": (
         File(
             METRICS,
-            "An iteration on each line, as JSON. Digests are SHA-256. Phases that a run does not have lack"
-            " their keys, and a trainer of another kind may add its own.",
+            "An iteration on each line, as JSON. Digests are SHA-256, that of weights over a checksum of each"
+            " tensor. Phases that a run does not have lack their keys, and a trainer of another kind may add"
+            " its own.",
             keys=dict(FIELDS),
         ),
         File(

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["DIRECTORY", "SHARED_MEMORY", "WeightSource", "WeightSpec", "directory"]
+__all__ = ["BROADCAST", "DIRECTORY", "SHARED_MEMORY", "WeightSource", "WeightSpec", "directory"]
+
+BROADCAST = "broadcast"
+"""Short name of the source that receives what ``BroadcastWeights`` of ``seer-worker`` sends."""
 
 DIRECTORY = "directory"
 """Short name of the source that reads a directory of safetensors, of which the runtime makes a copy."""

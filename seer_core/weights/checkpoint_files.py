@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import xxhash
+
 __all__ = ["NONCE", "digest_of_files", "weight_files"]
 
 PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -23,11 +25,12 @@ def digest_of_files(files: Sequence[Path]) -> str:
     """Return a digest over names and bytes, 32 hexadecimal digits."""
     with ThreadPoolExecutor() as pool:
         lines = [
-            f"{file.name} {digest}\n" for file, digest in zip(files, pool.map(_sha256, files), strict=True)
+            f"{file.name} {checksum}\n"
+            for file, checksum in zip(files, pool.map(_checksum, files), strict=True)
         ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
-def _sha256(path: Path) -> str:
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

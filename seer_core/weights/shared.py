@@ -19,6 +19,8 @@ from mmap import ACCESS_READ, mmap
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import xxhash
+
 from seer_core.errors import OutputError, SeerError
 from seer_core.ports.weights import SHARED_MEMORY, WeightSpec
 
@@ -27,7 +29,9 @@ __all__ = [
     "SharedWeights",
     "TensorSlice",
     "buffer_source",
+    "checksum_of",
     "digest_of",
+    "digest_of_checksums",
     "new_buffer",
     "next_begin",
     "seal",
@@ -132,18 +136,27 @@ os.register_at_fork(after_in_child=_free_all)
 
 
 def digest_of(tensors: Mapping[str, tuple[Sequence[int], Any]]) -> str:
-    """Return a SHA-256 over names, shapes and bytes, in order of names, in 64 hexadecimal digits."""
+    """Return a digest over names, shapes and bytes, in order of names, in 64 hexadecimal digits."""
+    names = sorted(tensors)
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(_sha256, (tensors[name][1] for name in sorted(tensors)))
-        lines = [
-            f"{name} {[*tensors[name][0]]} {digest}\n"
-            for name, digest in zip(sorted(tensors), digests, strict=True)
-        ]
+        checksums = pool.map(checksum_of, (tensors[name][1] for name in names))
+        return digest_of_checksums(
+            {name: (tensors[name][0], each) for name, each in zip(names, checksums, strict=True)}
+        )
+
+
+def checksum_of(values: Any) -> str:
+    """Return the checksum of a tensor's bytes: XXH3 of 128 bits, 32 hexadecimal digits.
+
+    It keeps pace with memory, and notices every accident; it is no proof against forgery.
+    """
+    return xxhash.xxh3_128_hexdigest(values)
+
+
+def digest_of_checksums(checksums: Mapping[str, tuple[Sequence[int], str]]) -> str:
+    """Return the ``digest_of`` tensors of which shapes and ``checksum_of`` are given, by name."""
+    lines = [f"{name} {[*checksums[name][0]]} {checksums[name][1]}\n" for name in sorted(checksums)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _sha256(values: Any) -> str:
-    return hashlib.sha256(values).hexdigest()
 
 
 def _write(tensors: Iterable[tuple[str, Any]]) -> _Buffer:

@@ -1,5 +1,6 @@
 """A real SGLang: the same tokens however the work is cut, moved or lost, and an honest account of it."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -7,8 +8,11 @@ import urllib.request
 
 import pytest
 from msgspec import structs
+from safetensors.torch import load_file
 from seer_sglang.doctor import interpreter
+from seer_worker.weights.broadcast import BroadcastWeights
 
+from seer_core import SharedWeights
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.weights import directory
@@ -191,6 +195,36 @@ def test_new_weights_leave_nothing_of_the_old_ones(roomy, other, models, prompts
         instance.run(instance.engine.update_weights(directory(models[0]), version + 2))
         instance.weight_version = version + 2
     assert roomy.whole(prompts(4), PLAIN, 100) == before
+
+
+def test_weights_by_broadcast_reach_two_instances_at_once_and_are_those_of_a_directory(
+    roomy, other, models, prompts
+):
+    version = roomy.weight_version + 1
+    instances = roomy, other
+    expected = [each.run(each.engine.update_weights(directory(models[1]), version)) for each in instances]
+    for each in instances:
+        each.weight_version = version
+    tokens = roomy.whole(prompts(4), PLAIN, 60)
+    roomy.run(roomy.engine.update_weights(directory(models[0]), version))
+    other.run(other.engine.update_weights(directory(models[0]), version))
+    assert roomy.whole(prompts(4), PLAIN, 60) != tokens
+
+    async def update(source):
+        return await asyncio.gather(*(each.engine.update_weights(source, version) for each in instances))
+
+    tensors = load_file(models[1] / "model.safetensors")
+    with (
+        SharedWeights() as shared,
+        BroadcastWeights(piece_bytes=1 << 16) as sender,
+        shared.offer(tensors.items()) as held,
+        sender.offer(held) as source,
+    ):
+        assert roomy.run(update(source)) == expected
+    assert roomy.whole(prompts(4), PLAIN, 60) == other.whole(prompts(4), PLAIN, 60) == tokens
+    for each in instances:
+        each.weight_version = version + 1
+        each.run(each.engine.update_weights(directory(models[0]), version + 1))
 
 
 TIGHT = {

@@ -1,5 +1,6 @@
 """The names of SGLang that the backend relies on stand in one table, are there, and are missed by name."""
 
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,17 @@ def test_what_sglang_cannot_do_is_refused_with_one_sentence(models):
     assert trees.startswith(
         "on a CPU drafts cannot be verified in layers of sliding-window or cross attention"
     )
+
+
+@pytest.mark.engine  # needs SGLang installed
+def test_the_guide_lists_every_call_of_sglang_that_updates_weights():
+    [engine] = (
+        Path(interpreter()).parents[1].glob("lib/python3*/site-packages/sglang/srt/entrypoints/engine.py")
+    )
+    page = (Path(__file__).parents[3] / "docs/guides/weights.md").read_text()
+    table = page.split(f"| SGLang {seer_sglang.SUPPORTED_SGLANG} ", 1)[1].split("\n\n", 1)[0]
+    calls = re.compile(r"(?:def |`)((?:update_weights_from|init_weights_update_group)\w*)")
+    assert set(calls.findall(table)) == set(calls.findall(engine.read_text()))
 
 
 def test_a_stand_in_on_a_machine_with_a_gpu_is_refused(monkeypatch, tmp_path):

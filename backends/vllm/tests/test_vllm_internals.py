@@ -1,5 +1,7 @@
 """The names inside vLLM that the backend relies on stand in one table, are there, and are missed by name."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
@@ -92,3 +94,14 @@ def test_what_a_live_part_lacks_is_named_by_its_path():
 
 def test_a_name_says_what_breaks_without_it():
     assert all(isinstance(name, Name) and name.without for table in TABLES for name in table)
+
+
+@pytest.mark.engine  # imports vLLM
+@IMPORTING
+def test_the_guide_lists_every_weight_transfer_that_vllm_has():
+    pytest.importorskip("vllm")
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    page = (Path(__file__).parents[3] / "docs/guides/weights.md").read_text()
+    table = page.split("| vLLM 0.32", 1)[1].split("\n\n", 1)[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(WeightTransferEngineFactory._registry)

@@ -193,20 +193,27 @@ def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(start, mod
     harness.run(harness.engine.stop())
 
 
-def test_new_weights_from_shared_memory_reach_every_rank_and_find_no_kv_of_the_old_ones(
+def test_new_weights_by_memory_and_broadcast_reach_every_rank_and_find_no_kv_of_the_old_ones(
     pair, pool, cold, roomy, models, prompts
 ):
     from safetensors.torch import load_file
+    from seer_worker.weights.broadcast import BroadcastWeights
 
     a, b = pair
     b.group = "nothing"
     a.whole(prompts(4), PLAIN, 100)
     tensors = load_file(models[1] / "model.safetensors")
-    with SharedWeights() as shared, shared.offer(tensors.items()) as source:
+    with (
+        SharedWeights() as shared,
+        BroadcastWeights(piece_bytes=1 << 16) as sender,
+        shared.offer(tensors.items()) as source,
+        sender.offer(source) as sent,
+    ):
         for here in (a, b, roomy):
             here.weight_version += 1
             by_directory = here.run(here.engine.update_weights(directory(models[1]), here.weight_version))
             assert here.run(here.engine.update_weights(source, here.weight_version)) == by_directory
+            assert here.run(here.engine.update_weights(sent, here.weight_version)) == by_directory
     expected = roomy.whole(prompts(4), PLAIN, 100)
     outputs = b.run(b.chunks([b.job(prompt, 60, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
     assert {output.pool_tokens + output.cached_tokens for output in outputs} == {0}

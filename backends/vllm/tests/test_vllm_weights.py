@@ -94,9 +94,25 @@ def shared():
         yield share
 
 
-def test_weights_from_shared_memory_are_those_of_a_directory_and_are_checked_alike(
-    tied, tied_models, prompts, shared
+@pytest.fixture
+def sent(shared):
+    """Return a function that broadcasts arrays in many pieces, as a trainer would, and names them."""
+    from seer_worker.weights.broadcast import BroadcastWeights
+
+    with BroadcastWeights(piece_bytes=1 << 16) as sender:
+
+        def send(weights):
+            with sender.offer(shared(weights)) as source:
+                return source
+
+        yield send
+
+
+@pytest.mark.parametrize("way", ["shared", "sent"])
+def test_weights_from_memory_and_by_broadcast_are_those_of_a_directory_and_are_checked_alike(
+    tied, tied_models, prompts, request, way
 ):
+    shared = request.getfixturevalue(way)
     version = tied.weight_version + 1
     by_directory = tied.run(tied.engine.update_weights(directory(tied_models[1]), version))
     tied.weight_version = version
@@ -115,6 +131,24 @@ def test_weights_from_shared_memory_are_those_of_a_directory_and_are_checked_ali
         tied.run(tied.engine.update_weights(WeightSpec("weight_sources:Lost", {}), version + 1))
     assert scores(tied, prompts(2), 20)[0] == tokens
     assert tied.losses == []
+    update(tied, tied_models[0])
+
+
+def test_a_trainer_killed_during_the_check_leaves_the_old_weights_and_during_the_load_no_instance(
+    start, tied_models, prompts, killed_trainer
+):
+    instance = start(tied_models[0])
+    before = scores(instance, prompts(2), 20)
+    with pytest.raises(EngineError, match="the weights did not arrive"):
+        instance.run(instance.engine.update_weights(killed_trainer(tied_models[1], 0), 1))
+    tokens, found = scores(instance, prompts(2), 20)
+    assert tokens == before[0]
+    assert (found == before[1]).all()
+    assert instance.losses == []
+    with pytest.raises(EngineError):  # half of them are loaded
+        instance.run(instance.engine.update_weights(killed_trainer(tied_models[1], 1), 1))
+    instance.run(instance.until(lambda: instance.losses))
+    assert "the weights did not arrive" in instance.losses[0]
 
 
 def with_values(name, change):
@@ -293,9 +327,9 @@ class Watch:
             self.lost.set()
 
 
-@pytest.mark.parametrize("way", [pytest.param("directory", marks=pytest.mark.long), "shared_memory"])
+@pytest.mark.parametrize("way", [pytest.param("directory", marks=pytest.mark.long), "shared", "sent"])
 def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_trainer_goes_on(
-    make_fleet, loop, tied_models, prompts, tmp_path, shared, way
+    make_fleet, loop, tied_models, prompts, tmp_path, request, way
 ):
     pool = make_fleet(tied_models[0], instances=2, start_timeout_s=400.0)
     watch = Watch()
@@ -305,6 +339,7 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
     ]
     checkpoint, weights = tmp_path / "checkpoint", tensors(tied_models[1])
     write(checkpoint, weights)
+    source = str(checkpoint) if way == "directory" else request.getfixturevalue(way)(weights)
 
     async def rollout(runtime):
         result = await runtime.rollout(groups).wait()
@@ -313,7 +348,7 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
 
     async def run():
         async with Runtime(Assembly(pool, strategies, None), SeerTable()) as runtime:
-            await runtime.update_weights(str(checkpoint) if way == "directory" else shared(weights))
+            await runtime.update_weights(source)
             before = await rollout(runtime)
             write(checkpoint, tensors(tied_models[0]))  # in place, as trainers do
             for array in weights.values():

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from seer_core.errors import EngineError
-from seer_core.ports.weights import DIRECTORY, SHARED_MEMORY, WeightSource, WeightSpec
+from seer_core.ports.weights import BROADCAST, DIRECTORY, SHARED_MEMORY, WeightSource, WeightSpec
 from seer_worker.process.instance import Rejected
 from seer_worker.process.loader import ImportedClass
 
@@ -24,7 +24,11 @@ WEIGHTS: ImportedClass[WeightSource] = ImportedClass(
     "weight source",
     WeightSource,
     "correct what update_weights was given",
-    {DIRECTORY: f"{__name__}:Directory", SHARED_MEMORY: "seer_worker.weights.shared_weights:SharedMemory"},
+    {
+        BROADCAST: "seer_worker.weights.broadcast:Broadcast",
+        DIRECTORY: f"{__name__}:Directory",
+        SHARED_MEMORY: "seer_worker.weights.shared_weights:SharedMemory",
+    },
 )
 
 INDEX = "model.safetensors.index.json"

@@ -55,3 +55,9 @@ class SharedMemory:
                 yield name, torch.empty(shape, dtype=kind)
                 continue
             yield name, torch.frombuffer(self._memory, dtype=kind, count=count, offset=begin).view(shape)
+
+    def bytes_between(self, begin: int, end: int) -> torch.Tensor:
+        """Return bytes of the memory, uint8 [end - begin], as they lie there."""
+        if begin == end:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=end - begin, offset=begin)
