@@ -1,5 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients setup-docs \
+.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients \
+	setup-environments setup-docs \
 	check core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean
 
@@ -22,7 +23,7 @@ demo-cluster: setup  ## The example on four nodes of a Ray cluster here, one of 
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
-test: packages prometheus setup-sglang fast-test verl-test clients-test site-test engine-test  ## Everything CI runs.
+test: packages prometheus setup-sglang setup-environments fast-test verl-test clients-test site-test engine-test  ## Everything CI runs.
 	@echo "Tests marked long were left out: make long-test runs them."
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
@@ -100,8 +101,11 @@ setup-docs:  ## The environment of site and site-test, .venv-docs.
 setup-verl: setup  ## An environment of verl's, .venv-verl, for machines without a GPU.
 	@scripts/setup-verl
 
+setup-environments:  ## Environments of OpenEnv's and verifiers', .venv-openenv and .venv-verifiers, for tests.
+	@scripts/setup-environments
+
 setup-clients: setup  ## An environment with clients of OpenAI's API, .venv-clients.
 	@scripts/setup-clients
 
 clean:
-	rm -rf .venv .venv-core .venv-sglang .venv-verl .venv-clients .venv-docs build out
+	rm -rf .venv .venv-core .venv-sglang .venv-verl .venv-clients .venv-openenv .venv-verifiers .venv-docs build out
