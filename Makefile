@@ -51,8 +51,9 @@ long-test: packages setup-sglang  ## The tests that "make test" leaves out, whic
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest
 
-clients-test: setup-clients  ## Clients of others, as they are, against a server on one vLLM: two minutes.
+clients-test: setup-clients setup-environments  ## Clients and environments of others, as they are, against a server on one vLLM: three minutes.
 	cd tests/clients && ../../.venv-clients/bin/python -m pytest
+	cd tests/clients && ../../.venv-verifiers/bin/python -m pytest test_verifiers.py
 
 site: setup-docs  ## The documentation as a site that opens without a server: build/site/index.html.
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
