@@ -109,6 +109,7 @@ LONGEST = (
     "tests/soak/",
     "tests/test_packages.py",
     "tests/integration/test_real_",
+    "plugins/openenv/",
     "training/",
     "backends/",
     "tests/test_new_plugin.py",
