@@ -1,5 +1,6 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients setup-docs \
+.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients \
+	setup-environments setup-docs \
 	check core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean
 
@@ -22,7 +23,7 @@ demo-cluster: setup  ## The example on four nodes of a Ray cluster here, one of 
 train: setup $(SETUP_$(ENGINE))  ## Train the example's model by GRPO on its own rollouts; goes on where it was stopped.
 	.venv/bin/seer train examples/tiny_rl/train.toml --out out/tiny_rl --resume --set seer.engine=$(ENGINE)
 
-test: packages prometheus setup-sglang fast-test verl-test clients-test site-test engine-test  ## Everything CI runs.
+test: packages prometheus setup-sglang setup-environments fast-test verl-test clients-test site-test engine-test  ## Everything CI runs.
 	@echo "Tests marked long were left out: make long-test runs them."
 
 packages:  ## The system libraries of the KV pool "mooncake", which pip cannot bring.
@@ -50,8 +51,9 @@ long-test: packages setup-sglang  ## The tests that "make test" leaves out, whic
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
 	cd training/verl && ../../.venv-verl/bin/python -m pytest
 
-clients-test: setup-clients  ## Clients of others, as they are, against a server on one vLLM: two minutes.
+clients-test: setup-clients setup-environments  ## Clients and environments of others, as they are, against a server on one vLLM: three minutes.
 	cd tests/clients && ../../.venv-clients/bin/python -m pytest
+	cd tests/clients && ../../.venv-verifiers/bin/python -m pytest test_verifiers.py
 
 site: setup-docs  ## The documentation as a site that opens without a server: build/site/index.html.
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
@@ -100,8 +102,11 @@ setup-docs:  ## The environment of site and site-test, .venv-docs.
 setup-verl: setup  ## An environment of verl's, .venv-verl, for machines without a GPU.
 	@scripts/setup-verl
 
+setup-environments:  ## Environments of OpenEnv's and verifiers', .venv-openenv and .venv-verifiers, for tests.
+	@scripts/setup-environments
+
 setup-clients: setup  ## An environment with clients of OpenAI's API, .venv-clients.
 	@scripts/setup-clients
 
 clean:
-	rm -rf .venv .venv-core .venv-sglang .venv-verl .venv-clients .venv-docs build out
+	rm -rf .venv .venv-core .venv-sglang .venv-verl .venv-clients .venv-openenv .venv-verifiers .venv-docs build out

@@ -56,6 +56,7 @@ ALLOWED_SKIPS = {
     r"two workers need two CPUs": "a worker each needs a CPU each",
     r"machines are made of namespaces": "only root may make networks; clusters of raylets are tested anyway",
     r"no Prometheus here": "make prometheus brings it only from Debian's packages",
+    r"no OpenEnv here": "make setup-environments brings it into an environment of its own",
     r"shared/data": "recorded lengths and texts are not part of the project",
 }
 """Why a test may be skipped, by a pattern of its reason.  In CI, whose machine is known, none may."""
@@ -108,6 +109,7 @@ LONGEST = (
     "tests/soak/",
     "tests/test_packages.py",
     "tests/integration/test_real_",
+    "plugins/openenv/",
     "training/",
     "backends/",
     "tests/test_new_plugin.py",

@@ -21,6 +21,7 @@ BY_HAND = {
     "openai-harmony": "Apache-2.0",
     "oss-harmony": "Apache-2.0",
     "prime-pydantic-config": "Apache-2.0",
+    "protobuf-py-ext": "Apache-2.0",  # a part of protobuf-py
     "sentencepiece": "Apache-2.0",
     "setuptools": "MIT",
     "supervisor": "LicenseRef-Repoze",

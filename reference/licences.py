@@ -28,6 +28,8 @@ ENVIRONMENTS = {
         SCRIPT,
     ),
     ".venv-clients": ("requirements/clients.txt",),
+    ".venv-openenv": ("requirements/openenv.txt",),
+    ".venv-verifiers": ("requirements/verifiers.txt",),
     ".venv-docs": ("requirements/docs.txt",),
     "an extra": ("*/pyproject.toml", "*/*/pyproject.toml"),
 }

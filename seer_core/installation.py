@@ -25,6 +25,7 @@ COMMAND_EXTRAS = {
 PLUGINS = {
     "grouped_spec": ("", "`make setup`"),
     "mooncake": ("mooncake", "`make setup`"),
+    "openenv": ("openenv", "`make setup`"),
     "opentelemetry": ("opentelemetry", "`make setup`"),
     "paced": ("paced", "`make setup`"),
     "prometheus": ("prometheus", "`make setup`"),
