@@ -201,7 +201,6 @@ def test_the_command_shows_what_matters_for_agents_and_writes_it(seer, write, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--bound"], "--bound does not go with recorded turns"),
         (["--drafts", "turns.jsonl"], "--drafts does not go with recorded turns"),
         (["--engine", "paced-sglang"], "rolls out no recorded turns; take --engine paced"),
     ],
