@@ -5,7 +5,7 @@ groups of 8 in each of two iterations, with 2.6 turns on average, as recorded an
 multiply the tokens of turns and answers, and the seconds of tools.  They run on four simulated instances
 whose KV holds a quarter of all contexts.  The answers of tools are prefilled under every policy.  With
 ``--engine paced`` the instances are vLLM's own scheduler on emulated accelerators, and the simulator stands
-beside them.
+beside them.  ``--scale`` takes so large a part of the groups, the first ones, and of the instances.
 
 `sticky` is the way of verl and SkyRL: each trajectory stays on one instance, and its engine's prefix cache
 keeps KV until others need the room.  `cache-ttl`, `program-pause` and `migrate-in-tools` are rivals
@@ -24,14 +24,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from seer_cli.stats import ratios
 from seer_lab.choose import choose_workload
 from seer_lab.paced import ENGINE
 from seer_lab.policies import POLICIES
+from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.simulate import SimulatedIteration, simulate
 
 from bench.frame import Row, cell, markdown, spread_of
@@ -68,6 +71,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add the case's own options."""
     parser.add_argument("--data", type=Path, required=True, help=f"folder with {FILE}")
     parser.add_argument("--only", action="append", choices=FACTORS, help="may repeat (default: all)")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the groups and of the instances")
     parser.add_argument("--engine", choices=(SIMULATOR, ENGINE), default=SIMULATOR, help="where they run")
 
 
@@ -78,7 +82,9 @@ def run(options: argparse.Namespace) -> list[Row]:
     """
     rows: list[Row] = []
     for name in options.only or FACTORS:
-        shape: dict[str, Any] = {"on": CLUSTER, "instances": INSTANCES, **FACTORS[name]}
+        instances = max(1, round(INSTANCES * options.scale))
+        read = partial(_first_groups, options.scale)
+        shape: dict[str, Any] = {"on": CLUSTER, "instances": instances, "read": read, **FACTORS[name]}
         crowded = choose_workload(str(options.data / FILE), pressure=PRESSURE, **shape)
         roomy = choose_workload(str(options.data / FILE), pressure=ROOMY, **shape)
         found: dict[str, dict[str, list[SimulatedIteration]]] = {}
@@ -97,6 +103,13 @@ def run(options: argparse.Namespace) -> list[Row]:
                 row["simulated"] = _figures(simulated[policy], simulated[BASELINE])
             rows.append(row)
     return rows
+
+
+def _first_groups(share: float, *arguments: Any) -> RecordedLengths:
+    """Return the first groups of each iteration of a file, so large a part of them."""
+    recorded = read_recorded(*arguments)
+    kept = [groups[: max(1, round(len(groups) * share))] for groups in recorded.iterations]
+    return replace(recorded, iterations=kept)
 
 
 def _figures(runs: Sequence[SimulatedIteration], base: Sequence[SimulatedIteration]) -> Row:
