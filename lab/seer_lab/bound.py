@@ -6,9 +6,10 @@ bounded from below by a line within each bin.  So the sums of any schedule over 
 and no schedule takes less.
 
 Kept are KV times time, requests times time, a step's fixed costs, and that a response's tokens follow one
-another: its own steps end before the makespan.  Left out are what can only add time: the computation of
-prompts, whole blocks and chunks, moves, imbalance, and that lengths are not known in advance.  With drafts,
-a response is as well off as if as many siblings had finished as its group has shorter responses, from its
+another: its own steps end before the makespan.  Answers of tools are context, computed once, and the tools'
+seconds lie between a response's steps.  Left out are what can only add time: the computation of prompts,
+whole blocks and chunks, moves, imbalance, and that lengths are not known in advance.  With drafts, a
+response is as well off as if as many siblings had finished as its group has shorter responses, from its
 first token on, so the bound with drafts is looser.  ``docs/explain/bound.md`` derives the program.
 """
 
@@ -32,6 +33,7 @@ from seer_core.errors import SeerError
 from seer_core.plugins.config import structure
 from seer_lab.lengths import GroupLengths
 from seer_lab.policies import PolicySet
+from seer_lab.response_classes import Responses
 from seer_lab.shares import Shares
 from seer_lab.workloads import Workload
 
@@ -62,6 +64,7 @@ class Machine(msgspec.Struct, frozen=True):
     instances: int
     kv_capacity_tokens: int
     max_running: int
+    max_batched_tokens: int
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -70,23 +73,11 @@ class Bound(msgspec.Struct, frozen=True):
     total_time_s: float
     """No schedule of the workload takes less."""
     longest_s: float
-    """The longest response alone, at its fastest, which is part of the bound."""
+    """The response that takes longest alone, at its fastest and with its tools; part of the bound."""
     shares: Shares
     """Of all instances' time, in the schedule that takes so long with the least work."""
     drafts: bool
     """Whether it drafts."""
-
-
-class _Class(msgspec.Struct, frozen=True):
-    """Responses of like lengths: their number, the mean length and the mean of its square, the range."""
-
-    count: int
-    mean: float
-    mean_square: float
-    shortest: int
-    longest: int
-    row: int
-    is_last: bool
 
 
 class _Bin(msgspec.Struct, frozen=True):
@@ -115,7 +106,8 @@ def bounds_of(
 ) -> dict[tuple[str, int], Bound]:
     """Return the bound by policy and seed: with drafts for a policy that drafts from siblings.
 
-    There is none for policies with other drafts, and for those that put responses off.
+    There is none for policies with other drafts, for those that put responses off, and for drafts of turns,
+    whose siblings end in another order than that of their lengths.
     """
     found = {}
     for seed in seeds:
@@ -124,6 +116,8 @@ def bounds_of(
             has_drafts = GROUPED in policy.plugins
             if policy.over_issue > 1 or (not has_drafts and VANILLA in policy.plugins):
                 continue
+            if has_drafts and workload.has_turns:
+                continue
             config = workload.config(policy.plugins, (*policy.overrides, *overrides), seed)
             settings = structure(config.engine["sim"], Settings, "engine.sim")
             machine = Machine(
@@ -131,6 +125,7 @@ def bounds_of(
                 settings.instances,
                 settings.kv_capacity_tokens,
                 settings.max_running,
+                settings.max_batched_tokens,
             )
             key = machine, has_drafts
             if key not in bounds:
@@ -156,37 +151,6 @@ def _at_best(drafts: Drafts) -> Drafts:
     return msgspec.structs.replace(drafts, rates=tuple(rates), verified=tuple(verified) or None)
 
 
-def _classes(groups: Sequence[GroupLengths], drafts: Drafts | None) -> list[_Class]:
-    """Divide all responses by the row of their acceptance and by length, the longest ones finest."""
-    by_row: dict[tuple[int, bool], list[int]] = {}
-    for group in groups:
-        ranked = sorted(group.output_tokens)
-        for rank, tokens in enumerate(ranked):
-            row = 0 if drafts is None else drafts.row(rank, tokens)
-            is_last = drafts is not None and rank == len(ranked) - 1
-            by_row.setdefault((row, is_last), []).append(tokens)
-    found = []
-    most = CLASSES if drafts is None else CLASSES_OF_ROW
-    for (row, is_last), lengths in sorted(by_row.items()):
-        lengths.sort()
-        count = len(lengths)
-        cuts = sorted({0, *(count - round(x) for x in np.geomspace(1, count, most)), count})
-        for start, end in pairwise(cuts):
-            part = np.array(lengths[start:end], float)
-            found.append(
-                _Class(
-                    end - start,
-                    float(part.mean()),
-                    float((part**2).mean()),
-                    lengths[start],
-                    lengths[end - 1],
-                    row,
-                    is_last,
-                )
-            )
-    return found
-
-
 @attrs.define(eq=False)
 class _Matrix:
     """Rows of a sparse matrix, and their right-hand sides."""
@@ -210,8 +174,11 @@ class _Program:
 
     def __init__(self, groups: Sequence[GroupLengths], machine: Machine, drafts: Drafts | None) -> None:
         self._cost, self._machine, self._drafts = machine.cost, machine, drafts
-        self._classes = _classes(groups, drafts)
-        responses = sum(len(group.output_tokens) for group in groups)
+        self._segments = SEGMENTS if drafts is None else SEGMENTS_OF_DRAFTS
+        self._responses = Responses.of(groups, drafts)
+        self._classes = self._responses.classes(CLASSES if drafts is None else CLASSES_OF_ROW, self._segments)
+        self._answer_tokens = float(self._responses.answer_tokens.sum())
+        responses = len(self._responses.tokens)
         self._prompt = sum(group.prompt_tokens * len(group.output_tokens) for group in groups) / responses
         # A prompt is held once for all siblings that run together.
         self._held = sum(group.prompt_tokens for group in groups) / responses
@@ -229,7 +196,6 @@ class _Program:
             for index, each in enumerate(self._bins)
             for tokens in (self._lengths if each.drafts else [0])
         ]
-        self._segments = SEGMENTS if drafts is None else SEGMENTS_OF_DRAFTS
         self._parts = [(each, segment) for each in self._classes for segment in range(self._segments)]
         self._at_most, self._equal = _Matrix(), _Matrix()
         self._work: list[Term] = []
@@ -268,8 +234,13 @@ class _Program:
         return Bound(least_s, longest_s, shares, self._drafts is not None)
 
     @property
-    def _time(self) -> int:
+    def _prefill(self) -> int:
+        """Where the positions of tools' answers begin, one variable for each bin if there are any."""
         return 2 * len(self._bins) + len(self._parts) * len(self._pairs)
+
+    @property
+    def _time(self) -> int:
+        return self._prefill + (len(self._bins) if self._answer_tokens else 0)
 
     def _fill(self) -> None:
         """Write the constraints."""
@@ -286,9 +257,8 @@ class _Program:
             spent += [(index, fixed_s), (len(bins) + index, token_s)]
         paths: dict[int, list[Term]] = {}
         for part, (each, segment) in enumerate(self._parts):
-            tokens = each.mean / segments
-            begin, end = each.shortest * segment / segments, each.longest * (segment + 1) / segments
-            context = each.mean_square * (segment + 0.5) / (segments * each.mean)
+            tokens = each.tokens / segments
+            context = each.parts[segment]
             path = paths.setdefault(part // segments, [(self._time, -1.0)])
             written: list[Term] = []
             for pair, (index, drafted) in enumerate(self._pairs):
@@ -297,16 +267,21 @@ class _Program:
                 written.append((column, gain))
                 positions[index].append((column, each.count * computed))
                 requests[index].append((column, float(each.count)))
-                least_kv[index].append((column, each.count * (begin + self._held)))
-                most_kv[index].append((column, each.count * (end + self._held)))
-                all_kv.append((column, each.count * (context + self._held)))
+                least_kv[index].append((column, each.count * (context.least + self._held)))
+                most_kv[index].append((column, each.count * (context.most + self._held)))
+                all_kv.append((column, each.count * (context.mean + self._held)))
                 attention_s = self._cost.attention_s(computed)
-                more_s = (attention_s - token_s) * (begin + self._prompt) + computed * attention_s
+                more_s = (attention_s - token_s) * (context.least + self._prompt) + computed * attention_s
                 own_s = lines[index][1] * computed + self._cost.request_s + self._drafting_s(drafted)
                 own_s += token_s * (self._prompt - self._held) + more_s
                 spent.append((column, each.count * own_s))
-                path.append((column, self._step_s(bins[index], computed, drafted, begin)))
+                path.append((column, self._step_s(bins[index], computed, drafted, context.least)))
             self._equal.add(written, tokens)
+        if self._answer_tokens:
+            for index, (_, slope) in enumerate(lines):
+                positions[index].append((self._prefill + index, 1.0))
+                spent.append((self._prefill + index, slope - self._cost.sampled_s))
+            self._equal.add([(self._prefill + index, 1.0) for index in range(len(bins))], self._answer_tokens)
         add = self._at_most.add
         for steps, limits in enumerate(bins):
             index, kv = steps, len(bins) + steps
@@ -321,13 +296,13 @@ class _Program:
         add([(self._time, -float(machine.instances)), *spent])
         for number, path in paths.items():
             if self._drafts is None or self._classes[number].is_last:
-                add(path)
+                add(path, -self._classes[number].tools_s)
 
     def _shares(self, found: Sequence[float], total_s: float) -> Shares:
         """Return what the steps that the program chose are spent on."""
         cost, bins = self._cost, self._bins
         positions = [0.0] * len(bins)
-        requests_s = drafts_s = 0.0
+        requests_s = drafts_s = prefill_s = 0.0
         for part, (each, _) in enumerate(self._parts):
             for pair, (index, drafted) in enumerate(self._pairs):
                 steps = each.count * max(0.0, found[2 * len(bins) + part * len(self._pairs) + pair])
@@ -335,22 +310,28 @@ class _Program:
                 requests_s += steps * cost.request_s
                 drafts_s += steps * self._drafting_s(drafted)
         floor_s = 0.0
-        for limits, steps, computed in zip(bins, found, positions, strict=False):
+        filled = found[self._prefill : self._time] or [0.0] * len(bins)
+        for limits, steps, computed, answered in zip(bins, found, positions, filled, strict=False):
             if steps > 0:
+                computed += answered
                 fixed_s, slope = self._line(limits)
                 drafting_s = steps * self._fixed_drafting_s if limits.drafts else 0.0
-                line_s = steps * fixed_s - drafting_s + slope * computed
+                line_s = steps * fixed_s - drafting_s + slope * computed - cost.sampled_s * answered
                 least_s = min(line_s, steps * (cost.overhead_s + cost.weights_s(computed / steps)))
                 floor_s += least_s
-                requests_s += line_s - least_s
+                more_s = line_s - least_s
+                sampling_s = cost.sampled_s * (computed - answered)
+                answers_s = max(0.0, more_s - sampling_s) * answered / computed if answered > 0 else 0.0
+                prefill_s += answers_s
+                requests_s += more_s - answers_s
                 drafts_s += drafting_s
         work_s = sum(found[column] * seconds for column, seconds in self._work)
         all_s = total_s * self._machine.instances
         return Shares(
             floor=floor_s / all_s,
-            attention=(work_s - floor_s - requests_s - drafts_s) / all_s,
+            attention=(work_s - floor_s - requests_s - prefill_s - drafts_s) / all_s,
             requests=requests_s / all_s,
-            prefill=0.0,
+            prefill=prefill_s / all_s,
             drafts=drafts_s / all_s,
             idle=max(0.0, 1 - work_s / all_s),
         )
@@ -366,6 +347,8 @@ class _Program:
         for drafts in (False, True)[: 1 if self._drafts is None else 2]:
             computed = max(self._drafted(each.row, self._lengths[-1])[0] for each in self._classes)
             most = ceil(machine.max_running * (computed if drafts else 1))
+            if self._answer_tokens:
+                most = max(most, machine.max_batched_tokens)
             edges = {1, most + 1, min(most + 1, _knee(self._cost, most))}
             edges |= {round(each) for each in np.geomspace(1, most + 1, position_bins)}
             for least, after in pairwise(sorted(edges)):
@@ -399,14 +382,20 @@ class _Program:
         return seconds + (self._fixed_drafting_s if each.drafts else 0.0)
 
     def _longest_s(self) -> float:
-        """Return the least time of the longest response at its fastest, alone on an instance."""
-        longest = max(self._classes, key=lambda each: each.longest)
+        """Return the least time of the response that takes longest alone on an instance, with its tools."""
+        found = self._responses
+        # With drafts the longest alone is looked at, by the least acceptance that one so long has.
+        last = int(np.lexsort((-found.rows, found.tokens))[-1])
+        longest = slice(None) if self._drafts is None else slice(last, last + 1)
+        row = int(found.rows[longest][0])
         times = []
         for drafted in self._lengths:
-            computed, gain = self._drafted(longest.row, drafted)
+            computed, gain = self._drafted(row, drafted)
             step_s = self._cost.pass_s(computed, 1, computed) + self._drafting_s(drafted)
-            step_s += self._cost.attention_s(computed) * (self._prompt + longest.longest / 2)
-            times.append(longest.longest / gain * (step_s + (self._fixed_drafting_s if drafted else 0.0)))
+            step_s += self._fixed_drafting_s if drafted else 0.0
+            contexts = self._prompt + found.mean_contexts[longest]
+            steps_s = step_s + self._cost.attention_s(computed) * contexts
+            times.append(float((found.tokens[longest] / gain * steps_s + found.tools_s[longest]).max()))
         return min(times)
 
 

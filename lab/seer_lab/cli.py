@@ -123,7 +123,7 @@ def sim_command(
     check_once(overrides, size)
     check_unbounded(drafts_file, bounded=bounded)
     load = choose_workload(workload, **size)
-    check_no_turns(load, drafts_file, bounded=bounded)
+    check_no_turns(load, drafts_file)
     if drafts_file is not None:
         load = with_replayed(load, read_replayed(drafts_file))
     check_repeats(workload, load, repeat)

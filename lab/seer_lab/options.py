@@ -153,11 +153,10 @@ def check_unbounded(drafts_file: Path | None, *, bounded: bool) -> None:
         raise ConfigError("--bound has no least time for drafts of recorded text; leave out --drafts")
 
 
-def check_no_turns(load: Workload, drafts_file: Path | None, *, bounded: bool) -> None:
-    """Raise ConfigError where recorded turns are to have drafts or a bound, which only responses do."""
-    for option, given in {"--drafts": drafts_file is not None, "--bound": bounded}.items():
-        if given and load.has_turns:
-            raise ConfigError(f"{option} does not go with recorded turns; leave it out")
+def check_no_turns(load: Workload, drafts_file: Path | None) -> None:
+    """Raise ConfigError where recorded turns are to have recorded drafts, which only responses do."""
+    if drafts_file is not None and load.has_turns:
+        raise ConfigError("--drafts does not go with recorded turns; leave it out")
 
 
 def workload_options(command: Command) -> Command:

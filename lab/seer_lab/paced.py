@@ -5,8 +5,6 @@ Instances, costs and the KV pool's rates are the simulator's; only what schedule
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 from seer_sim.plugin import Settings as SimSettings
 from seer_sim.pool import MoveRates
@@ -55,8 +53,8 @@ def paced(config: Config, scheduler: str) -> Config:
     )
 
 
-def paced_fleet(config: Config, lengths: Mapping[str, int], text: RecordedText | None) -> EngineFleet:
-    """Return emulated instances whose responses have these lengths, and these texts or made-up ones.
+def paced_fleet(config: Config, lengths: TrueLengths, text: RecordedText | None) -> EngineFleet:
+    """Return emulated instances whose responses and turns are so long, with these texts or made-up ones.
 
     Raises:
         ConfigError: the scheduler or its backend is not installed.
@@ -74,7 +72,7 @@ def paced_fleet(config: Config, lengths: Mapping[str, int], text: RecordedText |
             name: Recorded(name, tokens, "length" if name in text.cut else "stop")
             for name, tokens in text.responses.items()
         }
-    script = Script(settings.vocab_size, TrueLengths(by_request=dict(lengths)), recorded)
+    script = Script(settings.vocab_size, lengths, recorded)
     return make_fleet(settings, None, script)
 
 

@@ -96,9 +96,13 @@ class SimulatedIteration(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class _Timed(Protocol):
-    """An engine that says when the first step of each request there began."""
+    """An engine that says when the first step of each request and of each turn there began."""
 
-    first_steps_s: dict[str, float]
+    @property
+    def first_steps_s(self) -> dict[str, float]: ...
+
+    @property
+    def turn_steps_s(self) -> dict[tuple[str, int], float]: ...
 
 
 def simulate(
@@ -126,8 +130,8 @@ def simulate(
     if engine in SCHEDULERS:
         config = paced(config, SCHEDULERS[engine])
     groups = list(workload.groups(seed))
-    if engine in SCHEDULERS and workload.has_turns:
-        raise ConfigError(f"--engine {engine} rolls out no recorded turns; leave it out")
+    if engine not in ("sim", ENGINE) and workload.has_turns:
+        raise ConfigError(f"--engine {engine} rolls out no recorded turns; take --engine {ENGINE}")
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
     timeline = Timeline()
@@ -185,7 +189,7 @@ def _written_tokens(completion: Completion) -> int:
 def _turn_figures(
     kept: Sequence[Completion], groups: Sequence[GroupLengths], fleet: EngineFleet
 ) -> TurnFigures:
-    steps = [engine.turn_steps_s for engine in fleet.engines if isinstance(engine, SimEngine)]
+    steps = [engine.turn_steps_s for engine in fleet.engines if isinstance(engine, _Timed)]
     return turn_figures(kept, {group.id: group.prompt_tokens for group in groups}, steps)
 
 
@@ -220,10 +224,10 @@ def _fleet(config: Config, groups: Sequence[GroupLengths], text: RecordedText | 
     lengths = {
         f"{group.id}/{index}": tokens for group in groups for index, tokens in enumerate(group.output_tokens)
     }
-    if config.seer.engine == ENGINE:
-        return paced_fleet(config, lengths, text)
-    settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
     true = TrueLengths(by_request=lengths, by_turn=turn_lengths(groups))
+    if config.seer.engine == ENGINE:
+        return paced_fleet(config, true, text)
+    settings = structure(config.engine.get("sim", {}), Settings, "engine.sim")
     settings = msgspec.structs.replace(settings, lengths=true)
     return attrs.evolve(make_fleet(settings), tokenizer=None)
 

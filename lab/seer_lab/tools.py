@@ -1,4 +1,4 @@
-"""Recorded turns on simulated engines: the environment that answers as the tools did, and what came of it."""
+"""Recorded turns on simulated and paced engines: an environment that answers as the tools did; figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seer_lab.lengths import GroupLengths
 __all__ = ["RecordedTools", "TurnFigures", "turn_figures", "turn_lengths"]
 
 ANSWER_TOKEN = 7
-"""What all answers consist of: simulated engines count tokens and read none."""
+"""What all answers consist of.  To a prefix cache they differ by the contexts before them."""
 
 
 class RecordedTools(Environment):

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 from seer_lab.bound import Machine, bounds_of, lower_bound
-from seer_lab.lengths import GroupLengths
+from seer_lab.lengths import GroupLengths, RecordedTurn, with_longer_turns
 from seer_lab.policies import POLICIES
 from seer_lab.simulate import simulate
 from seer_lab.workloads import CLUSTERS, SYNTHETIC, WORKLOADS, crowded, scaled
@@ -81,7 +81,8 @@ def test_a_good_policy_comes_close_to_the_bound_of_the_paper_s_workload():
 
 
 def machine(**changes):
-    facts = {"instances": 1, "kv_capacity_tokens": 100_000, "max_running": 64} | changes
+    facts = {"instances": 1, "kv_capacity_tokens": 100_000, "max_running": 64, "max_batched_tokens": 8192}
+    facts |= changes
     return Machine(PRESETS["h800-qwen2-vl-72b-tp8"], **facts)
 
 
@@ -142,3 +143,82 @@ def test_the_command_prints_and_writes_the_bound(seer, tmp_path):
     assert sum(verl["shares"][0].values()) == pytest.approx(1)
     assert drafting["bound_shares"][0]["drafts"] > 0
     assert len(other["kv_by_tenths"][0]) == 10
+
+
+AGENTS = ("sticky", "cache-ttl", "program-pause", "migrate-in-tools", "divided", "context", "oracle")
+
+
+def trajectory(*turns):
+    return tuple(RecordedTurn(*turn) for turn in turns)
+
+
+def agents(*trajectories):
+    """Return groups of one trajectory each."""
+    groups = [GroupLengths(f"g{number}", 100, (1,), 1, (each,)) for number, each in enumerate(trajectories)]
+    return with_longer_turns([groups], 1.0, 1.0)[0]
+
+
+def crowd(groups=12, size=4):
+    """Return trajectories of one to four turns, with answers several times as long as turns."""
+    found = []
+    for group in range(groups):
+        each = [
+            trajectory(
+                *[(30 + 9 * index + group, 0.1 * (group % 5), 200 + 60 * turn) for turn in range(index)],
+                (25 + 40 * (group % 3), None, 0),
+            )
+            for index in range(size)
+        ]
+        found.append(GroupLengths(f"g{group}", 150, (1,) * size, 1, tuple(each)))
+    return with_longer_turns([found], 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pressure", "times", "longer"),
+    [
+        ("qwen2.5-14b", 4.0, 1.0, 1.0),
+        ("qwen2.5-14b", 8.0, 5.0, 3.0),
+        ("moonlight", 0.5, 50.0, 1.0),
+        ("kimi-k2", 4.0, 1.0, 3.0),
+    ],
+)
+def test_no_policy_rolls_trajectories_out_in_less_than_the_bound(cluster, pressure, times, longer):
+    lengths = with_longer_turns(crowd(), longer, times)
+    workload = crowded("agents", lengths, CLUSTERS[cluster], 2, pressure)
+    policies = [POLICIES[name] for name in AGENTS]
+    bounds = bounds_of(workload, policies, [0])
+    totals = [simulate(workload, policy, 0).summary.total_time_s for policy in policies]
+    [least_s] = {bound.total_time_s for bound in bounds.values()}
+    assert len(bounds) == len(policies)
+    assert 0.5 * min(totals) < least_s <= min(totals)
+    shares = msgspec.structs.astuple(bounds["sticky", 0].shares)
+    assert min(shares) >= 0
+    assert sum(shares) == pytest.approx(1, abs=1e-6)
+
+
+def test_drafts_of_turns_have_no_bound():
+    workload = crowded("agents", crowd(), CLUSTERS["qwen2.5-14b"], 2, 4.0)
+    assert bounds_of(workload, [POLICIES["seer"]], [0]) == {}
+
+
+def test_a_trajectory_alone_takes_its_tools_time_and_its_tokens_behind_their_contexts():
+    alone = lower_bound(agents(trajectory((40, 7.0, 500), (60, None, 0))), machine())
+    cost = machine().cost
+    contexts = 40 * (100 + 20) + 60 * (100 + 40 + 500 + 30)
+    expected_s = 7.0 + 100 * cost.pass_s(1, 1, 1) + contexts * cost.attention_s(1)
+    assert alone.longest_s == pytest.approx(expected_s)
+    assert alone.total_time_s == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_answers_are_computed_once_and_are_context_of_what_follows():
+    short, long = (
+        lower_bound(agents(*[trajectory((40, 0.0, tokens), (60, None, 0))] * 300), machine())
+        for tokens in (1, 801)
+    )
+    cost = machine().cost
+    alone_s = 300 * 800 * (cost.layer_s + cost.position_s)  # some of it while weights are read
+    assert 0.5 * alone_s < long.shares.prefill * long.total_time_s <= alone_s
+    assert short.shares.prefill < 0.02
+    more_s = 300 * 60 * 800 * cost.attention_s(1)
+    read_s = [bound.shares.attention * bound.total_time_s for bound in (short, long)]
+    assert read_s[1] - read_s[0] == pytest.approx(more_s, rel=1e-3)

@@ -219,12 +219,14 @@ def test_the_command_shows_what_matters_for_agents_and_writes_it(seer, write, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--bound"], "--bound does not go with recorded turns"),
-        (["--engine", "paced"], "--engine paced rolls out no recorded turns"),
+        (["--drafts", "turns.jsonl"], "--drafts does not go with recorded turns"),
+        (["--engine", "paced-sglang"], "rolls out no recorded turns; take --engine paced"),
     ],
 )
-def test_options_that_turns_do_not_have_are_refused(seer, write, options, words):
-    done = seer("sim", write(LINE), *options)
+def test_options_that_turns_do_not_have_are_refused(seer, write, monkeypatch, options, words):
+    path = write(LINE)
+    monkeypatch.chdir(path.parent)
+    done = seer("sim", path, *options)
     assert done.exit_code == 2
     assert words in done.output
 

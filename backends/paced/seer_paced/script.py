@@ -91,7 +91,8 @@ class Script:
 
     def _make_up(self, job: ChunkJob) -> ScriptedTokens:
         start = len(job.token_ids)
-        left = self._lengths.of(job) - (start - job.prompt_tokens)
+        # Where an environment answers, lengths are those of turns.
+        left = self._lengths.of(job) - (start - job.context_tokens)
         if left <= 0:
             raise ScriptError(f"{quote(job.request_id)} was over before this chunk")
         stopped = left <= job.max_tokens

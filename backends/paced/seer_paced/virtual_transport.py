@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from seer_sim.clock import VirtualClock
 from seer_worker.client.engine import InstanceSpec, Peer, WorkerClient
-from seer_worker.wire import Called, ControlCall, FromWorker, Start, ToWorker
+from seer_worker.wire import Called, ControlCall, FromWorker, Start, Submit, ToWorker
 
 from seer_core.model import InstanceInfo
 from seer_core.scratch import Scratch
@@ -24,7 +24,8 @@ __all__ = ["VirtualEngine", "VirtualTransport"]
 class VirtualTransport:
     """Takes turns with an instance that ``make`` returns.
 
-    ``first_steps_s`` holds when the first step of each request here began.
+    ``first_steps_s`` holds when the first step of each request here began, and ``turn_steps_s`` of each turn,
+    by the context before the turn, where an environment answers.
     """
 
     worker = None
@@ -33,6 +34,7 @@ class VirtualTransport:
     def __init__(self, spec: InstanceSpec, clock: VirtualClock, make: Callable[[Start], Stepper]) -> None:
         self.spec = spec
         self.first_steps_s: dict[str, float] = {}
+        self.turn_steps_s: dict[tuple[str, int], float] = {}
         self.steps = 0
         self._clock = clock
         self._make = make
@@ -45,6 +47,7 @@ class VirtualTransport:
         self._peer: Peer | None = None
         self._inbox: list[ToWorker] = []
         self._results: Sequence[FromWorker] = ()
+        self._turns: dict[str, int] = {}
         self._cancel_timer: Callable[[], None] | None = None
 
     async def find_place(self, name: str, waiting: Callable[[str], None]) -> None:
@@ -63,6 +66,8 @@ class VirtualTransport:
         """Hand a message to the next step, which begins now if none is under way."""
         if self._peer is not None:
             self._inbox.append(message)
+            if isinstance(message, Submit) and message.job.turns:
+                self._turns[message.job.request_id] = message.job.context_tokens
             if self._cancel_timer is None:
                 self._begin_later()
 
@@ -113,6 +118,8 @@ class VirtualTransport:
             self.steps += 1
             for request_id in result.admitted:
                 self.first_steps_s.setdefault(request_id, now_s)
+                if request_id in self._turns:
+                    self.turn_steps_s.setdefault((request_id, self._turns[request_id]), now_s)
             self._results = result.results
             self._cancel_timer = self._clock.call_at(now_s + result.step_s, self._end)
         self._deliver(result.answers)
@@ -143,6 +150,11 @@ class VirtualEngine(WorkerClient):
     def first_steps_s(self) -> dict[str, float]:
         """When the first step of each request here began."""
         return self.transport.first_steps_s
+
+    @property
+    def turn_steps_s(self) -> dict[tuple[str, int], float]:
+        """When the first step of each turn here began, by request and the context before the turn."""
+        return self.transport.turn_steps_s
 
     def kill(self, reason: str, down_s: float = 0.0) -> None:
         """Die now if alive, and start again no sooner than ``down_s`` later."""

@@ -14,7 +14,7 @@ from seer_core.ports.engine import ChunkJob
 TEXT = [11, 12, 13, 14, 2]
 
 
-def job(request="g/0", generated=(), max_tokens=8, known=None):
+def job(request="g/0", generated=(), max_tokens=8, known=None, turn_start=0):
     return ChunkJob(
         "c",
         request,
@@ -26,6 +26,8 @@ def job(request="g/0", generated=(), max_tokens=8, known=None):
         seed=9,
         weight_version=0,
         known_tokens=known,
+        turns=bool(turn_start),
+        turn_start=turn_start,
     )
 
 
@@ -50,6 +52,14 @@ def test_made_up_text_is_that_of_the_simulator_whole_or_in_chunks():
     assert [*first.token_ids, *second.token_ids] == whole.token_ids
     with pytest.raises(ScriptError, match="'g/0' was over before this chunk"):
         script.tokens_of(job(known=8, generated=whole.token_ids))
+
+
+def test_behind_an_answer_a_length_is_that_of_the_turn():
+    script = Script(32000, Lengths())
+    first = script.tokens_of(job(known=8, max_tokens=100)).token_ids
+    text = [*first, 7, 7, 7, 7, 7]
+    turn = script.tokens_of(job(known=8, generated=text, max_tokens=100, turn_start=3 + len(text)))
+    assert (list(turn.token_ids), turn.end) == (generate(9, 3 + len(text), 8, True, 32000)[0], EOS_TOKEN_ID)
 
 
 def test_a_recorded_text_is_repeated(tmp_path):
