@@ -320,11 +320,11 @@ class RolloutBroker(Observer):
         others = {group.id: self._subscriptions.get(group.id) for group in groups}
         # Beforehand: what a journal has is over at once.
         self._subscriptions.update((group.id, subscription) for group in groups)
-        self.trajectories.begin(groups, turn)
+        begun = self.trajectories.begin(groups, turn)
         try:
             rollout.add(groups)
         except BaseException:
-            self.trajectories.refused(groups)
+            self.trajectories.refused(begun)
             self._subscriptions.update((name, each) for name, each in others.items() if each is not None)
             for name, each in others.items():
                 if each is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 import msgspec
@@ -90,13 +90,18 @@ class Trajectories:
             found.append(msgspec.structs.replace(group, trajectories=names, family=family))
         return found
 
-    def begin(self, groups: Sequence[PromptGroup], turn: AgentTurn | None) -> None:
-        """Take note of turns that are under way from now on."""
+    def begin(self, groups: Sequence[PromptGroup], turn: AgentTurn | None) -> list[str]:
+        """Take note of turns that are under way from now on; return their requests."""
+        begun = []
         for group in groups:
             for index, name in enumerate(group.trajectories):
-                trajectory = self._begin_turn(name.removeprefix(PREFIX), group.family)
-                trajectory.ended = turn is not None and turn.last
-                self._under_way[f"{group.id}/{index}"] = trajectory
+                request_id = f"{group.id}/{index}"
+                if request_id not in self._under_way:  # else the rollout refuses the group
+                    trajectory = self._begin_turn(name.removeprefix(PREFIX), group.family)
+                    trajectory.ended = turn is not None and turn.last
+                    self._under_way[request_id] = trajectory
+                    begun.append(request_id)
+        return begun
 
     def _begin_turn(self, trajectory_id: str, family: str) -> _Trajectory:
         now = asyncio.get_running_loop().time()
@@ -121,11 +126,10 @@ class Trajectories:
         """Take note of a response, which may be a turn."""
         self._over(completion.request_id)
 
-    def refused(self, groups: Sequence[PromptGroup]) -> None:
+    def refused(self, begun: Iterable[str]) -> None:
         """Take note that turns which have begun are not rolled out."""
-        for group in groups:
-            for index in range(group.n):
-                self._over(f"{group.id}/{index}")
+        for request_id in begun:
+            self._over(request_id)
 
     def _over(self, request_id: str) -> None:
         trajectory = self._under_way.pop(request_id, None)

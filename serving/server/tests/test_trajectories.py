@@ -307,6 +307,18 @@ def test_each_response_of_a_record_is_a_turn_of_its_own_trajectory(serve_watched
     assert sorted(forgotten) == ["f", f"{PREFIX}f/0", f"{PREFIX}f/1"]
 
 
+def test_a_group_that_is_refused_does_not_end_the_turn_of_its_id():
+    def story(trajectories):
+        groups = trajectories.mark([group("g")], AgentTurn("t"))
+        assert trajectories.begin(groups, None) == ["g/0"]
+        assert trajectories.begin(groups, None) == []
+        trajectories.refused([])
+        assert trajectories._under_way["g/0"].turns == 1
+        trajectories.close()
+
+    assert keep(story) == []
+
+
 @pytest.mark.parametrize(
     ("names", "fact"),
     [
