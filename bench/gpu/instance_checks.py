@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,36 @@ def moves(machine: GpuMachine) -> list[Row]:
     return rows
 
 
+class Killer:
+    """An observer that, once it is ``armed``, kills the worker of an instance to which a chunk is being sent.
+
+    So the rollout cannot end before the loss is noticed.  It waits until a chunk has finished.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def observe(self, now: float, event: Any, commands: Sequence[Any]) -> None:
+        """Kill the worker at the first chunk that follows another; workers' ids rise as instances' do."""
+        from seer_core.model.events import ChunkFinished, Dispatch
+
+        sent = [each.instance_id for each in commands if isinstance(each, Dispatch)]
+        if self.armed and sent and isinstance(event, ChunkFinished):
+            self.armed = False
+            os.kill(workers()[int(sent[0].rpartition("-")[2])], signal.SIGKILL)
+
+
 def kill(machine: GpuMachine) -> list[Row]:
     """Kill one of two instances in the middle of a rollout: its work goes on, and it starts again."""
     groups, responses, tokens = (3, 2, 48) if machine.small else (8, 8, 512)
     records = prompts(groups, tokens, responses)
-    with session_of(pair_config(machine, 2, tokens, pool=True), environment_of(machine)) as session:
+    killer, config = Killer(), pair_config(machine, 2, tokens, pool=True)
+    with session_of(config, environment_of(machine), [killer]) as session:
         before = roll_out(session, records)
-        finished: dict[str, list[int]] = {}
-        victim = workers()[0]
-        for each in session.stream([*map(dict, records)], iteration=0):
-            if not finished:
-                os.kill(victim, signal.SIGKILL)
-            finished[each.request_id] = [*each.token_ids]
+        killer.armed = True
+        finished = {
+            each.request_id: [*each.token_ids] for each in session.stream([*map(dict, records)], iteration=0)
+        }
         summary = session.result.summary
         after = roll_out(session, records)
         alive = len(workers())
