@@ -12,12 +12,12 @@ import ctypes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
@@ -34,6 +34,7 @@ __all__ = [
     "digest_of_checksums",
     "new_buffer",
     "next_begin",
+    "replacing",
     "seal",
     "write_at",
 ]
@@ -55,6 +56,9 @@ class TensorSlice(NamedTuple):
     shape: list[int]
     begin: int
     end: int
+
+
+T = TypeVar("T")
 
 
 class _Buffer(NamedTuple):
@@ -102,21 +106,36 @@ class SharedWeights:
             OutputError: there is not enough memory.
         """
         new = _write(tensors)
-        try:
+        with replacing(self._buffers, new, _free_buffer):
             yield new.source
-        except SeerError:
-            _free(new.descriptor)
-            raise
-        except BaseException:
-            self._buffers.append(new)
-            raise
-        self.close()
-        self._buffers.append(new)
 
     def close(self) -> None:
         """Free the memory, once no engine reads it any more."""
         while self._buffers:
-            _free(self._buffers.pop().descriptor)
+            _free_buffer(self._buffers.pop())
+
+
+@contextmanager
+def replacing(offered: list[T], new: T, free: Callable[[T], None]) -> Iterator[None]:
+    """Put ``new`` in the place of what is ``offered`` at the end of the ``with`` block, and ``free`` that.
+
+    After an error of Seer the new one is freed instead.  After any other, both stay: engines may have either.
+    """
+    try:
+        yield
+    except SeerError:
+        free(new)
+        raise
+    except BaseException:
+        offered.append(new)
+        raise
+    while offered:
+        free(offered.pop())
+    offered.append(new)
+
+
+def _free_buffer(buffer: _Buffer) -> None:
+    _free(buffer.descriptor)
 
 
 def _free(descriptor: int) -> None:

@@ -22,9 +22,9 @@ import structlog
 import torch
 import torch.distributed
 
-from seer_core.errors import ConfigError, EngineError, SeerError
+from seer_core.errors import ConfigError, EngineError
 from seer_core.ports.weights import BROADCAST, WeightSpec
-from seer_core.weights.shared import TensorSlice, checksum_of, digest_of_checksums
+from seer_core.weights.shared import TensorSlice, checksum_of, digest_of_checksums, replacing
 from seer_worker.weights.shared_weights import SharedMemory
 
 __all__ = ["Broadcast", "BroadcastWeights"]
@@ -100,17 +100,8 @@ class BroadcastWeights:
             "backend": self._backend,
             "piece_bytes": self._piece_bytes,
         }
-        new = _Sender(settings)
-        try:
+        with replacing(self._senders, _Sender(settings), _Sender.close):
             yield WeightSpec(BROADCAST, settings)
-        except SeerError:
-            new.close()
-            raise
-        except BaseException:
-            self._senders.append(new)
-            raise
-        self.close()
-        self._senders.append(new)
 
     def close(self) -> None:
         """Send no more, once a pass that has begun is over."""
