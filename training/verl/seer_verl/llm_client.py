@@ -101,11 +101,12 @@ class LLMClient:
             )
         ids = list(normalize_token_ids(prompt_ids))
         wanted = self.sampling(sampling_params, len(ids))
-        turn, row.turns = row.next_turn(), row.turns + 1
-        if row.turns == 1:
+        later = row.next_turn() if row.turns else None
+        row.turns += 1
+        if later is None:
             completion = await self.client.rollout_row(row.group, row.index, prompt_token_ids=ids, **wanted)
         else:
-            record = {**turn, "prompt_token_ids": ids, **wanted}
+            record = {**later, "prompt_token_ids": ids, **wanted}
             (completion,) = [each async for each in self.client.rollout([record], iteration=row.iteration)]
         if completion.finish_reason not in STOPS:
             raise RuntimeError(f"the response {completion.request_id} has failed; the server's log says why")

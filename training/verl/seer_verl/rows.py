@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -26,22 +26,21 @@ class BatchRow:
 
     def next_turn(self) -> dict[str, Any]:
         """Return the record of its next turn without its prompt; what tools answer differs by the row."""
-        record: dict[str, Any] = {"group_id": f"{self.group}-{self.index}-{self.turns}", "n": 1}
-        if self.agent != SINGLE_TURN:
-            record |= {"family": self.group, "trajectories": [_trajectory(self.group, self.index)]}
-        return record
+        name = f"{self.group}-{self.index}-{self.turns}"
+        return _record(name, self.group, [self.index], self.agent)
 
 
 def reserved_record(group: str, n: int, agent: str) -> dict[str, Any]:
     """Return the record of a reserved group; the KV of its rows is kept where ``agent`` may add turns."""
-    record: dict[str, Any] = {"group_id": group, "n": n}
+    return _record(group, group, range(n), agent)
+
+
+def _record(name: str, group: str, rows: Sequence[int], agent: str) -> dict[str, Any]:
+    """Return the record of a turn of some rows of a group."""
+    record: dict[str, Any] = {"group_id": name, "n": len(rows)}
     if agent != SINGLE_TURN:
-        record |= {"family": group, "trajectories": [_trajectory(group, index) for index in range(n)]}
+        record |= {"family": group, "trajectories": [f"{group}-{row}" for row in rows]}
     return record
-
-
-def _trajectory(group: str, index: int) -> str:
-    return f"{group}-{index}"
 
 
 ROW: ContextVar[BatchRow | None] = ContextVar("ROW", default=None)
