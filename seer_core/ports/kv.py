@@ -111,7 +111,7 @@ class StoreContext(msgspec.Struct, frozen=True):
 
 
 class KVStore(Protocol):
-    """One instance's end of the pool, in its engine's process; used by one thread.
+    """One instance's end of the pool, in its engine's process; called by one thread at a time.
 
     Made by ``Class(settings, host)``.  A block that cannot be had, for any reason, is a miss and never an
     error; if a method raises all the same, the instance goes on without the pool and reports the reason to

@@ -141,9 +141,7 @@ def test_episodes_of_groups_come_back_with_their_turns_and_rewards(episodes, ser
     assert figure(server, "seer_trajectories") == before
 
 
-def test_the_train_client_has_the_tokens_their_mask_and_their_log_probs(
-    episodes, server, client, vocabulary
-):
+def test_the_train_client_has_the_tokens_their_mask_and_their_log_probs(episodes, server, client, vocabulary):
     # verifiers leaves special tokens out of a turn's text, and begins another branch where one was written.
     letters = [token for word, token in vocabulary.items() if len(word) == 1]
     traces = asyncio.run(

@@ -44,7 +44,8 @@ class EmulatedVllm(VllmAdapter):
                 " the drafter from [seer].plugins"
             )
         arguments = engine_args(settings, model) | {"additional_config": emulation}
-        super().__init__(structs.replace(start, settings=arguments), emulation)
+        copied_bytes = round(emulation.cost.kv_bytes_per_token) * settings.block_tokens
+        super().__init__(structs.replace(start, settings=arguments), emulation, copied_bytes)
 
 
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from seer_vllm.proposer import Proposer
 from seer_worker.process.adapter import ScriptedTokens
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.outputs import (
-    EMPTY_MODEL_RUNNER_OUTPUT,
     DraftTokenIds,
     KVConnectorOutput,
     LogprobsLists,
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 __all__ = ["EmulatedRunner"]
+
+INSTANT_S = 1e-9
+"""Times that differ by less are one."""
 
 
 class _Request:
@@ -87,6 +89,8 @@ class EmulatedRunner:
         self._requests: dict[str, _Request] = {}
         self._drafts: DraftTokenIds | None = None
         self._version = emulation.weight_version
+        self._loading: dict[str, float] = {}
+        self._loaded_until = 0.0
         if self.speculative_config is not None:
             self.drafter = Proposer(vllm_config)
             self.drafter.request_ids = lambda: self._ids
@@ -102,7 +106,8 @@ class EmulatedRunner:
             self._requests.pop(request_id, None)
         moved_s = self._load(plan)
         if not plan.num_scheduled_tokens:
-            return EMPTY_MODEL_RUNNER_OUTPUT
+            self._emulation.time.spend(moved_s or self._next_load_s())
+            return ModelRunnerOutput.with_kv_conn_output_only(self._loaded())
         found = self._admit(plan)
         self._emulation.time.admit([request.name for request, _ in found])
         ids = list(plan.num_scheduled_tokens)
@@ -117,7 +122,7 @@ class EmulatedRunner:
         output = ModelRunnerOutput(
             ids, {name: row for row, name in enumerate(ids)}, sampled, _logprobs(sampled)
         )
-        output.kv_connector_output = None if self._connector is None else KVConnectorOutput()
+        output.kv_connector_output = self._loaded()
         return output
 
     def take_drafts(self) -> DraftTokenIds | None:
@@ -125,24 +130,50 @@ class EmulatedRunner:
         drafts, self._drafts = self._drafts, None
         return drafts
 
-    def read_kv(self, block_ids: list[int]) -> Bytes:
-        """Return blocks for the KV pool, uint8 [n, block_bytes]; the step under way takes longer for it."""
+    def read_kv(self, block_ids: list[int] | None) -> Bytes:
+        """Return blocks for the KV pool, uint8 [n, block_bytes]; the step under way takes longer for it.
+
+        None: those staged, which were copied out while it was computed.
+        """
         assert self._connector is not None
-        self._emulation.time.spend(self._emulation.save_s(len(block_ids) * self._block_tokens))
+        if block_ids is not None:
+            self._emulation.time.spend(self._emulation.save_s(len(block_ids) * self._block_tokens))
         return self._connector.read(block_ids)
 
     def _load(self, plan: SchedulerOutput) -> float:
-        """Let the connector load what this step asks for; return the seconds that takes."""
+        """Load all at once, and return the seconds that this step takes longer for it.
+
+        What a request waits for counts as loaded when its copy would have ended: one after the other.
+        """
         if self._connector is None:
             return 0.0
         loads = plan.kv_connector_metadata
         assert isinstance(loads, Loads)
-        self._connector.bind_connector_metadata(loads)
-        self._connector.start_load_kv(None)
-        self._connector.clear_connector_metadata()
-        return self._emulation.load_s(
-            sum(len(block_ids) for block_ids, _ in loads.loads) * self._block_tokens
-        )
+        now, blocks = self._emulation.time.now(), 0
+        for load in loads.loads:
+            if load.waits:
+                load_s = self._emulation.load_s(len(load.block_ids) * self._block_tokens)
+                self._loaded_until = max(self._loaded_until, now) + load_s
+                self._loading[load.request_id] = self._loaded_until
+            else:
+                blocks += len(load.block_ids)
+        self._connector.load_now(loads)
+        return self._emulation.load_s(blocks * self._block_tokens)
+
+    def _next_load_s(self) -> float:
+        """Return the seconds until the next load ends, 0 without any."""
+        now = self._emulation.time.now()
+        return max(0.0, min(self._loading.values(), default=now) - now)
+
+    def _loaded(self) -> KVConnectorOutput | None:
+        """Return the requests that have waited until now."""
+        if self._connector is None:
+            return None
+        now = self._emulation.time.now() + INSTANT_S
+        loaded = {name for name, until in self._loading.items() if until <= now}
+        for name in loaded:
+            del self._loading[name]
+        return KVConnectorOutput(finished_recving=loaded or None)
 
     def _admit(self, plan: SchedulerOutput) -> list[tuple[_Request, int]]:
         """Take over what the scheduler plans for requests.

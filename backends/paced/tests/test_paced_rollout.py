@@ -130,11 +130,23 @@ def corrupted(blocks):
 def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
     blocks = pytest.importorskip("seer_vllm.blocks")
     write = blocks.VllmLayers.write
-    monkeypatch.setattr(blocks.VllmLayers, "write", lambda self, ids, rows: write(self, ids, damage(rows)))
+    monkeypatch.setattr(
+        blocks.VllmLayers, "write", lambda self, ids, rows, after: write(self, ids, damage(rows))
+    )
     trace = Trace()
     with pytest.raises(EngineError, match="no instance is left"):
         roll_out(observer=trace, attempts=0)
     assert any("does not hold the KV of its text" in line for line in trace.lines)
+
+
+def test_steps_go_on_while_a_request_waits_for_its_kv(monkeypatch):
+    slow = {"moves": {"latency_s": 0.05, "bandwidth_bytes_per_s": 1e9}}
+    waiting = roll_out(**slow)
+    monkeypatch.setattr(pytest.importorskip("seer_vllm.connector"), "AWAITED_BYTES", 1 << 40)
+    stopping = roll_out(**slow)
+    assert tokens_of(waiting) == tokens_of(stopping) == tokens_of(roll_out())
+    assert waiting.summary.pool_tokens > 0
+    assert waiting.summary.total_time_s < stopping.summary.total_time_s
 
 
 def test_in_real_time_a_process_each_says_the_same_also_if_one_is_killed():

@@ -37,7 +37,8 @@ class Pooled(Scripted):
     def submit(self, job):
         super().submit(job)
         keys = keys_of(job.token_ids)
-        found = self._store.fetch(keys, BLOCK_BYTES) if keys else np.empty((0, BLOCK_BYTES), np.uint8)
+        found = np.empty((self._store.find(keys) if keys else 0, BLOCK_BYTES), np.uint8)
+        found = found[: self._store.get(keys[: len(found)], found)]
         computed = [kv_of(key) for key in keys[len(found) :]]
         digest = hashlib.sha256(b"".join(row.tobytes() for row in (*found, *computed))).hexdigest()
         self._begun[job.id] = (job, len(found) * BLOCK_TOKENS, digest)

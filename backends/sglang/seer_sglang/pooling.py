@@ -64,7 +64,9 @@ class KvPoolAdapter:
         size = self._layers.block_tokens
         first = cached // size
         keys = self._keys(pooled, tokens[: limit // size * size])[first:]
-        return max(0, (first + self.pooled.stage(rid, first, keys)) * size - cached)
+        found = self.pooled.stage(rid, first, keys)
+        assert found is not None  # SGLang's cache answers at once
+        return max(0, (first + found) * size - cached)
 
     def load(self, rid: str, slots: Tensor) -> None:
         """Write what has been staged into the slots given for it."""

@@ -1,14 +1,15 @@
 """KV as blocks of bytes, for any order in which a kernel keeps the numbers within a block.
 
-Between a GPU and main memory blocks go through two buffers, taken once: one on the device, in which those of
-all layers lie side by side, and a pinned one, to and from which the GPU copies by itself.  They go on a
-stream of their own, so that a step computes meanwhile.  On a CPU the two are one buffer of plain memory.
+Between a GPU and main memory blocks go through pairs of buffers, taken once: one on the device, in which
+those of all layers lie side by side, and a pinned one, to and from which the GPU copies by itself.  They go
+on streams of their own, so that a step computes meanwhile.  On a CPU a pair is one buffer of plain memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 
 import numpy as np
 import torch
@@ -23,7 +24,10 @@ STAGED_BYTES = 32 << 20
 
 
 class VllmLayers:
-    """The KV of all layers; a block of all of them is one row of bytes."""
+    """The KV of all layers; a block of all of them is one row of bytes.
+
+    One thread calls all but ``write``, which another may call meanwhile, for blocks that no step has.
+    """
 
     def __init__(self, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> None:
         self._rows = [_rows(name, layer, blocks) for name, layer in kv_caches.items()]
@@ -31,11 +35,9 @@ class VllmLayers:
         block_bytes = sum(rows.shape[1] for rows in self._rows)
         self.most_staged = max(1, STAGED_BYTES // block_bytes)
         """The blocks that ``stage`` takes at most."""
-        on_gpu = self._device.type == "cuda"
-        shape = self.most_staged, block_bytes
-        self._host = torch.empty(shape, dtype=torch.uint8, pin_memory=on_gpu)
-        self._there = torch.empty(shape, dtype=torch.uint8, device=self._device) if on_gpu else self._host
-        self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._out, self._put = (_Buffers(self._device, self.most_staged, block_bytes) for _ in range(2))
+        self._into = _Buffers(self._device, self.most_staged, block_bytes)
+        self._into_free = Lock()
         self._staged = 0
 
     def stage(self, block_ids: Sequence[int]) -> None:
@@ -43,49 +45,57 @@ class VllmLayers:
         self._staged = count = len(block_ids)
         if not count:
             return
-        with self._apart():
+        self._out, self._put = self._put, self._out
+        out = self._out
+        with out.apart():
             index = torch.tensor(block_ids, device=self._device)
             for rows, begin, end in self._columns():
-                self._there[:count, begin:end] = rows[index]
-            if self._stream is not None:
-                self._host[:count].copy_(self._there[:count], non_blocking=True)
+                out.there[:count, begin:end] = rows[index]
+            if out.stream is not None:
+                out.host[:count].copy_(out.there[:count], non_blocking=True)
 
     def take(self) -> Bytes:
-        """Return what was staged, uint8 [n, bytes of a block]; it is overwritten by any other call."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        blocks: Bytes = self._host[: self._staged].numpy()
+        """Return what was staged, uint8 [n, bytes of a block]; it stays until twice as much is staged."""
+        self._out.wait()
+        blocks: Bytes = self._out.host[: self._staged].numpy()
         return blocks
 
     def read(self, block_ids: Sequence[int]) -> Bytes:
         """Return blocks, uint8 [n, bytes of a block]."""
-        blocks = np.empty((len(block_ids), self._host.shape[1]), np.uint8)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        blocks = np.empty((len(block_ids), self._out.host.shape[1]), np.uint8)
+        if self._out.stream is not None:
+            self._out.stream.wait_stream(torch.cuda.current_stream(self._device))
         for part in self._parts(len(block_ids)):
             self.stage(block_ids[part])
             blocks[part] = self.take()
         return blocks
 
-    def write(self, block_ids: Sequence[int], blocks: Bytes) -> None:
-        """Replace blocks by what ``read`` has returned, here or elsewhere, before what is computed next."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        for part in self._parts(len(block_ids)):
-            index = torch.tensor(block_ids[part], device=self._device)
-            count = len(index)
-            self._host[:count] = torch.from_numpy(blocks[part])
-            with self._apart():
-                if self._stream is not None:
-                    self._there[:count].copy_(self._host[:count], non_blocking=True)
-                for rows, begin, end in self._columns():
-                    rows[index] = self._there[:count, begin:end]
-            if self._stream is not None:
-                self._stream.synchronize()  # the pinned buffer is filled anew
+    def computed(self) -> torch.cuda.Event | None:
+        """Return what ``write`` waits for: all that this thread has let a GPU compute so far."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
-    def _apart(self) -> AbstractContextManager[object]:
-        """Return the context in which a GPU works beside its steps."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    def write(self, block_ids: Sequence[int], blocks: Bytes, after: torch.cuda.Event | None = None) -> None:
+        """Replace blocks by what ``read`` has returned, here or elsewhere; they are there when it returns.
+
+        What the GPU computes for ``computed``, which returned ``after``, is done first.
+        """
+        into = self._into
+        for part in self._parts(len(block_ids)):
+            with self._into_free, into.apart():
+                if into.stream is not None and after is not None:
+                    into.stream.wait_event(after)
+                index = torch.tensor(block_ids[part], device=self._device)
+                count = len(index)
+                into.host[:count] = torch.from_numpy(blocks[part])
+                if into.stream is not None:
+                    into.there[:count].copy_(into.host[:count], non_blocking=True)
+                for rows, begin, end in self._columns():
+                    rows[index] = into.there[:count, begin:end]
+                into.wait()  # the pinned buffer is filled anew
 
     def _parts(self, count: int) -> Iterator[slice]:
         for begin in range(0, count, self.most_staged):
@@ -98,6 +108,26 @@ class VllmLayers:
             end = begin + rows.shape[1]
             yield rows, begin, end
             begin = end
+
+
+class _Buffers:
+    """Where blocks of one direction lie on their way: ``host`` in main memory, ``there`` on the device."""
+
+    def __init__(self, device: torch.device, blocks: int, block_bytes: int) -> None:
+        on_gpu = device.type == "cuda"
+        shape = blocks, block_bytes
+        self.host = torch.empty(shape, dtype=torch.uint8, pin_memory=on_gpu)
+        self.there = torch.empty(shape, dtype=torch.uint8, device=device) if on_gpu else self.host
+        self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def apart(self) -> AbstractContextManager[object]:
+        """Return the context in which a GPU works beside its steps."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def wait(self) -> None:
+        """Wait until everything has gone its way."""
+        if self.stream is not None:
+            self.stream.synchronize()
 
 
 def _rows(name: str, layer: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -5,19 +5,25 @@ KV, or with tensor parallelism a part of it.  Blocks are copied out of the store
 promised any of them, because vLLM's own way back from a failed load lets another request of the same step
 read the block before it is computed again.
 
+A request with few blocks to load is let in at once, and its step begins with them.  One with many waits,
+while a thread of the scheduler copies them out of the store, and then, as ``WAITING_FOR_REMOTE_KVS``, while a
+thread of each worker copies them to the device; steps go on meanwhile.
+
 Blocks are saved while their chunk runs: each step begins to copy out some that earlier steps have filled, as
-many as the workers' buffers hold, and they are put into the store when it has ended.  What is left at the end
+many as the workers' buffers hold, and they are put into the store during the next.  What is left at the end
 of a chunk is saved there, before the end is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.pooling import FetchedBlocks, PooledRequests
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import FailsafeStore
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -28,6 +34,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
@@ -38,17 +45,37 @@ from seer_vllm.parts import parts_of
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["StoreConnector"]
+__all__ = ["Load", "Loads", "StoreConnector"]
+
+AWAITED_BYTES = 32 << 20
+"""A step begins with a request's load if it is no larger: a millisecond's copy at 32 GB/s."""
+
+
+@attrs.frozen(eq=False)
+class Load:
+    """Blocks for a request, and the numbers of those that they belong to.
+
+    They are in ``memory`` from row ``skip`` on.  Its step begins with them, unless it ``waits`` for them.
+    """
+
+    request_id: str
+    block_ids: list[int]
+    memory: Bytes | SharedBlocks
+    skip: int
+    waits: bool
+
+    @property
+    def blocks(self) -> Bytes:
+        """The blocks, uint8 [n, block_bytes], for a worker, where shared memory is an array."""
+        assert not isinstance(self.memory, SharedBlocks)
+        return self.memory[self.skip : self.skip + len(self.block_ids)]
 
 
 @attrs.define(eq=False)
 class Loads(KVConnectorMetadata):
-    """Loads that all workers make before this step: block numbers, and what belongs there.
+    """What all workers load, and ``staged``, the blocks that they copy out during this step."""
 
-    ``staged`` are the blocks that they copy out during it.
-    """
-
-    loads: list[tuple[list[int], Bytes | SharedBlocks]] = attrs.field(factory=list)
+    loads: list[Load] = attrs.field(factory=list)
     staged: list[int] = attrs.field(factory=list)
 
 
@@ -101,10 +128,14 @@ class StoreConnector(KVConnectorBase_V1):
         self._cached_tokens: dict[str, int] = {}
         """Tokens of requests that are let in whose KV vLLM's own cache has."""
         self._staged_keys: list[bytes] = []
-        self.most_staged = max(1, STAGED_BYTES * self.parts.parts // self.block_bytes)
-        """The blocks that a step copies out at most, without those of chunks that end."""
+        self.most_staged = self.awaited_blocks = 0
+        self.use_block_bytes(self.block_bytes)
+        self._awaited: dict[str, FetchedBlocks] = {}
+        """What workers are loading for requests that wait, in memory that has to live until then."""
         self._loads = self._handed = Loads()
         self._layers: VllmLayers | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._loading: dict[str, Future[None]] = {}
         self._columns = self.parts.columns(vllm_config.parallel_config.rank, self.block_bytes)
         self._is_first = self.parts.is_first(vllm_config.parallel_config.rank)
 
@@ -115,44 +146,85 @@ class StoreConnector(KVConnectorBase_V1):
 
     # In the scheduler.
 
+    def use_block_bytes(self, block_bytes: int) -> None:
+        """Copy as many blocks as fit if one has so many bytes.
+
+        ``most_staged`` are copied out in a step, without those of chunks that end.  A request with more than
+        ``awaited_blocks`` to load waits for them, and they come out of the store beside steps.
+        """
+        self.most_staged = max(1, STAGED_BYTES * self.parts.parts // block_bytes)
+        self.awaited_blocks = AWAITED_BYTES // block_bytes
+
     def attach(
-        self, store: KVStore, read: Callable[[list[int] | None], Bytes], report: Callable[[str], None]
+        self,
+        store: KVStore,
+        read: Callable[[list[int] | None], Bytes],
+        report: Callable[[str], None],
+        *,
+        beside: bool,
     ) -> None:
         """Use a store; ``read`` returns the workers' blocks of these numbers, uint8 [n, block_bytes].
 
         Called with None it returns those that the workers have staged.  ``report`` gets the reason if the
-        store is given up.
+        store is given up.  ``beside``: many blocks are copied out of it beside steps.
         """
         self.requests.store, self._read = FailsafeStore(store, report), read
+        self.requests.awaited_blocks = self.awaited_blocks if beside else None
+        self.requests.shared = self.parts.ranks > 1
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run."""
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Copy out what the store has after the first ``num_computed_tokens``; one token stays to be run.
+
+        Return for how many tokens that is, None while it is being copied, and whether the request waits.
+        """
         self._cached_tokens[request.request_id] = num_computed_tokens
         if request.get_skip_reading_prefix_cache():  # every position is computed, for its log-prob
             return 0, False
         first = num_computed_tokens // self.block_tokens
         keys = self._keys(request)[first : (request.num_tokens - 1) // self.block_tokens]
-        return self.requests.stage(request.request_id, first, keys) * self.block_tokens, False
+        found = self.requests.stage(request.request_id, first, keys)
+        if found is None:
+            return None, False
+        return found * self.block_tokens, found > self.awaited_blocks
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Load what was promised into the blocks given for it, before this step."""
+        """Load what was promised into the blocks given for it; a second call, after a wait, does nothing."""
+        name = request.request_id
+        cached = self._cached_tokens.pop(name, None)
+        if cached is None:
+            return
         job = (request.sampling_params.extra_args if request.sampling_params else None) or {}
         if "group" in job and not job["last"]:
-            found = self._cached_tokens.pop(request.request_id, 0) + num_external_tokens
-            self._running[request.request_id] = RunningSave(request, found // self.block_tokens)
-        staged = self.requests.take(request.request_id)
+            found = (cached + num_external_tokens) // self.block_tokens
+            self._running[name] = RunningSave(request, found)
+        staged = self.requests.take(name)
         if staged is not None and num_external_tokens:
             count = num_external_tokens // self.block_tokens
             ids = blocks.get_block_ids()[0][staged.first : staged.first + count]
-            self._loads.loads.append((ids, self._for_workers(staged.blocks[:count])))
+            waits = staged.count > self.awaited_blocks
+            self._loads.loads.append(Load(name, ids, staged.memory, staged.skip, waits))
+            if waits:
+                self._awaited[name] = staged
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
-        """Hand this step's loads to the workers; shared memory lives until the next step."""
+        """Hand this step's loads to the workers; their memory lives until the next step, or a wait's end."""
         self._loads.staged = self._plan_staged(scheduler_output.num_scheduled_tokens)
         self._handed, self._loads = self._loads, Loads()
         return self._handed
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Give up the memory of what all workers have loaded."""
+        for name in connector_output.finished_recving or ():
+            del self._awaited[name]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a request waits, or did when it was aborted, for what workers are loading."""
+        return bool(self._awaited)
 
     @property
     def staged(self) -> int:
@@ -160,15 +232,11 @@ class StoreConnector(KVConnectorBase_V1):
         return len(self._handed.staged)
 
     def put_staged(self) -> None:
-        """Put into the store what the workers have copied out during the step just made."""
+        """Begin to put into the store what the workers have copied out during the step just made."""
         keys, self._staged_keys = self._staged_keys, []
-        if keys and self.saves:
-
-            def read(lacking: list[int]) -> Bytes:
-                assert self._read is not None
-                return self._read(None)[lacking]
-
-            self.requests.save(keys, read)
+        if keys:
+            assert self._read is not None
+            self.requests.save_beside(keys if self.saves else [], self._read(None))
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
@@ -226,14 +294,6 @@ class StoreConnector(KVConnectorBase_V1):
                 running.saved = end
         return block_ids
 
-    def _for_workers(self, blocks: Bytes) -> Bytes | SharedBlocks:
-        """Return blocks as they go to the workers: a single one is in this process."""
-        if self.parts.ranks == 1:
-            return blocks
-        shared = SharedBlocks(*blocks.shape)
-        shared.blocks[:] = blocks
-        return shared
-
     def _keys(self, request: Request) -> Sequence[bytes]:
         keys: Sequence[bytes] = request.block_hashes
         assert not keys or len(keys[0]) == KEY_BYTES
@@ -258,13 +318,41 @@ class StoreConnector(KVConnectorBase_V1):
         self._layers = VllmLayers(kv_caches, self._blocks)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load everything this step asks for."""
+        """Load what this step asks for, and begin to load what requests wait for."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, Loads)
+        for load, write in self._writes(metadata):
+            if not load.waits:
+                write()
+                continue
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "seer-kv-load")
+            self._loading[load.request_id] = self._thread.submit(write)
+        self._stage(metadata)
+
+    def load_now(self, metadata: Loads) -> None:
+        """Load everything at once, and stage, where the time that takes is not the machine's."""
+        for _, write in self._writes(metadata):
+            write()
+        self._stage(metadata)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return of which requests that wait everything has been loaded here."""
+        loaded = {name for name, load in self._loading.items() if load.done()}
+        for name in loaded:
+            self._loading.pop(name).result()
+        return None, loaded or None
+
+    def _writes(self, metadata: Loads) -> Iterator[tuple[Load, Callable[[], None]]]:
+        """Yield each load, and the function that makes it."""
         assert self._layers is not None
-        for block_ids, blocks in metadata.loads:
-            assert not isinstance(blocks, SharedBlocks)  # which is an array once it has come here
-            self._layers.write(block_ids, blocks[:, self._columns])
+        computed = self._layers.computed() if metadata.loads else None
+        for load in metadata.loads:
+            blocks = load.blocks[:, self._columns]
+            yield load, partial(self._layers.write, load.block_ids, blocks, computed)
+
+    def _stage(self, metadata: Loads) -> None:
+        assert self._layers is not None
         self._layers.stage(metadata.staged)
 
     def read(self, block_ids: list[int] | None) -> Bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,6 +54,7 @@ log = structlog.get_logger("seer")
 EXTENSION = "seer_vllm.extension.WorkerExtension"
 SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
 UNRESET = "vLLM could not reset its prefix cache"
+PAUSE_S = 0.001
 KV_TRANSFER = KVTransferConfig(
     kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
 )
@@ -61,11 +63,12 @@ KV_TRANSFER = KVTransferConfig(
 class VllmAdapter(CoreAdapter):
     """An instance of vLLM; ``forward`` takes the place of its model.
 
-    What computes the steps then is the worker class in ``start.settings``.
+    What computes the steps then is the worker class in ``start.settings``, and ``block_bytes`` are those that
+    a block of its KV stands for.
     """
 
-    def __init__(self, start: Start, forward: Forward | None = None) -> None:
-        super().__init__(start, VllmCore(start), forward)
+    def __init__(self, start: Start, forward: Forward | None = None, block_bytes: int | None = None) -> None:
+        super().__init__(start, VllmCore(start, block_bytes), forward)
 
 
 class VllmCore:
@@ -73,7 +76,7 @@ class VllmCore:
 
     draft_paths = 1
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, block_bytes: int | None = None) -> None:
         internals.check_imports(on_cpu=current_platform.is_cpu())
         patches.install(Path(start.scratch))
         source = start.source
@@ -103,7 +106,8 @@ class VllmCore:
         self.engine = LLMEngine.from_engine_args(args, usage_context=usage)
         internals.check_engine(self.engine)
         [runner, *_] = self._call("seer_install")
-        if runner is not None:  # an emulated worker has none
+        self._emulated = runner is None
+        if runner is not None:
             log.info("model_runner", runner=runner, reason=choice.reason)
         assert isinstance(self.engine.engine_core, InprocClient)
         scheduler = self.engine.engine_core.engine_core.scheduler
@@ -113,9 +117,10 @@ class VllmCore:
             scheduler.draft_lengths = lengths
         self._scheduler = scheduler
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
-        if self._connector is not None and (runner is None or self._connector.parts.ranks > 1):
-            # An emulated copy costs time at the end of a chunk; over several ranks it is not proved yet.
-            self._connector.most_staged = 0
+        if self._connector is not None and block_bytes is not None:
+            self._connector.use_block_bytes(block_bytes)
+        if self._connector is not None and self._connector.parts.ranks > 1:
+            self._connector.most_staged = 0  # over several ranks it is not proved yet
         [group, *_] = scheduler.kv_cache_config.kv_cache_groups
         self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
         self._requests: dict[str, str] = {}
@@ -169,8 +174,7 @@ class VllmCore:
 
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
-        with self._noticing_dead_ranks():
-            outputs = self.engine.step()
+        outputs = self._step()
         ended = [output for output in outputs if isinstance(output, RequestOutput) and output.finished]
         if ended:
             self._close([self._requests[output.request_id] for output in ended])
@@ -196,11 +200,13 @@ class VllmCore:
 
     def reset_cache(self) -> None:
         """Drop all cached KV."""
+        self._end_loads()
         if not self.engine.reset_prefix_cache():
             raise Rejected(UNRESET)
 
     def clear_kv(self) -> None:
         """Drop all cached KV, and write zeros over its memory."""
+        self._end_loads()
         if not self.engine.reset_prefix_cache():
             raise EngineError(UNRESET)
         self._call("seer_clear_kv")
@@ -213,7 +219,7 @@ class VllmCore:
     def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store through vLLM's connector."""
         assert self._connector is not None
-        self._connector.attach(store, self._read_kv, report)
+        self._connector.attach(store, self._read_kv, report, beside=not self._emulated)
         return self._connector.requests
 
     def _read_kv(self, block_ids: list[int] | None) -> Bytes:
@@ -294,6 +300,19 @@ class VllmCore:
             if getattr(self.engine.model_executor, "is_failed", False):
                 raise EngineError(f"one of its {self._parts.ranks} ranks has ended: {error}") from error
             raise
+
+    def _step(self) -> list[Any]:
+        """Make one step; one in which requests only wait for KV is a pause."""
+        with self._noticing_dead_ranks():
+            outputs = self.engine.step()
+        if not self._scheduler.scheduled[0] and not self._emulated:
+            time.sleep(PAUSE_S)
+        return outputs
+
+    def _end_loads(self) -> None:
+        """Let aborted requests give back the blocks that are still being loaded."""
+        while self._connector is not None and self._connector.waits:
+            self._step()
 
     def _logprobs(self, job_id: str) -> FlatLogprobs:
         """Return the log-probs that vLLM has kept of a running chunk."""

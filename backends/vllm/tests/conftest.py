@@ -77,6 +77,12 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     return start(models[0])
 
 
+@pytest.fixture(scope="session")
+def let_wait() -> Callable[[Launch], Launch]:
+    """Return a function that makes a worker's requests wait for every block that they load."""
+    return lambda launch: attrs.evolve(launch, instance="waiting:Waiting")
+
+
 def _interpret(launch: Launch) -> Launch:
     environment = {
         **launch.environment,

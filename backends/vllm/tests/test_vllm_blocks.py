@@ -1,5 +1,7 @@
 """KV blocks of any layout."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -86,3 +88,29 @@ def test_kv_that_is_not_laid_out_block_by_block_is_refused(layer):
         EngineError, match=r"KV of layer.0 is laid out .* not block by block.*kv_pool = \"none\""
     ):
         layers(layer)
+
+
+def test_what_was_staged_stays_while_more_is_staged_once():
+    layer = LAYOUTS["plain"]()
+    kv = layers(layer)
+    expected = kv.read([3, 2]), kv.read([4])
+    kv.stage([3, 2])
+    first = kv.take()
+    kv.stage([])
+    kv.stage([4])
+    assert np.array_equal(first, expected[0])
+    assert np.array_equal(kv.take(), expected[1])
+
+
+def test_several_threads_write_blocks_at_once(monkeypatch):
+    monkeypatch.setattr("seer_vllm.blocks.STAGED_BYTES", 2 * 4 * 8 * 4)
+    layer = LAYOUTS["plain"]()
+    expected = layer.clone()
+    kv = layers(layer)
+    blocks = kv.read(range(BLOCKS))
+    layer.zero_()
+    with ThreadPoolExecutor(4) as threads:
+        ids = [[0, 3], [1], [2, 5], [4]]
+        done = [threads.submit(kv.write, each, blocks[each], kv.computed()) for each in ids]
+    assert [each.result() for each in done] == [None] * 4
+    assert torch.equal(layer, expected)

@@ -54,11 +54,11 @@ def pool(make_fleet):
 
 
 @pytest.fixture(scope="module")
-def pair(start, models, pool, notes):
-    """Two instances of the first model that share the pool."""
+def pair(start, let_wait, models, pool, notes):
+    """Two instances of the first model that share the pool; the second waits for all that it loads."""
     spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, StepTimes((1,), (0,), ((0.001,),)))
     plain = start(models[0], kv_pool=pool)
-    drafting = start(models[0], spec, pool, 1, max_batched_tokens=96)
+    drafting = start(models[0], spec, pool, 1, change=let_wait, max_batched_tokens=96)
     drafting.group = "mixed"
     return plain, drafting
 
@@ -172,6 +172,30 @@ def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):
     b.run(b.until(lambda: any(report.running for report in b.reports)))
     b.engine.abort(long.id)
     assert moved(pair, prompts(3), PLAIN, 120, 50)[0] == expected
+
+
+def test_what_is_aborted_while_its_kv_is_on_its_way_leaves_nothing_behind(pair, pool, cold, answers, prompts):
+    a, b = pair
+    going_on = Sampling(1.0, ignore_eos=True)
+    some = prompts(6, 150)
+    expected = a.whole(some, going_on, TOKENS)
+    answers(expected)
+    cold()
+    first = a.run(a.chunks([a.job(prompt, 64, seed, going_on) for seed, prompt in enumerate(some)]))
+    texts = [[*prompt, *output.token_ids] for prompt, output in zip(some, first, strict=True)]
+    jobs = [b.job(text, TOKENS - 64, seed, going_on) for seed, text in enumerate(texts)]
+    got = pool.stats().got_bytes
+    for job in jobs[:3]:
+        b.engine.submit(job)
+    b.engine.abort(jobs[0].id)
+    b.run(b.until(lambda: pool.stats().got_bytes > got))
+    b.engine.abort(jobs[1].id)
+    b.engine.abort(jobs[2].id)
+    b.run(b.engine.reset_cache())
+    outputs = b.run(b.chunks([b.job(text, TOKENS - 64, seed, going_on) for seed, text in enumerate(texts)]))
+    responses = [[*begun.token_ids, *then.token_ids] for begun, then in zip(first, outputs, strict=True)]
+    assert responses == expected
+    assert min(output.pool_tokens for output in outputs) >= 6 * BLOCK
 
 
 def dropped(pool):

@@ -503,6 +503,8 @@ class CoreAdapter:
     def close(self) -> None:
         """End the store, the draft source, and what the engine started; all else goes with the process."""
         self._forward.close()
+        if self._pooled is not None:
+            self._pooled.close()
         if self._store is not None:
             self._store.close()
         if self._core.drafts is not None:

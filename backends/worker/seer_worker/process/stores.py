@@ -1,12 +1,12 @@
-"""The KV store a pool names: made once, and left alone once it has failed."""
+"""The KV store a pool names: made once, called by one thread at a time, and left alone once it has failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
+from threading import RLock
 from typing import TypeVar
 
-import attrs
-import numpy as np
 import structlog
 
 from seer_core.errors import ignore_report
@@ -14,7 +14,7 @@ from seer_core.ports.contracts import implemented
 from seer_core.ports.kv import Bytes, KVStore
 from seer_worker.process.loader import ImportedClass
 
-__all__ = ["STORE", "FailsafeStore", "PrefetchedBlocks"]
+__all__ = ["STORE", "FailsafeStore"]
 
 log = structlog.get_logger("seer")
 
@@ -25,46 +25,44 @@ STORE: ImportedClass[KVStore] = ImportedClass(
 )
 
 
-NOTHING: Bytes = np.empty((0, 0), np.uint8)
-
-
-@attrs.frozen
-class PrefetchedBlocks:
-    """Blocks copied out of the store for a request, which its blocks from number ``first`` on will hold."""
-
-    first: int
-    blocks: Bytes
+GET_BYTES = 32 << 20
+"""So much is copied out at once, if a block is not larger; other threads wait no longer for the store."""
 
 
 class FailsafeStore:
-    """A store, as long as it works; without it everything is a miss."""
+    """A store, as long as it works; without it everything is a miss.  Any thread may call it."""
 
     def __init__(self, store: KVStore | None, report: Callable[[str], None] = ignore_report) -> None:
         self._store, self._report = store, report
+        self._lock = RLock()
 
     def ask(self, work: Callable[[KVStore], T], otherwise: T) -> T:
         """Do something with the store; if that raises, give the store up and report it."""
-        if self._store is None:
-            return otherwise
-        try:
-            return work(self._store)
-        except Exception as error:
-            log.exception("kv_store_failed")
-            self._store = None
-            self._report(f"the KV store failed: {type(error).__name__}: {error}")
-            return otherwise
+        with self._lock:
+            if self._store is None:
+                return otherwise
+            try:
+                return work(self._store)
+            except Exception as error:
+                log.exception("kv_store_failed")
+                self._store = None
+                self._report(f"the KV store failed: {type(error).__name__}: {error}")
+                return otherwise
 
-    def fetch(self, keys: Sequence[bytes], block_bytes: int) -> Bytes:
-        """Copy out the blocks that the store has of the first keys, uint8 [blocks, block_bytes]."""
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the keys, from the first on, the store has, to the best of its knowledge."""
+        return self.ask(lambda store: store.find(keys), 0)
 
-        def fetch(store: KVStore) -> Bytes:
-            found = store.find(keys)
-            if not found:
-                return NOTHING
-            blocks = np.empty((found, block_bytes), np.uint8)
-            return blocks[: store.get(keys[:found], blocks)]
-
-        return self.ask(fetch, NOTHING)
+    def get(self, keys: Sequence[bytes], blocks: Bytes) -> int:
+        """Copy the blocks of these keys into ``blocks``, up to the first miss; return how many."""
+        at_once = max(1, GET_BYTES // blocks.shape[1])
+        for begin in range(0, len(keys), at_once):
+            part = keys[begin : begin + at_once]
+            into = blocks[begin : begin + at_once]
+            got = self.ask(methodcaller("get", part, into), 0)
+            if got < len(part):
+                return begin + got
+        return len(keys)
 
     def receive(self, message: Mapping[str, int]) -> None:
         """Pass the pool's note to the store."""
