@@ -57,7 +57,7 @@ def replayed_drafts(recordings: Sequence[Recording]) -> ReplayedDrafts:
     segments: list[tuple[Accepted, Chances]] = []
     for recording in recordings:
         for number, played in enumerate(replay_steps(recording, DRAFT_TOKENS)):
-            tokens = len(recording.responses[number])
+            tokens = recording.written(number)
             if not tokens:
                 continue
             count = -(-tokens // SEGMENT_TOKENS)

@@ -17,7 +17,6 @@ from seer_sim.account import StepAccount
 from seer_sim.engine import SimEngine
 from seer_sim.plugin import Settings, make_fleet
 
-from seer_core.errors import ConfigError
 from seer_core.model import Completion, PromptGroup
 from seer_core.model.results import Summary, Tally
 from seer_core.plugins.config import Config, structure
@@ -130,8 +129,6 @@ def simulate(
     if engine in SCHEDULERS:
         config = paced(config, SCHEDULERS[engine])
     groups = list(workload.groups(seed))
-    if engine not in ("sim", ENGINE) and workload.has_turns:
-        raise ConfigError(f"--engine {engine} rolls out no recorded turns; take --engine {ENGINE}")
     wanted = len(groups)
     groups += _later_groups(workload, policy, seed)
     timeline = Timeline()

@@ -74,8 +74,12 @@ def test_a_bound_is_refused_beside_recorded_drafts(recorded):
     assert "--bound has no least time for drafts of recorded text" in " ".join(result.output.split())
 
 
-def test_a_runs_directory_stands_for_its_responses(tmp_path):
-    line = {"group_id": "a", "index": 0, "token_ids": [5, 6, 7, 5, 6, 7, 5, 6, 7]}
+@pytest.mark.parametrize(("answered", "written"), [(0, 9), (3, 6)])
+def test_a_runs_directory_stands_for_its_responses_without_the_answers_of_environments(
+    tmp_path, answered, written
+):
+    turns = [{"tokens": 3, "answer_tokens": answered}, {"tokens": 6 - answered, "answer_tokens": 0}]
+    line = {"group_id": "a", "index": 0, "token_ids": [5, 6, 7, 5, 6, 7, 5, 6, 7], "turns": turns}
     (tmp_path / "completions.jsonl").write_text(json.dumps(line) + "\n")
     (response,) = read_replayed(tmp_path).responses
-    assert (response.id, response.group, response.tokens) == ("a/0", "a", 9)
+    assert (response.id, response.group, response.tokens) == ("a/0", "a", written)

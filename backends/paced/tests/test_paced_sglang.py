@@ -9,6 +9,7 @@ from seer_core.errors import EngineError
 from seer_core.model import PromptGroup
 from seer_core.plugins.config import make_config
 from seer_core.plugins.loading import assemble
+from seer_core.ports.environment import EnvironmentAnswer
 from seer_core.runtime.runtime import Runtime
 
 pytestmark = pytest.mark.engine
@@ -26,7 +27,20 @@ class Trace:
         self.lines.append(repr((now, event, commands)))
 
 
-def roll_out(engine="paced", observer=None, kv_pool="local", plugins=PLUGINS, **settings):
+class Dice:
+    """An environment whose answers follow from the turns, and come later."""
+
+    async def step(self, trajectory, turn):
+        total = sum(turn.token_ids)
+        answer = [5 + total % 90] * (1 + total % 40)
+        return EnvironmentAnswer(token_ids=answer, done=turn.number == 1 + trajectory.index, delay_s=0.05)
+
+
+TURNS = {"environment": Dice(), "lengths": {"mean_tokens": 40, "cap_tokens": 400}}
+"""Of ``roll_out``, for responses with turns, each some 40 tokens long."""
+
+
+def roll_out(engine="paced", observer=None, kv_pool="local", plugins=PLUGINS, environment=None, **settings):
     table = {**INSTANCES, "lengths": LENGTHS} | settings
     if engine == "paced":
         table["scheduler"] = "sglang"
@@ -47,7 +61,7 @@ def roll_out(engine="paced", observer=None, kv_pool="local", plugins=PLUGINS, **
 
     async def run():
         async with Runtime(assembly, config.seer, config.rollout) as runtime:
-            return await asyncio.wait_for(runtime.rollout(groups).wait(), 240)
+            return await asyncio.wait_for(runtime.rollout(groups, environment=environment).wait(), 240)
 
     return asyncio.run(run())
 
@@ -91,8 +105,26 @@ def test_a_killed_instance_costs_time_and_no_token(simulated):
     assert tokens_of(result) == simulated
 
 
-def test_in_real_time_a_process_of_its_own_writes_the_same(simulated):
-    assert tokens_of(roll_out(clock="real", instances=1)) == simulated
+def test_in_real_time_a_process_of_its_own_writes_the_same():
+    result, expected = roll_out(**TURNS, clock="real", instances=1), roll_out("sim", **TURNS, kv_pool="none")
+    assert tokens_of(result) == tokens_of(expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kv_pool": "none"},
+        {"kill_at_s": [{"instance": "paced-0", "at_s": 0.2, "restart_after_s": 0.2}]},
+    ],
+    ids=["pool", "no pool", "kill"],
+)
+def test_what_an_environment_answers_is_a_part_of_the_text_that_follows(settings):
+    result, expected = roll_out(**TURNS, **settings), roll_out("sim", **TURNS, kv_pool="none")
+    assert tokens_of(result) == tokens_of(expected)
+    assert result.summary.turns == expected.summary.turns > 40
+    assert result.summary.environment_tokens == expected.summary.environment_tokens > 400
+    assert result.summary.instances_lost == ("kill_at_s" in settings)
 
 
 def test_a_drafter_is_refused():

@@ -1,7 +1,8 @@
 """Replay recorded responses through the draft index: would speculation pay on this data?
 
 Every response is played back as an engine would have written it: draft, compare with what was really
-written, keep what agrees and one token more (the bonus token), and so on.  No model runs.
+written, keep what agrees and one token more (the bonus token), and so on.  No model runs.  What an
+environment answered is context that is there at once: no step writes it, and no draft counts for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -23,10 +24,12 @@ from seer_grouped_spec._index import DraftIndex, Voting
 __all__ = ["Recording", "ReplayError", "ReplayRow", "ResponseSteps", "load", "replay", "replay_steps"]
 
 Tokens = NDArray[np.int32]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Siblings = int | Literal["live"]
 
 MAX_TOKEN = 2**31 - 1
 NO_TOKEN = -1
+NO_ANSWERS: Tokens = np.zeros((0, 2), np.int32)
 FOREVER_S = float("inf")
 
 
@@ -38,11 +41,24 @@ class ReplayError(SeerError):
 
 
 class Recording(msgspec.Struct, frozen=True, eq=False):
-    """One prompt group: its prompt (may be empty) and its responses, as token ids."""
+    """One prompt group: its prompt (may be empty) and its responses, as token ids.
+
+    Where an environment answered, ``answers`` has for each response the first token of each answer, and the
+    first behind it, int32 [A, 2].
+    """
 
     group: str
     prompt: Tokens
     responses: tuple[Tokens, ...]
+    answers: tuple[Tokens, ...] = ()
+
+    def answers_in(self, number: int) -> Tokens:
+        """Return the places of the answers in a response."""
+        return self.answers[number] if self.answers else NO_ANSWERS
+
+    def written(self, number: int) -> int:
+        """Return how many tokens of a response the model wrote."""
+        return len(self.responses[number]) - int(_lengths(self.answers_in(number)).sum())
 
 
 class ReplayRow(msgspec.Struct, frozen=True):
@@ -113,16 +129,13 @@ def replay(
                 progress(f"siblings {setting}", done, len(fitting))
             index = DraftIndex(1 << 40, voting=voting)
             _fill_common(index, recordings, number, common)
-            played = recordings[number].responses
+            wanted: Sequence[int] = range(len(recordings[number].responses))
             if setting == "live":
                 requests = _open_live(index, recordings[number])
             else:
-                wanted = range(len(played)) if targets is None else [t for t in targets if t < len(played)]
-                played = tuple(played[t] for t in wanted)
+                wanted = wanted if targets is None else [t for t in targets if t in wanted]
                 requests = [_open_target(index, recordings, number, t, setting, control) for t in wanted]
-            total += _play(
-                index, requests, recordings[number].prompt, played, draft_tokens, tree_nodes, paths
-            )
+            total += _play(index, requests, recordings[number], wanted, draft_tokens, tree_nodes, paths)
         if progress is not None:
             progress(f"siblings {setting}", len(fitting), len(fitting))
         responses, steps, tokens, drafted = (int(x) for x in total)
@@ -148,6 +161,7 @@ def replay(
 class ResponseSteps(msgspec.Struct, frozen=True, eq=False):
     """The steps of one response: the tokens written before each [S], the draft tokens that it accepts [S].
 
+    Answers of an environment count for nothing.
     ``chances`` [S, K] has the probability that a draft is accepted up to each position, 0 where none is.
     """
 
@@ -163,11 +177,13 @@ def replay_steps(recording: Recording, draft_tokens: int = 8) -> list[ResponseSt
 
     def note(rows: Tokens, lengths: Tokens, accepted: Tokens, chances: NDArray[np.float32]) -> None:
         starts = (lengths - len(recording.prompt)).tolist()
-        for row, *step in zip(rows.tolist(), starts, accepted.tolist(), chances, strict=True):
-            found[row].append((step[0], step[1], step[2]))
+        for row, start, kept, chance in zip(rows.tolist(), starts, accepted.tolist(), chances, strict=True):
+            answers = recording.answers_in(row)
+            answered = int(_lengths(answers[answers[:, 0] < start]).sum())
+            found[row].append((start - answered, kept, chance))
 
     requests = _open_live(index, recording)
-    _play(index, requests, recording.prompt, recording.responses, draft_tokens, 0, 0, note)
+    _play(index, requests, recording, range(len(requests)), draft_tokens, 0, 0, note)
     return [
         ResponseSteps(
             np.array([start for start, _, _ in steps], np.int64),
@@ -223,18 +239,20 @@ def _open_target(
 def _play(
     index: DraftIndex,
     requests: list[int],
-    prompt: Tokens,
-    responses: Sequence[Tokens],
+    recording: Recording,
+    numbers: Sequence[int],
     draft_tokens: int,
     tree_nodes: int,
     paths: int,
     note: Callable[[Tokens, Tokens, Tokens, NDArray[np.float32]], None] | None = None,
 ) -> NDArray[np.int64]:
-    """Play responses side by side; return the numbers of responses, steps, tokens and drafted tokens.
+    """Play a group's responses of these numbers side by side; return the numbers of responses, steps, tokens
+    and drafted tokens.
 
     ``note(rows, lengths, accepted, chances)`` is called for each step, of lines of drafts.
     """
     width = tree_nodes or draft_tokens
+    prompt, responses = recording.prompt, [recording.responses[number] for number in numbers]
     columns = len(prompt) + max((len(r) for r in responses), default=0)
     tokens = np.full((max(len(responses), 1), columns + width + 1), NO_TOKEN, np.int32)
     for row, response in enumerate(responses):
@@ -248,12 +266,20 @@ def _play(
     probabilities, counts = np.zeros((len(responses), width), np.float32), np.zeros(len(responses), np.int32)
     offsets = np.arange(width)
     written = np.zeros_like(lengths)
-    total = np.array([len(responses), 0, int((ends - lengths).sum()), 0], np.int64)
+    answers = _padded([recording.answers_in(number) + len(prompt) for number in numbers], columns + 1)
+    answered = np.zeros_like(rows)
+    total = np.array([len(responses), 0, sum(map(recording.written, numbers)), 0], np.int64)
     while True:
+        answer_at, answer_end = answers[rows, answered[rows]].T
+        there = lengths == answer_at
+        written = written + np.where(there, answer_end - answer_at, 0)
+        lengths = np.where(there, answer_end, lengths)
+        answered[rows] += there
         going = lengths < ends
+        places = np.arange(written.max(initial=0))
         starts = (lengths - written)[:, None]
-        new_tokens = tokens[rows[:, None], starts + np.arange(width + 1)]
-        new_tokens = new_tokens[np.arange(width + 1) < written[:, None]]
+        new_tokens = tokens[rows[:, None], np.minimum(starts + places, tokens.shape[1] - 1)]
+        new_tokens = new_tokens[places < written[:, None]]
         if not going.all():
             # The last tokens go in, for siblings that still write; then the row leaves the batch.
             index.draft(
@@ -265,6 +291,7 @@ def _play(
         size = len(rows)
         if not size:
             return total
+        stops = np.minimum(ends, answers[rows, answered[rows], 0])
         truth = tokens[rows[:, None], lengths[:, None] + offsets]
         asked = (handles, lengths, written, new_tokens, limits)
         if tree_nodes:
@@ -274,13 +301,25 @@ def _play(
             index.draft(*asked, out, counts, probabilities)
             equal = (out[:size] == truth) & (offsets < counts[:size, None])
             accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
-            if note is not None:  # a response's last token is never a draft's
+            if note is not None:  # the last token of a response or a turn is never a draft's
                 drafted = np.where(offsets < counts[:size, None], probabilities[:size], 0)
-                note(rows, lengths, np.minimum(accepted, ends - lengths - 1), drafted)
+                note(rows, lengths, np.minimum(accepted, stops - lengths - 1), drafted)
         total[1] += size
         total[3] += int(counts[:size].sum())
-        written = np.minimum(accepted + 1, ends - lengths).astype(np.int32)
+        written = np.minimum(accepted + 1, stops - lengths).astype(np.int32)
         lengths = lengths + written
+
+
+def _padded(answers: Sequence[Tokens], nowhere: int) -> Tokens:
+    """Return all places of answers, int32 [R, A + 1, 2]; behind a response's last is one that is nowhere."""
+    padded = np.full((len(answers), 1 + max(map(len, answers), default=0), 2), nowhere, np.int32)
+    for row, each in enumerate(answers):
+        padded[row, : len(each)] = each
+    return padded
+
+
+def _lengths(answers: Tokens) -> Tokens:
+    return answers[:, 1] - answers[:, 0]
 
 
 def _accept_tree(out: Tokens, parents: Tokens, counts: Tokens, truth: Tokens) -> NDArray[np.int64]:
@@ -307,7 +346,7 @@ def load(path: Path | str) -> list[Recording]:
 
     ``.npz``: arrays ``tokens``, ``offsets`` (one more than texts), ``group`` and ``response`` (-1: the
     prompt).  JSON lines of ``{"group", "responses", "prompt_token_ids"?}``.  Seer's own
-    ``completions.jsonl`` of a finished run, which has no prompts.  Raises ReplayError.
+    ``completions.jsonl`` of a finished run, which has no prompts, but the turns.  Raises ReplayError.
     """
     path = Path(path)
     try:
@@ -369,6 +408,11 @@ def _arrays(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
     return arrays
 
 
+class _ReplayTurn(msgspec.Struct):
+    tokens: Count
+    answer_tokens: Count
+
+
 class _ReplayLine(msgspec.Struct):
     group: str | int | None = None
     responses: list[list[int]] | None = None
@@ -376,6 +420,7 @@ class _ReplayLine(msgspec.Struct):
     group_id: str | None = None
     index: int | None = None
     token_ids: list[int] | None = None
+    turns: list[_ReplayTurn] = []
 
 
 _DECODER = msgspec.json.Decoder(_ReplayLine)
@@ -383,6 +428,7 @@ _DECODER = msgspec.json.Decoder(_ReplayLine)
 
 def _load_lines(path: Path) -> list[Recording]:
     texts: dict[str, dict[int, Tokens]] = {}
+    answers: dict[str, dict[int, Tokens]] = {}
     for number, raw in enumerate(path.read_bytes().splitlines(), 1):
         if not raw.strip():
             continue
@@ -412,12 +458,31 @@ def _load_lines(path: Path) -> list[Recording]:
                     " leave one out"
                 )
             numbered[line.index] = _tokens(line.token_ids, where)
+            answers.setdefault(line.group_id, {})[line.index] = _answers(line.turns, line.token_ids, where)
         else:
             raise ReplayError(
                 f"{where} has neither group and responses nor group_id, index and token_ids;"
                 " give recorded groups or a run's completions.jsonl"
             )
-    return [_recording(group, numbered) for group, numbered in texts.items()]
+    return [_recording(group, numbered, answers.get(group, {})) for group, numbered in texts.items()]
+
+
+def _answers(turns: Sequence[_ReplayTurn], token_ids: Sequence[int], where: str) -> Tokens:
+    """Return the places of the answers, of which two that follow each other are one."""
+    found: list[list[int]] = []
+    end = 0
+    for turn in turns:
+        start, end = end + turn.tokens, end + turn.tokens + turn.answer_tokens
+        if found and found[-1][1] == start:
+            found[-1][1] = end
+        elif start < end:
+            found.append([start, end])
+    if turns and end != len(token_ids):
+        raise ReplayError(
+            f"{where}: turns are of {end} tokens, and token_ids has {len(token_ids)}; give a run's"
+            " completions.jsonl as it was written"
+        )
+    return np.array(found, np.int32).reshape(-1, 2)
 
 
 def _tokens(ids: Any, where: str) -> Tokens:
@@ -430,6 +495,10 @@ def _tokens(ids: Any, where: str) -> Tokens:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
-def _recording(group: str, numbered: dict[int, Tokens]) -> Recording:
+def _recording(
+    group: str, numbered: dict[int, Tokens], answers: dict[int, Tokens] | None = None
+) -> Recording:
     prompt = numbered.pop(-1, np.zeros(0, np.int32))
-    return Recording(group, prompt, tuple(numbered[number] for number in sorted(numbered)))
+    numbers = sorted(numbered)
+    places = tuple(answers[number] for number in numbers) if answers else ()
+    return Recording(group, prompt, tuple(numbered[number] for number in numbers), places)

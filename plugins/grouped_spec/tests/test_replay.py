@@ -33,15 +33,45 @@ def test_paths_and_trees_of_the_same_text_accept_as_much():
     assert rates(replay(made, (2,), 8)) == rates(replay(made, (2,), 1, tree_nodes=8))
 
 
-def test_the_steps_of_a_replay_are_those_of_its_row():
+def with_answers(made, *places):
+    answers = np.array(places, np.int32)
+    return Recording(made.group, made.prompt, made.responses, (answers,) * len(made.responses))
+
+
+def test_an_answer_of_an_environment_takes_no_step_and_no_draft_crosses_it():
+    made = [with_answers(each, (20, 40)) for each in recordings()]
+    for options in ({"draft_tokens": 8}, {"draft_tokens": 1, "tree_nodes": 8}):
+        (row,) = replay(made, (1,), **options)
+        assert (row.tokens, row.steps) == (12 * 37, 12 * (3 + 2))  # 20 and 17 tokens, 9 at most in a step
+
+
+@pytest.mark.parametrize("places", [[(0, 30)], [(380, 400)], [(0, 1), (2, 300), (301, 399)]])
+def test_an_answer_may_be_anywhere(places):
     (made,) = walks()
+    (row,) = replay([with_answers(made, *places)], ("live",))
+    assert row.tokens == 6 * (400 - sum(end - start for start, end in places))
+    assert 0 < row.steps <= row.tokens
+
+
+def test_what_an_answer_says_is_drafted_when_the_model_repeats_it():
+    text = RNG.permutation(1_000).astype(np.int32)[:200]
+    said = Recording("g", text[:0], (np.concatenate([text, text]),))
+    (row,) = replay([with_answers(said, (3, 200))], (0,), draft_tokens=8)
+    assert (row.tokens, row.steps) == (203, 3 + 1 + 23)  # nothing foretells the first token behind the answer
+
+
+@pytest.mark.parametrize("places", [[], [(50, 90), (91, 300)]])
+def test_the_steps_of_a_replay_are_those_of_its_row(places):
+    (made,) = walks()
+    if places:
+        made = with_answers(made, *places)
     steps = replay_steps(made)
     (row,) = replay([made], ("live",))
     assert sum(len(each.starts) for each in steps) == row.steps
-    for each, text in zip(steps, made.responses, strict=True):
+    for number, each in enumerate(steps):
         ends = each.starts + each.accepted + 1
         assert [0, *ends[:-1]] == each.starts.tolist()
-        assert ends[-1] == len(text)
+        assert ends[-1] == made.written(number) == 400 - sum(end - start for start, end in places)
         drafted = (each.chances > 0).sum(axis=1)
         assert (each.accepted <= drafted).all()
         assert (np.diff(each.chances, axis=1) <= 0).all()
@@ -127,6 +157,24 @@ def test_npz_json_lines_and_completions_give_the_same_responses(tmp_path):
         assert read == {"a": [[3, 4, 5], [3, 4]], "b": [[8]]}
         prompts = {r.group: r.prompt.tolist() for r in load(tmp_path / name)}
         assert prompts == ({"a": [], "b": []} if name == "completions.jsonl" else {"a": [1, 2], "b": [9]})
+
+
+def test_a_run_s_completions_say_which_tokens_were_answers(tmp_path):
+    def line(index, count, *turns):
+        keys = ("tokens", "answer_tokens")
+        turns = [dict(zip(keys, each, strict=True)) | {"reward": 1.0} for each in turns]
+        return json.dumps({"group_id": "a", "index": index, "token_ids": [5] * count, "turns": turns})
+
+    path = tmp_path / "completions.jsonl"
+    path.write_text("\n".join([line(1, 3), line(0, 12, (2, 4), (0, 1), (3, 1), (1, 0))]))
+    (made,) = load(path)
+    assert [each.tolist() for each in made.answers] == [[[2, 7], [10, 11]], []]
+    assert [made.written(number) for number in (0, 1)] == [6, 3]
+    path.write_text(line(0, 12, (2, 4)))
+    with pytest.raises(
+        ReplayError, match="line 1: turns are of 6 tokens, and token_ids has 12; give a run's"
+    ):
+        load(path)
 
 
 @pytest.mark.parametrize(
