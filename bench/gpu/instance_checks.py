@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.gpu.check import GpuMachine
@@ -17,7 +16,6 @@ SHARE = 0.4
 KV_BYTES = 1 << 30
 PAIRS = ((1, False), (1, True), (2, False), (2, True))
 """How many instances there are, and whether they have a pool."""
-WORKER = b"seer_worker.process.child"
 
 
 def pair_config(machine: GpuMachine, instances: int, tokens: int, pool: bool) -> Row:
@@ -63,22 +61,23 @@ def moves(machine: GpuMachine) -> list[Row]:
 
 
 class Killer:
-    """An observer that, once it is ``armed``, kills the worker of an instance to which a chunk is being sent.
+    """An observer of a ``session`` that kills the worker of an instance to which a chunk is being sent.
 
-    So the rollout cannot end before the loss is noticed.  It waits until a chunk has finished.
+    So the rollout cannot end before the loss is noticed.  It has no session until it is to kill, and waits
+    until a chunk has finished.
     """
 
     def __init__(self) -> None:
-        self.armed = False
+        self.session: Any = None
 
     def observe(self, now: float, event: Any, commands: Sequence[Any]) -> None:
-        """Kill the worker at the first chunk that follows another; workers' ids rise as instances' do."""
+        """Kill the worker at the first chunk that follows another."""
         from seer_core.model.events import ChunkFinished, Dispatch
 
         sent = [each.instance_id for each in commands if isinstance(each, Dispatch)]
-        if self.armed and sent and isinstance(event, ChunkFinished):
-            self.armed = False
-            os.kill(workers()[int(sent[0].rpartition("-")[2])], signal.SIGKILL)
+        if self.session is not None and sent and isinstance(event, ChunkFinished):
+            engines, self.session = self.session.runtime.engines, None
+            os.kill(engines[sent[0]].worker.pid, signal.SIGKILL)
 
 
 def kill(machine: GpuMachine) -> list[Row]:
@@ -88,13 +87,13 @@ def kill(machine: GpuMachine) -> list[Row]:
     killer, config = Killer(), pair_config(machine, 2, tokens, pool=True)
     with session_of(config, environment_of(machine), [killer]) as session:
         before = roll_out(session, records)
-        killer.armed = True
+        killer.session = session
         finished = {
             each.request_id: [*each.token_ids] for each in session.stream([*map(dict, records)], iteration=0)
         }
         summary = session.result.summary
         after = roll_out(session, records)
-        alive = len(workers())
+        alive = len(session.runtime.alive)
     other = sum(tokens != before.tokens[name] for name, tokens in finished.items())
     rows = [
         {
@@ -113,18 +112,3 @@ def kill(machine: GpuMachine) -> list[Row]:
     assert not other, f"a death changes a response: {rows}"
     assert not after.unlike(before), "a response differs in the rollout after a death"
     return rows
-
-
-def workers() -> list[int]:
-    """Return the process ids of this process's workers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                command: Any = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # it has ended
-                continue
-            if parent == os.getpid() and WORKER in command:
-                found.append(int(entry.name))
-    return sorted(found)

@@ -320,11 +320,11 @@ class EngineContract:
     @_played
     async def test_it_sleeps_only_while_it_is_idle_and_up_and_starts_awake(self) -> None:
         """A busy one refuses and goes on with its chunk; one that was stopped asleep starts awake."""
-        fleet = self.make()
-        assert await _refused(fleet.engines[0].sleep()), "slept before it had started"
-        assert await _refused(fleet.engines[0].wake()), "woke before it had started"
-        async with self._stage(fleet, most=1) as stage:
-            engine = fleet.engines[0]
+        unstarted = self.make().engines[0]
+        assert await _refused(unstarted.sleep()), "slept before it had started"
+        assert await _refused(unstarted.wake()), "woke before it had started"
+        async with self._stage() as stage:
+            engine = stage.fleet.engines[0]
             job = stage.job(0, max_tokens=TOKENS)
             stage.submit(job)
             assert await _refused(engine.sleep()), "slept in the midst of a chunk"
@@ -332,7 +332,7 @@ class EngineContract:
             assert isinstance(stage.sink.answers[job.id][0], ChunkOutput)
             await engine.sleep()
             await engine.stop()
-            await engine.start(stage.sink)
+            await stage.start_again(self.weights)
             await stage.run([stage.job(1)])
 
     @_played
@@ -351,18 +351,17 @@ class EngineContract:
             assert job.id not in stage.sink.answers, f"{first.id} spoke after it was stopped"
             await stage.start_again(self.weights)
 
-    @_played
-    async def test_without_drafter_and_pool_it_goes_without(self) -> None:
+    @_on_stage
+    async def test_without_drafter_and_pool_it_goes_without(self, stage: _Stage) -> None:
         """``set_kv_pool(None)`` is False; an unknown group and its siblings' tokens are no errors."""
-        fleet = self.make()
-        for engine in fleet.engines:
+        for engine in self.make().engines:
             assert not engine.set_drafter(None)
             assert engine.set_kv_pool(None) is False
-        async with self._stage(fleet, most=1) as stage:
-            fleet.engines[0].forget_group("unknown")
-            fleet.engines[0].push_sibling_tokens(SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1])))
-            [output] = await stage.run([stage.job(0)])
-            assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
+        engine = stage.fleet.engines[0]  # which was given neither before its start
+        engine.forget_group("unknown")
+        engine.push_sibling_tokens(SiblingTokens("", "unknown", "unknown/0", 0, Tokens([1])))
+        [output] = await stage.run([stage.job(0)])
+        assert (output.pool_tokens, sum(output.drafted_at)) == (0, 0)
 
     @_on_stage
     async def test_steps_are_measured_on_the_grid_asked_for(self, stage: _Stage) -> None:
@@ -552,8 +551,14 @@ class _Stage:
 
 
 async def _started(fleet: EngineFleet, most: int | None = None) -> _Stage:
-    """Start the engines of a fleet, at ``most`` so many; stop them if one does not start."""
+    """Start the engines of a fleet, at ``most`` so many, with neither drafter nor pool.
+
+    Stop them if one does not start.
+    """
     stage = _Stage(fleet)
+    for engine in fleet.engines:
+        engine.set_drafter(None)
+        engine.set_kv_pool(None)
     try:
         starts = [engine.start(stage.sink) for engine in fleet.engines[:most]]
         stage.infos += await asyncio.gather(*starts)

@@ -53,7 +53,14 @@ def test_an_answer_ends_before_a_stop_string_whole_and_streamed(client):
 
 
 def test_the_fields_that_qwen3_advises_are_taken(client):
-    asked = {"model": "seer", "messages": MESSAGES, "max_tokens": 20, "temperature": 0.7, "top_p": 0.8}
+    asked = {
+        "model": "seer",
+        "messages": MESSAGES,
+        "max_tokens": 20,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "seed": 5,
+    }
     plain = client.chat.completions.create(**asked)
     advised = client.chat.completions.create(**asked, presence_penalty=1.5, extra_body=QWEN3)
     assert advised.choices[0].message.content

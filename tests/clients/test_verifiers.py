@@ -73,6 +73,16 @@ async def play(address, make_client, letters, **sampling):
     return {letter: found[at * SIBLINGS : (at + 1) * SIBLINGS] for at, letter in enumerate(letters)}
 
 
+@pytest.fixture
+def in_letters(vocabulary):
+    """Return how turns are sampled that have eight letters at least, and no special token but their end.
+
+    verifiers leaves special tokens out of a turn's text, and begins another branch where one was written.
+    """
+    letters = [token for word, token in vocabulary.items() if len(word) == 1]
+    return {"min_tokens": 8, "allowed_token_ids": [*letters, vocabulary["<eos>"]]}
+
+
 def figure(server, name):
     """Return one of the server's figures."""
     asked = urllib.request.Request(
@@ -121,9 +131,9 @@ def sampled(trace):
     return [node for node in trace.nodes if node.sampled]
 
 
-def test_episodes_of_groups_come_back_with_their_turns_and_rewards(episodes, server):
+def test_episodes_of_groups_come_back_with_their_turns_and_rewards(episodes, server, in_letters):
     before = figure(server, "seer_trajectories")
-    traces = asyncio.run(play(episodes().address, by_chats(server), LETTERS))
+    traces = asyncio.run(play(episodes().address, by_chats(server), LETTERS, **in_letters))
     for letter, siblings in traces.items():
         for trace in siblings:
             texts = [node.message.content or "" for node in sampled(trace)]
@@ -141,11 +151,9 @@ def test_episodes_of_groups_come_back_with_their_turns_and_rewards(episodes, ser
     assert figure(server, "seer_trajectories") == before
 
 
-def test_the_train_client_has_the_tokens_their_mask_and_their_log_probs(episodes, server, client, vocabulary):
-    # verifiers leaves special tokens out of a turn's text, and begins another branch where one was written.
-    letters = [token for word, token in vocabulary.items() if len(word) == 1]
+def test_the_train_client_has_the_tokens_their_mask_and_their_log_probs(episodes, server, client, in_letters):
     traces = asyncio.run(
-        play(episodes().address, by_tokens(server), "ae", min_tokens=40, allowed_token_ids=letters)
+        play(episodes().address, by_tokens(server), "ae", **{**in_letters, "min_tokens": 40})
     )
     for trace in (each for siblings in traces.values() for each in siblings):
         [branch] = trace.branches
@@ -166,7 +174,9 @@ def test_the_train_client_has_the_tokens_their_mask_and_their_log_probs(episodes
         assert drawn == pytest.approx([expected[at] for at, own in enumerate(mask) if own], abs=1e-4)
 
 
-def test_an_environment_server_that_is_killed_leaves_nothing_behind_and_another_goes_on(episodes, server):
+def test_an_environment_server_that_is_killed_leaves_nothing_behind_and_another_goes_on(
+    episodes, server, in_letters
+):
     first = episodes()
 
     async def interrupted():
@@ -174,7 +184,7 @@ def test_an_environment_server_that_is_killed_leaves_nothing_behind_and_another_
             play(first.address, by_chats(server), LETTERS, max_tokens=600, min_tokens=600)
         )
         while not await asyncio.to_thread(figure, server, "seer_unfinished_requests"):
-            await asyncio.sleep(0)
+            assert not playing.done(), playing
         first.kill()
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
@@ -183,5 +193,5 @@ def test_an_environment_server_that_is_killed_leaves_nothing_behind_and_another_
                 await asyncio.sleep(0)
 
     asyncio.run(interrupted())
-    traces = asyncio.run(play(episodes().address, by_chats(server), "a"))
+    traces = asyncio.run(play(episodes().address, by_chats(server), "a", **in_letters))
     assert [each.num_turns for each in traces["a"]] == [TURNS] * SIBLINGS

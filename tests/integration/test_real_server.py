@@ -55,6 +55,9 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     prompts = [json.loads(line)["prompt"] for line in lines]
     overrides = ["engine.vllm.start_timeout_s=600", "plugin.divided_rollout.chunk_tokens=32"]
     config = load_config(EXAMPLE / "demo.toml", overrides, without=["grouped_spec"])
+    alone = load_config(
+        EXAMPLE / "demo.toml", [*overrides, "engine.vllm.instances=1"], without=["grouped_spec"]
+    )
     records = [
         {"prompt": prompt, "n": 2, "max_tokens": 96, "group_id": f"g{number}"}
         for number, prompt in enumerate(prompts)
@@ -71,7 +74,7 @@ def test_clients_of_the_server_get_the_tokens_of_the_library():
     watched = watch.completions
 
     async def roll_out():
-        async with Runtime.from_config(config) as runtime:
+        async with Runtime.from_config(alone) as runtime:
             every = runtime.groups(records + chats + controlled, iteration=0)
             first_prompt.extend(every[-1].prompt_token_ids)
             return await runtime.rollout(every).wait()

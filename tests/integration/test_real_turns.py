@@ -27,6 +27,7 @@ SETTINGS = [
     "engine.vllm.max_running=16",
     "engine.vllm.start_timeout_s=300",
     "plugin.divided_rollout.chunk_tokens=8",
+    "seer.restarts.attempts=0",  # it goes on without the instance that is killed
 ]
 SAMPLING = {"stop": ["="], "min_tokens": 2, "presence_penalty": 0.1, "max_tokens": 300, "n": 3}
 """Controls that look at the tokens of a turn."""

@@ -13,10 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from .fault_kinds import named
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "examples" / "tiny_rl" / "train.toml"
@@ -27,7 +28,7 @@ ARMS = {
     "seer": ("train.weights=shared_memory",),
     "killed": ("train.weights=shared_memory",),
 }
-"""Overrides; in the last an engine gets SIGKILL after every second iteration."""
+"""Overrides; in the last an engine gets SIGKILL in the rollout of every second iteration."""
 
 KV_BYTES = 4_194_304
 SAME = (
@@ -76,44 +77,38 @@ def train(
         *ARMS[arm],
         *overrides,
     ]
-    command = [sys.executable, "-c", "from seer_main import main; main()", "train", str(config)]
-    command += ["--out", str(out), *(part for setting in settings for part in ("--set", setting))]
+    program = "from seer_main import main; main()"
     if arm == "killed":
-        kill_during(command, out)
-    else:
-        subprocess.run(command, check=True)
+        program = f"from soak.bit_equality import kill_in_rollouts; kill_in_rollouts(); {program}"
+    command = [sys.executable, "-c", program, "train", str(config), "--out", str(out)]
+    command += [part for setting in settings for part in ("--set", setting)]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run(command, check=True, env=environment)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
-def kill_during(command: Sequence[str], out: Path) -> None:
-    """Train, and kill an engine's worker some time after every second iteration."""
-    process = subprocess.Popen(command)
-    metrics, struck = out / "metrics.jsonl", 0
-    while True:
-        try:
-            status = process.wait(0.2)
-            break
-        except subprocess.TimeoutExpired:
-            done = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-            if done >= 2 * struck + 1:
-                struck += 1
-                time.sleep(1.0)  # the next rollout has begun
-                workers = workers_of(process.pid)
-                if workers:
-                    os.kill(workers[struck % len(workers)], signal.SIGKILL)
-    if status:
-        raise subprocess.CalledProcessError(status, command)
+def kill_in_rollouts() -> None:
+    """Have this process, which trains, kill an engine when a response of every second rollout is over.
 
+    Most of that rollout is then still to come, so that the loss is noticed in it.
+    """
+    from seer_rl.display import TrainDisplay
 
-def workers_of(pid: int) -> list[int]:
-    """Return the processes of engines that a process has started."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rsplit(") ", 1)[1].split()[1])
-            command = (stat.parent / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == pid and b"seer_worker" in command:
-            found.append(int(stat.parent.name))
-    return sorted(found)
+    phase, responses = TrainDisplay.phase, TrainDisplay.responses
+    now: list[tuple[int, str]] = []
+    struck: list[int] = []
+
+    def watched(self: TrainDisplay, iteration: int, name: str) -> None:
+        now[:] = [(iteration, name)]
+        phase(self, iteration, name)
+
+    def counted(self: TrainDisplay, finished: int, wanted: int) -> None:
+        responses(self, finished, wanted)
+        [(iteration, name)] = now
+        if name == "rollout" and iteration % 2 and iteration not in struck:
+            struck.append(iteration)
+            workers = named("seer_worker.process.child")
+            os.kill(workers[len(struck) % len(workers)], signal.SIGKILL)
+
+    TrainDisplay.phase, TrainDisplay.responses = watched, counted  # type: ignore[method-assign]

@@ -99,13 +99,13 @@ def test_without_a_pool_an_engine_that_keeps_kv_while_tools_work_finds_it(on, en
 
 
 def test_the_simulator_says_nearly_the_same_as_vllm(on):
-    """Loads and saves hold steps up here, and not there, so policies with a pool differ by more.
+    """A request that waits for its KV loses the rest of a step here, so policies with a pool differ by more.
 
     SGLang lets turns in later: it leaves room for much of what the trajectory may still write.
     """
     for name in NAMES:
         (one, _), (other, _) = on("paced")[name], on("sim")[name]
-        apart = 0.06 if name in POOLED else 0.01
+        apart = 0.08 if name in POOLED else 0.01
         assert one.summary.total_time_s == pytest.approx(other.summary.total_time_s, rel=apart)
         assert one.turns.kv_hits == pytest.approx(other.turns.kv_hits, abs=0.01)
         assert one.turns.longest_wait_s == pytest.approx(other.turns.longest_wait_s, rel=3 * apart)

@@ -22,10 +22,11 @@ def test_vllm_on_a_cluster_writes_the_tokens_of_child_processes(start_seer, tmp_
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(each) + "\n" for each in some_prompts()))
     tokens = {}
-    for launcher in ("local", "ray"):
+    for launcher, instances in (("local", 1), ("ray", 2)):
         out = tmp_path / launcher
         arguments = ["run", EXAMPLE / "demo.toml", "--prompts", prompts, "--out", out]
         arguments += ["--set", "seer.kv_pool=none", "--set", f"seer.launcher={launcher}"]
+        arguments += ["--set", f"engine.vllm.instances={instances}"]
         _, errors = (process := start_seer(*arguments)).communicate(timeout=300)
         assert process.returncode == 0, errors
         lines = (out / "completions.jsonl").read_text().splitlines()

@@ -67,5 +67,5 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
 
 @pytest.fixture(scope="session")
 def other(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
-    """Another instance of the same model."""
-    return start(models[0], index=1)
+    """Another instance of the same model, which counts its own figures."""
+    return start(models[0], index=1, metrics=True)

@@ -71,7 +71,7 @@ def test_whole_divided_alone_moved_and_killed_give_the_same_tokens(roomy, other,
         other.kill()
         other.run(other.until(lambda: len(other.losses) > losses))
         assert other.losses[losses:] == ["killed by SIGKILL"]
-        other.run(other.engine.start(other))
+        other.info = other.run(other.engine.start(other))
         assert moved((other, roomy), prompts(6), sampling, 160, 50, cold=False)[0] == whole
 
 
@@ -163,7 +163,7 @@ def test_what_was_dropped_and_put_back_is_not_waited_for(models):
 def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
     roomy.reports.clear()
     for _ in range(50):  # one may be over sooner than the next report is due
-        roomy.whole(prompts(12), GREEDY, 900)
+        roomy.whole(prompts(12), GREEDY, 300)
         if any(report.running for report in roomy.reports):
             break
     roomy.run(roomy.until(lambda: roomy.reports[-1].running == 0))
@@ -227,37 +227,47 @@ def test_weights_by_broadcast_reach_two_instances_at_once_and_are_those_of_a_dir
         each.run(each.engine.update_weights(directory(models[0]), version + 1))
 
 
-TIGHT = {
-    "max_model_tokens": 512,
-    "kv_cache_bytes": 900 * KV_BYTES_PER_TOKEN,
-    "engine_args": {"schedule_conservativeness": 0.05},  # or it would rather let them wait
-}
+def test_its_own_figures_count_all_but_the_first_token_of_each_chunk(other, prompts, read_exposition):
+    def decoded():
+        with urllib.request.urlopen(other.info.metrics_address, timeout=60) as answer:
+            values, kinds = read_exposition(answer.read().decode())
+        assert kinds["sglang:num_running_reqs"] == "gauge"
+        tokens = values["sglang:realtime_tokens_total"]
+        return sum(value for labels, value in tokens.items() if ("mode", "decode") in labels)
+
+    before = decoded()
+    responses = other.whole(prompts(3), PLAIN, 40)
+    assert decoded() - before == sum(map(len, responses)) - 3 > 50
 
 
-def test_chunks_end_early_where_they_may_and_none_is_retracted(start, other, models, prompts, roomy):
+@pytest.fixture
+def tight(start, other, models):
+    """A new instance with KV memory for few: what SGLang lets in depends on what it had to retract before."""
     other.run(other.engine.stop())  # two instances at a time
-    tight = start(models[0], **TIGHT)
-    try:
-        responses, ended_early = tight.ended_early(prompts(10), PLAIN, 300)
-        assert responses == roomy.whole(prompts(10), PLAIN, 300)
-        assert ended_early > 0
-    finally:
-        tight.run(tight.engine.stop())
+    tight = start(
+        models[0],
+        max_model_tokens=512,
+        kv_cache_bytes=900 * KV_BYTES_PER_TOKEN,
+        engine_args={"schedule_conservativeness": 0.05},  # or it would rather let them wait
+    )
+    yield tight
+    tight.run(tight.engine.stop())
 
 
-def test_retractions_change_no_token_and_are_counted_as_preemptions(start, other, models, prompts, roomy):
-    other.run(other.engine.stop())
-    tight = start(models[0], **TIGHT)
-    try:
-        assert tight.info.kv_capacity_tokens == 900 - 2
-        assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
-        outputs = list(tight.outputs.values())
-        assert any(output.preemptions for output in outputs)
-        for output in outputs:
-            once = output.prefilled_tokens + len(output.token_ids) - 1
-            assert (output.computed_tokens > once) == (output.preemptions > 0)
-    finally:
-        tight.run(tight.engine.stop())
+def test_retractions_change_no_token_and_are_counted_as_preemptions(tight, prompts, roomy):
+    assert tight.info.kv_capacity_tokens == 900 - 2
+    assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
+    outputs = list(tight.outputs.values())
+    assert any(output.preemptions for output in outputs)
+    for output in outputs:
+        once = output.prefilled_tokens + len(output.token_ids) - 1
+        assert (output.computed_tokens > once) == (output.preemptions > 0)
+
+
+def test_chunks_end_early_where_they_may_and_none_is_retracted(tight, prompts, roomy):
+    responses, ended_early = tight.ended_early(prompts(10), PLAIN, 300)
+    assert responses == roomy.whole(prompts(10), PLAIN, 300)
+    assert ended_early > 0
 
 
 def test_an_instance_that_could_not_hold_a_response_does_not_start(start, models):
@@ -275,18 +285,3 @@ def test_a_model_whose_config_describes_more_than_its_weights_does_not_start(sta
         EngineError, match=r"describes [\d,]+ weights besides embeddings, .* hold [\d,]+; put"
     ):
         start(copy)
-
-
-def test_its_own_figures_count_all_but_the_first_token_of_each_chunk(start, models, prompts, read_exposition):
-    instance = start(models[0], metrics=True)
-
-    def decoded():
-        with urllib.request.urlopen(instance.info.metrics_address, timeout=60) as answer:
-            values, kinds = read_exposition(answer.read().decode())
-        assert kinds["sglang:num_running_reqs"] == "gauge"
-        tokens = values["sglang:realtime_tokens_total"]
-        return sum(value for labels, value in tokens.items() if ("mode", "decode") in labels)
-
-    before = decoded()  # the self-test's
-    responses = instance.whole(prompts(3), PLAIN, 40)
-    assert decoded() - before == sum(map(len, responses)) - 3 > 50

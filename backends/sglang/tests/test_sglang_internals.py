@@ -16,10 +16,7 @@ TABLES = (internals.IMPORTED, internals.SCHEDULER)
 NAMES = {part for table in TABLES for name in table for part in name.name.split(".")}
 STAND_IN = Path(__file__).parents[1] / "standin"
 LOOK = """
-import attrs, sys
-from seer_core.errors import EngineError
-from seer_sglang import internals
-internals.check_kernels()
+import attrs
 internals.check_imports()
 name = next(each for each in internals.IMPORTED if each.name == "run_batch")
 try:
@@ -78,21 +75,26 @@ def test_a_name_says_what_breaks_without_it():
     assert all(name.without for table in TABLES for name in table)
 
 
-@pytest.mark.engine  # imports SGLang: ten seconds
-def test_nothing_is_missed_in_the_sglang_installed_here_and_what_were_missed_is_one_sentence():
-    looked = subprocess.run([interpreter(), "-c", LOOK], capture_output=True, text=True)
-    assert looked.returncode == 0, looked.stderr
-    missed, version = looked.stdout.splitlines()[-2:]
+@pytest.fixture(scope="module")
+def sentences(models):
+    """The answers of SGLang to all attempts, by one process: to import it takes ten seconds."""
+    command = [interpreter(), "-c", REFUSED + LOOK, str(models[0])]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()[-7:]
+
+
+@pytest.mark.engine
+def test_nothing_is_missed_in_the_sglang_installed_here_and_what_were_missed_is_one_sentence(sentences):
+    missed, version = sentences[5:]
     assert missed.startswith("this SGLang will not do: sglang.srt.managers.scheduler:Scheduler.run_batch")
     assert missed.endswith("has no run_bath, and without it the scheduler cannot be driven step by step")
     assert version == "SGLang 0.6.0 is not 0.5.23, on whose internals Seer relies"
 
 
-@pytest.mark.engine  # imports SGLang: ten seconds
-def test_what_sglang_cannot_do_is_refused_with_one_sentence(models):
-    ran = subprocess.run([interpreter(), "-c", REFUSED, str(models[0])], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    *unknown, twice, own, trees = ran.stdout.splitlines()[-5:]
+@pytest.mark.engine
+def test_what_sglang_cannot_do_is_refused_with_one_sentence(sentences):
+    *unknown, twice, own, trees = sentences[:5]
     assert unknown == ["SGLang refuses its arguments: Unexpected keyword argument 'colour'"] * 2
     assert twice.startswith("SGLang refuses its arguments: ")
     assert "multiple values for keyword argument 'max_total_tokens'" in twice

@@ -116,6 +116,12 @@ def second(start_second: Callable[..., Any], models: tuple[Path, Path]) -> Any:
 
 
 @pytest.fixture(scope="session")
+def newer(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
+    """An instance that was started on the second model: what others answer under its weights."""
+    return start(models[1])
+
+
+@pytest.fixture(scope="session")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory where the draft sources of tests note their calls, and find what to draft."""
     return tmp_path_factory.mktemp("notes")
@@ -124,8 +130,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def drafting(start: Callable[..., Any], models: tuple[Path, Path], notes: Path) -> Any:
     """An instance of the first model with drafts of all kinds, as the group's name says."""
-    spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, STEP_TIMES)
-    return start(models[0], source=spec)
+    settings = {"notes": str(notes), "complaint": "the draft model is far away"}
+    return start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 5, STEP_TIMES))
 
 
 def pytest_configure(config: pytest.Config) -> None:

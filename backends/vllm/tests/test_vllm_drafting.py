@@ -244,10 +244,11 @@ def test_preemptions_with_drafts_in_flight_change_no_token_and_no_account(
 
 @pytest.mark.parametrize("uniform", [True, False], ids=["padded", "each its own"])
 def test_drafts_padded_to_one_length_change_no_token_and_keep_steps_uniform(
-    start, models, notes, roomy, prompts, uniform
+    start, models, notes, roomy, drafting, prompts, uniform
 ):
     source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, DRAFT_TOKENS, TIMES)
-    harness = start(models[0], source=source, uniform_drafts=uniform)
+    harness = start(models[0], source=source, uniform_drafts=True) if uniform else drafting
+    harness.outputs.clear()
     expected = roomy.whole(prompts(6), PLAIN, 160)
     (notes / "answers.json").write_text(json.dumps(expected, default=list))
     harness.group = "mixed"
@@ -262,43 +263,41 @@ def test_drafts_padded_to_one_length_change_no_token_and_keep_steps_uniform(
         assert figures["uniform_steps"] > 0.8 * figures["drafted_steps"] > 0
         times = harness.run(harness.engine.measure_steps((4,), (0, 2)))
         assert times.draft_tokens == (0, DRAFT_TOKENS)
+        harness.run(harness.engine.stop())
     else:
         assert "uniform_steps" not in figures
-    harness.run(harness.engine.stop())
+        harness.group = "group"
 
 
-def test_a_source_that_fails_is_left_alone_and_changes_no_token(start, models, notes, roomy, prompts):
+def test_a_source_reports_what_it_lacks_before_its_instance_is_ready_and_later(drafting, prompts):
+    drafting.group = "complain"
+    drafting.whole(prompts(4), PLAIN, 40)
+    drafting.group = "group"
+    assert {each.what for each in drafting.degradations} == {"drafting"}
+    assert [each.reason for each in drafting.degradations] == [
+        "the draft model is far away",
+        "no idea for chunk of seed 0",
+    ]
+
+
+def test_a_source_that_fails_is_left_alone_and_changes_no_token(drafting, roomy, prompts):
+    """Comes last of those that draft: the instance drafts no more, and ends."""
     expected = roomy.whole(prompts(4), PLAIN, 80)
-    source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 2, TIMES)
-    harness = start(models[0], source=source)
-    assert harness.whole(prompts(4), PLAIN, 80) == expected
-    harness.group = "raise"
-    assert harness.whole(prompts(4), PLAIN, 80) == expected
-    harness.group = "group"
-    assert harness.whole(prompts(4), PLAIN, 80) == expected
-    harness.run(harness.engine.reset_cache())
-    assert harness.reports[-1].drafting == {"failed": 1.0}
-    [degradation] = harness.degradations
+    assert drafting.whole(prompts(4), PLAIN, 80) == expected
+    drafting.group = "raise"
+    assert drafting.whole(prompts(4), PLAIN, 80) == expected
+    drafting.group = "group"
+    assert drafting.whole(prompts(4), PLAIN, 80) == expected
+    drafting.run(drafting.engine.reset_cache())
+    assert drafting.reports[-1].drafting == {"failed": 1.0}
+    [*_, degradation] = drafting.degradations
     assert (degradation.instance_id, degradation.what) == ("vllm-0", "drafting")
     assert degradation.reason == "the draft source failed: ValueError: no draft today"
-    harness.run(harness.engine.stop())
+    drafting.run(drafting.engine.stop())
     log = Path(degradation.log)  # kept, for there was trouble
     assert log.read_text().count("ValueError: no draft today") == 1
     log.unlink()
     log.parent.rmdir()
-
-
-def test_a_source_reports_what_it_lacks_before_its_instance_is_ready_and_later(start, models, notes, prompts):
-    settings = {"notes": str(notes), "complaint": "the draft model is far away"}
-    harness = start(models[0], source=SourceSpec("draft_sources:Scripted", settings, 2, TIMES))
-    assert [(each.what, each.reason) for each in harness.degradations] == [
-        ("drafting", settings["complaint"])
-    ]
-    harness.group = "complain"
-    harness.whole(prompts(4), PLAIN, 40)
-    assert [each.reason for each in harness.degradations[1:]] == ["no idea for chunk of seed 0"]
-    harness.run(harness.engine.stop())
-    assert Path(harness.degradations[0].log).exists()
 
 
 @pytest.mark.parametrize(

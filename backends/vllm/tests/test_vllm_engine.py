@@ -138,9 +138,9 @@ def test_load_is_reported_while_busy_and_once_more_when_idle(roomy, prompts):
 
 @pytest.fixture(scope="module")
 def tight(start, models):
-    """An instance of the first model with KV memory for few."""
+    """An instance of the first model with KV memory for few, which counts its own figures."""
     per_token = token_bytes(json.loads((models[0] / "config.json").read_text()), "auto")
-    tight = start(models[0], max_model_tokens=512, kv_cache_bytes=900 * per_token)
+    tight = start(models[0], max_model_tokens=512, kv_cache_bytes=900 * per_token, metrics=True)
     yield tight
     tight.run(tight.engine.stop())
 
@@ -181,10 +181,8 @@ def test_chunks_end_early_where_they_may_and_none_is_preempted(tight, roomy, pro
     assert ended_early > 0
 
 
-def test_new_weights_leave_nothing_of_the_old_ones(start, models, roomy, prompts):
-    fresh = start(models[1])
-    expected = fresh.whole(prompts(4), PLAIN, 100)
-    fresh.run(fresh.engine.stop())
+def test_new_weights_leave_nothing_of_the_old_ones(newer, models, roomy, prompts):
+    expected = newer.whole(prompts(4), PLAIN, 100)
     before = roomy.whole(prompts(4), PLAIN, 100)
 
     old_version = roomy.weight_version
@@ -224,19 +222,17 @@ def test_control_calls_are_refused_while_chunks_run(roomy, prompts, models: tupl
     roomy.run(roomy.until(lambda: job.id in roomy.answers))
 
 
-def test_its_own_figures_count_the_tokens_that_it_writes(start, models, prompts, read_exposition):
-    instance = start(models[0], metrics=True)
-
+def test_its_own_figures_count_the_tokens_that_it_writes(tight, prompts, read_exposition):
     def written():
-        with urllib.request.urlopen(instance.info.metrics_address, timeout=60) as answer:
+        with urllib.request.urlopen(tight.info.metrics_address, timeout=60) as answer:
             values, kinds = read_exposition(answer.read().decode())
         assert kinds["vllm:kv_cache_usage_perc"] == "gauge"
         return sum(values["vllm:generation_tokens_total"].values())
 
-    before = written()  # the self-test's
-    responses = instance.whole(prompts(3), PLAIN, 40) + instance.divided(prompts(3), GREEDY, 40, 16)
+    before = written()
+    responses = tight.whole(prompts(3), PLAIN, 40) + tight.divided(prompts(3), GREEDY, 40, 16)
     assert written() - before == sum(map(len, responses)) > 100
-    assert urlsplit(instance.info.metrics_address).hostname == "127.0.0.1"
+    assert urlsplit(tight.info.metrics_address).hostname == "127.0.0.1"
 
 
 def test_without_metrics_there_is_no_address(roomy):

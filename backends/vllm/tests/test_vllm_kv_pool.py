@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from seer_core.errors import EngineError
 from seer_core.model import Sampling
 from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import StoreSpec
@@ -30,6 +31,7 @@ from backends.tests.turns_in_pools import (  # noqa: E402
 GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
 BLOCK = 32
 BLOCK_BYTES = BLOCK * 4 * 2 * 2 * 32 * 4
+KV_BYTES = 40 * 1024 // BLOCK * BLOCK_BYTES
 TOKENS = 230
 
 
@@ -272,7 +274,7 @@ def test_torn_blocks_are_computed_again(pair, pool, cold, answers, prompts):
     assert second.pool_tokens < saved * BLOCK
 
 
-def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, start, models, prompts):
+def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, newer, models, prompts):
     a, b = pair
     b.group = "nothing"
     firsts = a.run(a.chunks([a.job(prompt, 90, i, PLAIN) for i, prompt in enumerate(prompts(4))]))
@@ -282,9 +284,7 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, st
         each.run(each.engine.update_weights(directory(models[1]), each.weight_version))
     jobs = [b.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]
     outputs = b.run(b.chunks(jobs))  # the pool still holds the old KV: keys alone must do
-    fresh = start(models[1])
-    expected = fresh.run(fresh.chunks([fresh.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
-    fresh.run(fresh.engine.stop())
+    expected = newer.run(newer.chunks([newer.job(text, 60, i, PLAIN) for i, text in enumerate(texts)]))
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert {output.pool_tokens + output.cached_tokens for output in outputs} == {0}
     texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
@@ -325,6 +325,39 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, co
         first.token_ids + output.token_ids for first, output in zip(firsts, outputs, strict=True)
     ] == expected
     assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+
+
+def resident_bytes(harness):
+    """Return what the system says that the instance's process holds."""
+    return int(Path(f"/proc/{harness.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def scores(harness, prompts):
+    jobs = [harness.job(prompt, 400, seed, PLAIN) for seed, prompt in enumerate(prompts)]
+    outputs = harness.run(harness.chunks(jobs))
+    return [output.token_ids for output in outputs], [output.logprobs for output in outputs]
+
+
+def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, cold, models, prompts):
+    """Comes last of those with both: the second instance, which drafts, has other weights then."""
+    _, b = pair
+    b.group = "nothing"
+    many, version, degradations = prompts(8), b.weight_version, len(b.degradations)
+    before = scores(b, many)
+    held = resident_bytes(b)
+    freed = b.run(b.engine.sleep())
+    assert 0.95 * KV_BYTES < freed < 1.2 * KV_BYTES
+    assert held - resident_bytes(b) > 0.95 * KV_BYTES
+    b.run(b.engine.wake())
+    assert scores(b, many) == before
+    b.run(b.engine.sleep())
+    with pytest.raises(EngineError, match="it is asleep; wake it first"):
+        b.run(b.engine.update_weights(directory(models[1]), version + 1))
+    b.run(b.engine.wake())
+    b.weight_version = version + 1
+    b.run(b.engine.update_weights(directory(models[1]), b.weight_version))
+    assert scores(b, many[:2])[0] != before[0][:2]
+    assert len(b.degradations) == degradations
 
 
 def test_an_instance_reports_what_its_store_complains_of_and_that_it_is_given_up(

@@ -15,8 +15,6 @@ import pytest
 
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
-from seer_core.ports.drafting import SourceSpec, StepTimes
-from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
 
@@ -164,44 +162,16 @@ def test_an_error_inside_vllm_ends_the_instance_with_its_traceback(start, models
     assert "ValueError: Overflow" in reason
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two CPUs")
-def test_tensor_parallel_workers_agree_draft_once_and_die_with_their_instance(
-    start, models, prompts, notes, monkeypatch
+def test_a_wrong_argument_fails_the_start_by_its_name_and_nothing_is_imported_from_where_a_worker_runs(
+    loop, make_fleet, models, tmp_path, monkeypatch
 ):
-    first, second, *_ = sorted(os.sched_getaffinity(0))
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
-    source = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 3, StepTimes((1,), (0,), ((1.0,),)))
-    harness = start(models[0], source=source, tensor_parallel=2)
-    without = harness.whole(prompts(3), PLAIN, 40)
-    harness.group = "garbage"
-    whole = harness.whole(prompts(3), PLAIN, 40)
-    assert harness.divided(prompts(3), PLAIN, 40, chunk_tokens=16) == whole == without
-    assert any(output.drafted_at for output in harness.outputs.values())
-    assert harness.reports[-1].drafting["proposals"] > 0
-    harness.group = "raise"
-    assert harness.whole(prompts(3), PLAIN, 40) == without
-    assert [each.reason for each in harness.degradations] == [
-        "the draft source failed: ValueError: no draft today"
-    ]
-    before, harness.group = harness.info.fingerprint, "group"
-    assert harness.run(harness.engine.update_weights(directory(models[0]), 0)) == before
-    assert harness.whole(prompts(3), PLAIN, 40) == whole
-    assert harness.run(harness.engine.update_weights(directory(models[1]), 0)) != before
-    leader = harness.pid
-    children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
-    assert len(children) >= 2
-    harness.kill()
-    harness.run(harness.until(lambda: bool(harness.losses)))
-    assert all(wait_until_dead(pid) for pid in children)
-
-
-def test_nothing_is_imported_from_where_a_worker_runs(loop, make_fleet, models, tmp_path, monkeypatch):
     for name in ("msgspec", "numpy", "structlog", "torch", "vllm"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
     monkeypatch.chdir(tmp_path)
     pool = make_fleet(models[0], engine_args={"no_such_argument": 1})
     with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
         loop.run_until_complete(pool.engines[0].start(None))
+    assert pool.engines[0].worker is None
 
 
 def test_the_last_lines_are_those_of_the_life_that_ended(loop, make_fleet, models, tmp_path):
@@ -225,13 +195,6 @@ def test_a_start_that_cannot_be_encoded_is_an_error_and_leaves_no_worker(loop, m
     with pytest.raises(EngineError, match=r"'vllm-0' did not start: .*: a Start is nested too deeply"):
         loop.run_until_complete(engine.start(None))
     assert engine.worker is None
-
-
-def test_a_wrong_engine_argument_fails_the_start_by_its_name(loop, make_fleet, models):
-    pool = make_fleet(models[0], engine_args={"no_such_argument": 1})
-    with pytest.raises(EngineError, match=r"(?s)instance 'vllm-0' did not start: .*'no_such_argument'"):
-        loop.run_until_complete(pool.engines[0].start(None))
-    assert pool.engines[0].worker is None
 
 
 def test_too_little_kv_memory_fails_the_start_in_bytes_and_tokens(loop, make_fleet, models):

@@ -106,14 +106,12 @@ def test_chunks_end_early_where_they_may_and_go_on_the_same(tight, roomy, prompt
     assert ended_early > 0
 
 
-def test_asleep_and_under_other_weights_it_is_what_the_first_is(start, second, models, prompts):
+def test_asleep_and_under_other_weights_it_is_what_the_first_is(newer, second, models, prompts):
     before = second.whole(prompts(2), PLAIN, 16)
     assert second.run(second.engine.sleep()) > 0
     second.run(second.engine.wake())
     assert second.whole(prompts(2), PLAIN, 16) == before
-    fresh = start(models[1])
-    expected = fresh.whole(prompts(2), PLAIN, 16)
-    fresh.run(fresh.engine.stop())
+    expected = newer.whole(prompts(2), PLAIN, 16)
     for model, responses in ((models[1], expected), (models[0], before)):
         second.weight_version += 1
         second.run(second.engine.update_weights(directory(model), second.weight_version))
@@ -239,16 +237,13 @@ def test_drafts_padded_to_one_length_change_no_token_on_the_second(
     harness.run(harness.engine.stop())
 
 
-def test_a_source_that_fails_is_given_up_and_the_tokens_stay(start_second, roomy, models, notes, prompts):
-    harness = start_second(
-        models[0], SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 4, STEP_TIMES)
-    )
-    harness.group = "raise"
-    assert harness.whole(prompts(2), PLAIN, 12) == roomy.whole(prompts(2), PLAIN, 12)
-    assert [each.reason for each in harness.degradations] == [
+def test_a_source_that_fails_is_given_up_and_the_tokens_stay(roomy, second_drafting, prompts):
+    """Comes last of those that draft as they are asked to: the instance drafts no more."""
+    second_drafting.group = "raise"
+    assert second_drafting.whole(prompts(2), PLAIN, 12) == roomy.whole(prompts(2), PLAIN, 12)
+    assert [each.reason for each in second_drafting.degradations] == [
         "the draft source failed: ValueError: no draft today"
     ]
-    harness.run(harness.engine.stop())
 
 
 def test_the_group_s_own_texts_are_drafted_and_accepted(start_second, roomy, models, prompts):

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import os
+import select
 import signal
 from pathlib import Path
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 
 from seer_core import SharedWeights
-from seer_core.model import PromptGroup, Sampling
+from seer_core.model import PromptGroup, Sampling, request_seed
 from seer_core.plugins.config import load_config
 from seer_core.plugins.loading import fill_slots
 from seer_core.ports.drafting import SourceSpec, StepTimes
@@ -230,6 +232,12 @@ def test_new_weights_by_memory_and_broadcast_reach_every_rank_and_find_no_kv_of_
     b.group = "mixed"
 
 
+KILL_AT = 22
+"""The chunk on whose way the kill comes, of some thirty."""
+FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
+"""Drafts cost nothing, so as many as there are get verified; and no instance measures its steps."""
+
+
 class Mover:
     """Placer that sends each chunk to another instance than the last, and calls ``act`` once, on the way."""
 
@@ -254,7 +262,7 @@ class Mover:
         found = max(fits, key=lambda one: (one.free_kv_tokens, -one.seq), default=None)
         if found is not None:
             self.placed += 1
-            if self.placed == 30:
+            if self.placed == KILL_AT:
                 self.act()
         return found
 
@@ -262,14 +270,15 @@ class Mover:
 CONFIG = """
 [seer]
 engine = "vllm"
-kv_pool = "{pool}"
+kv_pool = "local"
 plugins = []
+restarts = {{ attempts = 0 }}
 
 [engine.vllm]
 model = "{model}"
 dtype = "float32"
-instances = {instances}
-tensor_parallel = {ranks}
+instances = 2
+tensor_parallel = 2
 kv_cache_bytes = 33_554_432
 max_model_tokens = 1024
 start_timeout_s = 300.0
@@ -277,42 +286,83 @@ start_timeout_s = 300.0
 [plugin.divided_rollout]
 chunk_tokens = 48
 
-[rollout]
-max_tokens = 240
-temperature = 1.0
+[plugin.grouped_spec]
+profile = "{profile}"
 """
 
 
+def wait_until_dead(pid, timeout_s=20):
+    """Wait for the end of a process that need not be a child of ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_ranks_agree_draft_once_and_die_with_their_instance(pair, models, prompts):
+    """Comes last of those with both: the second instance drafts no more, and is killed."""
+    _, b = pair
+    b.group = "nothing"
+    without = b.whole(prompts(3), PLAIN, 40)
+    b.outputs.clear()
+    b.group = "garbage"
+    whole = b.whole(prompts(3), PLAIN, 40)
+    assert b.divided(prompts(3), PLAIN, 40, chunk_tokens=16) == whole == without
+    assert any(output.drafted_at for output in b.outputs.values())
+    assert b.reports[-1].drafting["proposals"] > 0
+    b.group = "raise"
+    assert b.whole(prompts(3), PLAIN, 40) == without
+    assert [each.reason for each in b.degradations] == ["the draft source failed: ValueError: no draft today"]
+    b.group = "group"
+    one, again, other = (
+        b.run(b.engine.update_weights(directory(model), b.weight_version))
+        for model in (models[0], models[0], models[1])
+    )
+    assert one == again != other
+    leader = b.pid
+    children = [int(pid) for pid in Path(f"/proc/{leader}/task/{leader}/children").read_text().split()]
+    assert len(children) >= 2
+    b.kill()
+    b.run(b.until(lambda: bool(b.losses)))
+    assert all(wait_until_dead(pid) for pid in children)
+
+
 def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_one_rank(
-    models, prompts, tmp_path
+    models, roomy, prompts, tmp_path
 ):
-    groups = [PromptGroup(f"g{i}", tuple(prompt), 3, 240, seed=i) for i, prompt in enumerate(prompts(4))]
+    groups = [PromptGroup(f"g{i}", tuple(prompt), 3, 144, seed=i) for i, prompt in enumerate(prompts(4))]
+    jobs = {
+        f"{group.id}/{index}": roomy.job(
+            group.prompt_token_ids, group.max_tokens, request_seed(group.seed, index), group.sampling
+        )
+        for group in groups
+        for index in range(group.n)
+    }
+    whole = [list(output.token_ids) for output in roomy.run(roomy.chunks(list(jobs.values())))]
+    path, profile = tmp_path / "seer.toml", tmp_path / "profile.json"
+    profile.write_bytes(msgspec.json.encode(FREE))
+    path.write_text(CONFIG.format(model=models[0], profile=profile))
+    config = load_config(path).with_plugins(("divided_rollout", "grouped_spec"))
 
-    async def respond(plugins, pool, instances, ranks, act=None):
-        path = tmp_path / f"{ranks}.toml"
-        path.write_text(CONFIG.format(pool=pool, model=models[0], instances=instances, ranks=ranks))
-        config = load_config(path).with_plugins(plugins)
+    async def respond():
         async with Runtime.from_config(config) as runtime:
-            if act is not None:
-                strategies = fill_slots(config)
-                policies = attrs.evolve(
-                    strategies.policies, placer=Slot("placer", "test", Mover(lambda: act(runtime)))
-                )
-                await runtime.use(attrs.evolve(strategies, policies=policies))
-            result = await runtime.rollout(groups).wait()
-        return {one.request_id: list(one.token_ids) for one in result.completions}, result.summary
 
-    def kill(runtime):
-        os.kill(rank_of(runtime.engines["vllm-1"].worker.pid, 1), signal.SIGKILL)
+            def kill():
+                os.kill(rank_of(runtime.engines["vllm-1"].worker.pid, 1), signal.SIGKILL)
 
-    async def both():
-        whole, _ = await respond((), "none", 1, 1)
-        moved, summary = await respond(("divided_rollout", "grouped_spec"), "local", 2, 2, kill)
-        return whole, moved, summary
+            strategies = fill_slots(config)
+            policies = attrs.evolve(strategies.policies, placer=Slot("placer", "test", Mover(kill)))
+            await runtime.use(attrs.evolve(strategies, policies=policies))
+            return await runtime.rollout(groups).wait()
 
-    whole, moved, summary = asyncio.run(asyncio.wait_for(both(), 900))
-    assert moved == whole
-    assert summary.instances_lost == 1
-    assert summary.migrations > 5
-    assert summary.accepted_tokens > 0
-    assert summary.pool_tokens > 0
+    result = asyncio.run(asyncio.wait_for(respond(), 900))
+    found = {one.request_id: list(one.token_ids) for one in result.completions}
+    assert found == dict(zip(jobs, whole, strict=True))
+    assert result.summary.instances_lost == 1
+    assert result.summary.migrations > 5
+    assert result.summary.accepted_tokens > 0
+    assert result.summary.pool_tokens > 0

@@ -134,23 +134,6 @@ def test_weights_from_memory_and_by_broadcast_are_those_of_a_directory_and_are_c
     update(tied, tied_models[0])
 
 
-def test_a_trainer_killed_during_the_check_leaves_the_old_weights_and_during_the_load_no_instance(
-    start, tied_models, prompts, killed_trainer
-):
-    instance = start(tied_models[0])
-    before = scores(instance, prompts(2), 20)
-    with pytest.raises(EngineError, match="the weights did not arrive"):
-        instance.run(instance.engine.update_weights(killed_trainer(tied_models[1], 0), 1))
-    tokens, found = scores(instance, prompts(2), 20)
-    assert tokens == before[0]
-    assert (found == before[1]).all()
-    assert instance.losses == []
-    with pytest.raises(EngineError):  # half of them are loaded
-        instance.run(instance.engine.update_weights(killed_trainer(tied_models[1], 1), 1))
-    instance.run(instance.until(lambda: instance.losses))
-    assert "the weights did not arrive" in instance.losses[0]
-
-
 def with_values(name, change):
     def damage(weights):
         weights[name] = change(weights[name].copy())
@@ -327,9 +310,9 @@ class Watch:
             self.lost.set()
 
 
-@pytest.mark.parametrize("way", [pytest.param("directory", marks=pytest.mark.long), "shared", "sent"])
+@pytest.mark.parametrize("ways", [("shared", "sent"), pytest.param(("directory",), marks=pytest.mark.long)])
 def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_trainer_goes_on(
-    make_fleet, loop, tied_models, prompts, tmp_path, request, way
+    make_fleet, loop, tied_models, prompts, tmp_path, request, ways
 ):
     pool = make_fleet(tied_models[0], instances=2, start_timeout_s=400.0)
     watch = Watch()
@@ -337,30 +320,59 @@ def test_an_instance_updated_in_place_and_one_restarted_say_the_same_though_the_
     groups = [
         PromptGroup(f"g{seed}", tuple(prompt), 2, 60, seed=seed) for seed, prompt in enumerate(prompts(8))
     ]
-    checkpoint, weights = tmp_path / "checkpoint", tensors(tied_models[1])
-    write(checkpoint, weights)
-    source = str(checkpoint) if way == "directory" else request.getfixturevalue(way)(weights)
+    checkpoint = tmp_path / "checkpoint"
+    sources = {way: request.getfixturevalue(way) for way in ways if way != "directory"}
 
     async def rollout(runtime):
         result = await runtime.rollout(groups).wait()
         assert {name for each in result.completions for name in each.instances} == {"vllm-0", "vllm-1"}
         return {each.request_id: (each.token_ids, each.logprobs) for each in result.completions}
 
-    async def run():
-        async with Runtime(Assembly(pool, strategies, None), SeerTable()) as runtime:
-            await runtime.update_weights(source)
-            before = await rollout(runtime)
-            write(checkpoint, tensors(tied_models[0]))  # in place, as trainers do
-            for array in weights.values():
-                array += 1
-            os.kill(pool.engines[1].worker.pid, signal.SIGKILL)
-            await watch.lost.wait()
-            await runtime.reset_caches()  # waits until it is back
-            return before, await rollout(runtime)
+    async def run(runtime, weights, way):
+        write(checkpoint, weights)
+        await runtime.update_weights(sources[way](weights) if way in sources else str(checkpoint))
+        before = await rollout(runtime)
+        write(checkpoint, tensors(tied_models[0]))  # in place, as trainers do
+        for array in weights.values():
+            array += 1
+        watch.lost.clear()
+        os.kill(pool.engines[1].worker.pid, signal.SIGKILL)
+        await watch.lost.wait()
+        await runtime.reset_caches()  # waits until it is back
+        return before, await rollout(runtime)
 
-    before, after = loop.run_until_complete(asyncio.wait_for(run(), 900))
-    assert {id: tokens for id, (tokens, _) in after.items()} == {
-        id: tokens for id, (tokens, _) in before.items()
-    }
-    for id, (_, logprobs) in after.items():
-        assert np.abs(np.array(logprobs) - before[id][1]).max() < 1e-5
+    async def run_all():
+        found = []
+        async with Runtime(Assembly(pool, strategies, None), SeerTable()) as runtime:
+            for number, way in enumerate(ways):
+                weights = tensors(tied_models[1])
+                weights["model.norm.weight"] *= 1 + number  # other ones than before
+                found.append(await run(runtime, weights, way))
+        return found
+
+    pairs = loop.run_until_complete(asyncio.wait_for(run_all(), 900))
+    for before, after in pairs:
+        assert {id: tokens for id, (tokens, _) in after.items()} == {
+            id: tokens for id, (tokens, _) in before.items()
+        }
+        for id, (_, logprobs) in after.items():
+            assert np.abs(np.array(logprobs) - before[id][1]).max() < 1e-5
+    first, *others = [[list(tokens) for tokens, _ in before.values()] for before, _ in pairs]
+    assert first not in others
+
+
+def test_a_trainer_killed_during_the_check_leaves_the_old_weights_and_during_the_load_no_instance(
+    tied, tied_models, prompts, killed_trainer
+):
+    """Comes last: the instance is lost."""
+    before, version = scores(tied, prompts(2), 20), tied.weight_version + 1
+    with pytest.raises(EngineError, match="the weights did not arrive"):
+        tied.run(tied.engine.update_weights(killed_trainer(tied_models[1], 0), version))
+    tokens, found = scores(tied, prompts(2), 20)
+    assert tokens == before[0]
+    assert (found == before[1]).all()
+    assert tied.losses == []
+    with pytest.raises(EngineError):  # half of them are loaded
+        tied.run(tied.engine.update_weights(killed_trainer(tied_models[1], 1), version))
+    tied.run(tied.until(lambda: tied.losses))
+    assert "the weights did not arrive" in tied.losses[0]

@@ -95,9 +95,10 @@ ONLY_HERE = {"weight_version"}
 """The table of docs/guides/tools.md has these."""
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        return other.getsockname()[1]
+def free_ports():
+    """Return two ports, which differ, as both are held at once."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def servers(small_model, tmp_path_factory):
     )
     (folder / "token").write_text("a" * 32)
     parsers = ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
-    ports = [free_port(), free_port()]
+    ports = free_ports()
     vllm = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(small_model), "--port", str(ports[0])]
     vllm += ["--served-model-name", "seer", "--dtype", "float32", "--max-model-len", "2048"]
     vllm += ["--enforce-eager", "--enable-auto-tool-choice", "--kv-cache-memory-bytes", "33554432"]
