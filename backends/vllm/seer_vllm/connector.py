@@ -73,7 +73,7 @@ class Load:
 
 @attrs.define(eq=False)
 class Loads(KVConnectorMetadata):
-    """What all workers load, and ``staged``, the blocks that they copy out during this step."""
+    """The loads of all workers, and in ``staged`` the blocks that they copy out during this step."""
 
     loads: list[Load] = attrs.field(factory=list)
     staged: list[int] = attrs.field(factory=list)

@@ -363,6 +363,6 @@ def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_on
     found = {one.request_id: list(one.token_ids) for one in result.completions}
     assert found == dict(zip(jobs, whole, strict=True))
     assert result.summary.instances_lost == 1
-    assert result.summary.migrations > 5
+    assert result.summary.migrations > 2
     assert result.summary.accepted_tokens > 0
     assert result.summary.pool_tokens > 0

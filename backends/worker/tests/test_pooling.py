@@ -172,6 +172,7 @@ def test_blocks_are_copied_in_pieces_and_also_into_shared_memory(requests, shelf
     assert requests.stage("a", 1, keys(6)[1:]) == 5
     assert np.array_equal(requests.take("a").blocks, rows(1, 2, 3, 4, 5))
     assert shelf.calls.count("get") == 3
+    assert requests.stage("b", 6, []) == 0
 
 
 def test_what_is_saved_beside_is_put_before_anything_after_it(requests, shelf):

@@ -115,7 +115,7 @@ class PooledRequests:
         self._coming[request_id] = len(keys), self._fetches.submit(self._fetch, first, keys)
 
     def _fetch(self, first: int, keys: Sequence[bytes]) -> FetchedBlocks:
-        if self.shared:
+        if self.shared and keys:
             shared = SharedBlocks(len(keys), self._block_bytes)
             return FetchedBlocks(first, shared, self.store.get(keys, shared.blocks))
         blocks = np.empty((len(keys), self._block_bytes), np.uint8)
