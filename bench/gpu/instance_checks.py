@@ -19,8 +19,11 @@ PAIRS = ((1, False), (1, True), (2, False), (2, True))
 
 
 def pair_config(machine: GpuMachine, instances: int, tokens: int, pool: bool) -> Row:
-    """Return the config of instances that share a GPU by its memory, and perhaps a pool."""
-    engine: Row = {"instances": instances}
+    """Return the config of instances that share a GPU by its memory, and perhaps a pool.
+
+    With a pool a request waits for all that it loads, as one with a long context would.
+    """
+    engine: Row = {"instances": instances} | ({"awaited_kv_bytes": 0} if pool else {})
     if machine.device == "cuda":
         engine |= {"kv_cache_bytes": KV_BYTES, "engine_args": {"gpu_memory_utilization": SHARE}}
     running = 4 if machine.small else 32

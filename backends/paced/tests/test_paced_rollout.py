@@ -142,7 +142,7 @@ def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
 def test_steps_go_on_while_a_request_waits_for_its_kv(monkeypatch):
     slow = {"moves": {"latency_s": 0.05, "bandwidth_bytes_per_s": 1e9}}
     stopping = roll_out(**slow)
-    monkeypatch.setattr(pytest.importorskip("seer_vllm.connector"), "AWAITED_BYTES", 0)
+    monkeypatch.setattr(pytest.importorskip("seer_vllm.instance"), "AWAITED_BYTES", 0)
     waiting = roll_out(**slow)
     assert tokens_of(waiting) == tokens_of(stopping) == tokens_of(roll_out())
     assert waiting.summary.pool_tokens > 0

@@ -45,10 +45,10 @@ from seer_vllm.parts import parts_of
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["Load", "Loads", "StoreConnector"]
+__all__ = ["AWAITED_BYTES", "Load", "Loads", "StoreConnector"]
 
 AWAITED_BYTES = 32 << 20
-"""A step begins with a request's load if it is no larger: a millisecond's copy at 32 GB/s."""
+"""A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
 
 
 @attrs.frozen(eq=False)
@@ -129,11 +129,12 @@ class StoreConnector(KVConnectorBase_V1):
         """Tokens of requests that are let in whose KV vLLM's own cache has."""
         self._staged_keys: list[bytes] = []
         self.most_staged = self.awaited_blocks = 0
-        self.use_block_bytes(self.block_bytes)
+        self.use_block_bytes(self.block_bytes, AWAITED_BYTES)
         self._awaited: dict[str, FetchedBlocks] = {}
         """What workers are loading for requests that wait, in memory that has to live until then."""
         self._loads = self._handed = Loads()
         self._layers: VllmLayers | None = None
+        self._computed: torch.cuda.Event | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._loading: dict[str, Future[None]] = {}
         self._columns = self.parts.columns(vllm_config.parallel_config.rank, self.block_bytes)
@@ -146,14 +147,15 @@ class StoreConnector(KVConnectorBase_V1):
 
     # In the scheduler.
 
-    def use_block_bytes(self, block_bytes: int) -> None:
+    def use_block_bytes(self, block_bytes: int, awaited_bytes: int) -> None:
         """Copy as many blocks as fit if one has so many bytes.
 
         ``most_staged`` are copied out in a step, without those of chunks that end.  A request with more than
-        ``awaited_blocks`` to load waits for them, and they come out of the store beside steps.
+        ``awaited_blocks`` to load, which ``awaited_bytes`` hold, waits for them, and they come out of the
+        store beside steps.
         """
         self.most_staged = max(1, STAGED_BYTES * self.parts.parts // block_bytes)
-        self.awaited_blocks = AWAITED_BYTES // block_bytes
+        self.awaited_blocks = awaited_bytes // block_bytes
 
     def attach(
         self,
@@ -317,6 +319,12 @@ class StoreConnector(KVConnectorBase_V1):
         """Take the KV of all layers."""
         self._layers = VllmLayers(kv_caches, self._blocks)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take what this step loads; it waits for what has been computed before the step."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._layers is not None:
+            self._computed = self._layers.computed()
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load what this step asks for, and begin to load what requests wait for."""
         metadata = self._get_connector_metadata()
@@ -346,10 +354,9 @@ class StoreConnector(KVConnectorBase_V1):
     def _writes(self, metadata: Loads) -> Iterator[tuple[Load, Callable[[], None]]]:
         """Yield each load, and the function that makes it."""
         assert self._layers is not None
-        computed = self._layers.computed() if metadata.loads else None
         for load in metadata.loads:
             blocks = load.blocks[:, self._columns]
-            yield load, partial(self._layers.write, load.block_ids, blocks, computed)
+            yield load, partial(self._layers.write, load.block_ids, blocks, self._computed)
 
     def _stage(self, metadata: Loads) -> None:
         assert self._layers is not None

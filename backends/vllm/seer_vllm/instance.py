@@ -40,7 +40,7 @@ from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
-from seer_vllm.connector import StoreConnector
+from seer_vllm.connector import AWAITED_BYTES, StoreConnector
 from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
@@ -82,6 +82,7 @@ class VllmCore:
         source = start.source
         settings = {"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings}
         uniform = settings.pop("uniform_drafts", None)
+        awaited_bytes = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
         choice = settle_runner(source, settings.get("tensor_parallel_size", 1))
         second = choice.runner == SECOND
         lengths: tuple[int, ...] = ()
@@ -117,10 +118,10 @@ class VllmCore:
             scheduler.draft_lengths = lengths
         self._scheduler = scheduler
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
-        if self._connector is not None and block_bytes is not None:
-            self._connector.use_block_bytes(block_bytes)
-        if self._connector is not None and self._connector.parts.ranks > 1:
-            self._connector.most_staged = 0  # over several ranks it is not proved yet
+        if self._connector is not None:
+            self._connector.use_block_bytes(block_bytes or self._connector.block_bytes, awaited_bytes)
+            if self._connector.parts.ranks > 1:
+                self._connector.most_staged = 0  # over several ranks it is not proved yet
         [group, *_] = scheduler.kv_cache_config.kv_cache_groups
         self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
         self._requests: dict[str, str] = {}
@@ -196,7 +197,7 @@ class VllmCore:
 
     def bench(self) -> VllmBench:
         """Return the idle engine for the meters."""
-        return VllmBench(self.engine, self._scheduler, self._connector, self.drafts is not None)
+        return VllmBench(self.engine, self._step, self._scheduler, self._connector, self.drafts is not None)
 
     def reset_cache(self) -> None:
         """Drop all cached KV."""

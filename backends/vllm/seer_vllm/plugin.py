@@ -87,6 +87,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether all drafts of a step have one length, which full CUDA graphs need, and short ones are padded;
     unless it is set, they have it where such graphs are.
     """
+    awaited_kv_bytes: Annotated[int, Meta(ge=0)] = 32 << 20
+    """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
+    loaded before its first step.
+    """
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
     """
@@ -160,6 +164,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "disable_log_stats": not settings.metrics,
+        "awaited_kv_bytes": settings.awaited_kv_bytes,
     }
     decided = {"enforce_eager": settings.enforce_eager, "uniform_drafts": settings.uniform_drafts}
     graphs = {name: value for name, value in decided.items() if value is not None}

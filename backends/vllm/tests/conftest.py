@@ -77,12 +77,6 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     return start(models[0])
 
 
-@pytest.fixture(scope="session")
-def let_wait() -> Callable[[Launch], Launch]:
-    """Return a function that makes a worker's requests wait for every block that they load."""
-    return lambda launch: attrs.evolve(launch, instance="waiting:Waiting")
-
-
 def _interpret(launch: Launch) -> Launch:
     environment = {
         **launch.environment,
@@ -103,7 +97,7 @@ def start_second(start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that starts an instance with vLLM's second model runner."""
 
     def start_second(model: Path, *arguments: Any, **settings: Any) -> Any:
-        few = {"runner": "second", "max_running": 8} | settings
+        few = {"runner": "second", "max_running": 8, "awaited_kv_bytes": 0} | settings
         return start(model, *arguments, change=_interpret, **few)
 
     return start_second

@@ -56,11 +56,11 @@ def pool(make_fleet):
 
 
 @pytest.fixture(scope="module")
-def pair(start, let_wait, models, pool, notes):
+def pair(start, models, pool, notes):
     """Two instances of the first model that share the pool; the second waits for all that it loads."""
     spec = SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 5, StepTimes((1,), (0,), ((0.001,),)))
     plain = start(models[0], kv_pool=pool)
-    drafting = start(models[0], spec, pool, 1, change=let_wait, max_batched_tokens=96)
+    drafting = start(models[0], spec, pool, 1, awaited_kv_bytes=0, max_batched_tokens=96)
     drafting.group = "mixed"
     return plain, drafting
 
