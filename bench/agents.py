@@ -5,9 +5,9 @@ groups of 8 in each of two iterations, with 2.6 turns on average, as recorded an
 multiply the tokens of turns and answers, and the seconds of tools.  Longer tasks have more turns: in `4
 joined` and `16 joined` so many recorded trajectories make one, 10 and 42 turns on average.  They run on four
 simulated instances whose KV holds a quarter of all contexts.  The answers of tools are prefilled under every
-policy.  With ``--engine paced`` the instances are vLLM's own scheduler on emulated accelerators, and the
-simulator stands beside them.  ``--scale`` takes so large a part of the groups, the first ones, and of the
-instances.
+policy.  With ``--engine paced`` the instances are vLLM's own scheduler on emulated accelerators, with
+``--engine paced-sglang`` SGLang's, and the simulator stands beside them.  ``--scale`` takes so large a part of
+the groups, the first ones, and of the instances.
 
 `sticky` is the way of verl and SkyRL: each trajectory stays on one instance, and its engine's prefix cache
 keeps KV until others need the room.  `cache-ttl`, `program-pause` and `migrate-in-tools` are rivals
@@ -34,7 +34,7 @@ import msgspec
 from msgspec.structs import replace
 from seer_cli.stats import ratios
 from seer_lab.choose import choose_workload
-from seer_lab.paced import ENGINE
+from seer_lab.paced import SCHEDULERS
 from seer_lab.policies import POLICIES
 from seer_lab.recorded import RecordedLengths, read_recorded
 from seer_lab.simulate import SimulatedIteration, simulate
@@ -45,6 +45,7 @@ ROOMS = (
     "seer_core",
     "plugins",
     "backends/sim",
+    "backends/sglang",
     "backends/vllm",
     "backends/worker",
     "backends/paced",
@@ -77,7 +78,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help=f"folder with {FILE}")
     parser.add_argument("--only", action="append", choices=SHAPES, help="may repeat (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the groups and of the instances")
-    parser.add_argument("--engine", choices=(SIMULATOR, ENGINE), default=SIMULATOR, help="where they run")
+    parser.add_argument(
+        "--engine", choices=(SIMULATOR, *SCHEDULERS), default=SIMULATOR, help="where they run"
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -191,7 +194,7 @@ def answer(rows: Sequence[Row]) -> str:
         )
     if apart := [abs(each) for row in rows if "simulated" in row for each in _apart(row)]:
         sentences.append(
-            "This is vLLM's own scheduler on emulated accelerators; the simulator's total times are at most"
-            f" {max(apart):.1%} off."
+            "This is an engine's own scheduler on emulated accelerators; the simulator's total times are at"
+            f" most {max(apart):.1%} off."
         )
     return " ".join(sentences)
