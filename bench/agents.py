@@ -6,8 +6,8 @@ multiply the tokens of turns and answers, and the seconds of tools.  Longer task
 joined` and `16 joined` so many recorded trajectories make one, 10 and 42 turns on average.  They run on four
 simulated instances whose KV holds a quarter of all contexts.  The answers of tools are prefilled under every
 policy.  With ``--engine paced`` the instances are vLLM's own scheduler on emulated accelerators, with
-``--engine paced-sglang`` SGLang's, and the simulator stands beside them.  ``--scale`` takes so large a part of
-the groups, the first ones, and of the instances.
+``--engine paced-sglang`` SGLang's, and the simulator stands beside them.  ``--scale`` takes so large a part
+of the groups, the first ones, and of the instances.
 
 `sticky` is the way of verl and SkyRL: each trajectory stays on one instance, and its engine's prefix cache
 keeps KV until others need the room.  `cache-ttl`, `program-pause` and `migrate-in-tools` are rivals
