@@ -45,14 +45,14 @@ from seer_vllm.parts import parts_of
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["AWAITED_BYTES", "Load", "Loads", "StoreConnector"]
+__all__ = ["AWAITED_BYTES", "BlockLoad", "Loads", "StoreConnector"]
 
 AWAITED_BYTES = 32 << 20
 """A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
 
 
 @attrs.frozen(eq=False)
-class Load:
+class BlockLoad:
     """Blocks for a request, and the numbers of those that they belong to.
 
     They are in ``memory`` from row ``skip`` on.  Its step begins with them, unless it ``waits`` for them.
@@ -73,10 +73,14 @@ class Load:
 
 @attrs.define(eq=False)
 class Loads(KVConnectorMetadata):
-    """The loads of all workers, and in ``staged`` the blocks that they copy out during this step."""
+    """The loads of all workers, and in ``staged`` the blocks that they copy out during this step.
 
-    loads: list[Load] = attrs.field(factory=list)
+    Several workers write them ``into`` memory that they share.
+    """
+
+    loads: list[BlockLoad] = attrs.field(factory=list)
     staged: list[int] = attrs.field(factory=list)
+    into: Bytes | SharedBlocks | None = None
 
 
 @attrs.define(eq=False)
@@ -208,13 +212,15 @@ class StoreConnector(KVConnectorBase_V1):
             count = num_external_tokens // self.block_tokens
             ids = blocks.get_block_ids()[0][staged.first : staged.first + count]
             waits = staged.count > self.awaited_blocks
-            self._loads.loads.append(Load(name, ids, staged.memory, staged.skip, waits))
+            self._loads.loads.append(BlockLoad(name, ids, staged.memory, staged.skip, waits))
             if waits:
                 self._awaited[name] = staged
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
         """Hand this step's loads to the workers; their memory lives until the next step, or a wait's end."""
-        self._loads.staged = self._plan_staged(scheduler_output.num_scheduled_tokens)
+        staged = self._loads.staged = self._plan_staged(scheduler_output.num_scheduled_tokens)
+        if staged and self.parts.ranks > 1:
+            self._loads.into = SharedBlocks(len(staged), self.block_bytes)
         self._handed, self._loads = self._loads, Loads()
         return self._handed
 
@@ -228,17 +234,14 @@ class StoreConnector(KVConnectorBase_V1):
         """Whether a request waits, or did when it was aborted, for what workers are loading."""
         return bool(self._awaited)
 
-    @property
-    def staged(self) -> int:
-        """How many blocks the workers copy out during this step."""
-        return len(self._handed.staged)
-
     def put_staged(self) -> None:
         """Begin to put into the store what the workers have copied out during the step just made."""
         keys, self._staged_keys = self._staged_keys, []
         if keys:
             assert self._read is not None
-            self.requests.save_beside(keys if self.saves else [], self._read(None))
+            into = self._handed.into
+            blocks = into.blocks if isinstance(into, SharedBlocks) else self._read(None)
+            self.requests.save_beside(keys if self.saves else [], blocks)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
         """Save the blocks of a chunk, or of a turn; drop those of a response that is over.
@@ -351,7 +354,7 @@ class StoreConnector(KVConnectorBase_V1):
             self._loading.pop(name).result()
         return None, loaded or None
 
-    def _writes(self, metadata: Loads) -> Iterator[tuple[Load, Callable[[], None]]]:
+    def _writes(self, metadata: Loads) -> Iterator[tuple[BlockLoad, Callable[[], None]]]:
         """Yield each load, and the function that makes it."""
         assert self._layers is not None
         for load in metadata.loads:
@@ -367,7 +370,7 @@ class StoreConnector(KVConnectorBase_V1):
         assert self._layers is not None
         return self._layers.take() if block_ids is None else self._layers.read(block_ids)
 
-    def read_part(self, block_ids: list[int] | None, into: Bytes) -> None:
+    def read_part(self, block_ids: list[int], into: Bytes) -> None:
         """Write this worker's part of blocks into uint8 [n, block_bytes], if no other does."""
         if self._is_first:
             into[:, self._columns] = self.read(block_ids)
@@ -381,4 +384,11 @@ class StoreConnector(KVConnectorBase_V1):
         """Nothing is saved while the model runs."""
 
     def wait_for_save(self) -> None:
-        """Nothing is being saved."""
+        """Write this worker's part of what it has staged, if there are several, and no other does."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Loads)
+        into = metadata.into
+        if into is not None and self._is_first:
+            assert self._layers is not None
+            assert not isinstance(into, SharedBlocks)  # which is an array once it has come here
+            into[:, self._columns] = self._layers.take()

@@ -111,7 +111,7 @@ class WorkerExtension:
         assert isinstance(connector, StoreConnector)
         return connector.read(block_ids)
 
-    def seer_read_kv_part(self, block_ids: list[int] | None, into: Bytes) -> str | None:
+    def seer_read_kv_part(self, block_ids: list[int], into: Bytes) -> str | None:
         """Write this rank's part of blocks into uint8 [n, block_bytes]; return why it cannot.
 
         An error of one rank would leave the answers of the others in vLLM's queues, for the next call.

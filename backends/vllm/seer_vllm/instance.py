@@ -120,8 +120,6 @@ class VllmCore:
         self._connector = scheduler.connector if isinstance(scheduler.connector, StoreConnector) else None
         if self._connector is not None:
             self._connector.use_block_bytes(block_bytes or self._connector.block_bytes, awaited_bytes)
-            if self._connector.parts.ranks > 1:
-                self._connector.most_staged = 0  # over several ranks it is not proved yet
         [group, *_] = scheduler.kv_cache_config.kv_cache_groups
         self._parts = parts_of(self.engine.vllm_config, group.kv_cache_spec)
         self._requests: dict[str, str] = {}
@@ -224,13 +222,13 @@ class VllmCore:
         return self._connector.requests
 
     def _read_kv(self, block_ids: list[int] | None) -> Bytes:
-        """Return blocks, uint8 [n, block_bytes], of which each rank writes its part; None: those staged."""
+        """Return blocks, uint8 [n, block_bytes], each rank's part; a single rank's staged ones with None."""
         assert self._connector is not None
         if self._parts.ranks == 1:
             blocks: Bytes = self._call("seer_read_kv", block_ids)[0]
             return blocks
-        count = self._connector.staged if block_ids is None else len(block_ids)
-        shared = SharedBlocks(count, self._connector.block_bytes)
+        assert block_ids is not None
+        shared = SharedBlocks(len(block_ids), self._connector.block_bytes)
         for rank, flaw in enumerate(self._call("seer_read_kv_part", block_ids, shared)):
             if flaw is not None:
                 raise EngineError(f"rank {rank} cannot read its part of the KV: {flaw}")

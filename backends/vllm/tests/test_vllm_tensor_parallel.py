@@ -11,6 +11,7 @@ import attrs
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from seer_core import SharedWeights
 from seer_core.model import PromptGroup, Sampling, request_seed
@@ -107,6 +108,23 @@ def test_whole_or_moved_at_every_chunk_tokens_are_those_of_one_rank_and_nothing_
     assert counted.put_bytes % BLOCK_BYTES == 0
     assert counted.put_bytes > 0
     assert any(output.drafted_at for output in outputs)
+
+
+def test_parts_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_all(pair, pool, cold, prompts):
+    plain, drafting = pair
+    going_on = Sampling(1.0, ignore_eos=True)
+    [prompt] = prompts(1)
+    job = structs.replace(plain.job(prompt, 400, 0, going_on), last=False)
+    plain.engine.submit(job)
+    plain.run(plain.until(lambda: pool.stats().used_bytes >= 3 * BLOCK_BYTES))
+    assert job.id not in plain.answers
+    plain.run(plain.until(lambda: job.id in plain.answers))
+    text = [*prompt, *plain.outputs[job.id].token_ids]
+    [then] = drafting.run(drafting.chunks([drafting.job(text, 40, 0, going_on)]))
+    assert then.pool_tokens == (len(text) - 1) // BLOCK * BLOCK
+    cold()
+    [whole] = plain.whole([prompt], going_on, 440)
+    assert [*text[len(prompt) :], *then.token_ids] == list(whole)
 
 
 def test_a_damaged_part_of_one_rank_makes_the_whole_block_a_miss_and_no_token_another(
