@@ -254,8 +254,11 @@ def test_drafts_padded_to_one_length_change_no_token_and_keep_steps_uniform(
     harness.group = "mixed"
     assert harness.whole(prompts(6), PLAIN, 160) == expected
     assert harness.divided(prompts(6), PLAIN, 160, 48) == expected
-    drafted = {len(output.drafted_at) for output in harness.outputs.values()}
-    assert (drafted == {DRAFT_TOKENS}) == uniform
+    drafted = [output.drafted_at for output in harness.outputs.values()]
+    if uniform:
+        assert {len(each) for each in drafted} == {DRAFT_TOKENS}
+    else:
+        assert any(each[0] > each[-1] for each in drafted if each)
     harness.run(harness.until(lambda: harness.reports[-1].running == 0))
     figures = harness.reports[-1].drafting
     if uniform:

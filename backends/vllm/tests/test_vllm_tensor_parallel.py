@@ -152,7 +152,7 @@ def test_a_rank_that_is_killed_ends_its_instance_and_the_other_goes_on_with_its_
     firsts = a.run(a.chunks([a.job(prompt, 100, i, PLAIN) for i, prompt in enumerate(prompts(3))]))
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts(3), firsts, strict=True)]
     for i, text in enumerate(texts):
-        a.engine.submit(a.job(text, 600, i, PLAIN))
+        a.engine.submit(a.job(text, 600, i, Sampling(1.0, ignore_eos=True)))
     a.run(a.until(lambda: any(report.running for report in a.reports[-1:])))
     os.kill(rank_of(a.pid, 1), signal.SIGKILL)
     a.run(a.until(lambda: bool(a.losses)))
