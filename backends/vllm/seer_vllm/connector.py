@@ -45,30 +45,20 @@ from seer_vllm.parts import parts_of
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["AWAITED_BYTES", "BlockLoad", "Loads", "StoreConnector"]
-
-AWAITED_BYTES = 32 << 20
-"""A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
+__all__ = ["BlockLoad", "Loads", "StoreConnector"]
 
 
 @attrs.frozen(eq=False)
 class BlockLoad:
     """Blocks for a request, and the numbers of those that they belong to.
 
-    They are in ``memory`` from row ``skip`` on.  Its step begins with them, unless it ``waits`` for them.
+    Its step begins with them, unless it ``waits`` for them.
     """
 
     request_id: str
     block_ids: list[int]
-    memory: Bytes | SharedBlocks
-    skip: int
+    fetched: FetchedBlocks
     waits: bool
-
-    @property
-    def blocks(self) -> Bytes:
-        """The blocks, uint8 [n, block_bytes], for a worker, where shared memory is an array."""
-        assert not isinstance(self.memory, SharedBlocks)
-        return self.memory[self.skip : self.skip + len(self.block_ids)]
 
 
 @attrs.define(eq=False)
@@ -133,13 +123,13 @@ class StoreConnector(KVConnectorBase_V1):
         """Tokens of requests that are let in whose KV vLLM's own cache has."""
         self._staged_keys: list[bytes] = []
         self.most_staged = self.awaited_blocks = 0
-        self.use_block_bytes(self.block_bytes, AWAITED_BYTES)
+        """Set by ``use_block_bytes``."""
         self._awaited: dict[str, FetchedBlocks] = {}
         """What workers are loading for requests that wait, in memory that has to live until then."""
         self._loads = self._handed = Loads()
         self._layers: VllmLayers | None = None
         self._computed: torch.cuda.Event | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "seer-kv-load")
         self._loading: dict[str, Future[None]] = {}
         self._columns = self.parts.columns(vllm_config.parallel_config.rank, self.block_bytes)
         self._is_first = self.parts.is_first(vllm_config.parallel_config.rank)
@@ -209,10 +199,10 @@ class StoreConnector(KVConnectorBase_V1):
             self._running[name] = RunningSave(request, found)
         staged = self.requests.take(name)
         if staged is not None and num_external_tokens:
-            count = num_external_tokens // self.block_tokens
-            ids = blocks.get_block_ids()[0][staged.first : staged.first + count]
+            assert staged.count * self.block_tokens == num_external_tokens
+            ids = blocks.get_block_ids()[0][staged.first : staged.first + staged.count]
             waits = staged.count > self.awaited_blocks
-            self._loads.loads.append(BlockLoad(name, ids, staged.memory, staged.skip, waits))
+            self._loads.loads.append(BlockLoad(name, ids, staged, waits))
             if waits:
                 self._awaited[name] = staged
 
@@ -325,7 +315,9 @@ class StoreConnector(KVConnectorBase_V1):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take what this step loads; it waits for what has been computed before the step."""
         super().bind_connector_metadata(connector_metadata)
-        if self._layers is not None:
+        assert isinstance(connector_metadata, Loads)
+        if connector_metadata.loads:
+            assert self._layers is not None
             self._computed = self._layers.computed()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -336,8 +328,6 @@ class StoreConnector(KVConnectorBase_V1):
             if not load.waits:
                 write()
                 continue
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "seer-kv-load")
             self._loading[load.request_id] = self._thread.submit(write)
         self._stage(metadata)
 
@@ -358,7 +348,7 @@ class StoreConnector(KVConnectorBase_V1):
         """Yield each load, and the function that makes it."""
         assert self._layers is not None
         for load in metadata.loads:
-            blocks = load.blocks[:, self._columns]
+            blocks = load.fetched.blocks[:, self._columns]
             yield load, partial(self._layers.write, load.block_ids, blocks, self._computed)
 
     def _stage(self, metadata: Loads) -> None:

@@ -40,7 +40,7 @@ from seer_core.ports.kv import Bytes, KVStore
 from seer_core.ports.weights import WeightSpec
 from seer_vllm import internals, patches
 from seer_vllm.bench import VllmBench
-from seer_vllm.connector import AWAITED_BYTES, StoreConnector
+from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
@@ -55,6 +55,8 @@ EXTENSION = "seer_vllm.extension.WorkerExtension"
 SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
 UNRESET = "vLLM could not reset its prefix cache"
 PAUSE_S = 0.001
+AWAITED_BYTES = 32 << 20
+"""A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
 KV_TRANSFER = KVTransferConfig(
     kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
 )

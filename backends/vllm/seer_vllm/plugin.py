@@ -87,9 +87,9 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether all drafts of a step have one length, which full CUDA graphs need, and short ones are padded;
     unless it is set, they have it where such graphs are.
     """
-    awaited_kv_bytes: Annotated[int, Meta(ge=0)] = 32 << 20
+    awaited_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
     """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
-    loaded before its first step.
+    loaded before its first step. Unless it is set, it is 32 MiB.
     """
     metrics: bool = False
     """Whether each instance serves vLLM's own figures for Prometheus, at a free port and without a password.
@@ -164,17 +164,20 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "disable_log_stats": not settings.metrics,
+    }
+    decided = {
+        "enforce_eager": settings.enforce_eager,
+        "uniform_drafts": settings.uniform_drafts,
         "awaited_kv_bytes": settings.awaited_kv_bytes,
     }
-    decided = {"enforce_eager": settings.enforce_eager, "uniform_drafts": settings.uniform_drafts}
-    graphs = {name: value for name, value in decided.items() if value is not None}
+    given = {name: value for name, value in decided.items() if value is not None}
     optional = {
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "max_model_len": settings.max_model_tokens,
         "max_num_batched_tokens": settings.max_batched_tokens,
     }
     chosen = {name: value for name, value in optional.items() if value}
-    return arguments | graphs | chosen | settings.engine_args
+    return arguments | given | chosen | settings.engine_args
 
 
 def max_running(settings: Settings, model_dir: Path) -> int:

@@ -64,8 +64,8 @@ class PooledRequests:
         self._block_bytes = block_bytes
         self._staged: dict[str, FetchedBlocks] = {}
         self._coming: dict[str, tuple[int, Future[FetchedBlocks]]] = {}
-        self._fetches: ThreadPoolExecutor | None = None
-        self._saves: ThreadPoolExecutor | None = None
+        self._fetches = ThreadPoolExecutor(1, "seer-kv-fetch")
+        self._saves = ThreadPoolExecutor(1, "seer-kv-save")
         self._saving: Future[None] | None = None
         self._prompts: dict[str, Sequence[bytes]] = {}
         self._turns: dict[str, dict[bytes, None]] = {}
@@ -101,17 +101,14 @@ class PooledRequests:
 
     def close(self) -> None:
         """Wait until nothing is copied any more."""
-        for thread in (self._fetches, self._saves):
-            if thread is not None:
-                thread.shutdown(cancel_futures=True)
+        self._fetches.shutdown(cancel_futures=True)
+        self._saves.shutdown(cancel_futures=True)
 
     def _fetch_beside(self, request_id: str, first: int, keys: Sequence[bytes]) -> None:
         """Begin to copy, unless too much waits to be let in already."""
         held = [each.count for each in self._staged.values()] + [each for each, _ in self._coming.values()]
         if held and (sum(held) + len(keys)) * self._block_bytes > FETCHED_BYTES:
             return
-        if self._fetches is None:
-            self._fetches = ThreadPoolExecutor(1, "seer-kv-fetch")
         self._coming[request_id] = len(keys), self._fetches.submit(self._fetch, first, keys)
 
     def _fetch(self, first: int, keys: Sequence[bytes]) -> FetchedBlocks:
@@ -135,8 +132,6 @@ class PooledRequests:
         if self.awaited_blocks is None:
             self._put(keys, blocks.__getitem__)
             return
-        if self._saves is None:
-            self._saves = ThreadPoolExecutor(1, "seer-kv-save")
         self._saving = self._saves.submit(self._put, keys, blocks.__getitem__)
 
     def _put(self, keys: Sequence[bytes], read: Callable[[list[int]], Bytes]) -> None:
