@@ -331,6 +331,14 @@ class Harness:
         jobs = [self.job(prompt, tokens, seed, sampling) for seed, prompt in enumerate(prompts)]
         return [self.run(self.chunks([job]))[0].token_ids for job in jobs]
 
+    def expect_preemptions(self) -> None:
+        """Check that chunks were preempted, and that these have computed tokens again and no others have."""
+        outputs = self.outputs.values()
+        assert any(output.preemptions for output in outputs)
+        for output in outputs:
+            once = output.prefilled_tokens + len(output.token_ids) - 1
+            assert (output.computed_tokens > once) == (output.preemptions > 0)
+
     def ended_early(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int
     ) -> tuple[list[list[int]], int]:

@@ -167,12 +167,7 @@ def test_preemptions_change_no_token_and_are_accounted_for(tight, roomy, prompts
     tight.outputs.clear()
     assert tight.info.kv_capacity_tokens == (900 // BLOCK - 1) * BLOCK
     assert tight.whole(prompts(10), PLAIN, 300) == roomy.whole(prompts(10), PLAIN, 300)
-    outputs = list(tight.outputs.values())
-    preempted = [output for output in outputs if output.preemptions]
-    assert preempted
-    for output in outputs:
-        once = output.prefilled_tokens + len(output.token_ids) - 1
-        assert (output.computed_tokens > once) == (output.preemptions > 0)
+    tight.expect_preemptions()
 
 
 def test_chunks_end_early_where_they_may_and_none_is_preempted(tight, roomy, prompts):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,24 +12,13 @@ from pathlib import Path
 import attrs
 import pytest
 
+from backends.tests.processes import wait_until_dead
 from seer_core.errors import EngineError
 from seer_core.model import Sampling
 
 pytestmark = pytest.mark.engine
 
 PLAIN = Sampling(1.0)
-
-
-def wait_until_dead(pid, timeout_s=20):
-    """Wait for the end of a process that need not be a child of ours."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout_s)[0])
-    finally:
-        os.close(descriptor)
 
 
 def is_group_empty(group):

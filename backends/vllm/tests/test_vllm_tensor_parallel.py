@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import select
 import signal
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from backends.tests.processes import wait_until_dead
 from seer_core import SharedWeights
 from seer_core.model import PromptGroup, Sampling, request_seed
 from seer_core.plugins.config import load_config
@@ -250,8 +250,8 @@ def test_new_weights_by_memory_and_broadcast_reach_every_rank_and_find_no_kv_of_
     b.group = "mixed"
 
 
-KILL_AT = 22
-"""The chunk on whose way the kill comes, of some thirty."""
+KILL_AT = 30
+"""The chunk on whose way the kill comes."""
 FREE = StepTimes((1, 64), (0, 8), ((1.0, 1.0), (1.0, 1.0)))
 """Drafts cost nothing, so as many as there are get verified; and no instance measures its steps."""
 
@@ -309,18 +309,6 @@ profile = "{profile}"
 """
 
 
-def wait_until_dead(pid, timeout_s=20):
-    """Wait for the end of a process that need not be a child of ours."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout_s)[0])
-    finally:
-        os.close(descriptor)
-
-
 def test_ranks_agree_draft_once_and_die_with_their_instance(pair, models, prompts):
     """Comes last of those with both: the second instance drafts no more, and is killed."""
     _, b = pair
@@ -352,7 +340,7 @@ def test_ranks_agree_draft_once_and_die_with_their_instance(pair, models, prompt
 def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_one_rank(
     models, roomy, prompts, tmp_path
 ):
-    groups = [PromptGroup(f"g{i}", tuple(prompt), 3, 144, seed=i) for i, prompt in enumerate(prompts(4))]
+    groups = [PromptGroup(f"g{i}", tuple(prompt), 3, 240, seed=i) for i, prompt in enumerate(prompts(4))]
     jobs = {
         f"{group.id}/{index}": roomy.job(
             group.prompt_token_ids, group.max_tokens, request_seed(group.seed, index), group.sampling
@@ -381,6 +369,6 @@ def test_a_divided_and_drafted_rollout_in_which_a_rank_dies_has_the_tokens_of_on
     found = {one.request_id: list(one.token_ids) for one in result.completions}
     assert found == dict(zip(jobs, whole, strict=True))
     assert result.summary.instances_lost == 1
-    assert result.summary.migrations > 2
+    assert result.summary.migrations > 5
     assert result.summary.accepted_tokens > 0
     assert result.summary.pool_tokens > 0
