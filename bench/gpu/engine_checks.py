@@ -32,10 +32,14 @@ def batches(machine: GpuMachine) -> tuple[tuple[int, ...], int]:
 
 
 def rollouts(machine: GpuMachine) -> list[Row]:
-    """Compare the tokens of one, eight and 64 responses, and time them with and without Seer."""
+    """Compare the tokens of one, eight and 64 responses, and time them with and without Seer.
+
+    A small run is one on a CPU, where nothing is scheduled asynchronously.
+    """
     sizes, tokens = batches(machine)
     exact = by_size(machine, tokens if machine.small else 128, {} if machine.small else EXACT)
     timed = exact if machine.small else by_size(machine, tokens, {})
+    stepwise = exact if machine.small else by_size(machine, tokens, {}, async_scheduling=False)
     stock = stock_rollouts(machine, tokens)
     rows = []
     for size in sizes:
@@ -46,6 +50,7 @@ def rollouts(machine: GpuMachine) -> list[Row]:
                 "tokens of each": tokens,
                 "unlike those of the largest batch": unlike_largest(exact, size),
                 "Seer, tokens/s": timed[size].tokens_per_s,
+                "without async scheduling, tokens/s": stepwise[size].tokens_per_s,
                 "stock vLLM, tokens/s": size * tokens / theirs,
                 "ratio": theirs / timed[size].seconds,
             }
@@ -64,7 +69,7 @@ def invariance(machine: GpuMachine) -> list[Row]:
     rows = []
     for runner in RUNNERS[:1] if machine.small else RUNNERS:
         for environment in ({},) if machine.small else ({}, EXACT):
-            found = by_size(machine, tokens, environment, runner)
+            found = by_size(machine, tokens, environment, runner=runner)
             rows.append(
                 {
                     "model runner": runner,
@@ -81,11 +86,11 @@ def invariance(machine: GpuMachine) -> list[Row]:
 
 
 def by_size(
-    machine: GpuMachine, tokens: int, environment: Mapping[str, str], runner: str = "auto"
+    machine: GpuMachine, tokens: int, environment: Mapping[str, str], **settings: Any
 ) -> dict[int, Rolled]:
-    """Return a rollout of each size, in one session."""
+    """Return a rollout of each size, in one session with these settings of ``[engine.vllm]``."""
     sizes, _ = batches(machine)
-    config = config_of(machine, tokens, sizes[-1], {"runner": runner}, {})
+    config = config_of(machine, tokens, sizes[-1], settings, {})
     found = {}
     with session_of(config, environment) as session:
         for size in (sizes[-1], *sizes):  # the first warms up

@@ -26,11 +26,12 @@ class VllmBench:
         self,
         engine: LLMEngine,
         step: Callable[[], object],
+        drain: Callable[[], None],
         scheduler: AccountingScheduler,
         connector: StoreConnector | None,
         drafts: bool,
     ) -> None:
-        self._engine, self._step = engine, step
+        self._engine, self._step, self._drain = engine, step, drain
         self._scheduler = scheduler
         self._connector = connector
         self._ids: dict[str, str] = {}
@@ -79,6 +80,7 @@ class VllmBench:
     def drop(self, names: Sequence[str]) -> None:
         """Forget requests, ended or not."""
         self._engine.abort_request(list(names))
+        self._drain()
         for name in names:
             self._scheduler.settle(self._ids.pop(name))
 

@@ -40,14 +40,19 @@ class VllmLayers:
         self._into_free = Lock()
         self._staged = 0
 
-    def stage(self, block_ids: Sequence[int]) -> None:
-        """Begin to copy out blocks that no step writes any more, at most ``most_staged``; see ``take``."""
+    def stage(self, block_ids: Sequence[int], after: torch.cuda.Event | None = None) -> None:
+        """Begin to copy out blocks that no step writes any more, at most ``most_staged``; see ``take``.
+
+        What the GPU computes for ``computed``, which returned ``after``, is done first.
+        """
         self._staged = count = len(block_ids)
         if not count:
             return
         self._out, self._put = self._put, self._out
         out = self._out
         with out.apart():
+            if out.stream is not None and after is not None:
+                out.stream.wait_event(after)
             index = torch.tensor(block_ids, device=self._device)
             for rows, begin, end in self._columns():
                 out.there[:count, begin:end] = rows[index]
@@ -71,7 +76,7 @@ class VllmLayers:
         return blocks
 
     def computed(self) -> torch.cuda.Event | None:
-        """Return what ``write`` waits for: all that this thread has let a GPU compute so far."""
+        """Return what ``stage`` and ``write`` wait for: all that this thread has let a GPU compute so far."""
         if self._device.type != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

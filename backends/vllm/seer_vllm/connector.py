@@ -208,6 +208,7 @@ class StoreConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
         """Hand this step's loads to the workers; their memory lives until the next step, or a wait's end."""
+        self.put_staged()  # of a step under way, which async scheduling has just begun
         staged = self._loads.staged = self._plan_staged(scheduler_output.num_scheduled_tokens)
         if staged and self.parts.ranks > 1:
             self._loads.into = SharedBlocks(len(staged), self.block_bytes)
@@ -295,6 +296,7 @@ class StoreConnector(KVConnectorBase_V1):
         return keys
 
     def _save(self, request: Request, block_ids: Sequence[int]) -> None:
+        self.put_staged()  # or the workers would copy these into the place of those
         if not self.saves:
             return
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
@@ -316,7 +318,7 @@ class StoreConnector(KVConnectorBase_V1):
         """Take what this step loads; it waits for what has been computed before the step."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, Loads)
-        if connector_metadata.loads:
+        if connector_metadata.loads or connector_metadata.staged:
             assert self._layers is not None
             self._computed = self._layers.computed()
 
@@ -353,7 +355,7 @@ class StoreConnector(KVConnectorBase_V1):
 
     def _stage(self, metadata: Loads) -> None:
         assert self._layers is not None
-        self._layers.stage(metadata.staged)
+        self._layers.stage(metadata.staged, self._computed)
 
     def read(self, block_ids: list[int] | None) -> Bytes:
         """Return this worker's part of blocks, or without numbers of those staged, uint8 [n, its bytes]."""

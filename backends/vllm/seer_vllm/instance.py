@@ -44,7 +44,7 @@ from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import lengths_of
 from seer_vllm.parts import parts_of
 from seer_vllm.proposer import own_method, speculative_config
-from seer_vllm.runners import SECOND, settle_runner
+from seer_vllm.runners import SECOND, settle_runner, settle_scheduler, wanted_ahead
 from seer_vllm.scheduler import AccountingScheduler, RequestAccount
 
 __all__ = ["VllmAdapter", "VllmCore"]
@@ -52,7 +52,6 @@ __all__ = ["VllmAdapter", "VllmCore"]
 log = structlog.get_logger("seer")
 
 EXTENSION = "seer_vllm.extension.WorkerExtension"
-SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
 UNRESET = "vLLM could not reset its prefix cache"
 PAUSE_S = 0.001
 AWAITED_BYTES = 32 << 20
@@ -85,7 +84,9 @@ class VllmCore:
         settings = {"disable_log_stats": True, "enforce_eager": current_platform.is_cpu(), **start.settings}
         uniform = settings.pop("uniform_drafts", None)
         awaited_bytes = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
-        choice = settle_runner(source, settings.get("tensor_parallel_size", 1))
+        ahead = settings.pop("async_scheduling", None)
+        ranks = settings.get("tensor_parallel_size", 1)
+        choice = settle_runner(source, ranks)
         second = choice.runner == SECOND
         lengths: tuple[int, ...] = ()
         if source is not None and own_method(source) is None:
@@ -99,21 +100,24 @@ class VllmCore:
             else speculative_config(source, second=second, lengths=lengths),
             kv_transfer_config=None if start.store is None else KV_TRANSFER,
             worker_extension_cls=EXTENSION,
-            scheduler_cls=SCHEDULER,
-            async_scheduling=False,
+            async_scheduling=wanted_ahead(ahead, source, pooled_ranks=0 if start.store is None else ranks),
         )
         if current_platform.is_cpu() and args.kv_cache_memory_bytes is None:
             raise ValueError("without kv_cache_bytes vLLM would take nearly all memory; set it")
         # On a GPU it decides how many tokens a step prefills: 2,048 without, 8,192 or more with LLM's.
         usage = UsageContext.ENGINE_CONTEXT if current_platform.is_cpu() else UsageContext.LLM_CLASS
-        self.engine = LLMEngine.from_engine_args(args, usage_context=usage)
+        config = args.create_engine_config(usage)
+        settle_scheduler(config, ahead)
+        self.engine = LLMEngine.from_vllm_config(config, usage, disable_log_stats=args.disable_log_stats)
         internals.check_engine(self.engine)
         [runner, *_] = self._call("seer_install")
         self._emulated = runner is None
         if runner is not None:
-            log.info("model_runner", runner=runner, reason=choice.reason)
+            ahead = config.scheduler_config.async_scheduling
+            log.info("model_runner", runner=runner, reason=choice.reason, async_scheduling=ahead)
         assert isinstance(self.engine.engine_core, InprocClient)
-        scheduler = self.engine.engine_core.engine_core.scheduler
+        self._core = self.engine.engine_core.engine_core
+        scheduler = self._core.scheduler
         assert isinstance(scheduler, AccountingScheduler)
         internals.check_scheduler(scheduler)
         if uniform or self.engine.vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
@@ -197,7 +201,8 @@ class VllmCore:
 
     def bench(self) -> VllmBench:
         """Return the idle engine for the meters."""
-        return VllmBench(self.engine, self._step, self._scheduler, self._connector, self.drafts is not None)
+        drafts = self.drafts is not None
+        return VllmBench(self.engine, self._step, self._drain, self._scheduler, self._connector, drafts)
 
     def reset_cache(self) -> None:
         """Drop all cached KV."""
@@ -306,9 +311,16 @@ class VllmCore:
         """Make one step; one in which requests only wait for KV is a pause."""
         with self._noticing_dead_ranks():
             outputs = self.engine.step()
+        self._drain()
         if not self._scheduler.scheduled[0] and not self._emulated:
             time.sleep(PAUSE_S)
         return outputs
+
+    def _drain(self) -> None:
+        """Take in the steps that async scheduling has begun, once they are for no request any more."""
+        with self._noticing_dead_ranks():
+            while self._core.batch_queue and not self.engine.has_unfinished_requests():
+                self.engine.step()
 
     def _end_loads(self) -> None:
         """Let aborted requests give back the blocks that are still being loaded."""
@@ -326,6 +338,7 @@ class VllmCore:
     def _leave(self, job_ids: Sequence[str]) -> list[RequestAccount]:
         """Take running chunks out of the engine; return what they have cost."""
         self.engine.abort_request(list(job_ids))
+        self._drain()
         self._close([self._requests[job_id] for job_id in job_ids])
         return [self._scheduler.settle(self._requests.pop(job_id)) for job_id in job_ids]
 

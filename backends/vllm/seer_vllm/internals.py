@@ -95,6 +95,7 @@ IMPORTED = (
         "no chunk ends early, and KV of preempted requests is not pooled",
         ("self", "request"),
     ),
+    Name("vllm.config:VllmConfig", "use_v2_model_runner", "steps are planned ahead that cannot be"),
     Name(_SCHEDULER, "_free_request", "no chunk ends early", ("self", "request")),
     Name("vllm.v1.metrics.stats:PrefillStats", "num_external_cached_tokens", ACCOUNT),
     Name(
@@ -258,7 +259,11 @@ SCHEDULER = (
 )
 """What a scheduler must have."""
 
-LLM_ENGINE = (Name("vllm.v1.engine.llm_engine:LLMEngine", "output_processor.request_states", PIECES),)
+_ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
+LLM_ENGINE = (
+    Name(_ENGINE, "output_processor.request_states", PIECES),
+    Name(_ENGINE, "engine_core.engine_core.batch_queue", "an idle engine may still be computing a step"),
+)
 """What an engine must have."""
 
 CONNECTOR = (
@@ -325,12 +330,8 @@ def _check_kind(runner: Any, kind: type) -> None:
 
 
 def _refuse_between(runner: Any) -> None:
-    for holds, fact in (
-        (not runner.vllm_config.scheduler_config.async_scheduling, "async scheduling is on"),
-        (not runner.model_config.logits_processors, "it would pass logits processors by"),
-    ):
-        if not holds:
-            raise EngineError(f"keyed sampling cannot be installed: {fact}")
+    if runner.model_config.logits_processors:
+        raise EngineError("keyed sampling cannot be installed: it would pass logits processors by")
 
 
 def check_engine(engine: Any) -> None:

@@ -29,7 +29,7 @@ RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 SPREAD = "an instance spreads every layer over its devices: write tensor_parallel"
 
 OWN_ENGINE_ARGS = {
-    "async_scheduling": "Seer needs it off",
+    "async_scheduling": "write async_scheduling of [engine.vllm]",
     "block_size": "write block_size of [engine.vllm]",
     "data_parallel_size": "write instances of [engine.vllm]",
     "decode_context_parallel_size": SPREAD,
@@ -80,6 +80,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     runner: Literal["auto", "first", "second"] = "auto"
     """Which of vLLM's model runners computes the steps: ``auto`` is vLLM's own choice, which is the second on
     a GPU, and the first on a CPU and with a drafter.
+    """
+    async_scheduling: bool | None = None
+    """Whether a step is planned while the last one computes; unless it is set, it is on a GPU with the second
+    model runner, if there is no drafter and no pool for several ranks.
     """
     enforce_eager: bool | None = None
     """Whether the model runs without CUDA graphs and compilation; unless it is set, it does on a CPU only."""
@@ -166,6 +170,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "disable_log_stats": not settings.metrics,
     }
     decided = {
+        "async_scheduling": settings.async_scheduling,
         "enforce_eager": settings.enforce_eager,
         "uniform_drafts": settings.uniform_drafts,
         "awaited_kv_bytes": settings.awaited_kv_bytes,

@@ -1,7 +1,10 @@
-"""Which of vLLM's two model runners computes the steps, and why.
+"""Which of vLLM's two model runners computes the steps, and whether they are planned ahead.
 
 vLLM 0.32 calls the second ("V2", ``vllm.v1.worker.gpu``) its default wherever Triton works, and the first
 deprecated.  The settings choose by the variable ``VLLM_USE_V2_MODEL_RUNNER``; without it vLLM chooses.
+
+With async scheduling a step is planned, and given to the device, while the last one computes, so the device
+does not wait for the host between steps.  It is vLLM's default on a GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import os
 from typing import NamedTuple
 
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.triton_utils import HAS_TRITON
 
 from seer_core.errors import EngineError
@@ -17,10 +21,13 @@ from seer_core.ports.drafting import SourceSpec
 from seer_vllm.plugin import RUNNER_VARIABLE
 from seer_vllm.proposer import own_method
 
-__all__ = ["FIRST", "SECOND", "RunnerChoice", "settle_runner"]
+__all__ = ["FIRST", "SECOND", "RunnerChoice", "settle_runner", "settle_scheduler", "wanted_ahead"]
 
 FIRST, SECOND = "first", "second"
 REMEDY = 'set [engine.vllm].runner = "first"'
+SCHEDULER = "seer_vllm.scheduler.AccountingScheduler"
+ASYNC_SCHEDULER = "seer_vllm.scheduler.AsyncAccountingScheduler"
+SYNC_REMEDY = "drop async_scheduling from [engine.vllm]"
 
 
 class RunnerChoice(NamedTuple):
@@ -57,3 +64,40 @@ def settle_runner(source: SourceSpec | None, tensor_parallel: int) -> RunnerChoi
                 f" {REMEDY}"
             )
     return RunnerChoice(runner, f'[engine.vllm].runner = "{runner}"')
+
+
+def wanted_ahead(set_to: bool | None, source: SourceSpec | None, *, pooled_ranks: int) -> bool | None:
+    """Return whether vLLM is to schedule asynchronously, None for its own choice.
+
+    Args:
+        set_to: what the settings say.
+        source: what drafts, if anything does.
+        pooled_ranks: the ranks that have a part of each block in a KV pool, 0 without a pool.
+
+    Raises:
+        EngineError: the settings want it, and something needs each step's end before the next is planned.
+    """
+    because = None
+    if source is not None:
+        because = "drafts follow from the tokens of the last step"
+    elif pooled_ranks > 1:
+        because = f"{pooled_ranks} ranks copy blocks for the pool into memory that they share"
+    if because and set_to:
+        raise EngineError(f"no step can be planned ahead, since {because}: {SYNC_REMEDY}")
+    return False if because else set_to
+
+
+def settle_scheduler(config: VllmConfig, set_to: bool | None) -> None:
+    """Name Seer's scheduler for what vLLM has decided; with its first model runner no step is planned ahead.
+
+    Raises:
+        EngineError: the settings want it, and vLLM has decided otherwise.
+    """
+    scheduler = config.scheduler_config
+    if not config.use_v2_model_runner:
+        scheduler.async_scheduling = False
+    if set_to and not scheduler.async_scheduling:
+        raise EngineError(
+            "async scheduling needs vLLM's second model runner, on a device other than a CPU: " + SYNC_REMEDY
+        )
+    scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 from seer_worker.process.account import RequestStats
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -19,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from seer_vllm.connector import StoreConnector
 from seer_vllm.draft_lengths import PADDING, length_of
 
-__all__ = ["AccountingScheduler", "RequestAccount"]
+__all__ = ["AccountingScheduler", "AsyncAccountingScheduler", "RequestAccount"]
 
 
 @attrs.define(eq=False)
@@ -128,3 +129,7 @@ class AccountingScheduler(Scheduler):
     def settle(self, request_id: str) -> RequestAccount:
         """Close the account of a finished or aborted request and return it."""
         return self._accounts.pop(request_id)
+
+
+class AsyncAccountingScheduler(AccountingScheduler, AsyncScheduler):
+    """Plans a step while the last one computes; a request that stops may have been in one more by then."""

@@ -1,7 +1,7 @@
 """Keyed sampling (``seer_worker.sampling.keyed``) in vLLM's second model runner.
 
 ``install`` replaces two methods of the runner's ``Sampler``, and one of its ``RejectionSampler``.  It relies
-on vLLM 0.32 without async scheduling:
+on vLLM 0.32, whose async scheduling changes none of it, since steps come to the device in their order:
 
 - ``add_request(req_idx, sampling_params)`` is called for each request that gets a slot, also after a
   preemption, before a step copies what ``sampling_states`` holds of the slots to the device;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +78,13 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     return start(models[0])
 
 
-def _interpret(launch: Launch) -> Launch:
+def _interpret(launch: Launch, instance: str = "Interpreted") -> Launch:
     environment = {
         **launch.environment,
         "PYTHONPATH": str(Path(__file__).parent),  # where workers find ``interpreted``
         "TRITON_INTERPRET": "1",
     }
-    return attrs.evolve(launch, instance="interpreted:Interpreted", environment=environment)
+    return attrs.evolve(launch, instance=f"interpreted:{instance}", environment=environment)
 
 
 @pytest.fixture(scope="session")
@@ -96,9 +97,9 @@ def interpret() -> Callable[[Launch], Launch]:
 def start_second(start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that starts an instance with vLLM's second model runner."""
 
-    def start_second(model: Path, *arguments: Any, **settings: Any) -> Any:
+    def start_second(model: Path, *arguments: Any, instance: str = "Interpreted", **settings: Any) -> Any:
         few = {"runner": "second", "max_running": 8, "awaited_kv_bytes": 0} | settings
-        return start(model, *arguments, change=_interpret, **few)
+        return start(model, *arguments, change=partial(_interpret, instance=instance), **few)
 
     return start_second
 

@@ -1,6 +1,7 @@
 """Which of vLLM's model runners is taken, and which cannot be."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +64,50 @@ def test_the_second_is_refused_where_it_cannot_run(runners, monkeypatch, triton,
         runners.settle_runner(source, devices)
     monkeypatch.setenv(VARIABLE, "0")
     assert runners.settle_runner(source, devices).runner == "first"
+
+
+def config(*, second, ahead):
+    """Return a config with what vLLM has decided."""
+    return SimpleNamespace(
+        use_v2_model_runner=second,
+        scheduler_config=SimpleNamespace(async_scheduling=ahead, scheduler_cls=None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "ahead", "scheduler"),
+    [
+        (True, True, "AsyncAccountingScheduler"),
+        (True, False, "AccountingScheduler"),
+        (False, True, "AccountingScheduler"),
+    ],
+)
+def test_steps_are_planned_ahead_where_vllm_would_and_its_second_runner_computes_them(
+    runners, second, ahead, scheduler
+):
+    decided = config(second=second, ahead=ahead)
+    runners.settle_scheduler(decided, None)
+    assert decided.scheduler_config.scheduler_cls == f"seer_vllm.scheduler.{scheduler}"
+    assert decided.scheduler_config.async_scheduling == (scheduler == "AsyncAccountingScheduler")
+
+
+@pytest.mark.parametrize(("second", "ahead"), [(True, False), (False, True)])
+def test_a_setting_that_wants_them_planned_ahead_is_refused_elsewhere(runners, second, ahead):
+    complaint = r"needs vLLM's second model runner, .*: drop async_scheduling from \[engine.vllm\]"
+    with pytest.raises(EngineError, match=complaint):
+        runners.settle_scheduler(config(second=second, ahead=ahead), True)
+
+
+@pytest.mark.parametrize(
+    ("source", "ranks", "reason"), [(OURS, 0, "drafts follow from"), (None, 2, "2 ranks copy blocks")]
+)
+def test_with_drafts_or_a_pool_of_several_ranks_no_step_is_planned_ahead(runners, source, ranks, reason):
+    assert runners.wanted_ahead(None, source, pooled_ranks=ranks) is False
+    assert runners.wanted_ahead(False, source, pooled_ranks=ranks) is False
+    with pytest.raises(EngineError, match=f"no step can be planned ahead, since {reason}"):
+        runners.wanted_ahead(True, source, pooled_ranks=ranks)
+    for wanted in (None, True, False):
+        assert runners.wanted_ahead(wanted, None, pooled_ranks=1) is wanted
 
 
 def test_a_worker_without_triton_refuses_the_second_in_one_sentence(start, models):
