@@ -22,6 +22,8 @@ from seer_core.ports.kv import KVPool
 BLOCK_TOKENS = 32
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 MAX_MODEL_TOKENS = 1024
+INTERPRETER = Path(__file__).parent / "interpreter"
+"""On a worker's path, it lets Triton's kernels run in the interpreter."""
 STEP_TIMES = StepTimes((1,), (0,), ((0.001,),))
 
 
@@ -78,13 +80,10 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
     return start(models[0])
 
 
-def _interpret(launch: Launch, instance: str = "Interpreted") -> Launch:
-    environment = {
-        **launch.environment,
-        "PYTHONPATH": str(Path(__file__).parent),  # where workers find ``interpreted``
-        "TRITON_INTERPRET": "1",
-    }
-    return attrs.evolve(launch, instance=f"interpreted:{instance}", environment=environment)
+def _interpret(launch: Launch, instance: str = "") -> Launch:
+    paths = os.pathsep.join([str(INTERPRETER), str(Path(__file__).parent)])
+    environment = {**launch.environment, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
+    return attrs.evolve(launch, instance=instance or launch.instance, environment=environment)
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +96,7 @@ def interpret() -> Callable[[Launch], Launch]:
 def start_second(start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that starts an instance with vLLM's second model runner."""
 
-    def start_second(model: Path, *arguments: Any, instance: str = "Interpreted", **settings: Any) -> Any:
+    def start_second(model: Path, *arguments: Any, instance: str = "", **settings: Any) -> Any:
         few = {"runner": "second", "max_running": 8, "awaited_kv_bytes": 0} | settings
         return start(model, *arguments, change=partial(_interpret, instance=instance), **few)
 

@@ -1,6 +1,7 @@
 """With async scheduling, where a step is planned while the last one computes, tokens and books stay the same.
 
-It needs vLLM's second model runner, which runs here in Triton's interpreter (``interpreted.py``).
+It needs vLLM's second model runner, which runs here in Triton's interpreter, and a platform that schedules so
+(``planning_ahead.py``).
 """
 
 import asyncio
@@ -32,7 +33,7 @@ def pool(loop):
 def ahead(start_second, models, pool):
     """An instance that plans ahead, with a pool and KV for few, and prefills in pieces."""
     few = {"max_model_tokens": 256, "kv_cache_bytes": 1 << 20, "max_batched_tokens": 64}
-    ahead = start_second(models[0], None, pool, instance="Ahead", **few)
+    ahead = start_second(models[0], None, pool, instance="planning_ahead:Ahead", **few)
     yield ahead
     ahead.run(ahead.engine.stop())
 

@@ -1,7 +1,7 @@
 """vLLM's second model runner writes what the first writes, to the token.
 
 The first is the oracle: its tokens are compared with those of the second, which runs here with its Triton
-kernels in Triton's interpreter (``interpreted.py``).
+kernels in Triton's interpreter (``interpreter/sitecustomize.py``).
 """
 
 import json
@@ -288,11 +288,6 @@ def test_seer_run_over_two_instances_divided_and_drafted_writes_the_same_with_ei
     (tmp_path / "run.toml").write_text(CONFIG.format(model=models[0]))
     lines = [json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts(3)]
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
-    site = tmp_path / "site"  # imported by every process before anything else
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport triton_interpreter\n"
-    )
 
     def run(runner, environment):
         out, logs = tmp_path / runner, tmp_path / f"{runner}-logs"
@@ -310,7 +305,7 @@ def test_seer_run_over_two_instances_divided_and_drafted_writes_the_same_with_ei
         return tokens, json.loads((out / "summary.json").read_text())
 
     expected, _ = run("first", {})
-    tokens, summary = run("second", {"PYTHONPATH": str(site)})
+    tokens, summary = run("second", {"PYTHONPATH": str(Path(__file__).parent / "interpreter")})
     assert len(tokens) == 9
     assert tokens == expected
     assert summary["chunks"] > 9

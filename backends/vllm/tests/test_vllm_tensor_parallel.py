@@ -213,6 +213,35 @@ def test_a_rank_that_cannot_read_its_part_costs_the_pool_and_no_token(start, mod
     harness.run(harness.engine.stop())
 
 
+def test_ranks_of_the_second_runner_write_the_same_and_go_on_with_the_kv_of_the_first(
+    start_second, models, pair, pool, cold, prompts, expected, moved
+):
+    second = start_second(models[0], None, pool, 1, tensor_parallel=2)
+    rounds = []
+    for instances in ((pair[0], second), (second, pair[0])):
+        for each in instances:
+            each.run(each.engine.reset_cache())
+        pair[0].run(pool.clear())
+        responses, found = moved(instances, prompts(2), PLAIN, 80, 40)
+        assert responses == [response[:80] for response in expected["plain"][:2]]
+        rounds += found[1:]
+    outputs = [output for outputs in rounds for output in outputs]
+    assert max(output.prefilled_tokens for output in outputs) <= BLOCK
+    assert min(output.pool_tokens for output in outputs) >= BLOCK
+    second.run(second.engine.stop())
+
+
+@pytest.mark.long
+def test_ranks_whose_steps_are_planned_ahead_write_the_same(start_second, models, prompts, expected):
+    ahead = start_second(models[0], instance="planning_ahead:Ahead", tensor_parallel=2)
+    assert "async_scheduling=True" in Path(ahead.engine.transport.log).read_text()
+    for name, sampling in SAMPLINGS.items():
+        whole = [response[:40] for response in expected[name][:2]]
+        assert ahead.whole(prompts(2), sampling, 40) == whole
+        assert ahead.divided(prompts(2), sampling, 40, chunk_tokens=15) == whole
+    ahead.run(ahead.engine.stop())
+
+
 def test_new_weights_by_memory_and_broadcast_reach_every_rank_and_find_no_kv_of_the_old_ones(
     pair, pool, cold, roomy, models, prompts
 ):

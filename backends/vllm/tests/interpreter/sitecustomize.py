@@ -1,4 +1,4 @@
-"""Triton's kernels on a CPU, in its interpreter; imported by workers before vLLM.
+"""Triton's kernels on a CPU, in its interpreter; imported by every process that has this folder on its path.
 
 vLLM on a CPU wants a Triton with a back end "cpu", which no wheel has.  The interpreter uses none, so a
 name without a compiler will do.
@@ -7,6 +7,7 @@ name without a compiler will do.
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # or torch would compile for that back end, with several ranks
 
 import triton.backends
 
