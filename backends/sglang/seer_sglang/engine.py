@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.meters import Step
-from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.pooling import PAUSE_S, PooledRequests
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
@@ -147,9 +148,18 @@ class SglangEngine:
         self.pooling: KvPoolAdapter | None = None
         self._numbers = itertools.count()
 
-    def share(self, layers: SglangLayers, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
-        """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure."""
-        self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report)
+    def share(
+        self,
+        layers: SglangLayers,
+        store: KVStore,
+        report: Callable[[str], None],
+        awaited_bytes: int | None = None,
+    ) -> PooledRequests:
+        """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure.
+
+        A request with more than ``awaited_bytes`` to load waits for it; None: none does.
+        """
+        self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report, awaited_bytes)
         self.scheduler.tree_cache.pooling = self.pooling
         return self.pooling.pooled
 
@@ -232,13 +242,15 @@ class SglangEngine:
 
     @torch.no_grad()
     def step(self) -> list[Chunk]:
-        """Make one step; return the chunks that it ended."""
+        """Make one step; return the chunks that it ended.  One in which chunks only wait is a pause."""
         if self._room is not None:
             self._room.make(self.scheduler)
         batch = self.scheduler.plan()
         self.computed = Step(0, 0)
         if batch is not None:
             self._book(batch)
+        elif self.awaits_kv:
+            time.sleep(PAUSE_S)
         ended = self.scheduler.compute(batch)
         if batch is not None and batch.return_logprob:
             _leave_prompts(batch)
@@ -250,6 +262,11 @@ class SglangEngine:
     def waiting(self) -> int:
         """Chunks that have not been let in, or have been put back."""
         return sum(req.rid in self.chunks for req in self.scheduler.waiting_queue)
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether a chunk waits for its KV."""
+        return self.pooling is not None and self.pooling.waiting
 
     @property
     def kv_usage(self) -> float:
@@ -297,6 +314,8 @@ class SglangEngine:
         for req, computed in zip(batch.reqs, positions, strict=True):
             chunk = self._chunk(req)
             chunk.account.computed_tokens += computed
+            if extend and self.pooling is not None:
+                self.pooling.let_in(req.rid)
             if chunk.cached_tokens is None:
                 chunk.account.pool_tokens = req.host_loaded_length
                 chunk.cached_tokens = req.prefix_len - req.host_loaded_length

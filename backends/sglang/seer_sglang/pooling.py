@@ -27,18 +27,29 @@ class Pooled:
     saves: bool
     keys: list[bytes]
     """Of its text's blocks, after one that stands for what comes before a text."""
+    waits: bool = False
+    """Whether its blocks are still being copied out of the store."""
 
 
 class KvPoolAdapter:
     """The port between SGLang's prefix cache and the pool.
 
-    ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.
+    ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.  A
+    request with more than ``awaited_bytes`` to load waits, and what it loads comes out of the store beside
+    steps; None: none does.
     """
 
     def __init__(
-        self, layers: SglangLayers, store: KVStore, sound: Callable[[], bool], report: Callable[[str], None]
+        self,
+        layers: SglangLayers,
+        store: KVStore,
+        sound: Callable[[], bool],
+        report: Callable[[str], None],
+        awaited_bytes: int | None = None,
     ) -> None:
         self.pooled = PooledRequests(FailsafeStore(store, report), layers.block_bytes)
+        if awaited_bytes is not None:
+            self.pooled.awaited_blocks = awaited_bytes // layers.block_bytes
         self._layers = layers
         self._sound = sound
         self._requests: dict[str, Pooled] = {}
@@ -56,7 +67,7 @@ class KvPoolAdapter:
     def stage(self, rid: str, tokens: array[int], cached: int, limit: int) -> int:
         """Copy out what the store has of a text's first ``limit`` tokens behind those cached.
 
-        Returns for how many tokens behind those cached ``load`` has KV.
+        Returns for how many tokens behind those cached ``load`` has KV; none while the request ``waits``.
         """
         pooled = self._requests.get(rid)
         if pooled is None:
@@ -65,8 +76,22 @@ class KvPoolAdapter:
         first = cached // size
         keys = self._keys(pooled, tokens[: limit // size * size])[first:]
         found = self.pooled.stage(rid, first, keys)
-        assert found is not None  # SGLang's cache answers at once
-        return max(0, (first + found) * size - cached)
+        pooled.waits = found is None
+        return 0 if found is None else max(0, (first + found) * size - cached)
+
+    def waits(self, rid: str) -> bool:
+        """Return whether a request's KV was still being copied when it was last asked for."""
+        pooled = self._requests.get(rid)
+        return pooled is not None and pooled.waits
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits for its KV."""
+        return any(pooled.waits for pooled in self._requests.values())
+
+    def let_in(self, rid: str) -> None:
+        """Forget what has not been loaded of a request that is let in."""
+        self.pooled.take(rid)
 
     def load(self, rid: str, slots: Tensor) -> None:
         """Write what has been staged into the slots given for it."""

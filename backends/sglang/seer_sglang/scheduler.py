@@ -17,6 +17,8 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.server_args import PortArgs
 
+from seer_sglang.cache import PooledPrefillAdder
+
 __all__ = ["InlineScheduler"]
 
 
@@ -66,6 +68,10 @@ class InlineScheduler(Scheduler):
     def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
         """Name what keeps ended requests."""
         return Collector
+
+    def get_prefill_adder_class(self) -> type[PooledPrefillAdder]:
+        """Name what chooses the requests of a prefill."""
+        return PooledPrefillAdder
 
     def send_abort_output(self, abort_req: Any, req: Req) -> None:
         """Keep a request that SGLang gives up outside of a step's results."""

@@ -20,7 +20,12 @@ from seer_core.ports.kv import Bytes, KVStore
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import FailsafeStore
 
-__all__ = ["FetchedBlocks", "PooledRequests"]
+__all__ = ["AWAITED_BYTES", "PAUSE_S", "FetchedBlocks", "PooledRequests"]
+
+AWAITED_BYTES = 32 << 20
+"""A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
+PAUSE_S = 0.001
+"""So long is a step in which requests only wait for blocks."""
 
 FETCHED_BYTES = 4 << 30
 """Blocks of requests that are not let in yet take so much memory, or those of one request."""
