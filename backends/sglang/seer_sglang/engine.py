@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import attrs
@@ -146,6 +147,8 @@ class SglangEngine:
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
         self.pooling: KvPoolAdapter | None = None
+        self.pause: Callable[[], None] = partial(time.sleep, PAUSE_S)
+        """Called in place of a step's computation if chunks only wait for their KV."""
         self._numbers = itertools.count()
 
     def share(
@@ -245,13 +248,16 @@ class SglangEngine:
         """Make one step; return the chunks that it ended.  One in which chunks only wait is a pause."""
         if self._room is not None:
             self._room.make(self.scheduler)
+        before = self._computed_tokens()
         batch = self.scheduler.plan()
         self.computed = Step(0, 0)
         if batch is not None:
             self._book(batch)
+            if self.pooling is not None:
+                self.pooling.stage_running(self._still_there(before), self._text_and_slots)
         elif self.awaits_kv:
-            time.sleep(PAUSE_S)
-        ended = self.scheduler.compute(batch)
+            self.pause()
+        ended = self.scheduler.compute(batch, self._put_staged)
         if batch is not None and batch.return_logprob:
             _leave_prompts(batch)
         if batch is not None and self._proposer is not None and batch.forward_mode.is_decode():
@@ -315,11 +321,33 @@ class SglangEngine:
             chunk = self._chunk(req)
             chunk.account.computed_tokens += computed
             if extend and self.pooling is not None:
-                self.pooling.let_in(req.rid)
+                self.pooling.let_in(req.rid, req.prefix_len)
             if chunk.cached_tokens is None:
                 chunk.account.pool_tokens = req.host_loaded_length
                 chunk.cached_tokens = req.prefix_len - req.host_loaded_length
         self.computed = Step(len(batch.reqs), sum(positions))
+
+    def _computed_tokens(self) -> dict[str, int]:
+        """Return the number of tokens whose KV is there, and finite, of each chunk that is written."""
+        if self.pooling is None:
+            return {}
+        return {
+            rid: chunk.req.kv.kv_committed_len for rid, chunk in self.chunks.items() if chunk.writing.sound
+        }
+
+    def _still_there(self, computed: Mapping[str, int]) -> dict[str, int]:
+        """Return those that hold KV still, when a step has been planned."""
+        return {rid: count for rid, count in computed.items() if self.chunks[rid].req.kv.holds_kv}
+
+    def _text_and_slots(self, rid: str, count: int) -> tuple[array[int], torch.Tensor]:
+        """Return a chunk's tokens so far, and the slots of the first ``count``."""
+        req = self.chunks[rid].req
+        rows = self.scheduler.req_to_token_pool.req_to_token
+        return req.origin_input_ids + req.output_ids, rows[req.kv.req_pool_idx, :count]
+
+    def _put_staged(self) -> None:
+        if self.pooling is not None:
+            self.pooling.put_staged()
 
     def _book_drafts(self, batch: ScheduleBatch) -> None:
         """Note what became of the drafts of a step, whose requests may have left the batch since."""

@@ -180,6 +180,8 @@ IMPORTED = (
     ),
     Name("sglang.srt.managers.schedule_policy:AddReqResult", "CONTINUE", POOLED),
     Name(_REQ, "owned_kv_len", POOLED, ("self",)),
+    Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "kv_committed_len", POOLED),
+    Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "holds_kv", POOLED),
     Name(f"{_POOLS}:MHATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),
     Name(f"{_POOLS}:MLATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),
 )

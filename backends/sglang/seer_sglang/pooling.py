@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import torch
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.process.stores import FailsafeStore
 from torch import Tensor
@@ -29,6 +30,10 @@ class Pooled:
     """Of its text's blocks, after one that stands for what comes before a text."""
     waits: bool = False
     """Whether its blocks are still being copied out of the store."""
+    saved: int | None = None
+    """So many of its blocks, from the first on, were found when it was let in, or are on their way to the
+    store.
+    """
 
 
 class KvPoolAdapter:
@@ -51,6 +56,7 @@ class KvPoolAdapter:
         if awaited_bytes is not None:
             self.pooled.awaited_blocks = awaited_bytes // layers.block_bytes
         self._layers = layers
+        self._staged_keys: list[bytes] = []
         self._sound = sound
         self._requests: dict[str, Pooled] = {}
 
@@ -89,9 +95,44 @@ class KvPoolAdapter:
         """Whether a request waits for its KV."""
         return any(pooled.waits for pooled in self._requests.values())
 
-    def let_in(self, rid: str) -> None:
-        """Forget what has not been loaded of a request that is let in."""
+    def let_in(self, rid: str, found: int) -> None:
+        """Take note that a request is let in, with the KV of its first ``found`` tokens.
+
+        What has not been loaded for it by now will not be.
+        """
         self.pooled.take(rid)
+        pooled = self._requests.get(rid)
+        if pooled is not None and pooled.saved is None:
+            pooled.saved = found // self._layers.block_tokens
+
+    def stage_running(
+        self, computed: Mapping[str, int], texts: Callable[[str, int], tuple[array[int], Tensor]]
+    ) -> None:
+        """Begin to copy out full blocks of running chunks that are not saved yet, as many as one step may.
+
+        ``computed`` has for each the number of tokens whose KV is there, and ``texts(rid, n)`` returns its
+        tokens and the slots of the first n.  The step that is made meanwhile writes none of them.
+        """
+        size, staged = self._layers.block_tokens, []
+        for rid, count in computed.items():
+            pooled = self._saved(rid)
+            if pooled is None or pooled.saved is None or pooled.job.last:
+                continue
+            begin = pooled.saved
+            end = min(count // size, begin + self._layers.most_staged - len(self._staged_keys))
+            if end > begin:
+                tokens, slots = texts(rid, end * size)
+                self._staged_keys += self._keys(pooled, tokens)[begin:end]
+                staged.append(slots[begin * size :])
+                pooled.saved = end
+        if staged:
+            self._layers.stage(torch.cat(staged))
+
+    def put_staged(self) -> None:
+        """Begin to put into the store what was staged, before any of it can be dropped."""
+        keys, self._staged_keys = self._staged_keys, []
+        if keys:
+            self.pooled.save_beside(keys, self._layers.take())
 
     def load(self, rid: str, slots: Tensor) -> None:
         """Write what has been staged into the slots given for it."""

@@ -96,10 +96,15 @@ class InlineScheduler(Scheduler):
         self.running_batch: ScheduleBatch = plan.running_batch
         return plan.batch_to_run
 
-    def compute(self, batch: ScheduleBatch | None) -> list[Req]:
-        """Make the step that has been planned; return the requests that it ended, or that were given up."""
+    def compute(self, batch: ScheduleBatch | None, computed: Callable[[], None]) -> list[Req]:
+        """Make the step that has been planned; return the requests that it ended, or that were given up.
+
+        ``computed()`` is called when its tokens are there, and no request has ended with them yet.
+        """
         if batch is not None:
-            self.process_batch_result(batch, self.run_batch(batch))
+            result = self.run_batch(batch)
+            computed()
+            self.process_batch_result(batch, result)
         self.last_batch = batch
         ended, self._ended.requests = self._ended.requests, []
         return ended
