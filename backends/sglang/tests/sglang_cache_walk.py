@@ -119,7 +119,7 @@ class Side:
         if not adder.can_run_list:
             self.pooling.close(req.rid)
             return None
-        self.pooling.let_in(req.rid)
+        self.pooling.let_in(req.rid, req.prefix_len)
         assert req.host_loaded_length in (0, promised)
         room = -(-(len(text) - req.prefix_len) // self.page) * self.page
         evict_from_tree_cache(self.cache, room)

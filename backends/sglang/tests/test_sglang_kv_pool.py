@@ -178,40 +178,6 @@ def test_steps_of_others_go_on_while_a_chunk_waits_for_its_kv(pair, whole, promp
     assert found_of(b.outputs[waiting.id]) == (len(text) - 1) // BLOCK * BLOCK
 
 
-@pytest.mark.parametrize("then", ["reset", "sleep"])
-def test_what_is_aborted_or_ended_while_it_waits_leaves_nothing_behind(pair, whole, prompts, mood, then):
-    a, b = pair
-    some = prompts(6, 150)
-    expected = whole(some, GOING_ON, TOKENS)
-    texts = begin_here(a, some, 64)
-    b.reports.clear()
-    mood.write_text("is slow")
-    try:
-        jobs = [b.job(text, TOKENS - 64, seed, GOING_ON) for seed, text in enumerate(texts)]
-        for job in jobs[:4]:
-            b.engine.submit(job)
-        b.run(b.until(lambda: any(report.waiting == 4 for report in b.reports)))
-        b.engine.end_chunk(jobs[3].id)
-        for job in jobs[:3]:
-            b.engine.abort(job.id)
-        b.run(b.until(lambda: b.reports[-1].waiting == 1))
-    finally:
-        mood.write_text("")
-    b.run(b.until(lambda: jobs[3].id in b.outputs))
-    assert b.outputs[jobs[3].id].token_ids == expected[3][64:65]
-    b.engine.submit(jobs[4])
-    b.engine.abort(jobs[4].id)
-    if then == "reset":
-        b.run(b.engine.reset_cache())
-    else:
-        b.run(b.engine.sleep())
-        b.run(b.engine.wake())
-    outputs = b.run(b.chunks([b.job(text, TOKENS - 64, seed, GOING_ON) for seed, text in enumerate(texts)]))
-    assert [output.token_ids for output in outputs] == [response[64:] for response in expected]
-    found = [(len(text) - 1) // BLOCK * BLOCK for text in texts]
-    assert [found_of(output) for output in outputs] == found
-
-
 def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_all(
     pair, pool, whole, prompts
 ):
@@ -351,6 +317,40 @@ def test_asleep_it_holds_no_kv_memory_and_awake_it_answers_as_before(pair, whole
 def resident_bytes(harness):
     """Return what the system says that the instance's process holds."""
     return int(Path(f"/proc/{harness.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("then", ["reset", "sleep"])
+def test_what_is_aborted_or_ended_while_it_waits_leaves_nothing_behind(pair, whole, prompts, mood, then):
+    a, b = pair
+    some = prompts(6, 150)
+    expected = whole(some, GOING_ON, TOKENS)
+    texts = begin_here(a, some, 64)
+    b.reports.clear()
+    mood.write_text("is slow")
+    try:
+        jobs = [b.job(text, TOKENS - 64, seed, GOING_ON) for seed, text in enumerate(texts)]
+        for job in jobs[:4]:
+            b.engine.submit(job)
+        b.run(b.until(lambda: any(report.waiting == 4 for report in b.reports)))
+        b.engine.end_chunk(jobs[3].id)
+        for job in jobs[:3]:
+            b.engine.abort(job.id)
+        b.run(b.until(lambda: b.reports[-1].waiting == 1))
+    finally:
+        mood.write_text("")
+    b.run(b.until(lambda: jobs[3].id in b.outputs))
+    assert b.outputs[jobs[3].id].token_ids == expected[3][64:65]
+    b.engine.submit(jobs[4])
+    b.engine.abort(jobs[4].id)
+    if then == "reset":
+        b.run(b.engine.reset_cache())
+    else:
+        b.run(b.engine.sleep())
+        b.run(b.engine.wake())
+    outputs = b.run(b.chunks([b.job(text, TOKENS - 64, seed, GOING_ON) for seed, text in enumerate(texts)]))
+    assert [output.token_ids for output in outputs] == [response[64:] for response in expected]
+    found = [(len(text) - 1) // BLOCK * BLOCK for text in texts]
+    assert [found_of(output) for output in outputs] == found
 
 
 def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, roomy, models, prompts):
