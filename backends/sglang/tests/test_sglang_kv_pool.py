@@ -268,6 +268,29 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     assert dropped(pool) == saved
 
 
+def test_what_was_saved_of_a_running_chunk_is_dropped_if_it_ends_its_response(pair, pool, whole, prompts):
+    a, _ = pair
+    [prompt] = prompts(1)
+    [expected] = whole([prompt], PLAIN, 120)
+    index = next(
+        at
+        for at, token in enumerate(expected)
+        if at >= 30 and expected.index(token) == at and (len(prompt) + at) % BLOCK > 2
+    )
+    a.group = "nothing"
+    stops = Sampling(1.0, stop_token_ids=(expected[index],))
+    [output] = a.run(a.chunks([a.job(prompt, 120, 0, stops)]))
+    assert output.stopped
+    assert output.token_ids == expected[: index + 1]
+    full = (len(prompt) + index) // BLOCK
+    assert pool.stats().used_bytes == full * BLOCK_BYTES
+    assert dropped(pool) == full - len(prompt) // BLOCK
+    a.engine.forget_group("nothing")
+    a.run(a.engine.reset_cache())
+    assert dropped(pool) == full
+    a.group = "group"
+
+
 def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, whole, prompts):
     [prompt] = prompts(1, 70)
     [expected] = whole([prompt], PLAIN, 100)
@@ -368,8 +391,10 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, ro
         assert max(output.cached_tokens for output in outputs) <= 1  # all begin with the same token
         texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
         again = a.run(a.chunks([a.job(text, 10, i, PLAIN) for i, text in enumerate(texts)]))
-        for first, output in zip(outputs, again, strict=True):
-            assert (output.pool_tokens > 0) != first.stopped  # a response that ended is not kept
+        assert not all(first.stopped for first in outputs)
+        for text, first, output in zip(texts, outputs, again, strict=True):
+            # A response that ended is dropped, and may be there until its room is needed.
+            assert first.stopped or found_of(output) == (len(text) - 1) // BLOCK * BLOCK
         a.run(pool.clear())
         assert pool.stats().used_bytes == 0
     finally:
