@@ -54,6 +54,10 @@ class Settings(EmulatedSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """Weights and KV have to find room on so many GPUs of 80 GB; 0 checks nothing."""
     moves: MoveRates = MoveRates()
     """The time of loads from a KV pool and saves to it."""
+    awaited_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
+    """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
+    loaded before its first step. Unless it is set, it is 32 MiB.
+    """
     worker: ProcessSettings = ProcessSettings()
     """The interpreter, the log directory and the time limits of processes."""
 

@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from seer_sglang.blocks import SglangLayers
 from seer_sglang.engine import SglangEngine
+from seer_worker.process.copy_buffers import STAGED_BYTES
+from seer_worker.process.pooling import AWAITED_BYTES, PooledRequests
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from seer_core.ports.kv import Bytes
+from seer_paced.emulated_thread import EmulatedThread
 from seer_paced.emulation import LOGPROB, Emulation
 from seer_paced.slots import Slots, prints_of
 
@@ -34,12 +37,19 @@ class Text:
 
 
 class TimedLayers(SglangLayers):
-    """KV that takes its time to move: saved in the step under way, loaded in the one that follows."""
+    """KV that takes its time to move: saved in the step under way, loaded in the one that follows.
+
+    Staged, or loaded by a request that has waited for it, it has moved beside steps.
+    """
 
     def __init__(self, engine: SglangEngine, emulation: Emulation) -> None:
         super().__init__(engine.kv_layers, engine.scheduler.page_size)
         self.loaded_tokens = 0
         self._emulation = emulation
+        emulated_bytes = round(emulation.cost.kv_bytes_per_token) * self.block_tokens
+        awaited_bytes = emulation.settings.awaited_kv_bytes
+        self.awaited_blocks = (AWAITED_BYTES if awaited_bytes is None else awaited_bytes) // emulated_bytes
+        self.most_staged = min(self.most_staged, max(1, STAGED_BYTES // emulated_bytes))
 
     def read(self, slots: Tensor) -> Bytes:
         """Return blocks for the pool."""
@@ -48,7 +58,8 @@ class TimedLayers(SglangLayers):
 
     def write(self, slots: Tensor, blocks: Bytes) -> None:
         """Fill slots from the pool."""
-        self.loaded_tokens += len(slots)
+        if len(blocks) <= self.awaited_blocks:
+            self.loaded_tokens += len(slots)
         super().write(slots, blocks)
 
 
@@ -63,6 +74,16 @@ class BatchForward:
         self._kv = Slots(*map(_words, engine.kv_layers))
         self._rows = engine.scheduler.req_to_token_pool.req_to_token.numpy()
         engine.scheduler.model_worker.forward_batch_generation = self._compute
+
+    def move_beside(self, pooled: PooledRequests) -> None:
+        """Emulate what moves beside steps."""
+        emulation, layers = self._emulation, self.layers
+        fetches = EmulatedThread(
+            emulation.time, lambda found: emulation.load_s(found.count * layers.block_tokens)
+        )
+        pooled.work_in(fetches, EmulatedThread(emulation.time, lambda _: 0.0))
+        pooled.awaited_blocks = layers.awaited_blocks
+        self._engine.pause = lambda: emulation.time.spend(fetches.next_s())
 
     def _compute(self, batch: Any, **_: Any) -> GenerationBatchResult:
         """Make a step."""

@@ -19,8 +19,9 @@ from seer_paced.settings import Settings
 
 if TYPE_CHECKING:
     from seer_sglang.engine import SglangEngine
+    from seer_worker.process.pooling import PooledRequests
 
-    from seer_paced.sglang_forward import TimedLayers
+    from seer_paced.sglang_forward import BatchForward, TimedLayers
 
 __all__ = ["EmulatedSglang", "engine_args"]
 
@@ -35,7 +36,12 @@ class SglangEmulation(Emulation):
         """Compute the engine's batches from now on; return its KV."""
         from seer_paced.sglang_forward import BatchForward  # imports SGLang
 
-        return BatchForward(engine, self).layers
+        self._batches: BatchForward = BatchForward(engine, self)
+        return self._batches.layers
+
+    def move_beside(self, pooled: PooledRequests) -> None:
+        """Emulate what moves beside steps."""
+        self._batches.move_beside(pooled)
 
 
 class EmulatedSglang(SglangAdapter):
@@ -54,10 +60,10 @@ class EmulatedSglang(SglangAdapter):
         model = write_checkpoint(
             Path(start.scratch, "model"), settings.vocab_size, settings.max_model_tokens, HEAD_SIZE
         )
-        super().__init__(
-            structs.replace(start, settings=engine_args(settings, model)),
-            SglangEmulation(settings, clock, script),
-        )
+        emulation = SglangEmulation(settings, clock, script)
+        super().__init__(structs.replace(start, settings=engine_args(settings, model)), emulation)
+        if self._pooled is not None:
+            emulation.move_beside(self._pooled)
 
 
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:

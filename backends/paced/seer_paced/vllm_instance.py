@@ -51,7 +51,9 @@ class EmulatedVllm(VllmAdapter):
 def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
     """Return the arguments of vLLM's ``EngineArgs``: its scheduler, our worker, no tokenizer, no weights."""
     blocks = settings.kv_capacity_tokens // settings.block_tokens + 1  # the first is vLLM's null block
-    return {
+    awaited_bytes = settings.awaited_kv_bytes
+    awaited = {} if awaited_bytes is None else {"awaited_kv_bytes": awaited_bytes}
+    return awaited | {
         "model": str(model.absolute()),
         "skip_tokenizer_init": True,
         "load_format": "dummy",

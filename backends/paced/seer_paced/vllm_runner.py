@@ -23,6 +23,7 @@ from vllm.v1.outputs import (
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import Bytes
+from seer_paced.emulated_thread import INSTANT_S
 from seer_paced.emulation import LOGPROB, Emulation
 from seer_paced.fingerprints import Fingerprints
 from seer_paced.slots import prints_of
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 __all__ = ["EmulatedRunner"]
-
-INSTANT_S = 1e-9
-"""Times that differ by less are one."""
 
 
 class _Request:

@@ -139,11 +139,9 @@ def test_a_load_that_is_not_what_was_computed_is_noticed(monkeypatch, damage):
     assert any("does not hold the KV of its text" in line for line in trace.lines)
 
 
-def test_steps_go_on_while_a_request_waits_for_its_kv(monkeypatch):
+def test_steps_go_on_while_a_request_waits_for_its_kv():
     slow = {"moves": {"latency_s": 0.05, "bandwidth_bytes_per_s": 1e9}}
-    stopping = roll_out(**slow)
-    monkeypatch.setattr(pytest.importorskip("seer_vllm.instance"), "AWAITED_BYTES", 0)
-    waiting = roll_out(**slow)
+    stopping, waiting = roll_out(**slow), roll_out(**slow, awaited_kv_bytes=0)
     assert tokens_of(waiting) == tokens_of(stopping) == tokens_of(roll_out())
     assert waiting.summary.pool_tokens > 0
     assert waiting.summary.total_time_s < stopping.summary.total_time_s

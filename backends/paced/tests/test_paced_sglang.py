@@ -84,6 +84,17 @@ def test_the_same_run_has_the_same_trace_and_the_simulator_s_tokens(simulated):
     assert tokens_of(first) == simulated
 
 
+def test_steps_go_on_while_a_request_waits_for_its_kv(simulated):
+    slow = {"moves": {"latency_s": 0.05, "bandwidth_bytes_per_s": 1e9}}
+    traces = Trace(), Trace()
+    first, second = (roll_out(**slow, awaited_kv_bytes=0, observer=trace) for trace in traces)
+    assert traces[0].lines == traces[1].lines
+    stopping = roll_out(**slow)
+    assert tokens_of(first) == tokens_of(second) == tokens_of(stopping) == simulated
+    assert first.summary.pool_tokens > 0
+    assert first.summary.total_time_s < stopping.summary.total_time_s
+
+
 def test_what_sglang_retracts_is_written_to_the_same_tokens():
     """SGLang expects that running requests write 70 % of what they may; these write nearly all."""
     long = {

@@ -1,11 +1,17 @@
-"""KV as blocks of bytes: the slots that hold some tokens in a row, over all layers."""
+"""KV as blocks of bytes: the slots that hold some tokens in a row, over all layers.
+
+On their way out of a GPU they go through pairs of buffers, on a stream of their own, so that a step computes
+meanwhile.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from seer_worker.process.copy_buffers import STAGED_BYTES, CopyBuffers
 from torch import Tensor
 
 from seer_core.errors import EngineError
@@ -38,21 +44,56 @@ class SglangLayers:
         shapes = [(str(layer.dtype), *layer.shape[1:]) for layer in layers]
         self.layout = hashlib.sha256(repr((self.block_tokens, shapes)).encode()).hexdigest()
         """Stands for what the bytes of a block mean."""
+        self.most_staged = max(1, STAGED_BYTES // self.block_bytes)
+        """The blocks that ``stage`` takes at most."""
+        device = layers[0].device
+        self._out, self._put = (CopyBuffers(device, self.most_staged, self.block_bytes) for _ in range(2))
+        self._staged = torch.empty(0)
+
+    def stage(self, slots: Tensor) -> None:
+        """Begin to copy out the blocks that these slots hold, at most ``most_staged``; see ``take``.
+
+        No step may write the slots until then.
+        """
+        self._out, self._put = self._put, self._out
+        out, count = self._out, len(slots) // self.block_tokens
+        self._staged = slots  # whose memory a GPU would use again before the copy has been made
+        if out.stream is not None:
+            out.stream.wait_stream(torch.cuda.current_stream(slots.device))
+        with out.apart():
+            for layer, begin, end in self._columns():
+                out.there[:count, begin:end] = layer[slots].reshape(count, -1).view(torch.uint8)
+            if out.stream is not None:
+                out.host[:count].copy_(out.there[:count], non_blocking=True)
+
+    def take(self) -> Bytes:
+        """Return what was staged, uint8 [n, block_bytes]; it stays until twice as much is staged."""
+        self._out.wait()
+        blocks: Bytes = self._out.host[: len(self._staged) // self.block_tokens].numpy()
+        return blocks
 
     def read(self, slots: Tensor) -> Bytes:
         """Return the blocks that these slots hold, uint8 [slots / block_tokens, block_bytes]."""
-        blocks = len(slots) // self.block_tokens
-        parts = [layer[slots].reshape(blocks, -1).view(torch.uint8) for layer in self._layers]
-        read: Bytes = torch.cat(parts, 1).cpu().numpy()
-        return read
+        blocks = np.empty((len(slots) // self.block_tokens, self.block_bytes), np.uint8)
+        for begin in range(0, len(blocks), self.most_staged):
+            part = blocks[begin : begin + self.most_staged]
+            self.stage(slots[begin * self.block_tokens :][: len(part) * self.block_tokens])
+            part[:] = self.take()
+        return blocks
 
     def write(self, slots: Tensor, blocks: Bytes) -> None:
         """Fill slots with the last tokens of blocks that ``read`` has returned, here or elsewhere."""
-        begin, skipped = 0, len(blocks) * self.block_tokens - len(slots)
-        for layer in self._layers:
-            end = begin + self._part_bytes(layer)
+        skipped = len(blocks) * self.block_tokens - len(slots)
+        for layer, begin, end in self._columns():
             part = torch.from_numpy(blocks[:, begin:end].copy()).to(layer.device).view(layer.dtype)
             layer[slots] = part.view(-1, *layer.shape[1:])[skipped:]
+
+    def _columns(self) -> Iterator[tuple[Tensor, int, int]]:
+        """Yield each layer, and from where to where it lies in a block."""
+        begin = 0
+        for layer in self._layers:
+            end = begin + self._part_bytes(layer)
+            yield layer, begin, end
             begin = end
 
     def _part_bytes(self, layer: Tensor) -> int:

@@ -2,7 +2,8 @@
 
 SGLang's interface has caches with more than lies in its KV memory: a match may promise it, and loads it once
 the request has been admitted, with room reserved.  What comes out of the pool then becomes a part of the
-cache, as if it had been computed here.
+cache, as if it had been computed here.  A request that waits until its KV has come out of the pool is passed
+over when a step is planned.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.base_prefix_cache import (
     InitLoadBackParams,
     InsertParams,
@@ -28,7 +30,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from seer_sglang.pooling import KvPoolAdapter
 
-__all__ = ["BACKEND", "PooledCache", "register"]
+__all__ = ["BACKEND", "PooledCache", "PooledPrefillAdder", "register"]
 
 BACKEND = "seer"
 """The name under which this cache is registered in SGLang."""
@@ -82,6 +84,17 @@ class PooledCache(UnifiedRadixCache):
                 self.pooling.save(req.rid, text, slots)
         claimed: bool = super().claim_kv_row(req)
         return claimed
+
+
+class PooledPrefillAdder(PrefillAdder):
+    """Chooses the requests of a prefill among those that do not wait for their KV."""
+
+    def add_one_req(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        """Let a request in, if it fits; one that waits stays in its place in the queue."""
+        cache = self.tree_cache
+        if isinstance(cache, PooledCache) and cache.pooling is not None and cache.pooling.waits(req.rid):
+            return AddReqResult.CONTINUE
+        return super().add_one_req(req, has_chunked_req, truncation_align_size)
 
 
 def register() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,7 +17,7 @@ from seer_worker.process.account import RequestStats
 from seer_worker.process.adapter import ScriptedTokens
 from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.meters import Step
-from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.pooling import PAUSE_S, PooledRequests
 from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req, ScheduleBatch
@@ -145,11 +147,22 @@ class SglangEngine:
         self.chunks: dict[str, Chunk] = {}
         self.computed = Step(0, 0)
         self.pooling: KvPoolAdapter | None = None
+        self.pause: Callable[[], None] = partial(time.sleep, PAUSE_S)
+        """Called in place of a step's computation if chunks only wait for their KV."""
         self._numbers = itertools.count()
 
-    def share(self, layers: SglangLayers, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
-        """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure."""
-        self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report)
+    def share(
+        self,
+        layers: SglangLayers,
+        store: KVStore,
+        report: Callable[[str], None],
+        awaited_bytes: int | None = None,
+    ) -> PooledRequests:
+        """Use a store, whose blocks are those of ``layers``; ``report`` takes the reason of a failure.
+
+        A request with more than ``awaited_bytes`` to load waits for it; None: none does.
+        """
+        self.pooling = KvPoolAdapter(layers, store, lambda: self.sampler.sound, report, awaited_bytes)
         self.scheduler.tree_cache.pooling = self.pooling
         return self.pooling.pooled
 
@@ -232,14 +245,19 @@ class SglangEngine:
 
     @torch.no_grad()
     def step(self) -> list[Chunk]:
-        """Make one step; return the chunks that it ended."""
+        """Make one step; return the chunks that it ended.  One in which chunks only wait is a pause."""
         if self._room is not None:
             self._room.make(self.scheduler)
+        before = self._computed_tokens()
         batch = self.scheduler.plan()
         self.computed = Step(0, 0)
         if batch is not None:
             self._book(batch)
-        ended = self.scheduler.compute(batch)
+            if self.pooling is not None:
+                self.pooling.stage_running(self._still_there(before), self._text_and_slots)
+        elif self.awaits_kv:
+            self.pause()
+        ended = self.scheduler.compute(batch, self._put_staged)
         if batch is not None and batch.return_logprob:
             _leave_prompts(batch)
         if batch is not None and self._proposer is not None and batch.forward_mode.is_decode():
@@ -250,6 +268,11 @@ class SglangEngine:
     def waiting(self) -> int:
         """Chunks that have not been let in, or have been put back."""
         return sum(req.rid in self.chunks for req in self.scheduler.waiting_queue)
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether a chunk waits for its KV."""
+        return self.pooling is not None and self.pooling.waiting
 
     @property
     def kv_usage(self) -> float:
@@ -297,10 +320,34 @@ class SglangEngine:
         for req, computed in zip(batch.reqs, positions, strict=True):
             chunk = self._chunk(req)
             chunk.account.computed_tokens += computed
+            if extend and self.pooling is not None:
+                self.pooling.let_in(req.rid, req.prefix_len)
             if chunk.cached_tokens is None:
                 chunk.account.pool_tokens = req.host_loaded_length
                 chunk.cached_tokens = req.prefix_len - req.host_loaded_length
         self.computed = Step(len(batch.reqs), sum(positions))
+
+    def _computed_tokens(self) -> dict[str, int]:
+        """Return the number of tokens whose KV is there, and finite, of each chunk that is written."""
+        if self.pooling is None:
+            return {}
+        return {
+            rid: chunk.req.kv.kv_committed_len for rid, chunk in self.chunks.items() if chunk.writing.sound
+        }
+
+    def _still_there(self, computed: Mapping[str, int]) -> dict[str, int]:
+        """Return those that hold KV still, when a step has been planned."""
+        return {rid: count for rid, count in computed.items() if self.chunks[rid].req.kv.holds_kv}
+
+    def _text_and_slots(self, rid: str, count: int) -> tuple[array[int], torch.Tensor]:
+        """Return a chunk's tokens so far, and the slots of the first ``count``."""
+        req = self.chunks[rid].req
+        rows = self.scheduler.req_to_token_pool.req_to_token
+        return req.origin_input_ids + req.output_ids, rows[req.kv.req_pool_idx, :count]
+
+    def _put_staged(self) -> None:
+        if self.pooling is not None:
+            self.pooling.put_staged()
 
     def _book_drafts(self, batch: ScheduleBatch) -> None:
         """Note what became of the drafts of a step, whose requests may have left the batch since."""

@@ -15,7 +15,7 @@ from seer_worker.process.drafts import SourceProposer
 from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
 from seer_worker.process.meters import Sizes
-from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.pooling import AWAITED_BYTES, PooledRequests
 from seer_worker.weights import checkpoint, memory
 from seer_worker.wire import Start, Telemetry
 
@@ -78,6 +78,8 @@ class SglangCore:
 
         settings = dict(start.settings)
         kv_cache_bytes, self.draft_paths = settings.pop("kv_cache_bytes"), settings.pop("draft_paths")
+        awaited_bytes = settings.pop("awaited_kv_bytes", AWAITED_BYTES)
+        self._awaited_bytes = None if forward is not None and forward.emulated else awaited_bytes
         source = start.source
         if source is not None:
             settings |= {
@@ -140,7 +142,8 @@ class SglangCore:
     def step(self) -> list[EndedChunk]:
         """Make one step; return the chunks it ended."""
         ended = self.engine.step()
-        self._empty_steps = 0 if self.engine.computed.requests else self._empty_steps + 1
+        working = self.engine.computed.requests or self.engine.awaits_kv
+        self._empty_steps = 0 if working else self._empty_steps + 1
         if self.engine.chunks and self._empty_steps > EMPTY_STEPS:
             raise EngineError(f"SGLang plans no step for the {len(self.engine.chunks)} chunks that it has")
         return [_ended(chunk) for chunk in ended]
@@ -191,7 +194,7 @@ class SglangCore:
     def share(self, store: KVStore, report: Callable[[str], None]) -> PooledRequests:
         """Use a store through SGLang's cache."""
         assert self._layers is not None
-        return self.engine.share(self._layers, store, report)
+        return self.engine.share(self._layers, store, report, self._awaited_bytes)
 
     def load_weights(self, source: WeightSpec, version: int) -> str:
         """Load weights, if they are the model's tensors, and see that they arrive."""

@@ -171,8 +171,17 @@ IMPORTED = (
         POOLED,
         ("token_ids", "extra_key", "is_bigram", "limit", "cache_salt"),
     ),
-    Name("sglang.srt.managers.schedule_policy:PrefillAdder", "add_one_req", POOLED),
+    Name(_SCHEDULER, "get_prefill_adder_class", POOLED, ("self",)),
+    Name(
+        "sglang.srt.managers.schedule_policy:PrefillAdder",
+        "add_one_req",
+        POOLED,
+        ("self", "req", "has_chunked_req", "truncation_align_size"),
+    ),
+    Name("sglang.srt.managers.schedule_policy:AddReqResult", "CONTINUE", POOLED),
     Name(_REQ, "owned_kv_len", POOLED, ("self",)),
+    Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "kv_committed_len", POOLED),
+    Name("sglang.srt.managers.schedule_batch:ReqKvInfo", "holds_kv", POOLED),
     Name(f"{_POOLS}:MHATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),
     Name(f"{_POOLS}:MLATokenToKVPool", "get_kv_buffer", POOLED, ("self", "layer_id")),
 )

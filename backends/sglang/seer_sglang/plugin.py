@@ -86,6 +86,10 @@ class Settings(WorkerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """The most paths of a draft, which is a tree."""
     enforce_eager: bool | None = None
     """Whether the model runs without CUDA graphs; unless it is set, it does on a CPU only."""
+    awaited_kv_bytes: Annotated[int, Meta(ge=0)] | None = None
+    """With more KV to load from the pool a request waits, and the steps of others go on; up to so much is
+    loaded before its first step. Unless it is set, it is 32 MiB.
+    """
     metrics: bool = False
     """Whether each instance serves the figures of SGLang's scheduler for Prometheus, at a free port and
     without a password.
@@ -150,7 +154,7 @@ def max_running(settings: Settings, model_dir: Path) -> int:
 
 
 def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
-    """Return the arguments of SGLang's ``ServerArgs``, and ``kv_cache_bytes``.
+    """Return the arguments of SGLang's ``ServerArgs``, and what the worker takes beside them.
 
     Raises:
         ConfigError: ``engine_args`` sets what a setting, or Seer itself, already decides, or a step would end
@@ -171,7 +175,10 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
         "draft_paths": settings.draft_paths,
         "enable_metrics": settings.metrics,
     }
-    graphs = {} if settings.enforce_eager is None else {"disable_cuda_graph": settings.enforce_eager}
+    decided = {
+        "disable_cuda_graph": settings.enforce_eager,
+        "awaited_kv_bytes": settings.awaited_kv_bytes,
+    }
     optional = {
         "context_length": settings.max_model_tokens,
         "max_prefill_tokens": settings.max_batched_tokens,
@@ -179,7 +186,7 @@ def engine_args(settings: Settings, model_dir: Path) -> dict[str, Any]:
     }
     return (
         arguments
-        | graphs
+        | {name: value for name, value in decided.items() if value is not None}
         | {name: value for name, value in optional.items() if value}
         | settings.engine_args
         | {"kv_cache_bytes": settings.kv_cache_bytes}

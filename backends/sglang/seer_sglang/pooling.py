@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import torch
 from seer_worker.process.pooling import PooledRequests
 from seer_worker.process.stores import FailsafeStore
 from torch import Tensor
@@ -27,19 +28,35 @@ class Pooled:
     saves: bool
     keys: list[bytes]
     """Of its text's blocks, after one that stands for what comes before a text."""
+    waits: bool = False
+    """Whether its blocks are still being copied out of the store."""
+    saved: int | None = None
+    """So many of its blocks, from the first on, were found when it was let in, or are on their way to the
+    store.
+    """
 
 
 class KvPoolAdapter:
     """The port between SGLang's prefix cache and the pool.
 
-    ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.
+    ``sound()`` returns whether the step just made computed finite numbers, and so KV that may be shared.  A
+    request with more than ``awaited_bytes`` to load waits, and what it loads comes out of the store beside
+    steps; None: none does.
     """
 
     def __init__(
-        self, layers: SglangLayers, store: KVStore, sound: Callable[[], bool], report: Callable[[str], None]
+        self,
+        layers: SglangLayers,
+        store: KVStore,
+        sound: Callable[[], bool],
+        report: Callable[[str], None],
+        awaited_bytes: int | None = None,
     ) -> None:
         self.pooled = PooledRequests(FailsafeStore(store, report), layers.block_bytes)
+        if awaited_bytes is not None:
+            self.pooled.awaited_blocks = awaited_bytes // layers.block_bytes
         self._layers = layers
+        self._staged_keys: list[bytes] = []
         self._sound = sound
         self._requests: dict[str, Pooled] = {}
 
@@ -56,7 +73,7 @@ class KvPoolAdapter:
     def stage(self, rid: str, tokens: array[int], cached: int, limit: int) -> int:
         """Copy out what the store has of a text's first ``limit`` tokens behind those cached.
 
-        Returns for how many tokens behind those cached ``load`` has KV.
+        Returns for how many tokens behind those cached ``load`` has KV; none while the request ``waits``.
         """
         pooled = self._requests.get(rid)
         if pooled is None:
@@ -65,8 +82,57 @@ class KvPoolAdapter:
         first = cached // size
         keys = self._keys(pooled, tokens[: limit // size * size])[first:]
         found = self.pooled.stage(rid, first, keys)
-        assert found is not None  # SGLang's cache answers at once
-        return max(0, (first + found) * size - cached)
+        pooled.waits = found is None
+        return 0 if found is None else max(0, (first + found) * size - cached)
+
+    def waits(self, rid: str) -> bool:
+        """Return whether a request's KV was still being copied when it was last asked for."""
+        pooled = self._requests.get(rid)
+        return pooled is not None and pooled.waits
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits for its KV."""
+        return any(pooled.waits for pooled in self._requests.values())
+
+    def let_in(self, rid: str, found: int) -> None:
+        """Take note that a request is let in, with the KV of its first ``found`` tokens.
+
+        What has not been loaded for it by now will not be.
+        """
+        self.pooled.take(rid)
+        pooled = self._requests.get(rid)
+        if pooled is not None and pooled.saved is None:
+            pooled.saved = found // self._layers.block_tokens
+
+    def stage_running(
+        self, computed: Mapping[str, int], texts: Callable[[str, int], tuple[array[int], Tensor]]
+    ) -> None:
+        """Begin to copy out full blocks of running chunks that are not saved yet, as many as one step may.
+
+        ``computed`` has for each the number of tokens whose KV is there, and ``texts(rid, n)`` returns its
+        tokens and the slots of the first n.  The step that is made meanwhile writes none of them.
+        """
+        size, staged = self._layers.block_tokens, []
+        for rid, count in computed.items():
+            pooled = self._saved(rid)
+            if pooled is None or pooled.saved is None or pooled.job.last:
+                continue
+            begin = pooled.saved
+            end = min(count // size, begin + self._layers.most_staged - len(self._staged_keys))
+            if end > begin:
+                tokens, slots = texts(rid, end * size)
+                self._staged_keys += self._keys(pooled, tokens)[begin:end]
+                staged.append(slots[begin * size :])
+                pooled.saved = end
+        if staged:
+            self._layers.stage(torch.cat(staged))
+
+    def put_staged(self) -> None:
+        """Begin to put into the store what was staged, before any of it can be dropped."""
+        keys, self._staged_keys = self._staged_keys, []
+        if keys:
+            self.pooled.save_beside(keys, self._layers.take())
 
     def load(self, rid: str, slots: Tensor) -> None:
         """Write what has been staged into the slots given for it."""

@@ -45,6 +45,14 @@ class ChunkState:
         self.tops: list[Sequence[tuple[int, float]]] = []
         self._output_ids = output_ids
 
+    @property
+    def sound(self) -> bool:
+        """Whether a token has been written, the last one with a finite log-prob.
+
+        Then the KV of all before it is finite, too.
+        """
+        return bool(self.logprobs) and math.isfinite(self.logprobs[-1])
+
     def text(self, position: int, drafts: Sequence[int] = ()) -> list[int]:
         """Return the tokens before a position, of which the last are ``drafts``."""
         return [*[*self.job.token_ids, *self._output_ids()][: position - len(drafts)], *drafts]

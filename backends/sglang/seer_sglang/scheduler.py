@@ -17,6 +17,8 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.server_args import PortArgs
 
+from seer_sglang.cache import PooledPrefillAdder
+
 __all__ = ["InlineScheduler"]
 
 
@@ -67,6 +69,10 @@ class InlineScheduler(Scheduler):
         """Name what keeps ended requests."""
         return Collector
 
+    def get_prefill_adder_class(self) -> type[PooledPrefillAdder]:
+        """Name what chooses the requests of a prefill."""
+        return PooledPrefillAdder
+
     def send_abort_output(self, abort_req: Any, req: Req) -> None:
         """Keep a request that SGLang gives up outside of a step's results."""
         self._ended.requests.append(req)
@@ -90,10 +96,15 @@ class InlineScheduler(Scheduler):
         self.running_batch: ScheduleBatch = plan.running_batch
         return plan.batch_to_run
 
-    def compute(self, batch: ScheduleBatch | None) -> list[Req]:
-        """Make the step that has been planned; return the requests that it ended, or that were given up."""
+    def compute(self, batch: ScheduleBatch | None, computed: Callable[[], None]) -> list[Req]:
+        """Make the step that has been planned; return the requests that it ended, or that were given up.
+
+        ``computed()`` is called when its tokens are there, and no request has ended with them yet.
+        """
         if batch is not None:
-            self.process_batch_result(batch, self.run_batch(batch))
+            result = self.run_batch(batch)
+            computed()
+            self.process_batch_result(batch, result)
         self.last_batch = batch
         ended, self._ended.requests = self._ended.requests, []
         return ended

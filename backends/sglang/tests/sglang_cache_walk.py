@@ -3,12 +3,14 @@
 Arguments: a model and, for stores of a real pool, their import path and settings, by name, as JSON.
 
 Each slot holds a number that stands for its token and all before it, where a model would have written KV.
+The second cache's requests wait for all that they load.
 """
 
 import json
 import random
 import sys
 from array import array
+from concurrent.futures import wait
 from functools import partial
 from zlib import crc32
 
@@ -19,11 +21,11 @@ from seer_worker.process.stores import STORE
 internals.check_kernels()
 
 from seer_sglang.blocks import SglangLayers  # noqa: E402
-from seer_sglang.cache import PooledCache  # noqa: E402
+from seer_sglang.cache import PooledCache, PooledPrefillAdder  # noqa: E402
 from seer_sglang.engine import server_args  # noqa: E402
 from seer_sglang.pooling import KvPoolAdapter  # noqa: E402
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req  # noqa: E402
-from sglang.srt.managers.schedule_policy import PrefillAdder  # noqa: E402
+from sglang.srt.managers.schedule_policy import AddReqResult  # noqa: E402
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.common import evict_from_tree_cache, release_kv_cache  # noqa: E402
@@ -72,7 +74,7 @@ class Store:
 class Side:
     """One cache, its memory, and the requests that run on it."""
 
-    def __init__(self, make_store, page):
+    def __init__(self, make_store, page, awaited_bytes):
         self.page = page
         self.kv = MHATokenToKVPool(SLOTS, page, torch.float32, 1, 2, 2, "cpu", False)
         if page == 1:
@@ -86,23 +88,38 @@ class Side:
         self.cache = PooledCache(params)
         layers = SglangLayers([*self.kv.k_buffer, *self.kv.v_buffer], page)
         self.store = make_store(layers)
-        self.pooling = self.cache.pooling = KvPoolAdapter(layers, self.store, lambda: True, complain)
-        self.running = []
+        self.pooling = KvPoolAdapter(layers, self.store, lambda: True, complain, awaited_bytes)
+        self.cache.pooling = self.pooling
+        self.running, self.waiting = [], []
 
-    def admit(self, rid, text, more):
-        """Let a request in, if SGLang does, and write its KV; return what was loaded for it."""
+    def ask(self, rid, text, more):
+        """Return a new request."""
         params = SamplingParams(max_new_tokens=more)
         params.normalize(None)
         req = Req(rid, None, array("q", text), params, vocab_size=99, cache_salt="salt")
         job = ChunkJob(rid, rid, "group", list(text), min(20, len(text)), more, Sampling(), 0, 0)
         self.pooling.open(rid, job, "salt")
+        return req
+
+    def admit(self, req):
+        """Let a request in, if SGLang does, and write its KV.
+
+        Returns what was loaded for it, None if it is not let in; a request that has to wait is kept.
+        """
+        text = req.origin_input_ids
         req.init_next_round_input(self.cache)
-        adder = PrefillAdder(self.page, self.cache, self.allocator, None, 1.0, 4096, None)
+        adder = PooledPrefillAdder(self.page, self.cache, self.allocator, None, 1.0, 4096, None)
         promised = req.host_hit_length
-        adder.add_one_req(req, False, None)
+        result = adder.add_one_req(req, False, None)
+        if self.pooling.waits(req.rid):
+            assert (promised, adder.can_run_list, result) == (0, [], AddReqResult.CONTINUE)
+            wait([coming for _, coming in self.pooling.pooled._coming.values()])  # or dice would differ
+            self.waiting.append(req)
+            return 0
         if not adder.can_run_list:
-            self.pooling.close(rid)
+            self.pooling.close(req.rid)
             return None
+        self.pooling.let_in(req.rid, req.prefix_len)
         assert req.host_loaded_length in (0, promised)
         room = -(-(len(text) - req.prefix_len) // self.page) * self.page
         evict_from_tree_cache(self.cache, room)
@@ -154,7 +171,7 @@ def complain(reason):
 
 
 def walk(page, seed, spec=None):
-    """Return how many tokens were loaded, and how many requests were not let in."""
+    """Return how many tokens were loaded, how many requests were not let in, and the tokens waited for."""
     dice = random.Random(seed)
     store = Store(dice)
 
@@ -164,13 +181,23 @@ def walk(page, seed, spec=None):
         path, settings = spec
         return STORE.make(path, settings[name], StoreContext(name, layers.block_bytes, layers.block_tokens))
 
-    sides = [Side(partial(make_store, name), page) for name in "ab"]
+    sides = [Side(partial(make_store, name), page, awaited) for name, awaited in (("a", None), ("b", 0))]
     texts = [[dice.randrange(90) for _ in range(20)] for _ in range(3)]
-    loaded = refused = 0
+    loaded = refused = waited = 0
     for number in range(STEPS):
         side = dice.choice(sides)
         if side.running and dice.random() < 0.5:
             side.leave(dice.choice(side.running), dice.choice(["cut", "cut", "stopped", "put back"]))
+        elif side.waiting and dice.random() < 0.5:
+            req = side.waiting.pop(dice.randrange(len(side.waiting)))
+            if dice.random() < 0.1:
+                side.pooling.give_up(req.rid)
+                side.pooling.close(req.rid)
+                continue
+            took = side.admit(req)
+            loaded += took or 0
+            waited += took or 0
+            refused += took is None
         elif len(side.running) < 6:
             text = dice.choice(texts[-12:])
             text = [
@@ -178,7 +205,7 @@ def walk(page, seed, spec=None):
                 *dice.choices(range(90), k=dice.randrange(1, 60)),
             ]
             texts.append(text[:150])
-            took = side.admit(str(number), texts[-1], dice.randrange(1, 30))
+            took = side.admit(side.ask(str(number), texts[-1], dice.randrange(1, 30)))
             loaded += took or 0
             refused += took is None
     for side in sides:
@@ -187,7 +214,7 @@ def walk(page, seed, spec=None):
         free = side.allocator.available_size() + side.cache.evictable_size()
         assert (free, side.cache.protected_size()) == (SLOTS, 0), "KV memory that no request can free"
         side.store.close()
-    return loaded, refused
+    return loaded, refused, waited
 
 
 publish(
@@ -198,4 +225,4 @@ publish(
 spec = (sys.argv[2], json.loads(sys.argv[3])) if len(sys.argv) > 2 else None
 for page in (1, 16):
     found = [walk(page, seed, spec) for seed in range(3 if spec is None else 1)]
-    print(page, min(loaded for loaded, _ in found), min(refused for _, refused in found))
+    print(page, *map(min, zip(*found, strict=True)))

@@ -1,5 +1,6 @@
 """Real SGLangs, one plain and one that drafts and prefills in pieces, over a pool: KV moves, tokens stay."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -28,7 +29,7 @@ from backends.tests.turns_in_pools import (  # noqa: E402
     released,
 )
 
-GREEDY, PLAIN = Sampling(0.0), Sampling(1.0)
+GREEDY, PLAIN, GOING_ON = Sampling(0.0), Sampling(1.0), Sampling(1.0, ignore_eos=True)
 BLOCK = 16
 KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, float32
 BLOCK_BYTES = BLOCK * KV_BYTES_PER_TOKEN
@@ -51,12 +52,30 @@ def texts(tmp_path_factory):
     return tmp_path_factory.mktemp("texts") / "texts.json"
 
 
+class MoodyPool:
+    """The pool, with a store whose mood is in a file."""
+
+    def __init__(self, pool, mood):
+        self.pool, self.mood = pool, mood
+
+    def store(self, instance_id):
+        settings = {**self.pool.store(instance_id).settings, "mood": str(self.mood)}
+        return StoreSpec("sglang_stores:Moody", settings)
+
+
 @pytest.fixture(scope="module")
-def pair(start, models, pool, texts):
-    """Two instances of the first model that share the pool."""
+def mood(tmp_path_factory):
+    """The file with the mood of the drafting instance's store."""
+    return tmp_path_factory.mktemp("mood") / "mood"
+
+
+@pytest.fixture(scope="module")
+def pair(start, models, pool, texts, mood):
+    """Two instances of the first model that share the pool; the second waits for all that it loads."""
     spec = SourceSpec("sglang_sources:Prepared", {"texts": str(texts)}, 5, StepTimes((1,), (0,), ((0.001,),)))
     plain = start(models[0], kv_pool=pool)
-    drafting = start(models[0], 1, spec, pool, max_batched_tokens=96)
+    moody = MoodyPool(pool, mood)
+    drafting = start(models[0], 1, spec, moody, awaited_kv_bytes=0, max_batched_tokens=96)
     yield plain, drafting
     for each in (plain, drafting):
         each.run(each.engine.stop())
@@ -96,6 +115,101 @@ def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_
     for outputs in rounds[1:]:
         assert max(output.prefilled_tokens for output in outputs) <= BLOCK
         assert min(output.pool_tokens for output in outputs) >= BLOCK
+
+
+def test_chunks_that_move_at_random_among_others_change_no_token(pair, whole, prompts):
+    some = prompts(12, 150)
+    expected = whole(some, PLAIN, TOKENS)
+    random = np.random.default_rng(3)
+
+    async def respond(prompt, seed):
+        response = []
+        while len(response) < TOKENS:
+            here = pair[random.integers(2)]
+            wanted = min(int(random.integers(10, 90)), TOKENS - len(response))
+            [output] = await here.chunks([here.job([*prompt, *response], wanted, seed, PLAIN)])
+            response += output.token_ids
+            if output.stopped:
+                break
+        return response
+
+    async def respond_all():
+        return await asyncio.gather(*(respond(prompt, seed) for seed, prompt in enumerate(some)))
+
+    assert pair[0].run(respond_all()) == expected
+
+
+def begin_here(here, texts, tokens):
+    """Write the first tokens of responses to these prompts; return the texts with them."""
+    jobs = [here.job(text, tokens, seed, GOING_ON) for seed, text in enumerate(texts)]
+    outputs = here.run(here.chunks(jobs))
+    return [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
+
+
+def found_of(output):
+    """Return of how many tokens the KV was found; all prompts begin with the same token."""
+    assert output.cached_tokens <= 1
+    return output.cached_tokens + output.pool_tokens
+
+
+def test_steps_of_others_go_on_while_a_chunk_waits_for_its_kv(pair, whole, prompts, mood):
+    a, b = pair
+    first, second = prompts(2, 150)
+    [expected, other] = whole([first, second], GOING_ON, 600)
+    [text] = begin_here(a, [first], 64)
+    busy = structs.replace(b.job(second, 600, 1, GOING_ON), last=True, streams=True)
+    b.engine.submit(busy)
+    b.run(b.until(lambda: busy.id in b.pieces))
+    waiting = b.job(text, 20, 0, GOING_ON)
+    mood.write_text("is slow")
+    try:
+        b.reports.clear()
+        b.engine.submit(waiting)
+        b.run(b.until(lambda: any(report.waiting for report in b.reports)))
+        pieces = len(b.pieces[busy.id])
+        b.run(b.until(lambda: len(b.pieces[busy.id]) > pieces + 1))
+        assert (b.reports[-1].running, b.reports[-1].waiting) == (1, 1)
+        assert busy.id not in b.answers
+    finally:
+        mood.write_text("")
+    b.run(b.until(lambda: {busy.id, waiting.id} <= b.outputs.keys()))
+    assert b.outputs[busy.id].token_ids == other
+    assert b.outputs[waiting.id].token_ids == expected[64:84]
+    assert found_of(b.outputs[waiting.id]) == (len(text) - 1) // BLOCK * BLOCK
+
+
+def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_all(
+    pair, pool, whole, prompts
+):
+    a, b = pair
+    [prompt] = prompts(1)
+    [expected] = whole([prompt], GOING_ON, 640)
+    job = structs.replace(a.job(prompt, 600, 0, GOING_ON), last=False, streams=True)
+    a.engine.submit(job)
+    a.run(a.until(lambda: pool.stats().used_bytes >= 5 * BLOCK_BYTES))
+    assert job.id not in a.answers
+    a.run(a.until(lambda: job.id in a.answers))
+    output = a.outputs[job.id]
+    text = [*prompt, *output.token_ids]
+    [then] = b.run(b.chunks([b.job(text, 40, 0, GOING_ON)]))
+    assert output.token_ids + then.token_ids == expected
+    assert then.pool_tokens == (len(text) - 1) // BLOCK * BLOCK
+
+
+def test_blocks_reach_the_pool_while_a_chunk_with_drafts_runs(pair, pool, whole, prompts):
+    a, b = pair
+    [prompt] = prompts(1)
+    [expected] = whole([prompt], GOING_ON, 640)
+    job = structs.replace(b.job(prompt, 600, 0, GOING_ON), last=False, streams=True)
+    b.engine.submit(job)
+    b.run(b.until(lambda: pool.stats().used_bytes >= 5 * BLOCK_BYTES))
+    assert job.id not in b.answers
+    text = [*prompt, *expected[: 5 * BLOCK + 1]]
+    [begun] = a.run(a.chunks([a.job(text, 40, 0, GOING_ON)]))
+    assert begun.token_ids == expected[5 * BLOCK + 1 :][:40]
+    assert begun.pool_tokens >= 5 * BLOCK
+    b.run(b.until(lambda: job.id in b.answers))
+    assert b.outputs[job.id].token_ids == expected[:600]
 
 
 def test_log_probs_of_prompts_are_computed_in_pieces_though_the_pool_has_their_kv(pair, whole, prompts):
@@ -154,6 +268,29 @@ def test_a_response_that_is_over_is_dropped_at_once_and_its_prompt_with_its_grou
     assert dropped(pool) == saved
 
 
+def test_what_was_saved_of_a_running_chunk_is_dropped_if_it_ends_its_response(pair, pool, whole, prompts):
+    a, _ = pair
+    [prompt] = prompts(1)
+    [expected] = whole([prompt], PLAIN, 120)
+    index = next(
+        at
+        for at, token in enumerate(expected)
+        if at >= 30 and expected.index(token) == at and (len(prompt) + at) % BLOCK > 2
+    )
+    a.group = "nothing"
+    stops = Sampling(1.0, stop_token_ids=(expected[index],))
+    [output] = a.run(a.chunks([a.job(prompt, 120, 0, stops)]))
+    assert output.stopped
+    assert output.token_ids == expected[: index + 1]
+    full = (len(prompt) + index) // BLOCK
+    assert pool.stats().used_bytes == full * BLOCK_BYTES
+    assert dropped(pool) == full - len(prompt) // BLOCK
+    a.engine.forget_group("nothing")
+    a.run(a.engine.reset_cache())
+    assert dropped(pool) == full
+    a.group = "group"
+
+
 def test_the_kv_of_a_turn_is_in_the_pool_until_its_group_is_over(pair, pool, whole, prompts):
     [prompt] = prompts(1, 70)
     [expected] = whole([prompt], PLAIN, 100)
@@ -205,6 +342,40 @@ def resident_bytes(harness):
     return int(Path(f"/proc/{harness.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.parametrize("then", ["reset", "sleep"])
+def test_what_is_aborted_or_ended_while_it_waits_leaves_nothing_behind(pair, whole, prompts, mood, then):
+    a, b = pair
+    some = prompts(6, 150)
+    expected = whole(some, GOING_ON, TOKENS)
+    texts = begin_here(a, some, 64)
+    b.reports.clear()
+    mood.write_text("is slow")
+    try:
+        jobs = [b.job(text, TOKENS - 64, seed, GOING_ON) for seed, text in enumerate(texts)]
+        for job in jobs[:4]:
+            b.engine.submit(job)
+        b.run(b.until(lambda: any(report.waiting == 4 for report in b.reports)))
+        b.engine.end_chunk(jobs[3].id)
+        for job in jobs[:3]:
+            b.engine.abort(job.id)
+        b.run(b.until(lambda: b.reports[-1].waiting == 1))
+    finally:
+        mood.write_text("")
+    b.run(b.until(lambda: jobs[3].id in b.outputs))
+    assert b.outputs[jobs[3].id].token_ids == expected[3][64:65]
+    b.engine.submit(jobs[4])
+    b.engine.abort(jobs[4].id)
+    if then == "reset":
+        b.run(b.engine.reset_cache())
+    else:
+        b.run(b.engine.sleep())
+        b.run(b.engine.wake())
+    outputs = b.run(b.chunks([b.job(text, TOKENS - 64, seed, GOING_ON) for seed, text in enumerate(texts)]))
+    assert [output.token_ids for output in outputs] == [response[64:] for response in expected]
+    found = [(len(text) - 1) // BLOCK * BLOCK for text in texts]
+    assert [found_of(output) for output in outputs] == found
+
+
 def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, roomy, models, prompts):
     every = (*pair, roomy)
     a, b = pair
@@ -220,8 +391,10 @@ def test_new_weights_in_mid_life_find_no_kv_of_the_old_ones(pair, pool, cold, ro
         assert max(output.cached_tokens for output in outputs) <= 1  # all begin with the same token
         texts = [[*text, *output.token_ids] for text, output in zip(texts, outputs, strict=True)]
         again = a.run(a.chunks([a.job(text, 10, i, PLAIN) for i, text in enumerate(texts)]))
-        for first, output in zip(outputs, again, strict=True):
-            assert (output.pool_tokens > 0) != first.stopped  # a response that ended is not kept
+        assert not all(first.stopped for first in outputs)
+        for text, first, output in zip(texts, outputs, again, strict=True):
+            # A response that ended is dropped, and may be there until its room is needed.
+            assert first.stopped or found_of(output) == (len(text) - 1) // BLOCK * BLOCK
         a.run(pool.clear())
         assert pool.stats().used_bytes == 0
     finally:
@@ -265,14 +438,11 @@ def test_kv_of_a_killed_instance_is_there_for_the_others_and_for_itself(pair, wh
 def test_blocks_that_are_lost_short_or_foreign_are_misses_and_a_store_that_fails_is_given_up(
     start, pair, pool, whole, models, prompts, tmp_path, moved
 ):
-    """Its pages are of 32 tokens, and so are its blocks."""
-
-    class Pool:
-        def store(self, instance_id):
-            return StoreSpec("sglang_stores:Moody", {**pool.store(instance_id).settings, "mood": str(mood)})
-
+    """Its pages are of 32 tokens, and so are its blocks; it waits for them."""
     mood = tmp_path / "mood"
-    moody = start(models[0], 2, kv_pool=Pool(), block_size=32, max_running=8)
+    moody = start(
+        models[0], 2, kv_pool=MoodyPool(pool, mood), awaited_kv_bytes=0, block_size=32, max_running=8
+    )
     a, _ = pair
     try:
         moody.run(moody.engine.update_weights(directory(models[0]), a.weight_version))
@@ -309,6 +479,7 @@ def test_kv_memory_too_small_for_the_load_changes_no_token(start, pair, pool, wh
         models[0],
         1,
         kv_pool=pool,
+        awaited_kv_bytes=0,
         max_model_tokens=512,
         kv_cache_bytes=900 * KV_BYTES_PER_TOKEN,
         engine_args={"schedule_conservativeness": 0.05},  # or it would rather let them wait

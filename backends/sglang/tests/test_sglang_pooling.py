@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 from array import array
+from concurrent.futures import wait
 from pathlib import Path
 
 import msgspec
@@ -58,11 +59,11 @@ def kv(seed, dtype=torch.float32):
     return [torch.randn(SLOTS, 2, size).to(dtype) for size in (4, 8)]
 
 
-def pooling(store, layers, page=1, sound=lambda: True):
+def pooling(store, layers, page=1, sound=lambda: True, awaited_bytes=None):
     from seer_sglang.blocks import SglangLayers
     from seer_sglang.pooling import KvPoolAdapter
 
-    return KvPoolAdapter(SglangLayers(layers, page), store, sound, lambda reason: None)
+    return KvPoolAdapter(SglangLayers(layers, page), store, sound, lambda reason: None, awaited_bytes)
 
 
 def text(length):
@@ -134,6 +135,69 @@ def test_what_is_promised_has_been_copied_and_is_asked_for_once():
     assert store.calls == [("find", 5)]
     a.stage("0", text(100), 0, limit=99)
     assert store.calls == [("find", 5), ("find", 6)]  # anew where an earlier block is the first
+
+
+def test_a_request_with_much_to_load_waits_until_it_is_there_and_one_with_little_does_not():
+    store, mine, theirs = Store(), kv(1), kv(2)
+    a = pooling(store, mine)
+    b = pooling(store, theirs, awaited_bytes=2 * a._layers.block_bytes)
+    a.open("0", JOB, "weights")
+    saved = slots(99)
+    a.end("0", text(100), saved, cut=True)
+    for rid in ("few", "many", "aborted"):
+        b.open(rid, JOB, "weights")
+    assert b.stage("few", text(200), cached=0, limit=40) == 2 * BLOCK
+    assert b.stage("many", text(200), cached=0, limit=100) == 0
+    assert b.stage("aborted", text(200), cached=0, limit=100) == 0
+    assert [b.waits(rid) for rid in ("few", "many", "aborted", "another")] == [False, True, True, False]
+    b.close("aborted")
+    wait([coming for _, coming in b.pooled._coming.values()])
+    assert b.waiting
+    assert b.stage("many", text(200), cached=20, limit=100) == 6 * BLOCK - 20
+    assert not b.waiting
+    taken = slots(6 * BLOCK - 20, seed=3)
+    b.load("many", taken)
+    for from_a, in_b in zip(mine, theirs, strict=True):
+        assert torch.equal(in_b[taken], from_a[saved[20 : 6 * BLOCK]])
+
+
+def test_what_is_not_loaded_when_a_request_is_let_in_is_given_up():
+    store = Store()
+    a = pooling(store, kv(1))
+    a.open("0", JOB, "weights")
+    a.end("0", text(100), slots(100), cut=True)
+    assert a.stage("0", text(100), 0, limit=99) == 6 * BLOCK
+    a.let_in("0", 0)
+    store.blocks.clear()
+    assert a.stage("0", text(100), 0, limit=99) == 0
+
+
+def test_full_blocks_of_a_running_chunk_are_saved_a_few_in_each_step_and_the_rest_at_its_end():
+    store, layers = Store(), kv(1)
+    a = pooling(store, layers)
+    a._layers.most_staged = 2
+    saved = slots(160)
+    for rid in ("0", "last", "measured"):
+        a.open(rid, structs.replace(JOB, last=rid == "last"), "weights", saves=rid != "measured")
+        a.let_in(rid, 20)
+    put = []
+    for tokens in (15, 31, 90, 90, 90, 96):
+        computed = dict.fromkeys(("0", "last", "measured"), tokens)
+        before = len(store.blocks)
+        a.stage_running(computed, lambda rid, count: (text(100), saved[:count]))
+        assert len(store.blocks) == before
+        a.put_staged()
+        put.append(len(store.blocks) - before)
+    assert put == [0, 0, 2, 2, 0, 1]  # its first block was found
+    a.end("0", text(100), saved[:99], cut=True)
+    assert len(store.blocks) == 6
+    b = pooling(store, kv(2))
+    b.open("1", JOB, "weights")
+    taken = slots(6 * BLOCK, seed=3)
+    assert b.stage("1", text(200), cached=0, limit=100) == 6 * BLOCK
+    b.load("1", taken)
+    for from_a, in_b in zip(layers, b._layers._layers, strict=True):
+        assert torch.equal(in_b[taken], from_a[saved[: 6 * BLOCK]])
 
 
 @pytest.mark.parametrize("other", ["weights", "tokens", "an earlier token", "layout", "block", "dtype"])
@@ -240,6 +304,6 @@ def test_no_request_reads_kv_of_another_text_and_none_is_lost_however_little_mem
             asyncio.run(pool.stop())
     assert ran.returncode == 0, ran.stderr
     for line in ran.stdout.splitlines()[-2:]:
-        _page, loaded, refused = map(int, line.split())
-        assert loaded > 0
+        _page, loaded, refused, waited = map(int, line.split())
+        assert loaded > waited > 0
         assert refused > 0 or kind != "forgetful"

@@ -1,26 +1,22 @@
 """KV as blocks of bytes, for any order in which a kernel keeps the numbers within a block.
 
-Between a GPU and main memory blocks go through pairs of buffers, taken once: one on the device, in which
-those of all layers lie side by side, and a pinned one, to and from which the GPU copies by itself.  They go
-on streams of their own, so that a step computes meanwhile.  On a CPU a pair is one buffer of plain memory.
+Between a GPU and main memory blocks go through buffers, on streams of their own, so that a step computes
+meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 
 import numpy as np
 import torch
+from seer_worker.process.copy_buffers import STAGED_BYTES, CopyBuffers
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import Bytes
 
-__all__ = ["STAGED_BYTES", "VllmLayers"]
-
-STAGED_BYTES = 32 << 20
-"""The size of each buffer, if a block is not larger: a millisecond's copy at 32 GB/s."""
+__all__ = ["VllmLayers"]
 
 
 class VllmLayers:
@@ -35,8 +31,8 @@ class VllmLayers:
         block_bytes = sum(rows.shape[1] for rows in self._rows)
         self.most_staged = max(1, STAGED_BYTES // block_bytes)
         """The blocks that ``stage`` takes at most."""
-        self._out, self._put = (_Buffers(self._device, self.most_staged, block_bytes) for _ in range(2))
-        self._into = _Buffers(self._device, self.most_staged, block_bytes)
+        self._out, self._put = (CopyBuffers(self._device, self.most_staged, block_bytes) for _ in range(2))
+        self._into = CopyBuffers(self._device, self.most_staged, block_bytes)
         self._into_free = Lock()
         self._staged = 0
 
@@ -113,26 +109,6 @@ class VllmLayers:
             end = begin + rows.shape[1]
             yield rows, begin, end
             begin = end
-
-
-class _Buffers:
-    """Where blocks of one direction lie on their way: ``host`` in main memory, ``there`` on the device."""
-
-    def __init__(self, device: torch.device, blocks: int, block_bytes: int) -> None:
-        on_gpu = device.type == "cuda"
-        shape = blocks, block_bytes
-        self.host = torch.empty(shape, dtype=torch.uint8, pin_memory=on_gpu)
-        self.there = torch.empty(shape, dtype=torch.uint8, device=device) if on_gpu else self.host
-        self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-
-    def apart(self) -> AbstractContextManager[object]:
-        """Return the context in which a GPU works beside its steps."""
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
-
-    def wait(self) -> None:
-        """Wait until everything has gone its way."""
-        if self.stream is not None:
-            self.stream.synchronize()
 
 
 def _rows(name: str, layer: torch.Tensor, blocks: int) -> torch.Tensor:

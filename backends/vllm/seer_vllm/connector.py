@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from seer_worker.process.copy_buffers import STAGED_BYTES
 from seer_worker.process.pooling import FetchedBlocks, PooledRequests
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.process.stores import FailsafeStore
@@ -39,7 +40,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from seer_core.errors import EngineError
 from seer_core.ports.kv import KEY_BYTES, Bytes, KVStore
-from seer_vllm.blocks import STAGED_BYTES, VllmLayers
+from seer_vllm.blocks import VllmLayers
 from seer_vllm.parts import parts_of
 
 if TYPE_CHECKING:

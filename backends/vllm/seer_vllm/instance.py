@@ -14,7 +14,7 @@ from msgspec import structs
 from seer_worker.process.adapter import CoreAdapter, EndedChunk, Forward, ScriptedTokens
 from seer_worker.process.figures import serve_figures
 from seer_worker.process.instance import LogitRow, Rejected
-from seer_worker.process.pooling import PooledRequests
+from seer_worker.process.pooling import AWAITED_BYTES, PAUSE_S, PooledRequests
 from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.weights import checkpoint
 from seer_worker.wire import Degraded, Start, Telemetry
@@ -53,9 +53,6 @@ log = structlog.get_logger("seer")
 
 EXTENSION = "seer_vllm.extension.WorkerExtension"
 UNRESET = "vLLM could not reset its prefix cache"
-PAUSE_S = 0.001
-AWAITED_BYTES = 32 << 20
-"""A step begins with a request's load by default if it is no larger: a millisecond's copy at 32 GB/s."""
 KV_TRANSFER = KVTransferConfig(
     kv_connector="StoreConnector", kv_connector_module_path="seer_vllm.connector", kv_role="kv_both"
 )
