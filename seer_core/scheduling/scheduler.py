@@ -177,6 +177,14 @@ class Scheduler:
         self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
         self._ticks = self._notified["tick"]
         self._instance_changes = self._notified["instance_changed"]
+        placer = self.policies.placer.strategy
+        rated = implemented(policies.placer.strategy, "has_room") is not None
+        self.has_room: Callable[[], bool] | None = placer.has_room if rated else None
+        """The placer's, if it implements that; where it answers False, no other chunk is sent."""
+        prioritizer = self.policies.prioritizer.strategy
+        self._split, self._place = self.policies.splitter.strategy.split, placer.place
+        self._queue, self._peek = prioritizer.push, prioritizer.peek
+        self._take_up, self._held = prioritizer.take, prioritizer.__len__
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -243,17 +251,16 @@ class Scheduler:
         return self.buffer.waiting
 
     def _dispatch(self, commands: list[Command]) -> None:
-        splitter, placer = self.policies.splitter, self.policies.placer
-        prioritizer = self.policies.prioritizer
-        instances, living, buffer = self.instances, self._living, self.buffer
+        policies, has_room, living = self.policies, self.has_room, self._living
         while (request := self._next()) is not None:
-            self._stage = splitter
-            tokens = splitter.strategy.split(request)
-            most = request.group.max_tokens - request.generated_tokens
+            group = request.group
+            self._stage = policies.splitter
+            tokens = self._split(request)
+            most = group.max_tokens - request.generated_tokens
             if type(tokens) is not int or not 1 <= tokens <= most:
                 tokens = self._legal(tokens, most)
-            self._stage = placer
-            choice = placer.strategy.place(request, tokens, living)
+            self._stage = policies.placer
+            choice = self._place(request, tokens, living)
             if choice is None:
                 return
             instance, why, reserved, kept = choice, "", None, tokens
@@ -270,26 +277,32 @@ class Scheduler:
                             f" `reserved_tokens` of a placement are 1 to {tokens}, or None for all"
                         )
                     kept = reserved
-            if not isinstance(instance, InstanceStatus) or instances.get(instance.id) is not instance:
-                raise self._attribute_error(_no_instance(instance, instances))
-            self._stage = prioritizer
-            prioritizer.strategy.take(request)
-            added = instance.footprint(request, kept)
-            kv_tokens = added + instance.shared_kv_tokens(request.group)
+            if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
+                raise self._attribute_error(_no_instance(instance, self.instances))
+            self._stage = policies.prioritizer
+            self._take_up(request)
+            instance_id = instance.id
+            added = kv_tokens = instance.footprint(request, kept)
+            if instance.info.shares_prompts:
+                kv_tokens += instance.shared_kv_tokens(group)
             instance.running += 1
             instance.reserved_kv_tokens += added
-            migrated = buffer.run(request, instance.id, tokens, kv_tokens)
+            migrated = self.buffer.run(request, instance_id, tokens, kv_tokens)
             self._to_oldest = (self._to_oldest or STARVATION_INTERVAL) - 1
             for slot, instance_changed in self._instance_changes:
                 self._stage = slot
                 instance_changed(instance)
-            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why, reserved))
+            commands.append(Dispatch(request.id, instance_id, tokens, kv_tokens, migrated, why, reserved))
+            if has_room is not None:
+                self._stage = policies.placer
+                if not has_room():
+                    return
 
     def _next(self) -> Request | None:
         """Return the prioritizer's choice, or now and then who has been overtaken longest."""
-        self._stage = prioritizer = self.policies.prioritizer
+        self._stage = self.policies.prioritizer
         self._subject = None
-        request = prioritizer.strategy.peek()
+        request = self._peek()
         if request is None:
             return None
         if not isinstance(request, Request):
@@ -387,21 +400,22 @@ class Scheduler:
 
     def _chunk_finished(self, event: ChunkFinished, commands: list[Command]) -> None:
         request = self._running(event.request_id, event.instance_id)
-        if event.tokens == 0 and not event.stopped:
+        tokens, stopped = event.tokens, event.stopped
+        if tokens == 0 and not stopped:
             raise TransitionError(
                 f"instance {event.instance_id!r} finished a chunk of request {request.id!r} without a"
                 f" token. {self.buffer.story(request)}"
             )
-        self.buffer.absorb(request, event.tokens)
+        self.buffer.absorb(request, tokens)
         group = request.group
         group.steps += event.steps
         group.drafted += event.drafted
         group.accepted += event.accepted
         self._release(request)
-        if event.stopped and group.turns:
+        if stopped and group.turns:
             self._ask_environment(request, commands)
-        elif event.stopped or request.generated_tokens >= group.max_tokens:
-            self._end(request, "stop" if event.stopped else "length", commands)
+        elif stopped or request.generated_tokens >= group.max_tokens:
+            self._end(request, "stop" if stopped else "length", commands)
         else:
             self._push(request)
 
@@ -451,14 +465,14 @@ class Scheduler:
             self._end(request, "aborted", commands)
 
     def _push(self, request: Request) -> None:
-        self._stage = prioritizer = self.policies.prioritizer
+        self._stage = self.policies.prioritizer
         self._subject = request
-        prioritizer.strategy.push(request)
+        self._queue(request)
 
     def _take(self, request: Request) -> None:
-        self._stage = prioritizer = self.policies.prioritizer
+        self._stage = self.policies.prioritizer
         self._subject = request
-        prioritizer.strategy.take(request)
+        self._take_up(request)
 
     def _end(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
         if reason in ("stop", "length"):
@@ -481,7 +495,9 @@ class Scheduler:
             request.instance = None
             return
         instance.running -= 1
-        instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
+        instance.reserved_kv_tokens -= request.chunk_kv_tokens
+        if instance.info.shares_prompts:
+            instance.reserved_kv_tokens += instance.shared_kv_tokens(request.group)
         self._subject = request
         for slot, instance_changed in self._instance_changes:
             self._stage = slot
@@ -512,14 +528,14 @@ class Scheduler:
         return self.instances[instance_id]
 
     def _check_queue(self) -> None:
-        self._stage = prioritizer = self.policies.prioritizer
+        self._stage = self.policies.prioritizer
         self._subject, buffer = None, self.buffer
-        held = len(prioritizer.strategy)
+        held = self._held()
         if held != buffer.waiting:
             raise self._attribute_error(
                 f"holds {held} requests where {self.waiting} wait; it lost or kept one"
             )
-        if not (buffer.running or buffer.acting) and held and self._living and not self.paused:
+        if held and held == buffer.unfinished and self._living and not self.paused:
             raise self._stalled()
 
     def _legal(self, tokens: Any, most: int) -> int:
