@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from seer_core.errors import TransitionError
 from seer_core.model import GroupContext, Request, RequestState
+from seer_core.model.requests import NOT_IN_FLIGHT
 
 __all__ = ["ACTING", "FINISHED", "RUNNING", "WAITING", "RequestBuffer"]
 
@@ -83,6 +84,8 @@ class RequestBuffer:
         request.chunk_kv_tokens = kv_tokens
         self.on_instance[instance_id][request] = None
         in_flight = group.in_flight
+        if in_flight is NOT_IN_FLIGHT:
+            in_flight = group.in_flight = {}
         in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
         self.waiting -= 1
         if before == instance_id:

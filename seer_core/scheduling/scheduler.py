@@ -409,8 +409,9 @@ class Scheduler:
         self.buffer.absorb(request, tokens)
         group = request.group
         group.steps += event.steps
-        group.drafted += event.drafted
-        group.accepted += event.accepted
+        if event.drafted:
+            group.drafted += event.drafted
+            group.accepted += event.accepted
         self._release(request)
         if stopped and group.turns:
             self._ask_environment(request, commands)
