@@ -88,8 +88,8 @@ class KvAware(Placer):
         self._choices = 0
         self._with_slots = 0
         self._heaps: dict[tuple[str, str], list[Key]] = {}
-        self._heap: list[Key] | None = None
-        """The only one, where there is one."""
+        self._only_heap: list[Key] | None = None
+        self._least_move_cost = 1.0
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
@@ -122,7 +122,7 @@ class KvAware(Placer):
         self._by_id.pop(instance.id, None)
         if all(each.heap is not ranked.heap for each in self._instances.values()):
             self._heaps.pop(instance.info.kv_domain, None)
-            self._note_heap()
+        self._survey()
 
     def has_room(self) -> bool:
         """Return whether any instance has a free slot: without one, home is full and no other is found."""
@@ -141,20 +141,49 @@ class KvAware(Placer):
         emptiest = self._emptiest(home, request, chunk_tokens)
         if emptiest is None:
             return None
-        best = emptiest
-        if request.group.in_flight and emptiest.info.shares_prompts:
-            best = self._joined(home, emptiest, request, chunk_tokens)
-        why = self._why_not(home, best, request, chunk_tokens)
-        if home is not None and why == HOME:
+        best, why = emptiest, ""
+        if self._only_heap is not None:
+            why = self._bounded(home, emptiest, request, chunk_tokens)
+            if why is None:
+                return None
+        if why == HOME:
+            assert home is not None
             best = home
-        elif not self._admits(best, home, request, chunk_tokens):
-            return None
+        else:
+            if request.group.in_flight and emptiest.info.shares_prompts:
+                best = self._joined(home, emptiest, request, chunk_tokens)
+            why = self._why_not(home, best, request, chunk_tokens)
+            if home is not None and why == HOME:
+                best = home
+            elif not self._admits(best, home, request, chunk_tokens):
+                return None
         self._choices = number = self._choices + 1
         self._instances[best.seq].chosen = number
         reserved = None
         if best.info.ends_early and self.reserved_share != 1:
             reserved = ceil(self.reserved_share * chunk_tokens)
         return Placement(best, "only" if len(self._instances) == 1 else why, reserved)
+
+    def _bounded(
+        self, home: InstanceStatus | None, emptiest: InstanceStatus, request: Request, chunk_tokens: int
+    ) -> str | None:
+        """Return None or ``HOME`` where that follows from the most room that any instance has, else "".
+
+        For one domain: then no other instance has more free, and what siblings hold is at most their prompt.
+        """
+        group = request.group
+        most = emptiest.info.kv_capacity_tokens - emptiest.reserved_kv_tokens
+        if group.in_flight:
+            most += group.prompt_tokens
+        context_tokens = group.prompt_tokens + request.generated_tokens
+        if context_tokens + self.reserved_share * chunk_tokens > most:
+            return None
+        if home is None or home.running >= home.info.max_running:
+            return ""
+        info = home.info
+        free = info.kv_capacity_tokens - home.reserved_kv_tokens
+        near = self.stay_kv_fraction * self._least_move_cost * info.kv_capacity_tokens
+        return HOME if most - free <= near and self._footprint(home, request, chunk_tokens) <= free else ""
 
     def _footprint(self, instance: InstanceStatus, request: Request, chunk_tokens: int) -> int:
         """Return the KV tokens that such a chunk adds to what is reserved there."""
@@ -235,8 +264,8 @@ class KvAware(Placer):
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> InstanceStatus | None:
         """Return the instance with the most free KV, after what a move costs where domains differ in that."""
-        if self._heap is not None:
-            key = self._top(self._heap)
+        if self._only_heap is not None:
+            key = self._top(self._only_heap)
             return None if key is None else key[3].instance
         keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [ranked.instance for _, _, _, ranked in sorted(keys)]
@@ -260,9 +289,12 @@ class KvAware(Placer):
     def _admit(self, instance: InstanceStatus) -> RankedInstance:
         self._by_id[instance.id] = instance
         heap = self._heaps.setdefault(instance.info.kv_domain, [])
-        self._note_heap()
         ranked = self._instances[instance.seq] = RankedInstance(instance, heap)
+        self._survey()
         return ranked
 
-    def _note_heap(self) -> None:
-        self._heap = next(iter(self._heaps.values())) if len(self._heaps) == 1 else None
+    def _survey(self) -> None:
+        """Note what holds for all instances."""
+        self._only_heap = next(iter(self._heaps.values())) if len(self._heaps) == 1 else None
+        costs = (ranked.instance.info.move_cost for ranked in self._instances.values())
+        self._least_move_cost = min(costs, default=1.0)
