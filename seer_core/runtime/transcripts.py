@@ -284,8 +284,7 @@ class Transcripts:
             id=transcript.job_id,
             request_id=command.request_id,
             group_id=group.family or group.id,
-            # A sum keeps the lazy tokens of a simulated engine lazy.
-            token_ids=siblings.prompt + (written.tolist() if isinstance(written, Tokens) else written),
+            token_ids=_context(siblings.prompt, written),
             prompt_tokens=len(siblings.prompt),
             max_tokens=command.max_tokens,
             sampling=group.sampling,
@@ -623,6 +622,13 @@ class Transcripts:
         if not running[dispatch.instance_id]:
             del running[dispatch.instance_id]
         return dispatch.request_id
+
+
+def _context(prompt: list[int], written: Sequence[int]) -> list[int]:
+    """Return the tokens that a chunk begins with; those of a simulated engine stay lazy, as a sum does."""
+    if not written:
+        return prompt  # itself: jobs are not changed
+    return prompt + (written.tolist() if isinstance(written, Tokens) else written)  # type: ignore[operator,no-any-return]
 
 
 def _joined(head: A, tail: Any) -> A:
