@@ -21,8 +21,8 @@ class Candidates:
     """A group's waiting requests, its probe excepted; furthest first, for their KV may still be warm.
 
     ``fresh`` are those without a token, by arrival; ``begun`` is a heap of the others, and of those that were
-    given back without one, once there are any.  ``estimate`` is the key under which the group is in the heap of estimates, None
-    where it is not.
+    given back without one, once there are any.  ``estimate`` is the key under which the group is in the heap
+    of estimates, None where it is not.
     """
 
     group: GroupContext

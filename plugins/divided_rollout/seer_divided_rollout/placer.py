@@ -141,13 +141,11 @@ class KvAware(Placer):
         emptiest = self._emptiest(home, request, chunk_tokens)
         if emptiest is None:
             return None
-        best, why = emptiest, ""
-        if self._only_heap is not None:
-            why = self._bounded(home, emptiest, request, chunk_tokens)
-            if why is None:
-                return None
-        if why == HOME:
-            assert home is not None
+        why = "" if self._only_heap is None else self._bounded(home, emptiest, request, chunk_tokens)
+        if why is None:
+            return None
+        best = emptiest
+        if home is not None and why == HOME:
             best = home
         else:
             if request.group.in_flight and emptiest.info.shares_prompts:
