@@ -177,14 +177,9 @@ class Scheduler:
         self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
         self._ticks = self._notified["tick"]
         self._instance_changes = self._notified["instance_changed"]
-        placer = self.policies.placer.strategy
-        rated = implemented(policies.placer.strategy, "has_room") is not None
-        self.has_room: Callable[[], bool] | None = placer.has_room if rated else None
+        answers = implemented(policies.placer.strategy, "has_room") is not None
+        self.has_room: Callable[[], bool] | None = self.policies.placer.strategy.has_room if answers else None
         """The placer's, if it implements that; where it answers False, no other chunk is sent."""
-        prioritizer = self.policies.prioritizer.strategy
-        self._split, self._place = self.policies.splitter.strategy.split, placer.place
-        self._queue, self._peek = prioritizer.push, prioritizer.peek
-        self._take_up, self._held = prioritizer.take, prioritizer.__len__
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -251,16 +246,18 @@ class Scheduler:
         return self.buffer.waiting
 
     def _dispatch(self, commands: list[Command]) -> None:
-        policies, has_room, living = self.policies, self.has_room, self._living
+        splitter, placer = self.policies.splitter, self.policies.placer
+        prioritizer = self.policies.prioritizer
+        has_room, living = self.has_room, self._living
         while (request := self._next()) is not None:
             group = request.group
-            self._stage = policies.splitter
-            tokens = self._split(request)
+            self._stage = splitter
+            tokens = splitter.strategy.split(request)
             most = group.max_tokens - request.generated_tokens
             if type(tokens) is not int or not 1 <= tokens <= most:
                 tokens = self._legal(tokens, most)
-            self._stage = policies.placer
-            choice = self._place(request, tokens, living)
+            self._stage = placer
+            choice = placer.strategy.place(request, tokens, living)
             if choice is None:
                 return
             instance, why, reserved, kept = choice, "", None, tokens
@@ -279,8 +276,8 @@ class Scheduler:
                     kept = reserved
             if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
                 raise self._attribute_error(_no_instance(instance, self.instances))
-            self._stage = policies.prioritizer
-            self._take_up(request)
+            self._stage = prioritizer
+            prioritizer.strategy.take(request)
             instance_id = instance.id
             added = kv_tokens = instance.footprint(request, kept)
             if instance.info.shares_prompts:
@@ -294,15 +291,15 @@ class Scheduler:
                 instance_changed(instance)
             commands.append(Dispatch(request.id, instance_id, tokens, kv_tokens, migrated, why, reserved))
             if has_room is not None:
-                self._stage = policies.placer
+                self._stage = placer
                 if not has_room():
                     return
 
     def _next(self) -> Request | None:
         """Return the prioritizer's choice, or now and then who has been overtaken longest."""
-        self._stage = self.policies.prioritizer
+        self._stage = prioritizer = self.policies.prioritizer
         self._subject = None
-        request = self._peek()
+        request = prioritizer.strategy.peek()
         if request is None:
             return None
         if not isinstance(request, Request):
@@ -466,14 +463,14 @@ class Scheduler:
             self._end(request, "aborted", commands)
 
     def _push(self, request: Request) -> None:
-        self._stage = self.policies.prioritizer
+        self._stage = prioritizer = self.policies.prioritizer
         self._subject = request
-        self._queue(request)
+        prioritizer.strategy.push(request)
 
     def _take(self, request: Request) -> None:
-        self._stage = self.policies.prioritizer
+        self._stage = prioritizer = self.policies.prioritizer
         self._subject = request
-        self._take_up(request)
+        prioritizer.strategy.take(request)
 
     def _end(self, request: Request, reason: FinishReason, commands: list[Command]) -> None:
         if reason in ("stop", "length"):
@@ -529,9 +526,9 @@ class Scheduler:
         return self.instances[instance_id]
 
     def _check_queue(self) -> None:
-        self._stage = self.policies.prioritizer
+        self._stage = prioritizer = self.policies.prioritizer
         self._subject, buffer = None, self.buffer
-        held = self._held()
+        held = len(prioritizer.strategy)
         if held != buffer.waiting:
             raise self._attribute_error(
                 f"holds {held} requests where {self.waiting} wait; it lost or kept one"

@@ -947,5 +947,5 @@ def test_an_error_of_a_placer_that_is_asked_for_room_names_it(make_rig):
 
     rig = make_rig(policies(placer=Broken()))
     rig.start("a")
-    with pytest.raises(PluginError, match="'mine', slot 'placer'.*KeyError"):
+    with pytest.raises(PluginError, match=r"'mine', slot 'placer'.*KeyError"):
         rig.group("g", 2)
