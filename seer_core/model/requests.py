@@ -96,6 +96,10 @@ class RequestState(Enum):
     FINISHED = "finished"
 
 
+NOT_IN_FLIGHT: dict[str, int] = {}
+"""Shared by all groups of which nothing was ever in flight; it stays empty."""
+
+
 @attrs.define(eq=False)
 class GroupContext:
     """The state of one prompt group, which its requests share.
@@ -145,7 +149,7 @@ class GroupContext:
         return self.longest_finished_tokens if self.finished else self.max_tokens
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, weakref_slot=False)
 class Request:
     """One response in the making.  ``instance`` is where it runs, or ran last (its KV is there).
 

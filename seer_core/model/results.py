@@ -233,21 +233,32 @@ class Tally:
             self._answered_tokens += turn.answer_tokens if position >= resumed_tokens else 0
             position += turn.answer_tokens
         before = None
+        migrations = preemptions = cached = prefilled = recomputed = pooled = steps = stepped = 0
         for chunk in completion.chunks:
-            self._chunks += 1
-            self._migrations += before is not None and before != chunk.instance
-            before = chunk.instance
-            self._preemptions += chunk.preemptions
-            self._cached += chunk.cached_tokens
-            self._prefilled += chunk.prefilled_tokens
-            self._recomputed += chunk.recomputed_tokens
-            self._pooled += chunk.pool_tokens
+            instance = chunk.instance
+            if instance != before:
+                migrations += before is not None
+                before = instance
+            preemptions += chunk.preemptions
+            cached += chunk.cached_tokens
+            prefilled += chunk.prefilled_tokens
+            recomputed += chunk.recomputed_tokens
+            pooled += chunk.pool_tokens
             if chunk.steps:
-                self._steps += chunk.steps
-                self._stepped += chunk.tokens
+                steps += chunk.steps
+                stepped += chunk.tokens
             if chunk.drafted_at:
                 self._drafted = _sum(self._drafted, chunk.drafted_at)
                 self._accepted = _sum(self._accepted, chunk.accepted_at)
+        self._chunks += len(completion.chunks)
+        self._migrations += migrations
+        self._preemptions += preemptions
+        self._cached += cached
+        self._prefilled += prefilled
+        self._recomputed += recomputed
+        self._pooled += pooled
+        self._steps += steps
+        self._stepped += stepped
 
     def summary(self, weight_version: int = 0, observers_failed: int = 0) -> Summary:
         """Return the statistics as they are now."""

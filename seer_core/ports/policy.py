@@ -143,6 +143,15 @@ class Placer(Strategy, Protocol):
         """
         ...
 
+    @optional
+    def has_room(self) -> bool:
+        """Return whether ``place`` might accept any request now; while it is False, nothing is asked.
+
+        After most events one request is sent and nothing more fits, so a quick answer saves a question of
+        every strategy.  Of placers that wrap others only the outermost is asked.
+        """
+        return True
+
 
 class Observer(Protocol):
     """Sees every event and the commands it led to, after the fact; it decides nothing.

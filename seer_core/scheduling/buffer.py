@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from seer_core.errors import TransitionError
 from seer_core.model import GroupContext, Request, RequestState
+from seer_core.model.requests import NOT_IN_FLIGHT
 
 __all__ = ["ACTING", "FINISHED", "RUNNING", "WAITING", "RequestBuffer"]
 
@@ -30,11 +31,17 @@ class RequestBuffer:
         self.get_sent = self._sent.get
         """Return an unfinished request that was sent before, by its id, or None: each event asks."""
         self._history: deque[tuple[str, int, str, str]] = deque(maxlen=HISTORY)
+        self._note = self._history.append
         self._seq = 0
-        self.on_instance: dict[str, dict[Request, None]] = {}
-        self.running = 0
+        self.on_instance: defaultdict[str, dict[Request, None]] = defaultdict(dict)
         self.waiting = 0
         self.acting = 0
+        self.unfinished = 0
+
+    @property
+    def running(self) -> int:
+        """Requests whose chunk is in flight."""
+        return self.unfinished - self.waiting - self.acting
 
     def add_group(
         self, group: GroupContext, written: Sequence[int] = (), home: str | None = None
@@ -54,6 +61,7 @@ class RequestBuffer:
         self._groups[group.id] = [*requests]
         self._seq += group.size
         self.waiting += group.size
+        self.unfinished += group.size
         return requests
 
     def get(self, request_id: str) -> Request | None:
@@ -70,17 +78,15 @@ class RequestBuffer:
         if request.state is not WAITING:
             raise self._illegal(request, WAITING, f"run on {instance_id}")
         group, before = request.group, request.instance
-        self._history.append((group.id, request.index, "run on ", instance_id))
+        self._note((group.id, request.index, "run on ", instance_id))
         request.state = RUNNING
         request.chunk_tokens = chunk_tokens
         request.chunk_kv_tokens = kv_tokens
-        there = self.on_instance.get(instance_id)
-        if there is None:
-            there = self.on_instance[instance_id] = {}
-        there[request] = None
+        self.on_instance[instance_id][request] = None
         in_flight = group.in_flight
+        if in_flight is NOT_IN_FLIGHT:
+            in_flight = group.in_flight = {}
         in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
-        self.running += 1
         self.waiting -= 1
         if before == instance_id:
             return False
@@ -124,7 +130,7 @@ class RequestBuffer:
         """Leave a waiting request to its environment."""
         if request.state is not WAITING:
             raise self._illegal(request, WAITING, "act")
-        self._history.append((request.group.id, request.index, "act", ""))
+        self._note((request.group.id, request.index, "act", ""))
         request.state = ACTING
         self.waiting -= 1
         self.acting += 1
@@ -138,7 +144,7 @@ class RequestBuffer:
                 f"request {request.id!r} got an answer of {tokens} tokens where {request.remaining_tokens}"
                 f" have room. {self.story(request)}"
             )
-        self._history.append((request.group.id, request.index, "answer", ""))
+        self._note((request.group.id, request.index, "answer", ""))
         request.state = WAITING
         request.generated_tokens += tokens
         self.acting -= 1
@@ -149,9 +155,10 @@ class RequestBuffer:
         if request.state is not WAITING:
             raise self._illegal(request, WAITING, "finish")
         group, index = request.group, request.index
-        self._history.append((group.id, index, "finish", ""))
+        self._note((group.id, index, "finish", ""))
         request.state = FINISHED
         self.waiting -= 1
+        self.unfinished -= 1
         self._sent.pop(request.id, None)
         self._groups[group.id][index] = None
 
@@ -164,16 +171,14 @@ class RequestBuffer:
             raise self._illegal(request, RUNNING, what)
         group, instance_id = request.group, request.instance
         assert instance_id is not None
-        self._history.append((group.id, request.index, what, ""))
+        self._note((group.id, request.index, what, ""))
         del self.on_instance[instance_id][request]
         in_flight = group.in_flight
-        left = in_flight[instance_id] - 1
-        if left:
-            in_flight[instance_id] = left
-        else:
+        if in_flight[instance_id] == 1:
             del in_flight[instance_id]
+        else:
+            in_flight[instance_id] -= 1
         request.state = WAITING
-        self.running -= 1
         self.waiting += 1
 
     def _illegal(self, request: Request, state: RequestState, what: str) -> TransitionError:
@@ -199,4 +204,4 @@ class RequestBuffer:
         return (request for group in self._groups.values() for request in group if request is not None)
 
     def __len__(self) -> int:
-        return self.running + self.waiting + self.acting
+        return self.unfinished

@@ -10,6 +10,7 @@ import attrs
 from seer_core.errors import PromptError
 from seer_core.model import GroupContext, Request
 from seer_core.model.events import GroupSpec
+from seer_core.model.requests import NOT_IN_FLIGHT
 
 __all__ = ["ContextManager"]
 
@@ -51,6 +52,7 @@ class ContextManager:
             spec.max_tokens,
             spec.known_lengths,
             left=spec.n,
+            in_flight=NOT_IN_FLIGHT,
             sampling=spec.sampling,
             labels=spec.labels or NO_LABELS,
             arrived_s=now,

@@ -177,6 +177,9 @@ class Scheduler:
         self._notified = {method: self._implementing(policies, method) for method in NOTIFICATIONS}
         self._ticks = self._notified["tick"]
         self._instance_changes = self._notified["instance_changed"]
+        answers = implemented(policies.placer.strategy, "has_room") is not None
+        self.has_room: Callable[[], bool] | None = self.policies.placer.strategy.has_room if answers else None
+        """The placer's, if it implements that; where it answers False, no other chunk is sent."""
         self._stage: Slot[Any] = self.policies.prioritizer
         self._subject: Request | None = None
         self._handlers: dict[type, Callable[[Any, list[Command]], None]] = {
@@ -245,11 +248,12 @@ class Scheduler:
     def _dispatch(self, commands: list[Command]) -> None:
         splitter, placer = self.policies.splitter, self.policies.placer
         prioritizer = self.policies.prioritizer
-        instances, living, buffer = self.instances, self._living, self.buffer
+        has_room, living = self.has_room, self._living
         while (request := self._next()) is not None:
+            group = request.group
             self._stage = splitter
             tokens = splitter.strategy.split(request)
-            most = request.group.max_tokens - request.generated_tokens
+            most = group.max_tokens - request.generated_tokens
             if type(tokens) is not int or not 1 <= tokens <= most:
                 tokens = self._legal(tokens, most)
             self._stage = placer
@@ -270,20 +274,26 @@ class Scheduler:
                             f" `reserved_tokens` of a placement are 1 to {tokens}, or None for all"
                         )
                     kept = reserved
-            if not isinstance(instance, InstanceStatus) or instances.get(instance.id) is not instance:
-                raise self._attribute_error(_no_instance(instance, instances))
+            if not isinstance(instance, InstanceStatus) or self.instances.get(instance.id) is not instance:
+                raise self._attribute_error(_no_instance(instance, self.instances))
             self._stage = prioritizer
             prioritizer.strategy.take(request)
-            added = instance.footprint(request, kept)
-            kv_tokens = added + instance.shared_kv_tokens(request.group)
+            instance_id = instance.id
+            added = kv_tokens = instance.footprint(request, kept)
+            if instance.info.shares_prompts:
+                kv_tokens += instance.shared_kv_tokens(group)
             instance.running += 1
             instance.reserved_kv_tokens += added
-            migrated = buffer.run(request, instance.id, tokens, kv_tokens)
+            migrated = self.buffer.run(request, instance_id, tokens, kv_tokens)
             self._to_oldest = (self._to_oldest or STARVATION_INTERVAL) - 1
             for slot, instance_changed in self._instance_changes:
                 self._stage = slot
                 instance_changed(instance)
-            commands.append(Dispatch(request.id, instance.id, tokens, kv_tokens, migrated, why, reserved))
+            commands.append(Dispatch(request.id, instance_id, tokens, kv_tokens, migrated, why, reserved))
+            if has_room is not None:
+                self._stage = placer
+                if not has_room():
+                    return
 
     def _next(self) -> Request | None:
         """Return the prioritizer's choice, or now and then who has been overtaken longest."""
@@ -387,21 +397,23 @@ class Scheduler:
 
     def _chunk_finished(self, event: ChunkFinished, commands: list[Command]) -> None:
         request = self._running(event.request_id, event.instance_id)
-        if event.tokens == 0 and not event.stopped:
+        tokens, stopped = event.tokens, event.stopped
+        if tokens == 0 and not stopped:
             raise TransitionError(
                 f"instance {event.instance_id!r} finished a chunk of request {request.id!r} without a"
                 f" token. {self.buffer.story(request)}"
             )
-        self.buffer.absorb(request, event.tokens)
+        self.buffer.absorb(request, tokens)
         group = request.group
         group.steps += event.steps
-        group.drafted += event.drafted
-        group.accepted += event.accepted
+        if event.drafted:
+            group.drafted += event.drafted
+            group.accepted += event.accepted
         self._release(request)
-        if event.stopped and group.turns:
+        if stopped and group.turns:
             self._ask_environment(request, commands)
-        elif event.stopped or request.generated_tokens >= group.max_tokens:
-            self._end(request, "stop" if event.stopped else "length", commands)
+        elif stopped or request.generated_tokens >= group.max_tokens:
+            self._end(request, "stop" if stopped else "length", commands)
         else:
             self._push(request)
 
@@ -481,7 +493,9 @@ class Scheduler:
             request.instance = None
             return
         instance.running -= 1
-        instance.reserved_kv_tokens -= request.chunk_kv_tokens - instance.shared_kv_tokens(request.group)
+        instance.reserved_kv_tokens -= request.chunk_kv_tokens
+        if instance.info.shares_prompts:
+            instance.reserved_kv_tokens += instance.shared_kv_tokens(request.group)
         self._subject = request
         for slot, instance_changed in self._instance_changes:
             self._stage = slot
@@ -519,7 +533,7 @@ class Scheduler:
             raise self._attribute_error(
                 f"holds {held} requests where {self.waiting} wait; it lost or kept one"
             )
-        if not (buffer.running or buffer.acting) and held and self._living and not self.paused:
+        if held and held == buffer.unfinished and self._living and not self.paused:
             raise self._stalled()
 
     def _legal(self, tokens: Any, most: int) -> int:

@@ -226,11 +226,15 @@ class SchedulerHarness:
 
 
 class DeterminismHarness(SchedulerHarness):
-    """A rig with a second scheduler, whose strategies are made alike and have to decide the same."""
+    """A rig with a second scheduler, whose strategies are made alike and have to decide the same.
+
+    It asks its placer also where that has no room, so that room which is denied wrongly is found.
+    """
 
     def __init__(self, make: Callable[[], Policies], max_failures: int = 3) -> None:
         super().__init__(make(), max_failures)
         self.twin = Scheduler(make(), max_failures, debug=True)
+        self.twin.has_room = None
 
     def _handle(self, event: Event) -> list[Command]:
         commands = super()._handle(event)

@@ -912,3 +912,40 @@ def test_a_home_that_is_lost_before_the_first_chunk_is_none(rig):
     rig.lose("a")
     rig.start("b")
     assert rig.resume() == [Dispatch("g/0", "b", 100, 110, migrated=False)]
+
+
+class OneSlot(LeastLoaded):
+    """Placer that has no room while anything runs, and counts how often it is asked."""
+
+    def __init__(self):
+        self.asked = 0
+        self.instances = ()
+
+    def has_room(self):
+        return not any(instance.running for instance in self.instances)
+
+    def place(self, request, chunk_tokens, instances):
+        self.asked += 1
+        self.instances = instances
+        return super().place(request, chunk_tokens, instances) if self.has_room() else None
+
+
+def test_a_placer_without_room_is_not_asked_about_a_further_chunk(make_rig):
+    placer = OneSlot()
+    rig = make_rig(policies(placer=placer))
+    rig.start("a")
+    rig.group("g", 3)
+    assert list(rig.in_flight) == ["g/0"]
+    rig.finish_all()
+    assert placer.asked == 3
+
+
+def test_an_error_of_a_placer_that_is_asked_for_room_names_it(make_rig):
+    class Broken(LeastLoaded):
+        def has_room(self):
+            raise KeyError("room")
+
+    rig = make_rig(policies(placer=Broken()))
+    rig.start("a")
+    with pytest.raises(PluginError, match=r"'mine', slot 'placer'.*KeyError"):
+        rig.group("g", 2)

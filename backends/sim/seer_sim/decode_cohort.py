@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from operator import sub
 
 from seer_sim.run import SimChunk
 
@@ -82,9 +83,7 @@ class DecodeCohort:
         run.offset = run.computed * TOKEN_UNIT - self._clock
         run.verified_before = self.verified.copy()
         if run.verified:  # it was preempted
-            run.verified_before = [
-                now - so_far for now, so_far in zip(self.verified, run.verified, strict=True)
-            ]
+            run.verified_before = [*map(sub, self.verified, run.verified)]
         self.size += 1
         self.context += run.computed * TOKEN_UNIT
         self._growing[run.phase] += 1
@@ -96,7 +95,7 @@ class DecodeCohort:
         run.work += tokens - run.tokens
         run.tokens = tokens
         run.computed = tokens - 1
-        run.verified = [now - before for now, before in zip(self.verified, run.verified_before, strict=True)]
+        run.verified = [*map(sub, self.verified, run.verified_before)]
         run.cohort = None
         self.size -= 1
         self.context -= run.offset + self._clock

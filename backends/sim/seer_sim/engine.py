@@ -447,8 +447,11 @@ class SimEngine:
         job = run.job
         start = run.final_tokens - run.new_tokens
         token_ids, logprobs = generate(job.seed, start, run.new_tokens, run.stopped, self._vocab_size)
-        steps, drafted_at = run.steps, run.drafted_at
-        rates = self._speculation.rates(run) if self._speculation is not None else ()
+        steps = run.steps
+        drafted_at, accepted_at = [], []
+        if self._speculation is not None:
+            drafted_at = run.drafted_at
+            accepted_at = share_out(run.new_tokens - steps, drafted_at, self._speculation.rates(run))
         return ChunkOutput(
             job_id=job.id,
             # Sequences that make their values when asked, for the core asks for the length only.
@@ -462,6 +465,6 @@ class SimEngine:
             weight_version=self._weight_version,
             steps=steps,
             drafted_at=drafted_at,
-            accepted_at=share_out(run.new_tokens - steps, drafted_at, rates),
+            accepted_at=accepted_at,
             pool_tokens=run.pool_tokens,
         )

@@ -55,7 +55,7 @@ class SimChunk:
     def __init__(
         self, job: ChunkJob, tokens: int, new_tokens: int, stopped: bool, response_tokens: int = 0
     ) -> None:
-        self.job = msgspec.structs.replace(job, token_ids=[])  # only their number matters, and it is large
+        self.job = job
         self.kv_name = job.trajectory or job.request_id
         self.new_tokens = new_tokens
         self.stopped = stopped

@@ -21,13 +21,13 @@ class Candidates:
     """A group's waiting requests, its probe excepted; furthest first, for their KV may still be warm.
 
     ``fresh`` are those without a token, by arrival; ``begun`` is a heap of the others, and of those that were
-    given back without one.  ``estimate`` is the key under which the group is in the heap of estimates, None
-    where it is not.
+    given back without one, once there are any.  ``estimate`` is the key under which the group is in the heap
+    of estimates, None where it is not.
     """
 
     group: GroupContext
     fresh: list[Request] = attrs.Factory(list)
-    begun: list[tuple[int, int, Request]] = attrs.Factory(list)
+    begun: list[tuple[int, int, Request]] | None = None
     estimate: int | None = None
 
 
@@ -65,6 +65,8 @@ class ContextAware(Prioritizer):
         if not tokens and (not fresh or fresh[-1].index < index):
             fresh.append(request)
         else:
+            if group.begun is None:
+                group.begun = []
             heappush(group.begun, (-tokens, index, request))
         if group.estimate != context.estimate_tokens:
             self._enter(group)
@@ -91,7 +93,7 @@ class ContextAware(Prioritizer):
         self._waiting -= 1
         if request.generated_tokens and (request.index or request.group.informed):
             begun = self._groups[request.group.seq].begun
-            if begun[0][2] is request:  # or it would lie below when the request comes back, further
+            if begun and begun[0][2] is request:  # or it would lie below when the request comes back, further
                 heappop(begun)
 
     def group_changed(self, group: GroupContext, request: Request) -> None:

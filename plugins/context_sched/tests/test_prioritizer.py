@@ -148,7 +148,7 @@ def test_decisions_equal_those_of_algorithm_2(data):
 
 def entries(queue):
     """Count what the heaps and lines hold, stale or not."""
-    candidates = sum(len(group.begun) + len(group.fresh) for group in queue._groups.values())
+    candidates = sum(len(group.begun or ()) + len(group.fresh) for group in queue._groups.values())
     return len(queue._begun_probes) + len(queue._fresh_probes) + len(queue._longest) + candidates
 
 

@@ -86,25 +86,26 @@ class KvAware(Placer):
         self._instances: dict[int, RankedInstance] = {}
         self._by_id: dict[str | None, InstanceStatus] = {}
         self._choices = 0
+        self._with_slots = 0
         self._heaps: dict[tuple[str, str], list[Key]] = {}
+        self._heap: list[Key] | None = None
+        """The only one, where there is one."""
 
     def instance_changed(self, instance: InstanceStatus) -> None:
         """Take in an instance's new load; one without a free slot is out of the running."""
         ranked = self._instances.get(instance.seq) or self._admit(instance)
-        info = instance.info
+        info, before = instance.info, ranked.key
         if instance.running >= info.max_running:
-            ranked.key = None
+            if before is not None:
+                ranked.key = None
+                self._with_slots -= 1
             return
-        before = ranked.key
-        ranked.key = key = (
-            instance.reserved_kv_tokens - info.kv_capacity_tokens,
-            ranked.chosen,
-            instance.seq,
-            ranked,
-        )
-        if key == before:
-            ranked.key = before
+        negative_free, chosen = instance.reserved_kv_tokens - info.kv_capacity_tokens, ranked.chosen
+        if before is None:
+            self._with_slots += 1
+        elif before[0] == negative_free and before[1] == chosen:
             return
+        ranked.key = key = negative_free, chosen, instance.seq, ranked
         heap = ranked.heap
         heappush(heap, key)
         if len(heap) > 64 + 4 * len(self._instances):
@@ -116,10 +117,16 @@ class KvAware(Placer):
         ranked = self._instances.pop(instance.seq, None)
         if ranked is None:
             return
+        self._with_slots -= ranked.key is not None
         ranked.key = None
         self._by_id.pop(instance.id, None)
         if all(each.heap is not ranked.heap for each in self._instances.values()):
             self._heaps.pop(instance.info.kv_domain, None)
+            self._note_heap()
+
+    def has_room(self) -> bool:
+        """Return whether any instance has a free slot: without one, home is full and no other is found."""
+        return self._with_slots > 0
 
     def place(
         self, request: Request, chunk_tokens: int, instances: Sequence[InstanceStatus]
@@ -142,17 +149,12 @@ class KvAware(Placer):
             best = home
         elif not self._admits(best, home, request, chunk_tokens):
             return None
-        self._choices += 1
-        self._instances[best.seq].chosen = self._choices
-        return Placement(
-            best, "only" if len(self._instances) == 1 else why, self._reserved(best, chunk_tokens)
-        )
-
-    def _reserved(self, instance: InstanceStatus, chunk_tokens: int) -> int | None:
-        """Return for how many of a chunk's tokens KV is reserved there, or None if it is for all of them."""
-        if not instance.info.ends_early or self.reserved_share == 1:
-            return None
-        return ceil(self.reserved_share * chunk_tokens)
+        self._choices = number = self._choices + 1
+        self._instances[best.seq].chosen = number
+        reserved = None
+        if best.info.ends_early and self.reserved_share != 1:
+            reserved = ceil(self.reserved_share * chunk_tokens)
+        return Placement(best, "only" if len(self._instances) == 1 else why, reserved)
 
     def _footprint(self, instance: InstanceStatus, request: Request, chunk_tokens: int) -> int:
         """Return the KV tokens that such a chunk adds to what is reserved there."""
@@ -233,9 +235,8 @@ class KvAware(Placer):
         self, home: InstanceStatus | None, request: Request, chunk_tokens: int
     ) -> InstanceStatus | None:
         """Return the instance with the most free KV, after what a move costs where domains differ in that."""
-        if len(self._heaps) == 1:
-            (heap,) = self._heaps.values()
-            key = self._top(heap)
+        if self._heap is not None:
+            key = self._top(self._heap)
             return None if key is None else key[3].instance
         keys = [key for heap in self._heaps.values() if (key := self._top(heap)) is not None]
         found = [ranked.instance for _, _, _, ranked in sorted(keys)]
@@ -259,5 +260,9 @@ class KvAware(Placer):
     def _admit(self, instance: InstanceStatus) -> RankedInstance:
         self._by_id[instance.id] = instance
         heap = self._heaps.setdefault(instance.info.kv_domain, [])
+        self._note_heap()
         ranked = self._instances[instance.seq] = RankedInstance(instance, heap)
         return ranked
+
+    def _note_heap(self) -> None:
+        self._heap = next(iter(self._heaps.values())) if len(self._heaps) == 1 else None
