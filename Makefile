@@ -1,5 +1,5 @@
 # The two commands of the README, and the rest.  Each sets up .venv first; that is free when it is done.
-.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients \
+.PHONY: demo demo-cluster train test packages setup setup-core setup-sglang setup-verl setup-clients setup-next-vllm \
 	setup-environments setup-docs \
 	check core-test fast-test engine-test long-test verl-test clients-test site site-test chromium prometheus bench-stale reference licences \
 	wheels try-wheels fix clean
@@ -42,10 +42,10 @@ fast-test: check  ## All but the tests that start real engines, on all cores: mi
 core-test: setup-core  ## Core, simulator and techniques, without PyTorch or an engine.
 	.venv-core/bin/python -m pytest -n auto -q $(CORE_TESTS)
 
-engine-test: packages setup-sglang  ## The tests that start real engines, in two processes: about half an hour.
+engine-test: packages setup-sglang setup-next-vllm  ## The tests that start real engines, in two processes: about half an hour.
 	.venv/bin/python -m pytest -m engine -n 2 --dist loadfile
 
-long-test: packages setup-sglang  ## The tests that "make test" leaves out, which cover the same on a larger scale.
+long-test: packages setup-sglang setup-next-vllm  ## The tests that "make test" leaves out, which cover the same on a larger scale.
 	.venv/bin/python -m pytest -m long --long -n 2 --dist loadfile
 
 verl-test: setup-verl  ## The adapter for verl: with verl's own classes, in verl's environment, on a server in Seer's.
@@ -95,6 +95,9 @@ setup-core:  ## The environment of core-test, .venv-core.
 
 setup-sglang: setup  ## The environment of SGLang's workers, .venv-sglang, for machines without a GPU.
 	@scripts/setup-sglang
+
+setup-next-vllm: setup  ## The next vLLM's Python files over the binaries of this one, in build/next-vllm, for tests.
+	@scripts/setup-next-vllm
 
 setup-docs:  ## The environment of site and site-test, .venv-docs.
 	@scripts/setup-docs

@@ -1,6 +1,7 @@
 """vLLM engines for Seer: one process per instance, chunks in and out, keyed sampling inside."""
 
-__all__ = ["SUPPORTED_VLLM"]
+__all__ = ["SUPPORTED_VLLM", "VERSIONS"]
 
-SUPPORTED_VLLM = "0.32."
-"""Keyed sampling reaches into vLLM's model runner, so only these versions will do."""
+SUPPORTED_VLLM = ("0.32.", "0.33.")
+"""Keyed sampling reaches into vLLM's model runner, so only versions that begin so will do."""
+VERSIONS = " or ".join(f"{each}*" for each in SUPPORTED_VLLM)

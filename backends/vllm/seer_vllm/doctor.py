@@ -11,7 +11,7 @@ from seer_worker.machine import machine as asked_of_machine
 
 from seer_core.installation import how_to_install
 from seer_core.plugins.hookspecs import Check
-from seer_vllm import SUPPORTED_VLLM
+from seer_vllm import SUPPORTED_VLLM, VERSIONS
 
 __all__ = ["elsewhere", "installation", "machine"]
 
@@ -32,7 +32,7 @@ def installation() -> list[Check]:
             PART,
             found.startswith(SUPPORTED_VLLM),
             f"vLLM {found}",
-            "" if found.startswith(SUPPORTED_VLLM) else f"keyed sampling needs {SUPPORTED_VLLM}*: {SETUP}",
+            "" if found.startswith(SUPPORTED_VLLM) else f"keyed sampling needs {VERSIONS}: {SETUP}",
         )
     ]
     torch = _version("torch")

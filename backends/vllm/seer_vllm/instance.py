@@ -110,8 +110,8 @@ class VllmCore:
         [runner, *_] = self._call("seer_install")
         self._emulated = runner is None
         if runner is not None:
-            ahead = config.scheduler_config.async_scheduling
-            log.info("model_runner", runner=runner, reason=choice.reason, async_scheduling=ahead)
+            schedules = {"async_scheduling": config.scheduler_config.async_scheduling}
+            log.info("model_runner", runner=runner, reason=choice.reason, **schedules)
         assert isinstance(self.engine.engine_core, InprocClient)
         self._core = self.engine.engine_core.engine_core
         scheduler = self._core.scheduler

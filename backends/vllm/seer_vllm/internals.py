@@ -1,4 +1,4 @@
-"""Every name inside vLLM 0.32 that this backend relies on, checked when a worker starts.
+"""Every name inside vLLM that this backend relies on, checked when a worker starts.
 
 vLLM promises none of them.  Each stands here with what breaks without it, so that another vLLM is refused
 with one sentence, instead of giving a wrong token.  What is public (``LLMEngine``, ``SamplingParams``, a
@@ -12,7 +12,7 @@ from typing import Any
 from seer_worker.process.names import Name, complain, flaw_of, lacking
 
 from seer_core.errors import EngineError
-from seer_vllm import SUPPORTED_VLLM
+from seer_vllm import SUPPORTED_VLLM, VERSIONS
 
 __all__ = [
     "CONNECTOR",
@@ -60,12 +60,6 @@ _RELOAD = "vllm.model_executor.model_loader.reload"
 IMPORTED = (
     Name("vllm.v1.executor.uniproc_executor", "get_file_store_init_method", RENDEZVOUS, ()),
     Name("vllm.v1.executor.multiproc_executor", "get_file_store_init_method", RENDEZVOUS, ()),
-    Name(
-        "vllm.v1.core.kv_cache_utils",
-        "_check_enough_kv_cache_memory",
-        "too little KV memory is reported in tenths of GiB",
-        ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
-    ),
     Name(_RUNNER, "_sample", SAMPLED, ("self", "logits", "spec_decode_metadata")),
     Name(
         _RUNNER,
@@ -115,6 +109,23 @@ IMPORTED = (
     Name(f"{_RELOAD}.types:LayerReloadingInfo", "restore_metadata", PROOF),
 )
 """What can be looked for before an engine is made."""
+
+KV_PLANNING = {"0.32.": "vllm.v1.core.kv_cache_utils", "0.33.": "vllm.v1.core.kv_cache_planning"}
+"""The module that refuses too little KV memory, by version."""
+
+
+def kv_check() -> Name:
+    """Return the name of the function by which this vLLM refuses too little KV memory."""
+    import vllm
+
+    [module] = [module for version, module in KV_PLANNING.items() if vllm.__version__.startswith(version)]
+    return Name(
+        module,
+        "_check_enough_kv_cache_memory",
+        "too little KV memory is reported in tenths of GiB",
+        ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),
+    )
+
 
 ON_CPU = (
     Name(
@@ -285,8 +296,8 @@ def check_imports(*, on_cpu: bool) -> None:
     import vllm
 
     if not vllm.__version__.startswith(SUPPORTED_VLLM):
-        raise EngineError(f"vLLM {vllm.__version__} is not {SUPPORTED_VLLM}*, on whose internals Seer relies")
-    names = (*IMPORTED, *ON_CPU) if on_cpu else IMPORTED
+        raise EngineError(f"vLLM {vllm.__version__} is not {VERSIONS}, on whose internals Seer relies")
+    names = (*IMPORTED, kv_check(), *(ON_CPU if on_cpu else ()))
     complain(ENGINE, (flaw for name in names if (flaw := flaw_of(name)) is not None))
 
 

@@ -1,19 +1,19 @@
-"""Changes to vLLM 0.32 before an engine is made: where a file lies, and the text of an error."""
+"""Changes to vLLM before an engine is made: where a file lies, and the text of an error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 
 from seer_core.errors import EngineError
+from seer_vllm.internals import kv_check
 
 __all__ = ["install"]
 
 RENDEZVOUS = "get_file_store_init_method"
-CHECK = "_check_enough_kv_cache_memory"
 
 
 def install(scratch: Path) -> None:
@@ -25,7 +25,8 @@ def install(scratch: Path) -> None:
     address = f"file://{scratch / scratch.name}"
     for executor in (uniproc_executor, multiproc_executor):
         setattr(executor, RENDEZVOUS, lambda: address)
-    setattr(kv_cache_utils, CHECK, check_enough_kv)
+    check = kv_check()
+    setattr(import_module(check.owner), check.name, check_enough_kv)
 
 
 def check_enough_kv(

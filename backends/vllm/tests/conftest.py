@@ -81,8 +81,8 @@ def roomy(start: Callable[..., Any], models: tuple[Path, Path]) -> Any:
 
 
 def _interpret(launch: Launch, instance: str = "") -> Launch:
-    paths = os.pathsep.join([str(INTERPRETER), str(Path(__file__).parent)])
-    environment = {**launch.environment, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
+    paths = filter(None, [str(INTERPRETER), launch.environment.get("PYTHONPATH")])
+    environment = {**launch.environment, "PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
     return attrs.evolve(launch, instance=instance or launch.instance, environment=environment)
 
 

@@ -69,8 +69,8 @@ def test_what_is_missing_is_one_sentence(monkeypatch, change, complaint):
 @IMPORTING
 def test_another_version_is_refused(monkeypatch):
     vllm = pytest.importorskip("vllm")
-    monkeypatch.setattr(vllm, "__version__", "0.33.1")
-    with pytest.raises(EngineError, match=r"vLLM 0.33.1 is not 0.32.\*"):
+    monkeypatch.setattr(vllm, "__version__", "0.34.1")
+    with pytest.raises(EngineError, match=r"vLLM 0.34.1 is not 0.32.\* or 0.33.\*"):
         internals.check_imports(on_cpu=False)
 
 
