@@ -1,6 +1,5 @@
 """Real SGLangs, one plain and one that drafts and prefills in pieces, over a pool: KV moves, tokens stay."""
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -16,13 +15,19 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import StoreSpec
 from seer_core.ports.weights import directory
 
-pytest.register_assert_rewrite("backends.tests.sampling_controls", "backends.tests.turns_in_pools")
+pytest.register_assert_rewrite(
+    "backends.tests.moves_in_pools", "backends.tests.sampling_controls", "backends.tests.turns_in_pools"
+)
 
 from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
 
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
+from backends.tests.moves_in_pools import (  # noqa: E402
+    expect_blocks_in_the_pool_while_their_chunk_runs,
+    moved_at_random,
+)
 from backends.tests.turns_in_pools import (  # noqa: E402
     expect_the_kv_of_a_trajectory_until_it_is_forgotten,
     expect_the_kv_of_a_turn_until_its_group_is_over,
@@ -120,23 +125,7 @@ def test_moved_at_every_chunk_equals_whole_and_computes_one_block_of_old_tokens_
 def test_chunks_that_move_at_random_among_others_change_no_token(pair, whole, prompts):
     some = prompts(12, 150)
     expected = whole(some, PLAIN, TOKENS)
-    random = np.random.default_rng(3)
-
-    async def respond(prompt, seed):
-        response = []
-        while len(response) < TOKENS:
-            here = pair[random.integers(2)]
-            wanted = min(int(random.integers(10, 90)), TOKENS - len(response))
-            [output] = await here.chunks([here.job([*prompt, *response], wanted, seed, PLAIN)])
-            response += output.token_ids
-            if output.stopped:
-                break
-        return response
-
-    async def respond_all():
-        return await asyncio.gather(*(respond(prompt, seed) for seed, prompt in enumerate(some)))
-
-    assert pair[0].run(respond_all()) == expected
+    assert moved_at_random(pair, some, PLAIN, TOKENS) == expected
 
 
 def begin_here(here, texts, tokens):
@@ -181,19 +170,9 @@ def test_steps_of_others_go_on_while_a_chunk_waits_for_its_kv(pair, whole, promp
 def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_all(
     pair, pool, whole, prompts
 ):
-    a, b = pair
     [prompt] = prompts(1)
     [expected] = whole([prompt], GOING_ON, 640)
-    job = structs.replace(a.job(prompt, 600, 0, GOING_ON), last=False, streams=True)
-    a.engine.submit(job)
-    a.run(a.until(lambda: pool.stats().used_bytes >= 5 * BLOCK_BYTES))
-    assert job.id not in a.answers
-    a.run(a.until(lambda: job.id in a.answers))
-    output = a.outputs[job.id]
-    text = [*prompt, *output.token_ids]
-    [then] = b.run(b.chunks([b.job(text, 40, 0, GOING_ON)]))
-    assert output.token_ids + then.token_ids == expected
-    assert then.pool_tokens == (len(text) - 1) // BLOCK * BLOCK
+    expect_blocks_in_the_pool_while_their_chunk_runs(pair, pool, prompt, expected, BLOCK, 5 * BLOCK_BYTES)
 
 
 def test_blocks_reach_the_pool_while_a_chunk_with_drafts_runs(pair, pool, whole, prompts):

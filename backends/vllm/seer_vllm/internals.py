@@ -110,17 +110,13 @@ IMPORTED = (
 )
 """What can be looked for before an engine is made."""
 
-KV_PLANNING = {"0.32.": "vllm.v1.core.kv_cache_utils", "0.33.": "vllm.v1.core.kv_cache_planning"}
-"""The module that refuses too little KV memory, by version."""
-
 
 def kv_check() -> Name:
     """Return the name of the function by which this vLLM refuses too little KV memory."""
     import vllm
 
-    [module] = [module for version, module in KV_PLANNING.items() if vllm.__version__.startswith(version)]
     return Name(
-        module,
+        f"vllm.v1.core.kv_cache_{'utils' if vllm.__version__.startswith('0.32.') else 'planning'}",
         "_check_enough_kv_cache_memory",
         "too little KV memory is reported in tenths of GiB",
         ("available_memory", "get_needed_memory", "max_model_len", "estimate_max_model_len"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def _make_fleet(model: Path, **settings: Any) -> WorkerFleet:
 def make_fleet() -> Callable[..., WorkerFleet]:
     """Return a function: what the plug-in makes of a model and some settings."""
     return _make_fleet
+
+
+@pytest.fixture(scope="module")
+def pool(loop: asyncio.AbstractEventLoop) -> Iterator[KVPool]:
+    """A small pool for two instances; tests that need a larger one have their own."""
+    kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
+    pool = kv_local.LocalPool(16 << 20)
+    loop.run_until_complete(pool.start(["vllm-0", "vllm-1"]))
+    yield pool
+    loop.run_until_complete(pool.stop())
 
 
 @pytest.fixture(scope="session")

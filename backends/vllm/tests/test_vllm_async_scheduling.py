@@ -14,19 +14,9 @@ from seer_core.model import Sampling
 from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
 BLOCK = 32
-
-
-@pytest.fixture(scope="module")
-def pool(loop):
-    """A pool for two instances."""
-    pool = kv_local.LocalPool(16 << 20)
-    loop.run_until_complete(pool.start(["vllm-0", "vllm-1"]))
-    yield pool
-    loop.run_until_complete(pool.stop())
 
 
 @pytest.fixture(scope="module")

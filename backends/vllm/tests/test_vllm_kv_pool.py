@@ -1,6 +1,5 @@
 """Real engines, one plain and one that speculates and prefills in pieces, over the local pool."""
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -15,13 +14,19 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.kv import StoreSpec
 from seer_core.ports.weights import directory
 
-pytest.register_assert_rewrite("backends.tests.sampling_controls", "backends.tests.turns_in_pools")
+pytest.register_assert_rewrite(
+    "backends.tests.moves_in_pools", "backends.tests.sampling_controls", "backends.tests.turns_in_pools"
+)
 
 from backends.tests.sampling_controls import expect_same_tops  # noqa: E402
 
 pytestmark = pytest.mark.engine
 kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
+from backends.tests.moves_in_pools import (  # noqa: E402
+    expect_blocks_in_the_pool_while_their_chunk_runs,
+    moved_at_random,
+)
 from backends.tests.turns_in_pools import (  # noqa: E402
     expect_the_kv_of_a_trajectory_until_it_is_forgotten,
     expect_the_kv_of_a_turn_until_its_group_is_over,
@@ -104,23 +109,7 @@ def test_chunks_that_move_at_random_among_others_change_no_token(pair, cold, ans
     expected = pair[0].whole(prompts(12, 150), PLAIN, TOKENS)
     answers(expected)
     cold()
-    random = np.random.default_rng(3)
-
-    async def respond(prompt, seed):
-        response = []
-        while len(response) < TOKENS:
-            here = pair[random.integers(2)]
-            wanted = min(int(random.integers(10, 90)), TOKENS - len(response))
-            [output] = await here.chunks([here.job([*prompt, *response], wanted, seed, PLAIN)])
-            response += output.token_ids
-            if output.stopped:
-                break
-        return response
-
-    async def respond_all():
-        return await asyncio.gather(*(respond(prompt, i) for i, prompt in enumerate(prompts(12, 150))))
-
-    assert pair[0].run(respond_all()) == expected
+    assert moved_at_random(pair, prompts(12, 150), PLAIN, TOKENS) == expected
 
 
 def test_log_probs_of_prompts_are_computed_though_the_pool_has_their_kv(pair, cold, answers, prompts):
@@ -146,23 +135,11 @@ def test_log_probs_of_prompts_are_computed_though_the_pool_has_their_kv(pair, co
 def test_blocks_reach_the_pool_while_their_chunk_runs_and_the_next_chunk_finds_all(
     pair, pool, cold, answers, prompts
 ):
-    plain, drafting = pair
     [prompt] = prompts(1)
-    going_on = Sampling(1.0, ignore_eos=True)
-    [expected] = plain.whole([prompt], going_on, 640)
+    [expected] = pair[0].whole([prompt], Sampling(1.0, ignore_eos=True), 640)
     answers([expected])
     cold()
-    job = structs.replace(plain.job(prompt, 600, 0, going_on), last=False, streams=True)
-    plain.engine.submit(job)
-    plain.run(plain.until(lambda: pool.stats().used_bytes >= 3 * BLOCK_BYTES))
-    assert job.id not in plain.answers
-    plain.run(plain.until(lambda: job.id in plain.answers))
-    output = plain.outputs[job.id]
-    saved = (len(prompt) + len(output.token_ids) - 1) // BLOCK
-    text = [*prompt, *output.token_ids]
-    [then] = drafting.run(drafting.chunks([drafting.job(text, 40, 0, going_on)]))
-    assert output.token_ids + then.token_ids == expected
-    assert then.pool_tokens == saved * BLOCK
+    expect_blocks_in_the_pool_while_their_chunk_runs(pair, pool, prompt, expected, BLOCK, 3 * BLOCK_BYTES)
 
 
 def test_an_abort_leaves_the_pool_usable(pair, cold, answers, prompts, moved):

@@ -17,7 +17,6 @@ from seer_core.ports.drafting import SourceSpec, StepTimes
 from seer_core.ports.weights import directory
 
 pytestmark = pytest.mark.engine
-kv_local = pytest.importorskip("seer_kv_local", reason="backends/kv_local is not installed")
 
 GREEDY, PLAIN, CUT = Sampling(0.0), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=20)
 BLOCK = 32
@@ -119,15 +118,6 @@ def test_asleep_and_under_other_weights_it_is_what_the_first_is(newer, second, m
 def scripted(notes):
     """A source that drafts as the group's name says."""
     return SourceSpec("draft_sources:Scripted", {"notes": str(notes)}, 4, STEP_TIMES)
-
-
-@pytest.fixture(scope="module")
-def pool(loop):
-    """A pool for two instances."""
-    pool = kv_local.LocalPool(16 << 20)
-    loop.run_until_complete(pool.start(["vllm-0", "vllm-1"]))
-    yield pool
-    loop.run_until_complete(pool.stop())
 
 
 @pytest.fixture(scope="module")
