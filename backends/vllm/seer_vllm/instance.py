@@ -19,6 +19,7 @@ from seer_worker.process.shared_blocks import SharedBlocks
 from seer_worker.weights import checkpoint
 from seer_worker.wire import Degraded, Start, Telemetry
 from vllm import EngineArgs, SamplingParams
+from vllm import __version__ as vllm_version
 from vllm.config import KVTransferConfig
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -111,7 +112,7 @@ class VllmCore:
         self._emulated = runner is None
         if runner is not None:
             schedules = {"async_scheduling": config.scheduler_config.async_scheduling}
-            log.info("model_runner", runner=runner, reason=choice.reason, **schedules)
+            log.info("model_runner", vllm=vllm_version, runner=runner, reason=choice.reason, **schedules)
         assert isinstance(self.engine.engine_core, InprocClient)
         self._core = self.engine.engine_core.engine_core
         scheduler = self._core.scheduler
